@@ -1,0 +1,33 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Set-up is repeated only when something it depends on has changed.
+STAMP := $(VENV)/.installed
+NATIVE := $(wildcard native/*.c native/*.h native/*.py)
+
+.PHONY: run test check setup clean
+
+run: setup
+	$(BIN)/workbench run presets/quickstart.toml
+
+test: setup check
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_imports.py
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint constraints.txt pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info workbench/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

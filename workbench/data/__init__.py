@@ -1,0 +1,1 @@
+"""Text to token files, and sampling from them with an exact cursor."""

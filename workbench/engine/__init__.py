@@ -1,0 +1,1 @@
+"""The offload engine: executes layout and timeline on real memory."""

@@ -1,0 +1,39 @@
+"""What a user can do wrong, and the exit code that each kind ends with.
+
+An error raised here is a finished message: it names the file, the key, the value and what would be right. The
+command line prints it as it stands, without a traceback, and exits with its `exit_code`.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_ERROR = 1
+EXIT_CONFIGURATION = 2
+EXIT_DOES_NOT_FIT = 3
+EXIT_DIVERGED = 4
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class WorkbenchError(Exception):
+    """A failure that the user is told about in one message; the run ends with `exit_code`."""
+
+    exit_code = EXIT_ERROR
+
+
+class ConfigurationError(WorkbenchError):
+    """The request itself is wrong: a preset, a field, a data source, a folder."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class DoesNotFitError(WorkbenchError):
+    """The configuration needs more of some tier than this machine has free."""
+
+    exit_code = EXIT_DOES_NOT_FIT
+
+
+class DivergedError(WorkbenchError):
+    """Training left the finite numbers and was stopped; the last checkpoint stands."""
+
+    exit_code = EXIT_DIVERGED

@@ -1,0 +1,1 @@
+"""Build, load and save Hugging Face models shard by shard."""

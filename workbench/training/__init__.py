@@ -1,0 +1,1 @@
+"""The training process: loop, evaluation, checkpoints, signals."""
