@@ -1,0 +1,11 @@
+/* interface.h with what it needs around it, for the C files. */
+#ifndef WORKBENCH_NATIVE_H
+#define WORKBENCH_NATIVE_H
+
+#include <stdint.h>
+
+#include "interface.h"
+
+#define WB_PARTIAL_ELEMENTS 65536 /* elements under one partial sum of squares; part of the interface */
+
+#endif

@@ -1,0 +1,285 @@
+/* The pool's threads: created with the pool, asleep between calls, gone in a forked child and started again there
+ * by its first call, ended by wb_pool_stop. They take no signals and never touch Python. */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "float_environment.h"
+
+/* Less work than this is not worth waking a thread for. */
+#define SLICE_ELEMENTS 16384
+/* More slices than threads, so that a thread that lost its core does not hold up the rest. */
+#define SLICES_PER_THREAD 4
+
+struct wb_pool {
+    const wb_kernels *kernels;
+    int wanted; /* threads besides the caller */
+    int stopped;
+
+    pthread_mutex_t call; /* held from pool_enter to pool_leave */
+    void *scratch;
+    size_t scratch_bytes;
+
+    pthread_mutex_t lock; /* guards what follows, up to `next` */
+    pthread_cond_t work;
+    pthread_cond_t done;
+    pthread_t *threads;
+    int running; /* threads that exist */
+    int busy;    /* threads that have not finished the present call */
+    int ending;
+    uint64_t calls;
+
+    pool_task task;
+    void *context;
+    int64_t slices;
+    atomic_llong next;
+
+    wb_pool *newer, *older; /* the list of all pools, which the fork handlers walk */
+};
+
+typedef struct {
+    wb_pool *pool;
+    int number;
+    uint64_t calls_seen;
+} thread_start;
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_handlers = PTHREAD_ONCE_INIT;
+static wb_pool *newest;
+
+static void make_locks(wb_pool *pool)
+{
+    pthread_mutex_init(&pool->call, NULL);
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    pthread_cond_init(&pool->done, NULL);
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&list_lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&list_lock);
+}
+
+/* Only the thread that forked lives on here. Whatever others held or were about to change is made anew; a
+ * scratch block that one of them may have been growing is given up. */
+static void after_fork_in_child(void)
+{
+    pthread_mutex_init(&list_lock, NULL);
+    for (wb_pool *pool = newest; pool; pool = pool->older) {
+        make_locks(pool);
+        pool->running = 0;
+        pool->busy = 0;
+        pool->ending = 0;
+        pool->scratch = NULL;
+        pool->scratch_bytes = 0;
+    }
+}
+
+static void install_fork_handlers(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static void take_slices(wb_pool *pool)
+{
+    uint64_t environment = float_environment_begin();
+    for (;;) {
+        int64_t slice = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
+        if (slice >= pool->slices)
+            break;
+        pool->task(pool->context, slice);
+    }
+    float_environment_end(environment);
+}
+
+static void name_this_thread(int number)
+{
+    char name[16]; /* the kernel's limit, with the final zero */
+    snprintf(name, sizeof name, "host-adam/%d", number);
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), name);
+#elif defined(__APPLE__)
+    pthread_setname_np(name);
+#endif
+}
+
+static void *thread_main(void *argument)
+{
+    thread_start start = *(thread_start *)argument;
+    free(argument);
+    wb_pool *pool = start.pool;
+    uint64_t seen = start.calls_seen;
+    name_this_thread(start.number);
+
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->ending && pool->calls == seen)
+            pthread_cond_wait(&pool->work, &pool->lock);
+        if (pool->ending)
+            break;
+        seen = pool->calls;
+        pthread_mutex_unlock(&pool->lock);
+        take_slices(pool);
+        pthread_mutex_lock(&pool->lock);
+        if (--pool->busy == 0)
+            pthread_cond_signal(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* Brings the pool up to its number of threads. Where the system refuses one, the others and the caller do the work. */
+static void start_threads(wb_pool *pool)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool->running < pool->wanted) {
+        thread_start *start = malloc(sizeof *start);
+        if (!start)
+            break;
+        *start = (thread_start){pool, pool->running + 1, pool->calls};
+        if (pthread_create(&pool->threads[pool->running], NULL, thread_main, start) != 0) {
+            free(start);
+            break;
+        }
+        pool->running++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+wb_pool *wb_pool_create(int threads, int instruction_set)
+{
+    const wb_kernels *kernels = wb_kernels_for(instruction_set);
+    if (!kernels || threads < 1)
+        return NULL;
+    wb_pool *pool = calloc(1, sizeof *pool);
+    pthread_t *ids = calloc((size_t)threads, sizeof *ids);
+    if (!pool || !ids) {
+        free(pool);
+        free(ids);
+        return NULL;
+    }
+    pool->kernels = kernels;
+    pool->wanted = threads - 1;
+    pool->threads = ids;
+    make_locks(pool);
+
+    pthread_once(&fork_handlers, install_fork_handlers);
+    pthread_mutex_lock(&list_lock);
+    pool->older = newest;
+    if (newest)
+        newest->newer = pool;
+    newest = pool;
+    pthread_mutex_unlock(&list_lock);
+
+    start_threads(pool);
+    return pool;
+}
+
+void wb_pool_stop(wb_pool *pool)
+{
+    pthread_mutex_lock(&pool->call);
+    pthread_mutex_lock(&pool->lock);
+    pool->ending = 1;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->running; i++)
+        pthread_join(pool->threads[i], NULL);
+    pool->running = 0;
+    pool->stopped = 1;
+    pthread_mutex_unlock(&pool->call);
+}
+
+void wb_pool_free(wb_pool *pool)
+{
+    wb_pool_stop(pool);
+    pthread_mutex_lock(&list_lock);
+    if (pool->newer)
+        pool->newer->older = pool->older;
+    else
+        newest = pool->older;
+    if (pool->older)
+        pool->older->newer = pool->newer;
+    pthread_mutex_unlock(&list_lock);
+
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->work);
+    pthread_mutex_destroy(&pool->lock);
+    pthread_mutex_destroy(&pool->call);
+    free(pool->scratch);
+    free(pool->threads);
+    free(pool);
+}
+
+void pool_enter(wb_pool *pool)
+{
+    pthread_mutex_lock(&pool->call);
+    if (pool->running < pool->wanted && !pool->stopped)
+        start_threads(pool);
+}
+
+void pool_leave(wb_pool *pool)
+{
+    pthread_mutex_unlock(&pool->call);
+}
+
+const wb_kernels *pool_kernels(const wb_pool *pool)
+{
+    return pool->kernels;
+}
+
+void *pool_scratch(wb_pool *pool, size_t bytes)
+{
+    if (bytes > pool->scratch_bytes) {
+        free(pool->scratch);
+        pool->scratch = malloc(bytes);
+        pool->scratch_bytes = pool->scratch ? bytes : 0;
+    }
+    return pool->scratch;
+}
+
+int64_t pool_slices(const wb_pool *pool, int64_t elements)
+{
+    int64_t threads = pool->running + 1;
+    int64_t most = threads == 1 ? 1 : threads * SLICES_PER_THREAD;
+    int64_t slices = elements / SLICE_ELEMENTS;
+    return slices < 1 ? 1 : slices > most ? most : slices;
+}
+
+void pool_run(wb_pool *pool, int64_t slices, pool_task task, void *context)
+{
+    if (slices <= 0)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->task = task;
+    pool->context = context;
+    pool->slices = slices;
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    int shared = slices > 1 && pool->running > 0;
+    if (shared) {
+        pool->busy = pool->running;
+        pool->calls++;
+        pthread_cond_broadcast(&pool->work);
+    }
+    pthread_mutex_unlock(&pool->lock);
+
+    take_slices(pool);
+
+    if (shared) {
+        pthread_mutex_lock(&pool->lock);
+        while (pool->busy > 0)
+            pthread_cond_wait(&pool->done, &pool->lock);
+        pthread_mutex_unlock(&pool->lock);
+    }
+}

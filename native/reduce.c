@@ -1,0 +1,104 @@
+/* The sum of squares of at most 65,536 values, in float64.
+ *
+ * Invariant: value i goes to accumulator i % 32, and the accumulators are added in one fixed tree, so that the
+ * result is the same bits in every instruction set and for any number of threads. A product of two float32 is
+ * exact in float64, so it does not matter whether it is fused with the addition. The sum of finite values is
+ * finite; infinity and NaN show in it.
+ */
+#include "kernels.h"
+#include "numbers.h"
+
+#if WB_BUILD_AVX2
+#include <immintrin.h>
+#endif
+
+#define LANES 32
+
+WB_INLINE double value_at(const void *values, int type, int64_t i)
+{
+    if (type == WB_FLOAT32)
+        return ((const float *)values)[i];
+    if (type == WB_BFLOAT16)
+        return float_from_bfloat16(((const uint16_t *)values)[i]);
+    return float_from_float16(((const uint16_t *)values)[i]);
+}
+
+WB_INLINE double added(double *lanes)
+{
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; lane++)
+            lanes[lane] += lanes[lane + half];
+    return lanes[0];
+}
+
+WB_INLINE double sum_scalar(const void *values, int type, int64_t count)
+{
+    double lanes[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            double value = value_at(values, type, i + lane);
+            lanes[lane] += value * value;
+        }
+    for (; i < count; i++) {
+        double value = value_at(values, type, i);
+        lanes[i % LANES] += value * value;
+    }
+    return added(lanes);
+}
+
+double wb_sum_of_squares_scalar(const void *values, int type, int64_t count)
+{
+    if (type == WB_FLOAT32)
+        return sum_scalar(values, WB_FLOAT32, count);
+    if (type == WB_BFLOAT16)
+        return sum_scalar(values, WB_BFLOAT16, count);
+    return sum_scalar(values, WB_FLOAT16, count);
+}
+
+#if WB_BUILD_AVX2
+#define VECTORS (LANES / 4)
+
+WB_TARGET_AVX2 WB_INLINE __m256 eight_at(const void *values, int type, int64_t i)
+{
+    if (type == WB_FLOAT32)
+        return _mm256_loadu_ps((const float *)values + i);
+    __m128i bits = _mm_loadu_si128((const __m128i *)((const uint16_t *)values + i));
+    if (type == WB_BFLOAT16)
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    return _mm256_cvtph_ps(bits);
+}
+
+WB_TARGET_AVX2 WB_INLINE double sum_avx2(const void *values, int type, int64_t count)
+{
+    __m256d sums[VECTORS];
+    for (int k = 0; k < VECTORS; k++)
+        sums[k] = _mm256_setzero_pd();
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int k = 0; k < VECTORS; k += 2) {
+            __m256 eight = eight_at(values, type, i + 4 * k);
+            __m256d first = _mm256_cvtps_pd(_mm256_castps256_ps128(eight));
+            __m256d second = _mm256_cvtps_pd(_mm256_extractf128_ps(eight, 1));
+            sums[k] = _mm256_fmadd_pd(first, first, sums[k]);
+            sums[k + 1] = _mm256_fmadd_pd(second, second, sums[k + 1]);
+        }
+    double lanes[LANES];
+    for (int k = 0; k < VECTORS; k++)
+        _mm256_storeu_pd(lanes + 4 * k, sums[k]);
+    for (; i < count; i++) {
+        double value = value_at(values, type, i);
+        lanes[i % LANES] += value * value;
+    }
+    return added(lanes);
+}
+
+WB_TARGET_AVX2 double wb_sum_of_squares_avx2(const void *values, int type, int64_t count)
+{
+    if (type == WB_FLOAT32)
+        return sum_avx2(values, WB_FLOAT32, count);
+    if (type == WB_BFLOAT16)
+        return sum_avx2(values, WB_BFLOAT16, count);
+    return sum_avx2(values, WB_FLOAT16, count);
+}
+#endif

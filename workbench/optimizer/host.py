@@ -1,0 +1,338 @@
+"""The host optimizer's Python face: AdamW and the host's other numeric work, in C on threads of its own.
+
+A `PieceTable` says which memory is updated, a `HostOptimizer` owns the threads that do it. Shapes, dtypes and
+contiguity are checked where a tensor enters a table, so that the call of each step does no more than cross
+into C. The GIL is released while C works; several threads may call one optimizer, and wait for each other.
+
+Invariant: a table's tensors must not be resized or moved (`set_`, `resize_`, `.data =`) while the table
+lives, because C holds their addresses.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from workbench.optimizer.cpu_count import usable_cpus
+
+try:
+    from workbench._native import ffi, lib
+except ImportError as error:
+    raise ImportError(
+        "The native extension workbench._native is missing or does not load "
+        f"({error}); build it with a C compiler by `python -m pip install --editable .` in the checkout."
+    ) from error
+
+PARTIAL_ELEMENTS = 65536
+MOST_THREADS = 4096
+INSTRUCTION_SETS: dict[str, int] = {"avx2": lib.WB_AVX2, "scalar": lib.WB_SCALAR}  # the best first
+GRADIENT_TYPES: dict[torch.dtype, int] = {
+    torch.float32: lib.WB_FLOAT32,
+    torch.bfloat16: lib.WB_BFLOAT16,
+    torch.float16: lib.WB_FLOAT16,
+}
+LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class AdamWSettings:
+    """AdamW's numbers, as `torch.optim.AdamW` names them (`learning_rate` is its `lr`)."""
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps", "weight_decay"):
+            value = getattr(self, name)
+            if not (0.0 <= value < math.inf):
+                raise ValueError(f"{name} must be finite and at least 0, not {value!r}")
+        if len(self.betas) != 2:
+            raise ValueError(f"betas must be two numbers, not {self.betas!r}")
+        for index, beta in enumerate(self.betas):
+            if not (0.0 <= beta < 1.0):
+                raise ValueError(f"betas[{index}] must be at least 0 and below 1, not {beta!r}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive elements of one parameter. All tensors: 1-D, contiguous, on the CPU, equally long.
+
+    Either `master` is given, or `high` and `low`, which hold it losslessly as two 16-bit halves; `high` is at
+    the same time the bfloat16 working weights.
+    """
+
+    exp_avg: Tensor  # float32
+    exp_avg_sq: Tensor  # float32
+    master: Tensor | None = None  # float32, also the working weights unless `emit` is given
+    high: Tensor | None = None  # bfloat16
+    low: Tensor | None = None  # int16
+    decay: bool = True  # False: weight_decay is 0 for this piece
+    emit: Tensor | None = None  # bfloat16 working weights, written beside a float32 master
+
+    def __post_init__(self) -> None:
+        if self.master is None and (self.high is None or self.low is None):
+            raise ValueError("a piece needs master, or high and low together")
+        if self.master is not None and (self.high is not None or self.low is not None):
+            raise ValueError("master excludes high and low: a piece has one or the other")
+        if self.emit is not None and self.master is None:
+            raise ValueError("emit goes with master; in a split piece high is the working weights")
+        for name, dtype in (
+            ("exp_avg", torch.float32),
+            ("exp_avg_sq", torch.float32),
+            ("master", torch.float32),
+            ("high", torch.bfloat16),
+            ("low", torch.int16),
+            ("emit", torch.bfloat16),
+        ):
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            _check(name, tensor, dtype, self.exp_avg.numel())
+            if tensor.dim() != 1:
+                raise ValueError(f"{name} must have one dimension, not {tensor.dim()}")
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.exp_avg.numel()
+
+
+class PieceTable:
+    """The pieces that one call updates, as C sees them. Keeps their tensors alive.
+
+    A piece's step count is 0 at first and must be set before its first update; a piece without a gradient is
+    left untouched.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = tuple(pieces)
+        self._gradients: list[Tensor | None] = [None] * len(self._pieces)
+        self._counts = [piece.count for piece in self._pieces]
+        self._native: Any = ffi.new("wb_piece[]", len(self._pieces))  # zeros
+        partials = 0
+        self._first_partials: list[int] = []
+        for native, piece in zip(self._native, self._pieces, strict=True):
+            native.count = piece.count
+            native.first_partial = partials
+            native.decay = piece.decay
+            for name in ("exp_avg", "exp_avg_sq", "master", "high", "low", "emit"):
+                tensor = getattr(piece, name)
+                setattr(native, name, 0 if tensor is None else tensor.data_ptr())
+            self._first_partials.append(partials)
+            partials += -(-piece.count // PARTIAL_ELEMENTS)
+        self.partials = torch.zeros(partials, dtype=torch.float64)
+        """Sums of squares, one per 65,536 elements of each piece in order; `sum_of_squares` fills them."""
+        self._partials_address = self.partials.data_ptr()
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def piece_partials(self, index: int) -> Tensor:
+        """The view of `partials` that belongs to one piece."""
+        self._check_index(index)
+        first = self._first_partials[index]
+        return self.partials[first : first - (-self._counts[index] // PARTIAL_ELEMENTS)]
+
+    def set_gradient(self, index: int, gradient: Tensor | None) -> None:
+        """Give a piece its gradient (float32, bfloat16 or float16, any shape, contiguous), or take it away.
+
+        Raises `ValueError` where its elements are not as many as the piece's.
+        """
+        self._check_index(index)
+        native = self._native[index]
+        if gradient is None:
+            native.gradient = 0
+        else:
+            _check("gradient", gradient, None, self._counts[index])
+            native.gradient_type = _type_of("gradient", gradient)
+            # A tensor without elements may have no address; C does not use it, but 0 would mean no gradient.
+            native.gradient = gradient.data_ptr() or 1
+        self._gradients[index] = gradient
+
+    def set_step(self, index: int, step: int) -> None:
+        """Set the step count that the next update's bias correction uses: 1 at a piece's first update."""
+        self._check_index(index)
+        if step < 0:
+            raise ValueError(f"step must not be negative, not {step}")
+        self._native[index].step = step
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < len(self._counts):
+            raise IndexError(f"index must be from 0 to {len(self._counts) - 1}, not {index}")
+
+
+class HostOptimizer:
+    """Threads, and the calls that they work on. Results do not depend on how many there are.
+
+    `threads` counts the calling thread, which takes part; the others are named `host-adam/N`. `"auto"` takes
+    what affinity and cgroup quota allow. The environment variable `WORKBENCH_ISA` (`scalar`, `avx2`) forces
+    an instruction set. After a fork, the child's first call starts threads of its own.
+    """
+
+    def __init__(self, threads: int | Literal["auto"] = "auto") -> None:
+        self._pool: Any = None  # first, so that close() works on a half-made object
+        if threads == "auto":
+            threads = usable_cpus()
+        if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+            raise ValueError(f'threads must be "auto" or from 1 to {MOST_THREADS}, not {threads!r}')
+        self.threads: int = threads
+        self.instruction_set: str = choose_instruction_set(os.environ.get("WORKBENCH_ISA", ""))
+        pool = lib.wb_pool_create(threads, INSTRUCTION_SETS[self.instruction_set])
+        if pool == ffi.NULL:
+            raise MemoryError("no memory for the host optimizer's threads")
+        # Freed when the last call that uses it has returned, even where close() came during one.
+        self._pool = ffi.gc(pool, lib.wb_pool_free)
+        _open_optimizers.add(self)
+
+    def update(self, table: PieceTable, settings: AdamWSettings, gradient_scale: float = 1.0) -> None:
+        """One AdamW step of every piece that has a gradient, which is first multiplied by `gradient_scale`.
+
+        Raises `ValueError` where such a piece's step count has not been set; then nothing is written.
+        Gradients are not checked: look at `sum_of_squares` first.
+        """
+        if not abs(gradient_scale) <= LARGEST_FLOAT32:
+            raise ValueError(f"gradient_scale must be a finite float32, not {gradient_scale!r}")
+        native = ffi.new(
+            "wb_adamw *",
+            (
+                settings.learning_rate,
+                settings.betas[0],
+                settings.betas[1],
+                settings.eps,
+                settings.weight_decay,
+                gradient_scale,
+            ),
+        )
+        self._check(lib.wb_update(self._alive(), table._native, len(table), native))
+
+    def sum_of_squares(self, table: PieceTable) -> None:
+        """Fill `table.partials` from the gradients as they are, unscaled, in float64.
+
+        Finite values cannot overflow; a partial that is not finite has an infinity or a NaN under it. A piece
+        without a gradient gives 0. The bits do not depend on threads or instruction set.
+        """
+        partials = ffi.cast("double *", table._partials_address)
+        self._check(lib.wb_sum_of_squares(self._alive(), table._native, len(table), partials))
+
+    def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool = False) -> None:
+        """`destination += source`, or `destination = source`: float32 from float32, bfloat16 or float16."""
+        count = destination.numel()
+        _check("destination", destination, torch.float32, count)
+        _check("source", source, None, count)
+        source_type = _type_of("source", source)
+        lib.wb_accumulate(
+            self._alive(), destination.data_ptr(), source.data_ptr(), source_type, count, overwrite
+        )
+
+    def split(self, source: Tensor, high: Tensor, low: Tensor) -> None:
+        """Split float32 `source` losslessly into `high` (bfloat16, rounded) and `low` (int16, the rest).
+
+        `join` gives back every bit of it, whatever it is. `high` alone is a working weight: finite values
+        above bfloat16's largest are infinite in it, as in any rounding, and a NaN stays one unless its upper
+        mantissa bits are all set or all clear, which no arithmetic produces.
+        """
+        count = source.numel()
+        _check("source", source, torch.float32, count)
+        _check("high", high, torch.bfloat16, count)
+        _check("low", low, torch.int16, count)
+        lib.wb_split(self._alive(), source.data_ptr(), high.data_ptr(), low.data_ptr(), count)
+
+    def join(self, high: Tensor, low: Tensor, out: Tensor) -> None:
+        """Write into float32 `out` what `split` was given."""
+        count = out.numel()
+        _check("high", high, torch.bfloat16, count)
+        _check("low", low, torch.int16, count)
+        _check("out", out, torch.float32, count)
+        lib.wb_join(self._alive(), high.data_ptr(), low.data_ptr(), out.data_ptr(), count)
+
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        """Copy bytes; dtypes may differ, the number of bytes may not. The two must not overlap."""
+        _check("destination", destination, None, destination.numel())
+        _check("source", source, None, source.numel())
+        if destination.nbytes != source.nbytes:
+            raise ValueError(f"source has {source.nbytes} bytes, destination {destination.nbytes}")
+        lib.wb_copy(self._alive(), destination.data_ptr(), source.data_ptr(), source.nbytes)
+
+    def close(self) -> None:
+        """End the threads, after the call that is under way. May be called twice."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            lib.wb_pool_stop(pool)
+
+    def __enter__(self) -> HostOptimizer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _alive(self) -> Any:
+        pool = self._pool
+        if pool is None:
+            raise RuntimeError("this HostOptimizer is closed")
+        return pool
+
+    @staticmethod
+    def _check(result: int) -> None:
+        if result == lib.WB_NO_MEMORY:
+            raise MemoryError("no memory for the host optimizer's table of work")
+        if result != lib.WB_OK:
+            raise ValueError(f"piece {result - 1} has a gradient and step 0: set_step comes first, from 1 on")
+
+
+def choose_instruction_set(requested: str = "") -> str:
+    """The best that this CPU has, or the requested one; `ValueError` where that is unknown or missing."""
+    available = [name for name, number in INSTRUCTION_SETS.items() if lib.wb_has_instruction_set(number)]
+    if not requested:
+        return available[0]
+    if requested not in INSTRUCTION_SETS:
+        raise ValueError(f"WORKBENCH_ISA must be one of {', '.join(INSTRUCTION_SETS)}, not {requested!r}")
+    if requested not in available:
+        raise ValueError(f"WORKBENCH_ISA is {requested!r}, but this CPU offers only {', '.join(available)}")
+    return requested
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype | None, count: int) -> None:
+    """Raise where C could not work on the tensor's memory as it lies."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if dtype is not None and tensor.dtype is not dtype:
+        raise ValueError(f"{name} must be {dtype}, not {tensor.dtype}")
+    if not tensor.is_cpu:
+        raise ValueError(f"{name} must be on the CPU, not on {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, not with strides {tensor.stride()}")
+    if tensor.numel() != count:
+        raise ValueError(f"{name} must have {count} elements, not {tensor.numel()}")
+    if tensor.data_ptr() % tensor.element_size():
+        raise ValueError(
+            f"{name} must begin at a multiple of its element size, {tensor.element_size()} bytes"
+        )
+
+
+def _type_of(name: str, tensor: Tensor) -> int:
+    number = GRADIENT_TYPES.get(tensor.dtype)
+    if number is None:
+        raise ValueError(f"{name} must be float32, bfloat16 or float16, not {tensor.dtype}")
+    return number
+
+
+_open_optimizers: weakref.WeakSet[HostOptimizer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for optimizer in list(_open_optimizers):
+        optimizer.close()
