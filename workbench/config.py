@@ -1,0 +1,256 @@
+"""A run's configuration: TOML and `--set` in, a checked `RunConfig` out, and back to TOML.
+
+Whoever gets a `RunConfig` from here may rely on it: every value has its type and lies in its range, no two
+fields contradict each other, and nothing is asked for that is not built. Anything else is a
+`ConfigurationError` that lists all problems at once, each with its file and line. The fields themselves are in
+`config_schema`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from workbench.config_problems import Problem, as_written, problems_in, toml_key, toml_value, value_at
+from workbench.config_rules import broken_rules
+from workbench.config_schema import (
+    TABLES,
+    AdapterConfig,
+    CheckpointConfig,
+    DataConfig,
+    DocumentedField,
+    EvaluateConfig,
+    LogConfig,
+    ModelConfig,
+    OffloadConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    ScheduleConfig,
+    TrainConfig,
+    fields,
+)
+from workbench.errors import ConfigurationError
+from workbench.toml_lines import KeyPath, key_lines
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+__all__ = [
+    "AdapterConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "DocumentedField",
+    "EvaluateConfig",
+    "LogConfig",
+    "ModelConfig",
+    "OffloadConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "SampleConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+    "fields",
+    "load_config",
+    "parse_config",
+    "to_toml",
+]
+
+LARGEST_FILE_BYTES = 1 << 20
+"""A preset is a page of text; anything above this is a file named by mistake."""
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read the configuration in the file `path`, with `overrides` ("table.key=value") on top.
+
+    Raises ConfigurationError with every problem found, each on a line that starts with file and line.
+    """
+    return parse_config(_read(path), str(path), overrides)
+
+
+def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The same as `load_config` on a text; `name` stands for the file in messages."""
+    document = _Document(text, name)
+    for override in overrides:
+        document.set(override)
+    return document.checked()
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration with every field written out, in TOML that `parse_config` reads back to its equal."""
+    lines = [f"description = {toml_value(config.description)}"]
+    for name in TABLES:
+        table = getattr(config, name)
+        if table is None:
+            continue
+        values = table.model_dump()
+        tables = {key: values.pop(key) for key, value in list(values.items()) if isinstance(value, dict)}
+        lines += ["", f"[{name}]", *_pairs(values)]
+        for key, inner in tables.items():
+            lines += ["", f"[{name}.{key}]", *_pairs(inner)]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: dict[str, Any]) -> Iterator[str]:
+    return (f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items())
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.is_dir():
+            raise ConfigurationError(f"{path}: is a folder; name a preset file in it")
+        if path.exists() and not path.is_file():
+            raise ConfigurationError(f"{path}: is not a plain file; name a preset file")
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise ConfigurationError(f"{path}: is too large for a preset; name a TOML file")
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        from workbench.presets import nearest_presets
+
+        raise ConfigurationError(f"{path}: there is no such file; {nearest_presets(path.stem)}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigurationError(
+            f"{path}:{line}: is not UTF-8 text (byte 0x{error.object[error.start]:02x}); name a TOML file"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path}: cannot be read: {reason}") from None
+
+
+class _Document:
+    """A parsed text with the place of every key, so that what is wrong can be said where it was written."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name = name
+        self.values = _parse_toml(text, name)
+        self.lines = key_lines(text)
+        self.overridden: set[KeyPath] = set()
+        self.complaints: list[str] = []
+
+    def set(self, override: str) -> None:
+        """Put one "table.key=value" on top; what is wrong with its form joins the complaints."""
+        key, equals, written = override.partition("=")
+        path = tuple(part.strip() for part in key.split("."))
+        if not equals:
+            self._complain_of(override, "has no '='; write table.key=value, for example train.steps=100")
+        elif not all(path):
+            self._complain_of(override, "has no name before the '='; write table.key=value")
+        elif len(path) == 1 and path[0] in TABLES:
+            self._complain_of(override, f"[{path[0]}] is a table; set one of its keys, {path[0]}.key=value")
+        elif not _is_text(override):
+            self._complain_of(ascii(override), "is not valid text")
+        else:
+            self._put(path, _value_of(written.strip()))
+
+    def checked(self) -> RunConfig:
+        """The configuration; raises ConfigurationError with everything that is wrong."""
+        problems: list[Problem] = []
+        well_formed = self.values
+        try:
+            config = RunConfig.model_validate(self.values)
+        except ValidationError as error:
+            problems += problems_in(error, self.values)
+            well_formed = _without(self.values, {problem.path for problem in problems})
+            config = RunConfig.model_validate(well_formed)
+        ill_formed = frozenset(name for problem in problems for name in _covered_fields(problem.path))
+        for broken in broken_rules(config, ill_formed):
+            problems.append(Problem(tuple(broken.field.split(".")), broken.wrong, broken.right))
+        if problems or self.complaints:
+            ordered = sorted(problems, key=lambda problem: self._line(problem.path) or sys.maxsize)
+            raise ConfigurationError("\n".join([*map(self._sentence, ordered), *self.complaints]))
+        return config
+
+    def _put(self, path: tuple[str, ...], value: Any) -> None:
+        table = self.values
+        for name in path[:-1]:
+            inner = table.setdefault(name, {})
+            if not isinstance(inner, dict):
+                return  # the parent is not a table: the check says so where it stands
+            table = inner
+        table[path[-1]] = value
+        self.lines = {at: line for at, line in self.lines.items() if at[: len(path)] != path}
+        self.overridden.add(path)
+
+    def _complain_of(self, override: str, what: str) -> None:
+        self.complaints.append(f"--set {override}: {what}")
+
+    def _sentence(self, problem: Problem) -> str:
+        line = self._line(problem.path)
+        place = "--set" if self._is_overridden(problem.path) else f"{self.name}:{line}" if line else self.name
+        what = ".".join(map(toml_key, map(str, problem.path)))
+        value = value_at(self.values, problem.path)
+        if isinstance(value, dict) and len(problem.path) == 1:
+            what = f"[{what}]"
+        elif value is not None:
+            what += f" = {as_written(value)}"
+        return f"{place}: {what}: {problem.wrong}; {problem.right}"
+
+    def _is_overridden(self, path: KeyPath) -> bool:
+        return any(path[: len(at)] == at or at[: len(path)] == path for at in self.overridden)
+
+    def _line(self, path: KeyPath) -> int | None:
+        """The line of `path`, or of the nearest table around it; None when `--set` put it there."""
+        if self._is_overridden(path):
+            return None
+        return next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)
+
+
+def _parse_toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what, _, at = str(error).rpartition(" (at ")
+        line, _, column = at.rstrip(")").removeprefix("line ").partition(", column ")
+        if line.isdigit():
+            raise ConfigurationError(f"{name}:{line}:{column}: is not valid TOML: {what}") from None
+        last = text.count("\n") + 1
+        raise ConfigurationError(f"{name}:{last}: is not valid TOML: {what or error}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{name}: is nested too deeply; a preset has two levels of tables") from None
+    except ValueError as error:  # a number of more digits than Python converts
+        raise ConfigurationError(f"{name}: is not valid TOML: {error}") from None
+    return values
+
+
+def _value_of(written: str) -> Any:
+    """What stands after the '=' of an override, as a TOML value, else as the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {written}")
+    except (ValueError, RecursionError):
+        return written
+    return parsed["value"] if len(parsed) == 1 else written
+
+
+def _is_text(override: str) -> bool:
+    try:
+        override.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _without(values: dict[str, Any], paths: set[KeyPath], at: KeyPath = ()) -> dict[str, Any]:
+    """A copy of the document without what stands at `paths`."""
+    return {
+        key: _without(value, paths, (*at, key)) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if (*at, key) not in paths
+    }
+
+
+def _covered_fields(path: KeyPath) -> Iterator[str]:
+    """The dotted names of the fields that an ill-formed `path` leaves without a value."""
+    if len(path) > 1:
+        yield ".".join(map(str, path[:2]))
+    elif path[0] in TABLES:
+        yield from (f"{path[0]}.{key}" for key in TABLES[str(path[0])].model_fields)
+        yield str(path[0])
+    else:
+        yield str(path[0])

@@ -1,0 +1,380 @@
+"""Every field of a run's configuration: its type, default, range, unit and one sentence of help.
+
+This is the only place where a field is declared. The checks, `workbench config schema`, the documentation and
+the screen's form all read it, so a field whose help is missing here is missing everywhere. What a well-formed
+configuration may still not ask for (contradictions, features to come) is in `config_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic.fields import FieldInfo
+
+LARGEST_INTEGER = 2**63 - 1
+"""The largest whole number that TOML promises to carry."""
+
+
+def documented(
+    default: Any, help: str, *, unit: str = "", must_be: str = "", strict: bool | None = None, **bounds: Any
+) -> Any:
+    """A field with one sentence of help; `must_be` replaces the sentence derived from type and bounds."""
+    notes: dict[str, JsonValue] = {"unit": unit, "must_be": must_be}
+    return Field(default=default, description=help, json_schema_extra=notes, strict=strict, **bounds)
+
+
+class Table(BaseModel):
+    """What all tables share: exact types, no unknown keys, finite numbers, unchangeable once made."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelConfig(Table):
+    """Which model is trained: an architecture with random weights, or pretrained weights."""
+
+    architecture: str = documented(
+        "", "Name of any causal language model architecture in transformers, started from random weights."
+    )
+    pretrained: str = documented(
+        "", "Folder or hub id of pretrained weights to start from, instead of an architecture."
+    )
+    trust_remote_code: bool = documented(
+        False, "Whether code that comes with a pretrained model may run on this machine."
+    )
+    config: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Sizes and options handed to the architecture's own configuration class as they stand.",
+    )
+
+
+class DataConfig(Table):
+    """Which text is trained on, and how it becomes tokens."""
+
+    source: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = documented(
+        "stdlib",
+        'Text to train on: "stdlib" (the source of this Python\'s standard library), or files and folders.',
+        must_be='"stdlib", a path, or an array of at least one path',
+    )
+    tokenizer: str = documented(
+        "bytes",
+        'How text becomes tokens: "bytes", a folder or hub id, or "bpe:SIZE", trained on the source.',
+        min_length=1,
+    )
+    sequence_length: int = documented(
+        1024, "Tokens in one training sequence.", unit="tokens", ge=2, le=16_777_216
+    )
+    validation_fraction: float = documented(
+        0.01, "Share of the source, by file, that is kept for evaluation and never trained on.", gt=0, le=0.5
+    )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """`source` as a tuple, whether one or several were written."""
+        return (self.source,) if isinstance(self.source, str) else tuple(self.source)
+
+
+class TrainConfig(Table):
+    """How long, how large and how exactly is trained."""
+
+    device: str = documented(
+        "auto",
+        'Where the model computes: "auto" takes the first GPU, or the CPU where there is none.',
+        pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$",
+        must_be='"auto", "cpu", "cuda", or a numbered GPU such as "cuda:1"',
+    )
+    steps: int = documented(1000, "Optimizer steps in the whole run.", unit="steps", ge=1, le=1_000_000_000)
+    micro_batch_size: int = documented(
+        8, "Sequences that go through the model at once.", unit="sequences", ge=1, le=65_536
+    )
+    gradient_accumulation: int = documented(
+        1,
+        "Micro-batches whose gradients are added up before one step.",
+        unit="micro-batches",
+        ge=1,
+        le=65_536,
+    )
+    gradient_clipping: float = documented(
+        1.0, "Largest norm of the whole gradient, beyond which it is scaled down; 0 turns clipping off.", ge=0
+    )
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = documented(
+        "auto", 'Number format of forward and backward: "auto" is bf16 on a GPU that has it, else fp32.'
+    )
+    activation_checkpointing: bool = documented(
+        True,
+        "Whether backward computes activations again instead of keeping them: less memory, more time.",
+    )
+    seed: int = documented(
+        1234,
+        "Start of every random number of the run: weights, order of the data, dropout.",
+        ge=0,
+        le=LARGEST_INTEGER,
+    )
+    deterministic: bool = documented(
+        False, "Whether only GPU kernels that give the same bits every time are used: slower."
+    )
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerConfig(Table):
+    """The optimizer and its constants."""
+
+    type: Literal["adamw", "adam"] = documented(
+        "adamw", 'The update rule: "adamw" decays weights apart from the gradient, "adam" through it.'
+    )
+    learning_rate: float = documented(
+        3e-4, "Size of the update at the schedule's highest point.", gt=0, le=10
+    )
+    betas: tuple[Beta, Beta] = documented(
+        (0.9, 0.95),
+        "Decay rates of the running mean of gradients and of their squares.",
+        must_be="an array of two numbers, each from 0 to below 1",
+        strict=False,  # TOML has arrays, not tuples; the numbers inside stay strict
+    )
+    eps: float = documented(1e-8, "Added to the denominator of the update.", gt=0, le=1)
+    weight_decay: float = documented(
+        0.1, "Share of a weight, times the learning rate, that each step takes away.", ge=0, le=10
+    )
+
+
+class ScheduleConfig(Table):
+    """How the learning rate moves over the run."""
+
+    type: Literal["constant", "linear", "cosine", "wsd"] = documented(
+        "cosine", "Shape of the learning rate after warm-up: wsd is constant with a decay at the end."
+    )
+    warmup_steps: int = documented(
+        0, "Steps over which the learning rate rises from zero.", unit="steps", ge=0, le=1_000_000_000
+    )
+    min_ratio: float = documented(
+        0.1, "Share of the learning rate that is left at the last step.", ge=0, le=1
+    )
+
+
+class OffloadConfig(Table):
+    """Where weights and optimizer state live, and how the work on them overlaps with training."""
+
+    weights: Literal["device", "host", "disk", "auto"] = documented(
+        "device", "Where the weights live between uses."
+    )
+    state: Literal["device", "host", "disk", "auto"] = documented(
+        "host", "Where the optimizer's state lives, and so where the update is computed."
+    )
+    device_fraction: float = documented(
+        0.0, "Share of the shards, in forward order, whose state stays on the device.", ge=0, le=1
+    )
+    state_format: Literal["exact", "half", "compact"] = documented(
+        "exact", "How the state is kept on the host: 12, 8 or about 6 bytes per parameter."
+    )
+    overlap: Literal["serial", "exact", "delayed"] = documented(
+        "exact",
+        'How the update overlaps with training: "exact" gives the bits of "serial"; "delayed" lags one step.',
+    )
+    delay_warmup: int = documented(
+        40, "Steps before delayed overlap begins.", unit="steps", ge=0, le=1_000_000_000
+    )
+    activations: Literal["device", "host"] = documented(
+        "device", "Where the activations kept for backward wait."
+    )
+    chunk_mib: int = documented(
+        16, "Working weights that are transferred and updated as one piece.", unit="MiB", ge=1, le=1024
+    )
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = documented(
+        "auto",
+        'Threads of the host optimizer: "auto" uses the cores that this process may use.',
+        unit="threads",
+        must_be='"auto" or a whole number from 1 to 4,096',
+    )
+    disk_path: str = documented("", "Folder on a fast disk, needed where weights or state live on disk.")
+
+
+class EvaluateConfig(Table):
+    """When the validation loss is measured."""
+
+    every: int = documented(
+        100, "Steps between evaluations; 0 evaluates only at the end.", unit="steps", ge=0, le=1_000_000_000
+    )
+    tokens: int = documented(
+        65_536, "Validation tokens that one evaluation reads.", unit="tokens", ge=1, le=LARGEST_INTEGER
+    )
+
+
+class SampleConfig(Table):
+    """When the model writes some text to be looked at."""
+
+    every: int = documented(
+        0, "Steps between samples; 0 writes one only at the end.", unit="steps", ge=0, le=1_000_000_000
+    )
+    prompt: str = documented("", "Text that a sample continues; empty starts from the end-of-text token.")
+    tokens: int = documented(
+        200, "Tokens generated for a sample; 0 turns samples off.", unit="tokens", ge=0, le=1_048_576
+    )
+
+
+class CheckpointConfig(Table):
+    """When the run is saved."""
+
+    every: int = documented(
+        200, "Steps between checkpoints; 0 saves only at the end.", unit="steps", ge=0, le=1_000_000_000
+    )
+    keep: int = documented(
+        2, "Newest checkpoints that are kept; older ones are deleted.", unit="checkpoints", ge=1, le=1_000_000
+    )
+
+
+class LogConfig(Table):
+    """How often progress is told, and to whom."""
+
+    every: int = documented(1, "Steps between progress lines.", unit="steps", ge=1, le=1_000_000_000)
+    tensorboard: bool = documented(False, "Whether metrics are also written as TensorBoard events.")
+
+
+class AdapterConfig(Table):
+    """Small trainable matrices beside frozen weights; without this table all weights are trained."""
+
+    type: Literal["lora"] = documented("lora", "The kind of adapter.")
+    rank: int = documented(16, "Inner width of the adapter's matrices.", ge=1, le=65_536)
+    alpha: float = documented(32.0, "Scale of the adapter's output, divided by the rank.", gt=0)
+    dropout: float = documented(0.0, "Share of the adapter's inputs dropped in training.", ge=0, lt=1)
+    targets: list[Annotated[str, Field(min_length=1)]] = documented(
+        [],
+        "Names of the modules that get an adapter; empty takes every linear layer of the blocks.",
+        must_be="an array of module names",
+    )
+
+
+class RunConfig(Table):
+    """A whole run: what a preset says, with every default filled in."""
+
+    description: str = documented("", "One line that says what the preset is for.")
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    offload: OffloadConfig = OffloadConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    sample: SampleConfig = SampleConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+    adapter: AdapterConfig | None = None
+
+
+TABLES: dict[str, type[Table]] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "offload": OffloadConfig,
+    "evaluate": EvaluateConfig,
+    "sample": SampleConfig,
+    "checkpoint": CheckpointConfig,
+    "log": LogConfig,
+    "adapter": AdapterConfig,
+}
+"""The tables by name, in the order in which they are written."""
+
+
+@dataclass(frozen=True)
+class DocumentedField:
+    """One field as a reader sees it. `table` is empty for what stands above all tables."""
+
+    table: str
+    key: str
+    type: str
+    default: Any
+    choices: tuple[str, ...]
+    minimum: float | None
+    """Lower bound, or None; `range` says whether the bound itself is allowed."""
+    maximum: float | None
+    range: str
+    unit: str
+    help: str
+
+    @property
+    def name(self) -> str:
+        """The dotted name that `--set` takes."""
+        return f"{self.table}.{self.key}" if self.table else self.key
+
+    @property
+    def must_be(self) -> str:
+        """What a right value is, in words that finish "must be ..."."""
+        if self.choices:
+            return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
+        return f"{self.type} {self.range}".strip()
+
+
+def fields() -> Iterator[DocumentedField]:
+    """Every field of a configuration, in the order of a preset."""
+    yield _document("", "description", RunConfig.model_fields["description"])
+    for table, model in TABLES.items():
+        for key, info in model.model_fields.items():
+            yield _document(table, key, info)
+
+
+_PLAIN_TYPES: dict[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+
+
+def _document(table: str, key: str, info: FieldInfo) -> DocumentedField:
+    notes = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    minimum, maximum, span = _bounds(info.metadata)
+    return DocumentedField(
+        table=table,
+        key=key,
+        type=str(notes.get("must_be") or _type_in_words(info.annotation)),
+        default=info.get_default(call_default_factory=True),
+        choices=tuple(get_args(info.annotation)) if get_origin(info.annotation) is Literal else (),
+        minimum=minimum,
+        maximum=maximum,
+        range=span,
+        unit=str(notes.get("unit", "")),
+        help=info.description or "",
+    )
+
+
+def _type_in_words(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "a choice"
+    if origin in (Union, UnionType):
+        return " or ".join(_type_in_words(member) for member in get_args(annotation))
+    if origin is dict:
+        return "a table"
+    return _PLAIN_TYPES[annotation]
+
+
+def _bounds(metadata: list[Any]) -> tuple[float | None, float | None, str]:
+    minimum: float | None = None
+    maximum: float | None = None
+    words = ""
+    for bound in metadata:  # pydantic keeps lower bounds before upper ones
+        if isinstance(bound, Ge):
+            minimum = _number(bound.ge)
+            words = f"from {minimum:,}"
+        elif isinstance(bound, Gt):
+            minimum = _number(bound.gt)
+            words = f"above {minimum:,}"
+        elif isinstance(bound, Le):
+            maximum = _number(bound.le)
+            words += f" to {maximum:,}" if words.startswith("from") else f" and up to {maximum:,}"
+        elif isinstance(bound, Lt):
+            maximum = _number(bound.lt)
+            words += f" to below {maximum:,}" if words.startswith("from") else f" and below {maximum:,}"
+    return minimum, maximum, words
+
+
+def _number(bound: Any) -> float:
+    assert isinstance(bound, (int, float))
+    return bound
