@@ -1,0 +1,59 @@
+"""The run directory: the one interface between the trainer, the command line and the screen.
+
+Every schema in it is owned here, one file a module. It imports neither torch nor the configuration.
+Invariant: a reader at any moment, also after a crash, sees whole things; it gets what is there and a sentence
+about what is wrong, never an exception.
+"""
+
+from workbench.runs.control import VERBS, Command, ControlReader, send_control
+from workbench.runs.directory import RunDirectory, runs_root
+from workbench.runs.events import EVENT_KINDS, Event, Events, append_event, read_events
+from workbench.runs.lanes import Lanes, LaneSpan, read_lanes, write_lanes
+from workbench.runs.log import LogTee
+from workbench.runs.metrics import (
+    METRIC_COLUMNS,
+    Column,
+    Metrics,
+    MetricsWriter,
+    read_metrics,
+    read_run_metrics,
+    record_resume,
+)
+from workbench.runs.records import read_plan, write_config, write_plan, write_sample
+from workbench.runs.status import PHASES, Liveness, Status, liveness, read_status, write_status
+
+__all__ = [
+    "EVENT_KINDS",
+    "METRIC_COLUMNS",
+    "PHASES",
+    "VERBS",
+    "Column",
+    "Command",
+    "ControlReader",
+    "Event",
+    "Events",
+    "LaneSpan",
+    "Lanes",
+    "Liveness",
+    "LogTee",
+    "Metrics",
+    "MetricsWriter",
+    "RunDirectory",
+    "Status",
+    "append_event",
+    "liveness",
+    "read_events",
+    "read_lanes",
+    "read_metrics",
+    "read_plan",
+    "read_run_metrics",
+    "read_status",
+    "record_resume",
+    "runs_root",
+    "send_control",
+    "write_config",
+    "write_lanes",
+    "write_plan",
+    "write_sample",
+    "write_status",
+]

@@ -1,0 +1,247 @@
+"""The run directory: where it lies, what its files are called, and which process may train in it.
+
+It knows names and paths only; what stands in each file is the business of the module of that file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.runs.writing import write_whole
+
+_MARKS = ("events.jsonl", "status.json", "config.toml")
+"""A folder with one of these is a run."""
+
+
+def runs_root(option: Path | None) -> Path:
+    """The folder that runs lie in: `option` (--runs), else WORKBENCH_RUNS, else ./runs."""
+    if option is not None:
+        return option.expanduser()
+    return Path(os.environ.get("WORKBENCH_RUNS") or "runs").expanduser()
+
+
+class RunDirectory:
+    """One run's directory. Two objects are equal when they name the same path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.acquired_at: float | None = None
+        """Unix seconds since when this process holds the run; None while it does not."""
+        self._lock_descriptor: int | None = None
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunDirectory) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, TOML."""
+        return self.path / "config.toml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.bin"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def control(self) -> Path:
+        return self.path / "control.jsonl"
+
+    @property
+    def lanes(self) -> Path:
+        return self.path / "lanes.json"
+
+    @property
+    def system(self) -> Path:
+        return self.path / "system.bin"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, root: Path, preset_name: str) -> RunDirectory:
+        """Make `<root>/<time>-<preset>-<id>/` and point `<root>/latest` to it.
+
+        Raises ConfigurationError where `root` cannot be created or written.
+        """
+        preset = re.sub(r"[^A-Za-z0-9._]+", "-", preset_name).strip("-.")[:60] or "run"
+        root = root.absolute()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            while True:
+                path = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{preset}-{secrets.token_hex(3)}"
+                try:
+                    path.mkdir()
+                    break
+                except FileExistsError:
+                    continue
+            run = cls(path)
+            run.samples.mkdir()
+            run.checkpoints.mkdir()
+            run.events.touch()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigurationError(
+                f"run folder {root}: cannot be written: {reason}. "
+                "Choose another folder with --runs DIR or WORKBENCH_RUNS."
+            ) from error
+        _point_latest(root, path.name)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """The run at `path`. Raises ConfigurationError where there is none."""
+        path = path.expanduser().absolute()
+        if not path.is_dir():
+            raise ConfigurationError(f"run {path}: there is no such folder")
+        if not _is_run(path):
+            raise ConfigurationError(f"run {path}: the folder is no run; it has none of {', '.join(_MARKS)}")
+        return cls(path)
+
+    @classmethod
+    def find(cls, root: Path, name: str | None) -> RunDirectory:
+        """The run that `name` means: a path, a full name, a unique part of one; None and "latest" the newest.
+
+        Raises ConfigurationError with the nearest names where there is none or more than one.
+        """
+        runs = cls.list(root)
+        if name is None or name == "latest":
+            latest = _read_latest(root)
+            if latest is not None:
+                return latest
+            if not runs:
+                raise ConfigurationError(f"run folder {root}: there is no run in it yet")
+            return runs[-1]
+        for run in runs:
+            if run.name == name:
+                return run
+        if os.sep in name or name in (".", "..", "~"):
+            return cls.open(Path(name))
+        matching = [run for run in runs if name in run.name] if name else []
+        if len(matching) == 1:
+            return matching[0]
+        if not matching and _is_run(Path(name)):
+            return cls.open(Path(name))
+        if matching:
+            some = ", ".join(run.name for run in matching[-5:])
+            raise ConfigurationError(
+                f"run {name!r}: {len(matching)} runs in {root} have this in their name: {some}"
+            )
+        names = [run.name for run in runs]
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[-3:]
+        hint = f"; the nearest are {', '.join(near)}" if near else "; the folder has no runs"
+        raise ConfigurationError(f"run {name!r}: there is none of this name in {root}{hint}")
+
+    @classmethod
+    def list(cls, root: Path) -> tuple[RunDirectory, ...]:
+        """Every run in `root`, the oldest first; none where the folder is missing or cannot be read."""
+        root = root.expanduser().absolute()
+        try:
+            names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+        except OSError:
+            return ()
+        return tuple(cls(root / name) for name in names if _is_run(root / name))
+
+    def acquire(self) -> None:
+        """Hold this run for the life of the process, so that no second trainer writes into it.
+
+        Raises WorkbenchError that names the process which holds it. The kernel gives the run free however the
+        process ends. On a file system without locks the run goes unguarded.
+        """
+        if self._lock_descriptor is not None:
+            return
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ConfigurationError(f"{self.lock}: cannot be written: {error.strerror or error}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise WorkbenchError(
+                    f"run {self.name}: process {holder or 'of unknown number'} is training it already; "
+                    f"stop that first (workbench stop {self.name})"
+                ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock_descriptor = descriptor
+        self.acquired_at = time.time()
+
+    def release(self) -> None:
+        """Give the run free; the end of the process does the same."""
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+            self.acquired_at = None
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / mark).is_file() for mark in _MARKS)
+
+
+def _point_latest(root: Path, name: str) -> None:
+    """Point `latest` to the run, in a text file where there are no symbolic links. A convenience only."""
+    latest = root / "latest"
+    temporary = root / f".latest-{secrets.token_hex(4)}"
+    try:
+        temporary.symlink_to(name)
+        temporary.replace(latest)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        with contextlib.suppress(WorkbenchError):
+            write_whole(latest, name + "\n", durable=False)
+
+
+def _read_latest(root: Path) -> RunDirectory | None:
+    latest = root.expanduser().absolute() / "latest"
+    try:
+        name = str(latest.readlink()) if latest.is_symlink() else latest.read_text().strip()
+    except (OSError, ValueError):
+        return None
+    path = latest.parent / Path(name).name
+    return RunDirectory(path) if name and _is_run(path) else None

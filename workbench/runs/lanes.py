@@ -1,0 +1,67 @@
+"""`lanes.json`: the spans of the last step, lane by lane, as the lane timeline draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from workbench.runs.directory import RunDirectory
+from workbench.runs.writing import read_json, write_json
+
+LANES_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LaneSpan:
+    lane: str
+    """compute, download, update, upload, read or write."""
+    name: str
+    """What is done: the task's kind, "forward" or "update"."""
+    shard: int
+    chunk: int
+    """-1 where the work is on the whole shard."""
+    start_s: float
+    """Since the step began."""
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Lanes:
+    step: int = 0
+    spans: tuple[LaneSpan, ...] = ()
+    problem: str = ""
+
+
+def write_lanes(run: RunDirectory, step: int, spans: Sequence[LaneSpan]) -> None:
+    """Replace `lanes.json`. Raises WorkbenchError where it cannot be written."""
+    values = [list(asdict(span).values()) for span in spans]
+    fields = list(LaneSpan.__dataclass_fields__)
+    write_json(
+        run.lanes, {"version": LANES_VERSION, "step": step, "fields": fields, "spans": values}, durable=False
+    )
+
+
+def read_lanes(run: RunDirectory) -> Lanes:
+    """The last step's spans. Never raises; see `problem`."""
+    values, problem = read_json(run.lanes)
+    if problem:
+        return Lanes(problem=problem)
+    if values.get("version") != LANES_VERSION:
+        return Lanes(
+            problem=f"{run.lanes} has version {values.get('version')}; this Workbench reads {LANES_VERSION}"
+        )
+    try:
+        names = [str(name) for name in values["fields"]]
+        spans = tuple(_span(dict(zip(names, row, strict=True))) for row in values["spans"])
+        return Lanes(int(values["step"]), spans)
+    except (KeyError, TypeError, ValueError) as error:
+        return Lanes(problem=f"{run.lanes} is damaged: {error}")
+
+
+def _span(row: dict[str, object]) -> LaneSpan:
+    lane, name, shard, chunk, start, end = (row[field] for field in LaneSpan.__dataclass_fields__)
+    if not isinstance(shard, int) or not isinstance(chunk, int):
+        raise ValueError("a span's shard and chunk must be whole numbers")
+    if not isinstance(start, (int, float)) or not isinstance(end, (int, float)):
+        raise ValueError("a span's start and end must be numbers")
+    return LaneSpan(str(lane), str(name), shard, chunk, float(start), float(end))
