@@ -11,7 +11,6 @@ lives, because C holds their addresses.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import weakref
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from workbench.optimizer.cpu_count import usable_cpus
+from workbench.optimizer.settings import AdamWSettings
 
 try:
     from workbench._native import ffi, lib
@@ -31,6 +31,8 @@ except ImportError as error:
         "The native extension workbench._native is missing or does not load "
         f"({error}); build it with a C compiler by `python -m pip install --editable .` in the checkout."
     ) from error
+
+__all__ = ["AdamWSettings", "HostOptimizer", "Piece", "PieceTable", "choose_instruction_set"]
 
 PARTIAL_ELEMENTS = 65536
 MOST_THREADS = 4096
@@ -41,27 +43,6 @@ GRADIENT_TYPES: dict[torch.dtype, int] = {
     torch.float16: lib.WB_FLOAT16,
 }
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
-
-
-@dataclass(frozen=True)
-class AdamWSettings:
-    """AdamW's numbers, as `torch.optim.AdamW` names them (`learning_rate` is its `lr`)."""
-
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps", "weight_decay"):
-            value = getattr(self, name)
-            if not (0.0 <= value < math.inf):
-                raise ValueError(f"{name} must be finite and at least 0, not {value!r}")
-        if len(self.betas) != 2:
-            raise ValueError(f"betas must be two numbers, not {self.betas!r}")
-        for index, beta in enumerate(self.betas):
-            if not (0.0 <= beta < 1.0):
-                raise ValueError(f"betas[{index}] must be at least 0 and below 1, not {beta!r}")
 
 
 @dataclass(frozen=True)
