@@ -2,7 +2,7 @@
 
 Whoever gets a `RunConfig` from here may rely on it: every value has its type and lies in its range, no two
 fields contradict each other, and nothing is asked for that is not built. Anything else is a
-`ConfigurationError` that lists all problems at once, each with its file and line. The fields themselves are in
+`ConfigurationError` that lists all problems at once, each with its file and line. The fields are declared in
 `config_schema`.
 """
 

@@ -1,6 +1,7 @@
 """Where presets are found: a path, or a name in the project's, the user's or the shipped folder.
 
-A name always means the first file that carries it, in this order: one's own preset hides a shipped one of the same name.
+A name always means the first file that carries it, in this order: one's own preset hides a shipped one of
+the same name.
 """
 
 from __future__ import annotations

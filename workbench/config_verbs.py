@@ -1,0 +1,83 @@
+"""The verbs about configurations: `config show`, `config check`, `config schema` and `presets`.
+
+Each prints its data to stdout and returns an exit code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from textwrap import wrap
+
+from workbench.config import fields, load_config, to_toml
+from workbench.config_problems import toml_value
+from workbench.config_rules import NOT_BUILT_YET, today
+from workbench.errors import EXIT_DONE
+from workbench.presets import find_preset, list_presets
+
+
+def show(preset: str, overrides: Sequence[str]) -> int:
+    """Print the resolved configuration as TOML."""
+    print(to_toml(load_config(find_preset(preset), overrides)), end="")
+    return EXIT_DONE
+
+
+def check(preset: str, overrides: Sequence[str]) -> int:
+    """Print one line when the configuration is right; raises ConfigurationError otherwise."""
+    path = find_preset(preset)
+    load_config(path, overrides)
+    print(f"{path}: ok")
+    return EXIT_DONE
+
+
+def schema(as_json: bool) -> int:
+    """Print every field: as a commented preset of defaults, or as a JSON array of objects."""
+    print(_schema_as_json() if as_json else "\n".join(_schema_as_toml()))
+    return EXIT_DONE
+
+
+def presets(as_json: bool) -> int:
+    """List the presets that can be named, and what is wrong with the broken ones."""
+    found = list_presets()
+    if as_json:
+        print(json.dumps([{**preset._asdict(), "path": str(preset.path)} for preset in found], indent=2))
+        return EXIT_DONE
+    width = max((len(preset.name) for preset in found), default=0)
+    for preset in found:
+        print(f"{preset.name:<{width}}  {preset.origin:<7}  {preset.description}".rstrip())
+        for line in (preset.error or "").splitlines():
+            print(f"{'':<{width}}  broken   {line}")
+    return EXIT_DONE
+
+
+def _schema_as_json() -> str:
+    missing = _not_built_yet()
+    described = [{**asdict(field), "not_built_yet": missing.get(field.name)} for field in fields()]
+    return json.dumps(described, indent=2, ensure_ascii=False)
+
+
+def _schema_as_toml() -> Iterator[str]:
+    missing = _not_built_yet()
+    table = ""
+    for field in fields():
+        if field.table != table:
+            table = field.table
+            yield f"\n[{table}]"
+            if table in missing:
+                yield from _comment(f"Not built yet: {missing[table]}.")
+        unit = f" ({field.unit})" if field.unit else ""
+        yield from _comment(field.help)
+        yield from _comment(f"{field.must_be[0].upper()}{field.must_be[1:]}{unit}.")
+        if field.name in missing:
+            yield from _comment(f"Not built yet: {missing[field.name]}.")
+        yield f"{field.key} = {toml_value(field.default)}"
+
+
+def _comment(text: str) -> list[str]:
+    return wrap(text, width=100, initial_indent="# ", subsequent_indent="# ")
+
+
+def _not_built_yet() -> dict[str, str]:
+    """For a field (or table) of which not all values work: what is missing, and what works."""
+    return {row.field: f"{row.missing}; {today(row)}" for row in NOT_BUILT_YET}
