@@ -1,1 +1,11 @@
-"""The offload engine: executes layout and timeline on real memory."""
+"""The offload engine: executes layout and timeline on real memory. A library of its own.
+
+It works on any `torch.nn.Module` and needs no configuration file, screen or run directory; see `OffloadEngine`.
+"""
+
+from workbench.engine.execution import LaneError, Span
+from workbench.engine.offload import OffloadEngine
+from workbench.engine.report import NonFiniteGradients, StepReport, StepResult
+from workbench.optimizer.settings import AdamWSettings
+
+__all__ = ["AdamWSettings", "LaneError", "NonFiniteGradients", "OffloadEngine", "Span", "StepReport", "StepResult"]

@@ -1,0 +1,139 @@
+"""Find the shards of a module: its repeated blocks, what comes before them and what comes after.
+
+The module tree decides, never a model's name: blocks are the children of the outermost lists whose parametrised
+members are all of one class. A parameter that appears twice (tied weights) belongs to the first shard it is met in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from workbench.layout import Layout, ParameterSpec, ShardKind, ShardSpec, build_layout
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A place where a module holds a parameter: `module._parameters[attribute]`."""
+
+    module: nn.Module
+    attribute: str
+
+
+@dataclass
+class FoundShard:
+    """A shard's parameters by name, in module order, and the modules that own them.
+
+    `block` is the repeated module itself, None for parameters that live outside the blocks.
+    """
+
+    name: str
+    kind: ShardKind
+    block: nn.Module | None
+    parameters: dict[str, nn.Parameter]
+    owners: dict[str, list[Owner]]
+
+    def replace(self, name: str, parameter: nn.Parameter) -> None:
+        """Put another parameter in every place that holds the one called `name`; ties stay tied."""
+        for owner in self.owners[name]:
+            owner.module._parameters[owner.attribute] = parameter
+        self.parameters[name] = parameter
+
+    def modules(self) -> list[nn.Module]:
+        """Every module that directly owns one of the shard's parameters, each once."""
+        return list({id(o.module): o.module for places in self.owners.values() for o in places}.values())
+
+
+def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
+    """The repeated blocks by their name in the tree, in module order; empty where nothing repeats."""
+    blocks: dict[str, nn.Module] = {}
+
+    def visit(parent: nn.Module, prefix: str) -> None:
+        for name, child in parent.named_children():
+            path = f"{prefix}{name}"
+            if isinstance(child, (nn.ModuleList, nn.Sequential)) and _repeats(child):
+                blocks.update({f"{path}.{n}": b for n, b in child.named_children() if _has_parameters(b)})
+            else:
+                visit(child, f"{path}.")
+
+    visit(module, "")
+    return blocks
+
+
+def find_shards(module: nn.Module) -> list[FoundShard]:
+    """All parameters of `module` as shards in forward order: embedding, blocks, head.
+
+    Raises:
+        ValueError: the module has no trainable parameter.
+    """
+    blocks = find_blocks(module)
+    block_of = {id(m): name for name, block in blocks.items() for m in block.modules()}
+    before = FoundShard("embedding", "outer", None, {}, {})
+    after = FoundShard("head", "outer", None, {}, {})
+    inside = {name: FoundShard(name, "block", block, {}, {}) for name, block in blocks.items()}
+    met_block = False
+    home: dict[int, tuple[FoundShard, str]] = {}
+    for owner_name, owner in module.named_modules():
+        block = block_of.get(id(owner))
+        met_block |= block is not None
+        shard = inside[block] if block is not None else (after if met_block else before)
+        for attribute, parameter in owner._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{owner_name}.{attribute}" if owner_name else attribute
+            place, known = home.setdefault(id(parameter), (shard, name))
+            place.parameters.setdefault(known, parameter)
+            place.owners.setdefault(known, []).append(Owner(owner, attribute))
+    shards = [s for s in (before, *inside.values(), after) if s.parameters]
+    if not any(p.requires_grad for s in shards for p in s.parameters.values()):
+        raise ValueError(f"{type(module).__name__} has no trainable parameter")
+    return shards
+
+
+def lay_out(shards: list[FoundShard], dtype: torch.dtype | None, chunk_bytes: int) -> Layout:
+    """The layout of `shards` with floating-point weights kept as `dtype` (None: each as it is)."""
+    return build_layout(
+        [
+            ShardSpec(
+                shard.name,
+                shard.kind,
+                tuple(
+                    ParameterSpec(name, tuple(p.shape), dtype_name(working_dtype(p, dtype)), p.requires_grad)
+                    for name, p in shard.parameters.items()
+                ),
+            )
+            for shard in shards
+        ],
+        chunk_bytes,
+    )
+
+
+def working_dtype(parameter: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of a parameter's working weights: `dtype` where the parameter is floating point, else its own."""
+    return dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _repeats(container: nn.Module) -> bool:
+    members = [child for child in container.children() if _has_parameters(child)]
+    same = len({type(child) for child in members}) == 1
+    # A list of one block is a shallow model; a Sequential of one or of plain layers is just a module.
+    return same and (len(members) > 1 or isinstance(container, nn.ModuleList)) and _is_block(members[0])
+
+
+def _is_block(member: nn.Module) -> bool:
+    return any(_has_parameters(child) for child in member.children())
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(_parameters(module), None) is not None
+
+
+def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    return module.parameters()

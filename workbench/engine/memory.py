@@ -1,0 +1,169 @@
+"""The memory of one shard: working weights on the device, optimizer state in its tier, gradients that wait.
+
+What exists depends on two facts, whether device and host share one memory and where the state lives:
+
+| | fp32 weights | bf16 weights |
+|---|---|---|
+| state lies beside the weights (shared memory, or both on the device) | master *is* the weights | `high` *is* the weights |
+| state on the host, weights on the device | master on the host, copied up | `high` on the host, copied up |
+
+Invariant: every tensor here is allocated once, and a parameter's `data` is a view of its region's `weights` for as
+long as the engine lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.arithmetic import StateViews
+from workbench.engine.device import Device
+from workbench.layout import Chunk, Region, Segment, Shard
+from workbench.optimizer.host import HostOptimizer
+from workbench.optimizer.reference import split_float32
+
+WORKING_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class RegionMemory:
+    """One dtype's part of a shard; all tensors are 1-D and `region.elements` long.
+
+    `master` (fp32) or `high` and `low` (bf16, int16: the split master) hold the parameters to full precision.
+    `gradient` holds what was copied down and waits for the norm, or the fp32 sum over micro-batches; None where
+    gradients stay where autograd puts them.
+    """
+
+    region: Region
+    weights: Tensor
+    master: Tensor | None
+    high: Tensor | None
+    low: Tensor | None
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    gradient: Tensor | None
+
+    @property
+    def emitted(self) -> Tensor:
+        """Where an update leaves the new working weights: `weights` itself unless they are copied up."""
+        emitted = self.high if self.high is not None else self.master
+        assert emitted is not None
+        return emitted
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimizer state by kind, as it is saved."""
+        for kind in ("master", "high", "low", "exp_avg", "exp_avg_sq"):
+            tensor: Tensor | None = getattr(self, kind)
+            if tensor is not None:
+                yield kind, tensor
+
+
+class ShardMemory:
+    """A shard's regions, and views of them by chunk and by parameter."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        device: Device,
+        *,
+        state_on_device: bool,
+        gradient_dtype: Callable[[str], torch.dtype | None],
+    ) -> None:
+        self.shard = shard
+        self.steps = [0] * len(shard.segments)
+        beside = device.shared_memory or state_on_device
+        in_tier = device.empty if state_on_device else device.empty_host
+        self.regions: dict[str, RegionMemory] = {}
+        for region in shard.regions:
+            dtype = WORKING_DTYPES[region.dtype]
+            count = region.elements
+            master = in_tier(count, torch.float32) if dtype == torch.float32 else None
+            high = in_tier(count, dtype) if dtype != torch.float32 else None
+            low = in_tier(count, torch.int16) if dtype != torch.float32 else None
+            emitted = master if master is not None else high
+            assert emitted is not None
+            wait_as = gradient_dtype(region.dtype)
+            memory = RegionMemory(
+                region=region,
+                weights=emitted if beside else device.empty(count, dtype),
+                master=master,
+                high=high,
+                low=low,
+                exp_avg=in_tier(count, torch.float32),
+                exp_avg_sq=in_tier(count, torch.float32),
+                gradient=None if wait_as is None else in_tier(count, wait_as),
+            )
+            # Gaps of alignment are saved and copied with the rest: they hold zeros, not what memory held before.
+            for _, tensor in memory.state():
+                tensor.zero_()
+            self.regions[region.dtype] = memory
+
+    def adopt(self, parameters: Sequence[nn.Parameter], host: HostOptimizer) -> None:
+        """Take the parameters' values over, one for each segment in order, and rebind their data to `weights`."""
+        for segment, parameter in zip(self.shard.segments, parameters, strict=True):
+            self._take(segment, parameter.data.reshape(-1), host)
+        self.push_weights()
+        for segment, parameter in zip(self.shard.segments, parameters, strict=True):
+            memory = self.regions[segment.dtype]
+            parameter.data = self.of_segment(memory.weights, segment).view(segment.shape)
+
+    def _take(self, segment: Segment, values: Tensor, host: HostOptimizer) -> None:
+        memory = self.regions[segment.dtype]
+        if memory.master is not None:
+            self.of_segment(memory.master, segment).copy_(values)
+            return
+        assert memory.high is not None and memory.low is not None
+        high, low = self.of_segment(memory.high, segment), self.of_segment(memory.low, segment)
+        if values.dtype != torch.float32:
+            high.copy_(values)
+        elif high.device.type == "cpu":
+            host.split(values.cpu().contiguous(), high, low)
+        else:
+            upper, lower = split_float32(values.to(high.device))
+            high.copy_(upper)
+            low.copy_(lower)
+
+    def push_weights(self) -> None:
+        """Copy the state's working weights to the device, where they are kept apart."""
+        for memory in self.regions.values():
+            if memory.weights is not memory.emitted:
+                memory.weights.copy_(memory.emitted)
+
+    def of_segment(self, tensor: Tensor, segment: Segment) -> Tensor:
+        """The part of a region's tensor that belongs to `segment`, 1-D."""
+        start = segment.offset - self.regions[segment.dtype].region.start
+        return tensor[start : start + segment.numel]
+
+    def of_chunk(self, tensor: Tensor, chunk: Chunk) -> Tensor:
+        """The part of a region's tensor that belongs to `chunk`, 1-D."""
+        base = self.regions[chunk.dtype].region.start
+        return tensor[chunk.start - base : chunk.stop - base]
+
+    def slices(self, tensor: Tensor, chunk: Chunk) -> list[Tensor]:
+        """A region's tensor cut into the slices of `chunk`."""
+        views = []
+        for part in chunk.slices:
+            whole = self.of_segment(tensor, self.shard.segments[part.segment])
+            views.append(whole[part.start : part.start + part.count])
+        return views
+
+    def views(self, chunk: Chunk) -> list[StateViews]:
+        """The state of a chunk, slice by slice."""
+        memory = self.regions[chunk.dtype]
+        cut = {kind: self.slices(tensor, chunk) for kind, tensor in memory.state()}
+        return [
+            StateViews(
+                decay=self.shard.segments[part.segment].decay,
+                **{kind: views[number] for kind, views in cut.items()},
+            )
+            for number, part in enumerate(chunk.slices)
+        ]
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """The shard's optimizer state as (kind, 1-D tensor), named by dtype where a shard has several."""
+        for dtype, memory in self.regions.items():
+            for kind, tensor in memory.state():
+                yield (f"{kind}.{dtype}" if len(self.regions) > 1 else kind), tensor

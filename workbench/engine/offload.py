@@ -1,0 +1,502 @@
+"""The offload engine: trains any `torch.nn.Module` with its optimizer state, and the optimizer's step, on the host.
+
+    engine = OffloadEngine(model, optimizer=AdamW(lr=3e-4), state="host", gradient_clipping=1.0)
+    for batch in batches:
+        engine.backward(model(**batch).loss)
+        report = engine.step()
+
+It needs no configuration file, screen or run directory. The model is called as always; hooks on it wait, block by
+block, for the weights that the step before is still updating.
+
+Invariant: at most one step has host work under way. It is settled before the next step's first backward begins, so
+every gradient buffer has one owner, and state is read by nobody else while it is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.arithmetic import Arithmetic, DeviceArithmetic, HostArithmetic
+from workbench.engine.checkpointing import BlockCheckpointing
+from workbench.engine.device import Device, has_bfloat16, open_device
+from workbench.engine.discovery import FoundShard, dtype_name, find_shards, lay_out, working_dtype
+from workbench.engine.execution import Span, StepExecution
+from workbench.engine.gradients import GradientIntake
+from workbench.engine.lanes import LaneThreads
+from workbench.engine.memory import ShardMemory
+from workbench.engine.report import NonFiniteGradients, StepReport, StepResult, lane_seconds
+from workbench.engine.step_work import StepWork
+from workbench.layout import Layout
+from workbench.optimizer.host import HostOptimizer
+from workbench.optimizer.settings import AdamWSettings
+from workbench.timeline import Kind, Lane, StepShape, Timeline, build_timeline
+
+Precision = Literal["auto", "bf16", "fp32"]
+SKIPS_ALLOWED = 2
+DEFAULT_CHUNK_BYTES = 16 << 20
+
+
+class OffloadEngine:
+    """Trains `model` in place.
+
+    Args:
+        model: its floating-point parameters are recast to the working precision and moved to `device`, and stay bound
+            to the engine's memory until `close`. Parameters on the meta device are given values by `materialize`.
+        optimizer: AdamW's numbers. Weight decay applies to parameters of two or more dimensions.
+        weights: the tier of the working weights; "device".
+        state: the tier of the optimizer state, "device" or "host".
+        gradient_accumulation: micro-batches a step.
+        gradient_clipping: the largest norm of a step's mean gradient; 0 leaves it as it is.
+        overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
+            both give the same bits.
+        precision: of the working weights; "auto" is bf16 on a device that has it, else fp32.
+        activation_checkpointing: recompute each block's forward during backward.
+        chunk_bytes: bytes of working weights that move and update together.
+        threads: of the host optimizer; "auto" takes what this process may use.
+        device: "cuda", "cuda:1", "cpu", "auto", or a `Device`.
+        materialize: called with each shard that has parameters on the meta device, before it is laid into memory;
+            has to replace them by real ones (see `FoundShard.owners`).
+
+    Raises:
+        ValueError: an argument is out of range, or the model cannot be trained.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: AdamWSettings | None = None,
+        weights: Literal["device"] = "device",
+        state: Literal["device", "host"] = "host",
+        gradient_accumulation: int = 1,
+        gradient_clipping: float = 0.0,
+        overlap: Literal["serial", "exact"] = "exact",
+        precision: Precision = "auto",
+        activation_checkpointing: bool = True,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        threads: int | Literal["auto"] = "auto",
+        device: str | torch.device | Device = "auto",
+        materialize: Callable[[FoundShard], None] | None = None,
+    ) -> None:
+        _check_choice("weights", weights, ("device",))
+        _check_choice("state", state, ("device", "host"))
+        _check_choice("overlap", overlap, ("serial", "exact"))
+        if gradient_accumulation < 1:
+            raise ValueError(f"gradient_accumulation = {gradient_accumulation}: expected 1 or more")
+        if not gradient_clipping >= 0:
+            raise ValueError(f"gradient_clipping = {gradient_clipping}: expected 0 (off) or more")
+        self.model = model
+        self.device = open_device(device)
+        self.dtype = working_precision(precision, self.device)
+        self._settings = optimizer or AdamWSettings()
+        self._accumulation = gradient_accumulation
+        found = find_shards(model)
+        self.layout: Layout = lay_out(found, self.dtype, chunk_bytes)
+        self._host = HostOptimizer(threads)
+        self._lanes = LaneThreads(self.device)
+
+        travels = state == "host" and not self.device.shared_memory
+        # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
+        referenced = not travels and (gradient_accumulation == 1 or self.dtype == torch.float32)
+        accumulates = not referenced and gradient_accumulation > 1
+        native = state == "host" or self.device.shared_memory
+        arithmetic: Arithmetic = HostArithmetic(self._host) if native else DeviceArithmetic()
+        # On the device there is nothing to overlap the update with: it may as well know the verdict first.
+        global_quantity = gradient_clipping > 0 or state == "device"
+        shape = StepShape(
+            gradient_accumulation=gradient_accumulation,
+            state=state,
+            shared_memory=self.device.shared_memory,
+            referenced_gradients=not accumulates,
+            global_quantity=global_quantity,
+            overlap=overlap,
+        )
+        self._timeline: Timeline = build_timeline(self.layout, shape)
+        self._serial = overlap == "serial"
+
+        def gradient_dtype(dtype: str) -> torch.dtype | None:
+            if referenced:
+                return None
+            return torch.float32 if accumulates else getattr(torch, dtype)
+
+        self._memories: list[ShardMemory] = []
+        parameters: list[list[nn.Parameter]] = []
+        for shard, source in zip(self.layout.shards, found, strict=True):
+            if materialize is not None and any(p.is_meta for p in source.parameters.values()):
+                materialize(source)
+            memory = ShardMemory(
+                shard,
+                self.device,
+                state_on_device=state == "device",
+                gradient_dtype=gradient_dtype,
+            )
+            members = [source.parameters[segment.name] for segment in shard.segments]
+            memory.adopt(members, self._host)
+            for frozen in shard.frozen:
+                _place_frozen(source.parameters[frozen.name], self.dtype, self.device)
+            for member in members:
+                member.grad = None
+            self._memories.append(memory)
+            parameters.append(members)
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(self.device.torch_device)
+
+        self._intake = GradientIntake(
+            self._memories,
+            parameters,
+            self.device,
+            referenced=referenced,
+            accumulates=accumulates,
+            travels=travels,
+            bounded=overlap != "serial",
+        )
+        self._work = StepWork(self._memories, self._intake, self.device, arithmetic, gradient_clipping)
+        self._checkpointing = BlockCheckpointing(
+            model, [s.block for s in found if s.block is not None] if activation_checkpointing else []
+        )
+        self._hooks = self._install_hooks(found)
+
+        self.steps = 0
+        """Steps begun, skipped ones included."""
+        self._skipped_in_a_row = 0
+        self._execution: StepExecution | None = None
+        self._report: StepReport | None = None
+        self._micro_batches = 0
+        self._tokens: list[int | None] = []
+        self._forward_started: float | None = None
+        self._exposed_s = 0.0
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    # What the training loop calls
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step whose first backward comes next."""
+        return self._settings.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._settings = replace(self._settings, learning_rate=value)
+
+    def backward(self, loss: Tensor, *, tokens: int | None = None) -> None:
+        """Backpropagate one micro-batch's mean loss (a scalar).
+
+        `tokens` is what the mean was taken over: the step's loss is then the mean over all its tokens. Without it,
+        micro-batches weigh the same. Returns when backward has ended; host work may go on.
+
+        Raises:
+            RuntimeError: more micro-batches than `gradient_accumulation`, or `tokens` given for some of them only.
+            ValueError: `tokens` is not positive.
+        """
+        self._raise_failure()
+        if self._micro_batches == self._accumulation:
+            raise RuntimeError(f"backward() was called {self._accumulation} times already; call step() first")
+        if tokens is not None and tokens <= 0:
+            raise ValueError(f"tokens = {tokens}: expected a positive number of counted tokens")
+        if self._tokens and (self._tokens[0] is None) != (tokens is None):
+            raise RuntimeError("tokens must be given for every micro-batch of a step or for none")
+        if self._micro_batches == 0:
+            self._begin_step()
+        execution = self._execution
+        assert execution is not None
+        self._tokens.append(tokens)
+        if len(self._tokens) == self._accumulation:
+            self._work.set_unscale(self._unscale())
+        self._end_forward(execution)
+        self._intake.begin_micro_batch(self._micro_batches)
+        start = time.perf_counter()
+        # Weights of micro-batches are relative to the first, so that gradients keep their natural size.
+        first = self._tokens[0]
+        weight = 1.0 if tokens is None or first is None else tokens / first
+        try:
+            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            self._intake.end_micro_batch()
+        except BaseException as error:
+            self._abandon_step(execution, error)
+            raise
+        execution.spans.append(Span(Lane.COMPUTE, Kind.BACKWARD, None, None, start, time.perf_counter()))
+        self._micro_batches += 1
+
+    def step(self) -> StepReport:
+        """End the step: its update runs on, or has run, and the next forward waits for it block by block.
+
+        A step may have fewer micro-batches than `gradient_accumulation` (the end of the data); its mean is over those
+        it has. Returns at once; the report waits.
+
+        Raises:
+            RuntimeError: there was no backward().
+        """
+        self._raise_failure()
+        execution = self._execution
+        if execution is None or not self._micro_batches:
+            raise RuntimeError("step() without a backward() before it")
+        if self._micro_batches < self._accumulation:
+            self._work.set_unscale(self._unscale())
+            for micro_batch in range(self._micro_batches, self._accumulation):
+                self._intake.begin_micro_batch(micro_batch)
+                for shard in self.layout.shards:
+                    execution.complete(self._timeline.find(Kind.FORWARD, micro_batch, shard.index))
+                self._intake.end_micro_batch()
+        self._micro_batches = 0
+        self._tokens = []
+        self._report = StepReport(self.wait)
+        report = self._report
+        if self._serial:
+            self.wait()
+        return report
+
+    def wait(self) -> None:
+        """Return when no host work is left: weights and state are those after the last step.
+
+        Raises:
+            NonFiniteGradients: gradients were not finite three steps in a row, or shards had been updated already.
+            LaneError: a lane's task failed.
+        """
+        self._raise_failure()
+        execution, report = self._execution, self._report
+        if execution is None or report is None:
+            return
+        start = time.perf_counter()
+        try:
+            execution.wait_all()
+            self._exposed_s += time.perf_counter() - start
+            result = self._conclude(execution)
+        except BaseException as error:
+            self._failure = error
+            report.fail(error)
+            raise
+        self._execution = self._report = None
+        report.resolve(result)
+
+    def close(self) -> None:
+        """End the lanes and take every hook off the model, whose parameters keep their values. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._execution is not None:
+            self._execution.abandon("the engine was closed")
+            self._intake.break_off()
+        self._lanes.close()
+        for handle in self._hooks:
+            handle.remove()
+        self._intake.end_step()
+        self._intake.remove()
+        self._checkpointing.remove()
+        self._host.close()
+        self.device.close()
+
+    def __enter__(self) -> OffloadEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # State, for checkpoints
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the optimizer state by name (`0003-h.2/exp_avg`), in place, after `wait`.
+
+        Writing into them and calling `restore` resumes a step later.
+        """
+        self.wait()
+        for memory in self._memories:
+            for kind, tensor in memory.state():
+                yield f"{memory.shard.index:04d}-{memory.shard.name}/{kind}", tensor
+
+    def counters(self) -> dict[str, Any]:
+        """What the state needs beside its tensors: steps done, in all and by parameter."""
+        self.wait()
+        return {
+            "steps": self.steps,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "parameter_steps": {
+                segment.name: memory.steps[number]
+                for memory in self._memories
+                for number, segment in enumerate(memory.shard.segments)
+            },
+        }
+
+    def restore(self, counters: dict[str, Any]) -> None:
+        """Take up `counters` after the tensors of `state` were written into; refreshes the working weights.
+
+        Raises:
+            ValueError: the counters are of another model.
+        """
+        self.wait()
+        known = {s.name for m in self._memories for s in m.shard.segments}
+        given = counters["parameter_steps"]
+        if known != set(given):
+            odd = sorted(known.symmetric_difference(given))
+            raise ValueError(f"the counters are of another model: {odd[0]} is in only one of the two")
+        self.steps = int(counters["steps"])
+        self._skipped_in_a_row = int(counters["skipped_in_a_row"])
+        for memory in self._memories:
+            memory.steps[:] = [int(given[segment.name]) for segment in memory.shard.segments]
+            memory.push_weights()
+
+    # How a step goes
+
+    def _begin_step(self) -> None:
+        self.wait()
+        self.steps += 1
+        self._work.begin(self._settings)
+        execution = StepExecution(self._timeline, self._lanes, self._work.perform, inline=self._serial)
+        self._intake.begin_step(execution)
+        self._execution = execution
+
+    def _end_forward(self, execution: StepExecution) -> None:
+        now = time.perf_counter()
+        execution.spans.append(
+            Span(Lane.COMPUTE, Kind.FORWARD, None, None, self._forward_started or now, now)
+        )
+        self._forward_started = None
+        self._root_shards -= {s for s in self._root_shards if self._unseen_owners[s] <= self._seen}
+        for shard in self.layout.shards:
+            execution.complete(self._timeline.find(Kind.FORWARD, self._micro_batches, shard.index))
+
+    def _unscale(self) -> float:
+        counted = [t for t in self._tokens if t is not None]
+        return counted[0] / sum(counted) if counted else 1.0 / len(self._tokens)
+
+    def _conclude(self, execution: StepExecution) -> StepResult:
+        verdict = self._work.verdict
+        assert verdict is not None
+        if verdict.finite:
+            self._work.finish()
+        self._intake.end_step()
+        self._skipped_in_a_row = 0 if verdict.finite else self._skipped_in_a_row + 1
+        if verdict.torn:
+            raise NonFiniteGradients(
+                f"step {self.steps}: the gradient of {verdict.offender} is not finite, and other shards had been "
+                "updated already; go on from the last checkpoint (clipping makes every step wait for the verdict)"
+            )
+        if self._skipped_in_a_row > SKIPS_ALLOWED:
+            raise NonFiniteGradients(
+                f"step {self.steps}: the gradient of {verdict.offender} is not finite, for the "
+                f"{self._skipped_in_a_row}rd step in a row; nothing was written for them"
+            )
+        result = StepResult(
+            step=self.steps,
+            grad_norm=verdict.grad_norm,
+            skipped=not verdict.finite,
+            learning_rate=self._work.learning_rate,
+            lane_seconds=lane_seconds(execution.spans),
+            exposed_s=self._exposed_s,
+            spans=tuple(sorted(execution.spans, key=lambda span: span.start_s)),
+        )
+        self._exposed_s = 0.0
+        return result
+
+    def _abandon_step(self, execution: StepExecution, error: BaseException) -> None:
+        # A backward that failed half-way leaves gradients nobody can tell apart: the engine stops here.
+        execution.abandon(f"backward failed: {error}")
+        self._intake.break_off()
+        self._failure = error
+
+    def _raise_failure(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if self._failure is not None:
+            raise RuntimeError(f"the engine stopped after an error: {self._failure}") from self._failure
+
+    # Hooks: the next forward waits for what it reads
+
+    def _install_hooks(self, found: Sequence[FoundShard]) -> list[Any]:
+        home = {id(p): index for index, shard in enumerate(found) for p in shard.parameters.values()}
+        blocks = {id(shard.block): index for index, shard in enumerate(found) if shard.block is not None}
+        in_blocks = {id(m) for shard in found if shard.block is not None for m in shard.block.modules()}
+        handles: list[Any] = []
+        self._seen: set[int] = set()
+        self._unseen_owners: dict[int, set[int]] = {}
+        for module in self.model.modules():
+            if id(module) in blocks:
+                needs = sorted({home[id(p)] for p in module.parameters()})
+                hook = self._block_hook(blocks[id(module)], needs)
+            elif id(module) in in_blocks:
+                continue
+            else:
+                needs = sorted({home[id(p)] for p in module._parameters.values() if p is not None})
+                if not needs:
+                    continue
+                for shard in needs:
+                    self._unseen_owners.setdefault(shard, set()).add(id(module))
+                hook = self._owner_hook(id(module), needs)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        # Until a forward has shown that all owners of a shard outside the blocks are called, the shard is waited for
+        # before anything runs: its parameters may be read without their module being called.
+        self._root_shards = set(self._unseen_owners)
+        handles.append(self.model.register_forward_pre_hook(self._root_hook, with_kwargs=True, prepend=True))
+        return handles
+
+    def _root_hook(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._forward_started is None:
+            self._forward_started = time.perf_counter()
+            self._seen.clear()
+        for shard in sorted(self._root_shards):
+            self._await_weights(shard)
+
+    def _owner_hook(self, owner: int, needs: list[int]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._seen.add(owner)
+            for shard in needs:
+                self._await_weights(shard)
+
+        return hook
+
+    def _block_hook(self, own: int, needs: list[int]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            for shard in needs:
+                self._await_weights(shard)
+            if torch.is_grad_enabled():
+                inputs = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+                self._intake.block_called(own, next((t for t in inputs if t.requires_grad), None))
+
+        return hook
+
+    def _await_weights(self, shard: int) -> None:
+        execution = self._execution
+        if execution is None or self._report is None:
+            return
+        start = time.perf_counter()
+        try:
+            execution.wait(self._timeline.ready[shard])
+        except BaseException as error:
+            self._failure = error
+            raise
+        self._exposed_s += time.perf_counter() - start
+
+
+def working_precision(precision: Precision, device: Device) -> torch.dtype:
+    """The dtype of working weights that `precision` means on `device`.
+
+    Raises:
+        ValueError: `precision` is none of auto, bf16 and fp32.
+    """
+    _check_choice("precision", precision, ("auto", "bf16", "fp32"))
+    if precision == "auto":
+        return torch.bfloat16 if has_bfloat16(device) else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def _place_frozen(parameter: nn.Parameter, dtype: torch.dtype, device: Device) -> None:
+    parameter.data = parameter.data.to(device=device.torch_device, dtype=working_dtype(parameter, dtype))
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} = {value!r}: expected {' or '.join(map(repr, known))}")
+
+
+__all__ = ["NonFiniteGradients", "OffloadEngine", "StepReport", "StepResult", "dtype_name"]

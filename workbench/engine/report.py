@@ -1,0 +1,72 @@
+"""What a step came to, once it has: the verdict on its gradients and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workbench.engine.execution import Span
+from workbench.timeline import Lane
+
+
+class NonFiniteGradients(RuntimeError):
+    """Gradients were not finite once too often, or after updates had already run; names the first such parameter."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One finished step.
+
+    `grad_norm`: of the step's mean gradient, before clipping. `skipped`: it was not finite and nothing was written.
+    `lane_seconds`: busy seconds a lane. `exposed_s`: seconds in which compute waited for host work.
+    """
+
+    step: int
+    grad_norm: float
+    skipped: bool
+    learning_rate: float
+    lane_seconds: dict[Lane, float]
+    exposed_s: float
+    spans: tuple[Span, ...]
+
+
+class StepReport:
+    """A step under way. `result` waits until nothing of it is left to do."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self._settle = settle
+        self._result: StepResult | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns at once."""
+        return self._result is not None or self._failure is not None
+
+    def result(self) -> StepResult:
+        """The finished step.
+
+        Raises:
+            NonFiniteGradients: gradients were not finite three steps in a row, or shards had been updated already.
+            LaneError: a lane's task failed.
+        """
+        if not self.done:
+            self._settle()
+        if self._failure is not None:
+            raise self._failure
+        assert self._result is not None
+        return self._result
+
+    def resolve(self, result: StepResult) -> None:
+        self._result = result
+
+    def fail(self, failure: BaseException) -> None:
+        self._failure = failure
+
+
+def lane_seconds(spans: Sequence[Span]) -> dict[Lane, float]:
+    """Busy seconds of each lane."""
+    seconds = dict.fromkeys(Lane, 0.0)
+    for span in spans:
+        seconds[span.lane] += span.seconds
+    return seconds

@@ -1,0 +1,239 @@
+"""Where every byte of a model lies: shards, their segment tables, and the chunks that move and update together.
+
+Written once for two readers: the engine lays real memory out by it, the planner adds it up. It knows names, shapes and
+sizes, never tensors, and it never looks at a model's name.
+
+Invariant: offsets count elements of the shard, parameters start at multiples of `ALIGNMENT`, and a parameter that
+crosses a chunk boundary is cut at a multiple of `NORM_BLOCK` of its own elements. So the partial sums of the gradient
+norm, one a block of a parameter, are the same however large the chunks are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+ALIGNMENT = 256
+NORM_BLOCK = 65_536
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+ShardKind = Literal["block", "outer"]
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter before it has a place: `shape` in elements, `dtype` of its working weights."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool = True
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A trainable parameter's place in its shard. `decay`: weight decay applies (two or more dimensions)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    numel: int
+    decay: bool
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a segment that lies in one chunk: `count` elements from element `start` of the parameter."""
+
+    segment: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Elements `start` to `stop` of a shard, all of one dtype: the unit of transfer and of update."""
+
+    index: int
+    start: int
+    stop: int
+    dtype: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Elements `start` to `stop` of a shard, all those of one dtype."""
+
+    dtype: str
+    start: int
+    stop: int
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The parameters that move together. `frozen` ones have weights and no place in the state."""
+
+    index: int
+    name: str
+    kind: ShardKind
+    segments: tuple[Segment, ...]
+    frozen: tuple[ParameterSpec, ...]
+    chunks: tuple[Chunk, ...]
+    regions: tuple[Region, ...]
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements from the first parameter to the end of the last, gaps of alignment included."""
+        return sum(region.elements for region in self.regions)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters without the gaps, frozen ones included."""
+        return sum(s.numel for s in self.segments) + sum(f.numel for f in self.frozen)
+
+    @cached_property
+    def trainable_parameters(self) -> int:
+        return sum(segment.numel for segment in self.segments)
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of working weights, gaps and frozen parameters included."""
+        return sum(chunk.weight_bytes for chunk in self.chunks) + sum(f.bytes for f in self.frozen)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All shards, in forward order."""
+
+    shards: tuple[Shard, ...]
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(shard.parameters for shard in self.shards)
+
+    @cached_property
+    def trainable_parameters(self) -> int:
+        return sum(shard.trainable_parameters for shard in self.shards)
+
+    def chunks(self) -> Iterable[tuple[Shard, Chunk]]:
+        """Every chunk with its shard, in forward order."""
+        for shard in self.shards:
+            for chunk in shard.chunks:
+                yield shard, chunk
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """What a shard will hold, before it is laid out."""
+
+    name: str
+    kind: ShardKind
+    parameters: tuple[ParameterSpec, ...]
+
+
+def build_layout(specs: Sequence[ShardSpec], chunk_bytes: int) -> Layout:
+    """Lay out `specs`, given in forward order, in chunks of at most `chunk_bytes` bytes of working weights.
+
+    A chunk is never smaller than one `NORM_BLOCK`. Within a shard, parameters of one dtype lie together, so that a
+    chunk has a single dtype; their order is otherwise kept.
+
+    Raises:
+        ValueError: `chunk_bytes` is not positive, or a dtype is unknown.
+    """
+    if chunk_bytes <= 0:
+        raise ValueError(f"chunk_bytes = {chunk_bytes}: expected a positive number of bytes")
+    return Layout(tuple(_lay_out(index, spec, chunk_bytes) for index, spec in enumerate(specs)))
+
+
+def _lay_out(index: int, spec: ShardSpec, chunk_bytes: int) -> Shard:
+    trainable = [p for p in spec.parameters if p.trainable]
+    dtypes = list(dict.fromkeys(p.dtype for p in trainable))
+    for dtype in dtypes:
+        if dtype not in ITEM_BYTES:
+            raise ValueError(f"shard {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(ITEM_BYTES)}")
+    segments: list[Segment] = []
+    chunks: list[Chunk] = []
+    regions: list[Region] = []
+    offset = 0
+    for dtype in dtypes:
+        first, start = len(segments), offset
+        for parameter in (p for p in trainable if p.dtype == dtype):
+            segments.append(
+                Segment(
+                    name=parameter.name,
+                    shape=parameter.shape,
+                    dtype=dtype,
+                    offset=offset,
+                    numel=parameter.numel,
+                    decay=len(parameter.shape) >= 2,
+                )
+            )
+            offset += _aligned(parameter.numel)
+        limit = max(NORM_BLOCK, chunk_bytes // ITEM_BYTES[dtype])
+        chunks.extend(_cut(segments, first, limit, dtype, len(chunks)))
+        regions.append(Region(dtype, start, offset))
+    frozen = tuple(p for p in spec.parameters if not p.trainable)
+    return Shard(index, spec.name, spec.kind, tuple(segments), frozen, tuple(chunks), tuple(regions))
+
+
+def _cut(segments: Sequence[Segment], first: int, limit: int, dtype: str, first_chunk: int) -> list[Chunk]:
+    """Fill chunks of at most `limit` elements with the segments from `first` on, cutting large ones."""
+    chunks: list[Chunk] = []
+    slices: list[Slice] = []
+    start = stop = segments[first].offset if first < len(segments) else 0
+
+    def close() -> None:
+        nonlocal slices, start
+        if slices:
+            chunks.append(Chunk(first_chunk + len(chunks), start, stop, dtype, tuple(slices)))
+        slices, start = [], stop
+
+    for number in range(first, len(segments)):
+        segment = segments[number]
+        done = 0
+        while done < segment.numel:
+            begin = segment.offset + done
+            remaining = segment.numel - done
+            room = limit - (begin - start)
+            if remaining > room:
+                room -= room % NORM_BLOCK
+                if room <= 0:
+                    close()
+                    start = begin
+                    continue
+            count = min(remaining, room)
+            slices.append(Slice(number, done, count))
+            done += count
+            stop = begin + _aligned(count)
+    close()
+    return chunks
+
+
+def _aligned(elements: int) -> int:
+    return -(-elements // ALIGNMENT) * ALIGNMENT
