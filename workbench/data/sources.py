@@ -1,0 +1,135 @@
+"""Which documents `data.source` means. It finds and names files; it reads no more of them than tells text.
+
+A document's name is relative to where it was found, so that the split (`workbench.data.split`) is the same
+wherever the folder lies.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import ConfigurationError
+
+_HEAD_BYTES = 8192
+"""A file with a NUL byte among its first so many is not text (git's rule)."""
+_STDLIB_LEFT_OUT = frozenset(
+    ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"]
+)
+"""What is installed beside the library is none of it. Its tests hold wrong encodings on purpose, and distributions package
+them apart, so that the same Python would give different text. lib2to3 left with 3.13."""
+
+
+@dataclass(frozen=True)
+class Document:
+    name: str
+    """Relative to the folder it was found in, with "/" between the parts."""
+    path: Path
+    size: int
+    """Bytes."""
+
+
+def find_documents(source: str | Sequence[str]) -> list[Document]:
+    """The documents of `source`, sorted by name, none of them empty.
+
+    "stdlib" is the source of this interpreter's standard library. Anything else is a file, or a folder that
+    is walked without its hidden files, its binary files and linked folders. Raises ConfigurationError where a
+    source is missing, cannot be read or has no text.
+    """
+    sources = [source] if isinstance(source, str) else list(source)
+    if not sources:
+        raise ConfigurationError('data.source is empty: expected "stdlib", or files and folders of text')
+    found: dict[Path, Document] = {}
+    for one in sources:
+        for document in _stdlib() if one == "stdlib" else _from_path(one):
+            found.setdefault(document.path, document)
+    return sorted(found.values(), key=lambda document: (document.name, str(document.path)))
+
+
+def _stdlib() -> list[Document]:
+    root = Path(sysconfig.get_path("stdlib"))
+    documents = [
+        document
+        for document in _walk("stdlib", root, _STDLIB_LEFT_OUT)
+        if document.name.endswith(".py") and _is_text("stdlib", document.path)
+    ]
+    if not documents:
+        raise ConfigurationError(
+            f'data.source = "stdlib": this Python has no .py files in {root}; name a folder of text instead'
+        )
+    return documents
+
+
+def _from_path(source: str) -> list[Document]:
+    path = Path(source).expanduser().absolute()
+    try:
+        mode = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigurationError(
+            f"data.source = {source!r}: there is no such file or folder{_nearest(path)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(source, path, error) from error
+    if stat.S_ISDIR(mode.st_mode):
+        documents = [document for document in _walk(source, path) if _is_text(source, document.path)]
+        if not documents:
+            raise ConfigurationError(f"data.source = {source!r}: there is no text file in this folder")
+        return documents
+    if not stat.S_ISREG(mode.st_mode):
+        raise ConfigurationError(f"data.source = {source!r}: neither a file nor a folder")
+    if not mode.st_size:
+        raise ConfigurationError(f"data.source = {source!r}: the file is empty")
+    if not _is_text(source, path):
+        raise ConfigurationError(
+            f"data.source = {source!r}: not a text file (it has NUL bytes); expected UTF-8 text"
+        )
+    return [Document(path.name, path.resolve(), mode.st_size)]
+
+
+def _walk(source: str, root: Path, left_out: frozenset[str] = frozenset()) -> Iterator[Document]:
+    """Every regular file below `root` that is neither hidden nor empty."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(source, Path(error.filename or root), error)
+
+    for folder, folders, files in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        for name in files:
+            path = Path(folder, name)
+            if name.startswith("."):
+                continue
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # a link to nowhere, or a file that was removed meanwhile
+            except OSError as error:
+                raise _unreadable(source, path, error) from error
+            if stat.S_ISREG(status.st_mode) and status.st_size:
+                yield Document(path.relative_to(root).as_posix(), path.resolve(), status.st_size)
+
+
+def _is_text(source: str, path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b"\0" not in file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise _unreadable(source, path, error) from error
+
+
+def _unreadable(source: str, path: Path, error: OSError | ValueError) -> ConfigurationError:
+    reason = getattr(error, "strerror", None) or error
+    return ConfigurationError(f"data.source = {source!r}: {path} cannot be read: {reason}")
+
+
+def _nearest(path: Path) -> str:
+    try:
+        names = [entry.name for entry in os.scandir(path.parent)]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; the nearest is {str(path.parent / near[0])!r}" if near else ""
