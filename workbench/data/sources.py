@@ -21,8 +21,8 @@ _HEAD_BYTES = 8192
 _STDLIB_LEFT_OUT = frozenset(
     ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"]
 )
-"""What is installed beside the library is none of it. Its tests hold wrong encodings on purpose, and distributions package
-them apart, so that the same Python would give different text. lib2to3 left with 3.13."""
+"""What is installed beside the library is none of it. Its tests hold wrong encodings on purpose, and
+distributions package them apart, so that the same Python would give different text. lib2to3 left with 3.13."""
 
 
 @dataclass(frozen=True)

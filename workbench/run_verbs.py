@@ -1,0 +1,163 @@
+"""The verbs that see and steer runs: `runs`, and `stop`, `save`, `pause`, `resume`.
+
+They only read run directories and append commands to them; the trainer itself is another process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench.errors import EXIT_DONE, EXIT_ERROR
+from workbench.runs import (
+    Event,
+    Liveness,
+    RunDirectory,
+    Status,
+    liveness,
+    read_events,
+    read_status,
+    runs_root,
+    send_control,
+)
+
+_ANSWER_S = 30.0
+"""How long a command waits for the trainer's answer; a step may take longer."""
+_LOOK_EVERY_S = 0.1
+_STARTABLE = ("stopped", "failed", "died")
+
+
+def runs(root: Path | None, as_json: bool) -> int:
+    """Print every run below `root`, the newest last, as a table or as JSON."""
+    folder = runs_root(root)
+    rows = []
+    for run in RunDirectory.list(folder):
+        status = read_status(run)
+        rows.append((run, status, liveness(status)))
+    if as_json:
+        print(json.dumps([_as_json(*row) for row in rows], indent=2))
+        return EXIT_DONE
+    if not rows:
+        print(f"There are no runs in {folder.absolute()}", file=sys.stderr)
+        return EXIT_DONE
+    table = [("RUN", "STATE", "STEP", "LOSS", "TOKENS/S", "DURATION"), *(_as_row(*row) for row in rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    for cells in table:
+        left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+        print("  ".join(left + right))
+    return EXIT_DONE
+
+
+def steer(
+    verb: str,
+    run: str | None,
+    root: Path | None,
+    *,
+    answer_s: float = _ANSWER_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Send `verb` to the trainer of a run and wait, `answer_s` seconds at most, for its answer.
+
+    `resume` starts a run anew from its last checkpoint where no trainer lives. Raises ConfigurationError where no
+    run has this name.
+    """
+    directory = RunDirectory.find(runs_root(root), run)
+    state = liveness(read_status(directory))
+    if state not in ("running", "paused", "stale"):
+        if verb == "resume" and state in _STARTABLE:
+            from workbench.training.command import run as train
+
+            return train(preset=None, overrides=[], resume=str(directory.path), detach=True, runs=None)
+        return _refuse(f"run {directory.name}: cannot {verb}: {_why(state, read_status(directory))}")
+    offset = read_events(directory).offset
+    identity = send_control(directory, verb)
+    deadline = time.monotonic() + answer_s
+    while True:
+        # The state is asked for before the events: an answer given just before the end is then not missed.
+        state = liveness(read_status(directory))
+        events, offset, _ = read_events(directory, offset)
+        answer = _answer(events, identity)
+        if answer is not None:
+            print(f"run {directory.name}: {answer.fields.get('message') or f'{verb} done'}")
+            return EXIT_DONE
+        if state not in ("running", "paused", "stale"):
+            reason = _why(state, read_status(directory))
+            return _refuse(f"run {directory.name}: it ended before it could {verb}: {reason}")
+        if time.monotonic() >= deadline:
+            return _refuse(
+                f"run {directory.name}: no answer to {verb} within {answer_s:.0f} s; "
+                "the run will obey when its present step is done"
+            )
+        sleep(_LOOK_EVERY_S)
+
+
+def _answer(events: list[Event], identity: str) -> Event | None:
+    matching = (event for event in events if event.kind == "control" and event.fields.get("id") == identity)
+    return next(matching, None)
+
+
+def _refuse(message: str) -> int:
+    print(f"workbench: {message}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _why(state: Liveness, status: Status) -> str:
+    told = f" ({status.message})" if status.message else ""
+    where = f"at step {status.step} of {status.total_steps}"
+    if state == "finished":
+        return f"it finished {where}{told}"
+    if state == "stopped":
+        return f"it was stopped {where}{told}; `workbench resume` goes on from its last checkpoint"
+    if state == "failed":
+        return f"it failed {where}{told}"
+    if state == "died":
+        return (
+            f"its process {status.pid} is gone since {where}; "
+            "`workbench resume` goes on from its last checkpoint"
+        )
+    return status.problem or "it has not begun"
+
+
+def _as_row(run: RunDirectory, status: Status, state: Liveness) -> tuple[str, ...]:
+    known = state != "unknown"
+    return (
+        run.name,
+        state,
+        f"{status.step}/{status.total_steps}" if known else "-",
+        "-" if status.loss is None else f"{status.loss:.4f}",
+        "-" if status.tokens_per_s is None else f"{status.tokens_per_s:,.0f}",
+        duration(status.elapsed_s) if known else "-",
+    )
+
+
+def _as_json(run: RunDirectory, status: Status, state: Liveness) -> dict[str, object]:
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "state": state,
+        "phase": status.phase,
+        "step": status.step,
+        "total_steps": status.total_steps,
+        "loss": status.loss,
+        "validation_loss": status.validation_loss,
+        "tokens_per_s": status.tokens_per_s,
+        "elapsed_s": status.elapsed_s,
+        "eta_s": status.eta_s,
+        "exit_code": status.exit_code,
+        "message": status.message,
+        "problem": status.problem,
+    }
+
+
+def duration(seconds: float) -> str:
+    """22h10m, 3m05s or 12s."""
+    whole = int(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole >= 60:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole}s"
