@@ -1,0 +1,158 @@
+"""Build a Hugging Face causal language model from its architecture's name, shard by shard.
+
+The module tree is made on the meta device, which costs no memory and tells every shape; `ShardInitializer` then gives
+one shard at a time real fp32 parameters, drawn as the architecture itself draws them.
+
+Invariant: a shard's values depend on (seed, shard) alone, so that neither placement nor order changes them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.engine.discovery import FoundShard, find_blocks
+from workbench.errors import ConfigurationError
+
+
+def model_config(architecture: str, settings: dict[str, Any]) -> Any:
+    """The transformers configuration of `architecture` with `settings` on top of its defaults.
+
+    Raises:
+        ConfigurationError: transformers has no such causal language model, knows no such setting, or refuses a value.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(CONFIG_MAPPING.keys()))
+    if architecture not in known:
+        near = difflib.get_close_matches(architecture, known, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else f"; {len(known)} are known, among them gpt2, llama, qwen3"
+        raise ConfigurationError(
+            f"model.architecture = {architecture!r}: transformers has no causal language model of this name{hint}"
+        )
+    try:
+        defaults = CONFIG_MAPPING[architecture]()
+        names = {*defaults.to_dict(), *getattr(defaults, "attribute_map", {})}
+        for key in settings:
+            if key not in names:
+                near = difflib.get_close_matches(key, sorted(names), n=1)
+                hint = f'; did you mean "{near[0]}"?' if near else ""
+                raise ConfigurationError(
+                    f"model.config.{key}: the {architecture} architecture has no such setting{hint}"
+                )
+        return AutoConfig.for_model(architecture, **settings)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"model.config: {architecture} refuses these settings: {_brief(error)}") from error
+
+
+def build_on_meta(config: Any) -> nn.Module:
+    """The causal language model of `config` with every parameter on the meta device, in training mode.
+
+    Raises:
+        ConfigurationError: transformers cannot build it from these settings.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:
+        raise ConfigurationError(
+            f"model.config: no {config.model_type} model can be built from these settings: {_brief(error)}"
+        ) from error
+    return model.train()
+
+
+class ShardInitializer:
+    """Gives a shard's meta parameters real values: the engine's `materialize`.
+
+    Modules without parameters that hold buffers (rotary tables) get theirs when the initializer is made.
+    """
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self._model: Any = model
+        self._seed = seed
+        blocks = find_blocks(model).values()
+        inside = {id(m) for block in blocks for m in block.modules()}
+        self._outer = [m for m in _post_order(model) if id(m) not in inside]
+        for module in model.modules():
+            # The meta build marked everything as initialised.
+            module.__dict__.pop("_is_hf_initialized", None)
+        for module in _post_order(model):
+            if not any(p is not None for p in module._parameters.values()) and _place_buffers(module):
+                self._initialize([module], "buffers")
+
+    def __call__(self, shard: FoundShard) -> None:
+        """Replace the shard's meta parameters by initialised fp32 ones on the CPU."""
+        for name, parameter in list(shard.parameters.items()):
+            real = nn.Parameter(
+                torch.empty(parameter.shape, dtype=torch.float32), requires_grad=parameter.requires_grad
+            )
+            shard.replace(name, real)
+        for module in shard.modules():
+            _place_buffers(module)
+        if shard.block is not None:
+            modules = list(_post_order(shard.block))
+        else:
+            # A container may redraw what its children hold, so it comes after them.
+            owners = {id(m) for m in shard.modules()}
+            modules = [m for m in self._outer if id(m) in owners or any(id(c) in owners for c in m.children())]
+        self._initialize(modules, shard.name)
+
+    def _initialize(self, modules: Iterable[nn.Module], name: str) -> None:
+        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+            for module in modules:
+                self._model._init_weights(module)
+
+
+def check_fits_data(config: Any, vocabulary_size: int, sequence_length: int) -> None:
+    """Refuse data that the model cannot read.
+
+    Raises:
+        ConfigurationError: the tokenizer has more tokens than the model, or sequences are longer than its positions.
+    """
+    text = config.get_text_config()
+    if vocabulary_size > text.vocab_size:
+        raise ConfigurationError(
+            f"model.config.vocab_size = {text.vocab_size}: the tokenizer has {vocabulary_size} tokens; "
+            f"give the model at least as many, or choose another data.tokenizer"
+        )
+    longest = getattr(text, "max_position_embeddings", None)
+    if isinstance(longest, int) and sequence_length > longest:
+        raise ConfigurationError(
+            f"data.sequence_length = {sequence_length}: the model has {longest} positions; "
+            f"lower it to {longest}, or give model.config more positions"
+        )
+
+
+def _post_order(module: nn.Module, seen: set[int] | None = None) -> Iterator[nn.Module]:
+    seen = set() if seen is None else seen
+    for child in module.children():
+        if id(child) not in seen:
+            yield from _post_order(child, seen)
+    if id(module) not in seen:
+        seen.add(id(module))
+        yield module
+
+
+def _place_buffers(module: nn.Module) -> bool:
+    """Give a module's meta buffers memory; True where it has any."""
+    on_meta = {name: b for name, b in module._buffers.items() if b is not None and b.is_meta}
+    for name, buffer in on_meta.items():
+        module._buffers[name] = torch.empty_like(buffer, device="cpu")
+    return bool(on_meta)
+
+
+def _brief(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:3]) or type(error).__name__
