@@ -15,7 +15,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workbench.config_problems import Problem, as_written, problems_in, toml_key, toml_value, value_at
+from workbench.config_problems import (
+    Problem,
+    as_written,
+    on_one_line,
+    problems_in,
+    toml_key,
+    toml_value,
+    value_at,
+)
 from workbench.config_rules import broken_rules
 from workbench.config_schema import (
     TABLES,
@@ -147,7 +155,7 @@ class _Document:
         elif not _is_text(override):
             self._complain_of(ascii(override), "is not valid text")
         else:
-            self._put(path, _value_of(written.strip()))
+            self._put(path, _value_of(written.strip()), override)
 
     def checked(self) -> RunConfig:
         """The configuration; raises ConfigurationError with everything that is wrong."""
@@ -167,19 +175,20 @@ class _Document:
             raise ConfigurationError("\n".join([*map(self._sentence, ordered), *self.complaints]))
         return config
 
-    def _put(self, path: tuple[str, ...], value: Any) -> None:
+    def _put(self, path: tuple[str, ...], value: Any, override: str) -> None:
         table = self.values
-        for name in path[:-1]:
+        for depth, name in enumerate(path[:-1], 1):
             inner = table.setdefault(name, {})
             if not isinstance(inner, dict):
-                return  # the parent is not a table: the check says so where it stands
+                self._complain_of(override, f"{'.'.join(path[:depth])} is not a table")
+                return
             table = inner
         table[path[-1]] = value
         self.lines = {at: line for at, line in self.lines.items() if at[: len(path)] != path}
         self.overridden.add(path)
 
     def _complain_of(self, override: str, what: str) -> None:
-        self.complaints.append(f"--set {override}: {what}")
+        self.complaints.append(on_one_line(f"--set {override}: {what}"))
 
     def _sentence(self, problem: Problem) -> str:
         line = self._line(problem.path)
@@ -190,7 +199,7 @@ class _Document:
             what = f"[{what}]"
         elif value is not None:
             what += f" = {as_written(value)}"
-        return f"{place}: {what}: {problem.wrong}; {problem.right}"
+        return on_one_line(f"{place}: {what}: {problem.wrong}; {problem.right}")
 
     def _is_overridden(self, path: KeyPath) -> bool:
         return any(path[: len(at)] == at or at[: len(path)] == path for at in self.overridden)
@@ -203,6 +212,7 @@ class _Document:
 
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
+    name = on_one_line(name)
     try:
         values: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

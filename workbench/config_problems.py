@@ -60,8 +60,13 @@ def value_at(document: dict[str, Any], path: KeyPath) -> Any:
 
 def as_written(value: Any) -> str:
     """A value as TOML writes it, on one line and not too long."""
-    text = toml_value(value).replace("\x7f", "\\u007f")
+    text = toml_value(value)
     return text if len(text) <= LONGEST_VALUE_SHOWN else text[: LONGEST_VALUE_SHOWN - 1] + "…"
+
+
+def on_one_line(message: str) -> str:
+    """A message whose line ends and control characters are spelt out, whatever a user's text holds."""
+    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in message)
 
 
 def toml_value(value: Any) -> str:

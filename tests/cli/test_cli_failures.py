@@ -1,0 +1,154 @@
+"""However a command ends, it ends with the right exit code and a message a user can act on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench import cli
+from workbench.cli import main
+from workbench.errors import ConfigurationError, DivergedError, DoesNotFitError, WorkbenchError
+
+COMMAND = [sys.executable, "-m", "workbench"]
+
+
+def raise_from_a_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def handle(arguments: object) -> int:
+        raise error
+
+    verbs = tuple(verb._replace(handle=handle) if verb.name == "presets" else verb for verb in cli.VERBS)
+    monkeypatch.setattr(cli, "VERBS", verbs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(WorkbenchError, 1), (ConfigurationError, 2), (DoesNotFitError, 3), (DivergedError, 4)]
+)
+def test_an_error_is_told_on_stderr_and_gives_its_exit_code(
+    kind: type[WorkbenchError],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raise_from_a_verb(monkeypatch, kind("what is wrong; what is right"))
+    assert main(["presets"]) == code
+    assert capsys.readouterr() == ("", "workbench: what is wrong; what is right\n")
+
+
+def test_an_interrupt_ends_with_130_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_from_a_verb(monkeypatch, KeyboardInterrupt())
+    assert main(["presets"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bug_is_owned_in_one_line_that_names_the_file_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    raise_from_a_verb(monkeypatch, ZeroDivisionError("of two\nlines"))
+    assert main(["presets"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("workbench: this is a bug in workbench: ZeroDivisionError: of two lines (")
+    assert told.count("\n") == 1
+    (file,) = re.findall(r"the traceback is in (\S+)\)", told)
+    assert "raise error" in Path(file).read_text()
+
+
+def test_a_bug_is_owned_even_where_no_file_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    raise_from_a_verb(monkeypatch, ZeroDivisionError("zero"))
+    assert main(["presets"]) == 1
+    assert "the traceback could not be written" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_not_called_a_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_from_a_verb(monkeypatch, OSError(28, "No space left on device", "/some/file"))
+    assert main(["presets"]) == 1
+    assert capsys.readouterr().err == "workbench: No space left on device: /some/file\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("rum quickstart", 'there is no verb "rum"; did you mean "run"?'),
+        ("quickstart.toml", "to train this preset: workbench run quickstart.toml"),
+        ("xyzzy", "the verbs are run, runs, stop, save"),
+        ("config", "the following arguments are required"),
+        ("config shew quickstart", "invalid choice"),
+        ("run quickstart --steps 3", "unrecognized arguments: --steps 3"),
+        ("run quickstart --det", "unrecognized arguments: --det"),
+        ("run quickstart --set", "expected one argument"),
+        ("resume", "the following arguments are required: RUN"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_ends_with_2_and_says_why(
+    line: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    printed = capsys.readouterr()
+    assert told in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("preset", ["quickstrat", "/", "/dev/null/x", "", "a\0b"])
+@pytest.mark.parametrize("verb", ["show", "check"])
+def test_a_preset_that_is_not_there_ends_with_2(
+    verb: str, preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", verb, preset]) == 2
+    assert capsys.readouterr().err.startswith("workbench: ")
+
+
+def test_a_reader_that_leaves_early_hears_no_complaint() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*COMMAND, "config", "schema"], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "config", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_a_terminal_without_unicode_is_no_reason_to_fail(tmp_path: Path) -> None:
+    preset = tmp_path / "snow.toml"
+    preset.write_text('description = "☃"\n[model]\narchitecture = "gpt2"\n', encoding="utf-8")
+    done = subprocess.run(
+        [*COMMAND, "config", "show", str(preset)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_module_ends_with_the_exit_code_of_the_command() -> None:
+    done = subprocess.run([*COMMAND, "config", "check", "nothing-like-it"], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+def test_interrupted_python_is_not_left_with_another_signal_handler() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    main(["--version"])
+    assert signal.getsignal(signal.SIGINT) is before

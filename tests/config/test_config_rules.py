@@ -1,0 +1,109 @@
+"""Contradictions and features not built yet are refused with a sentence, never ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.config import fields, parse_config
+from workbench.config_rules import CONTRADICTIONS, NOT_BUILT_YET
+from workbench.errors import ConfigurationError
+
+MODEL = '[model]\narchitecture = "gpt2"\n'
+
+
+def complaint(*overrides: str, text: str = MODEL) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(text, "my.toml", overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wrong"),
+    [
+        (("model.architecture=",), "no model is named"),
+        (("model.pretrained=gpt2",), "two models are named"),
+        (
+            ("train.steps=10", "schedule.warmup_steps=11"),
+            "the warm-up is longer than the run (train.steps = 10)",
+        ),
+        (
+            ("offload.weights=host", "train.activation_checkpointing=false"),
+            "weights that leave the device cannot be trained without activation checkpointing",
+        ),
+        (("offload.state=disk",), "the disk tier has no folder"),
+        (("offload.weights=host", "offload.state=device"), "the state cannot stay on the device"),
+        (("offload.weights=disk", "offload.state=host"), "the state is larger than they are"),
+        (
+            ("offload.device_fraction=0.5", "offload.state=device"),
+            "means something only for state on the host",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(overrides: tuple[str, ...], wrong: str) -> None:
+    assert wrong in complaint(*overrides)
+
+
+def test_a_contradiction_is_reported_at_the_line_of_its_field() -> None:
+    text = MODEL + "[train]\nsteps = 10\n[schedule]\nwarmup_steps = 11\n"
+    assert complaint(text=text) == (
+        "my.toml:6: schedule.warmup_steps = 11: the warm-up is longer than the run (train.steps = 10); "
+        "must be at most train.steps"
+    )
+
+
+def test_no_contradiction_is_invented_about_a_field_that_is_ill_formed() -> None:
+    assert "warm-up" not in complaint("train.steps=many", "schedule.warmup_steps=5000")
+
+
+@pytest.mark.parametrize("fraction", ["0", "0.51", "-0.1"])
+def test_the_validation_share_lies_above_zero_and_at_most_at_a_half(fraction: str) -> None:
+    assert "above 0 and up to 0.5" in complaint(f"data.validation_fraction={fraction}")
+
+
+@pytest.mark.parametrize(
+    ("override", "works"),
+    [
+        ("offload.weights=host", 'only "device" works'),
+        ("offload.weights=auto", 'only "device" works'),
+        ("offload.state=auto", '"device" or "host" works'),
+        ("offload.device_fraction=0.5", "only 0.0 works"),
+        ("offload.state_format=half", 'only "exact" works'),
+        ("offload.overlap=delayed", '"serial" or "exact" works'),
+        ("offload.delay_warmup=10", "only 40 works"),
+        ("offload.activations=host", 'only "device" works'),
+        ("offload.disk_path=/fast", "must stay empty"),
+        ("train.precision=fp16", '"auto", "fp32" or "bf16" works'),
+        ("optimizer.type=adam", 'only "adamw" works'),
+        ("schedule.type=wsd", '"constant", "linear" or "cosine" works'),
+        ("model.trust_remote_code=true", "only false works"),
+        ("data.tokenizer=gpt2", 'only "bytes" works'),
+        ("log.tensorboard=true", "only false works"),
+        ("adapter.rank=8", "leave [adapter] out"),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_with_what_works_today(override: str, works: str) -> None:
+    message = complaint(override)
+    assert message.startswith("--set: ")
+    assert "is not built yet" in message
+    assert works in message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(f"offload.state={state}" for state in ("device", "host")),
+        *(f"offload.overlap={overlap}" for overlap in ("serial", "exact")),
+        *(f"train.precision={precision}" for precision in ("auto", "fp32", "bf16")),
+        *(f"schedule.type={schedule}" for schedule in ("constant", "linear", "cosine")),
+    ],
+)
+def test_what_works_today_is_accepted(override: str) -> None:
+    parse_config(MODEL, "my.toml", [override])
+
+
+def test_every_rule_is_about_fields_that_exist() -> None:
+    names = {field.name for field in fields()} | {field.table for field in fields()}
+    assert {name for rule in CONTRADICTIONS for name in rule.fields} <= names
+    assert {row.field for row in NOT_BUILT_YET} <= names
+    choices = {field.name: field.choices for field in fields() if field.choices}
+    assert all(set(row.works) <= set(choices[row.field]) for row in NOT_BUILT_YET if row.field in choices)
