@@ -184,7 +184,6 @@ class _Document:
                 return
             table = inner
         table[path[-1]] = value
-        self.lines = {at: line for at, line in self.lines.items() if at[: len(path)] != path}
         self.overridden.add(path)
 
     def _complain_of(self, override: str, what: str) -> None:
@@ -202,7 +201,11 @@ class _Document:
         return on_one_line(f"{place}: {what}: {problem.wrong}; {problem.right}")
 
     def _is_overridden(self, path: KeyPath) -> bool:
-        return any(path[: len(at)] == at or at[: len(path)] == path for at in self.overridden)
+        """Whether `--set` gave this value, or made this table."""
+        return any(
+            path[: len(at)] == at or (at[: len(path)] == path and path not in self.lines)
+            for at in self.overridden
+        )
 
     def _line(self, path: KeyPath) -> int | None:
         """The line of `path`, or of the nearest table around it; None when `--set` put it there."""

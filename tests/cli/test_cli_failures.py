@@ -17,6 +17,9 @@ from workbench.errors import ConfigurationError, DivergedError, DoesNotFitError,
 
 COMMAND = [sys.executable, "-m", "workbench"]
 
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
+"""An environment in which output meets a closed or full stdout late, when Python flushes it."""
+
 
 def raise_from_a_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def handle(arguments: object) -> int:
@@ -110,22 +113,32 @@ def test_a_preset_that_is_not_there_ends_with_2(
     assert capsys.readouterr().err.startswith("workbench: ")
 
 
-def test_a_reader_that_leaves_early_hears_no_complaint() -> None:
+@pytest.mark.parametrize("line", ["config schema", "presets"])
+def test_a_reader_that_leaves_early_hears_no_complaint(line: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*COMMAND, "config", "schema"], stdout=write, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [*COMMAND, *line.split()], stdout=write, stderr=subprocess.PIPE, env=BUFFERED, check=False
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_output_that_cannot_be_written_is_an_error() -> None:
+@pytest.mark.parametrize("line", ["config schema", "presets", "--help"])
+def test_output_that_cannot_be_written_is_an_error(line: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*COMMAND, "config", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*COMMAND, *line.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=BUFFERED,
+            check=False,
         )
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert "bug" not in done.stderr
 
 

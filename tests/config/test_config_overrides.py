@@ -91,6 +91,15 @@ def test_a_key_of_a_table_that_the_file_does_not_have_is_set() -> None:
     assert read("log.every=5").log.every == 5
 
 
+def test_an_unknown_table_of_the_file_is_blamed_on_the_file_even_when_an_option_adds_to_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"^my\.toml:7: \[trian\]"):
+        parse_config(TEXT + "[trian]\nx = 1\n", "my.toml", ["trian.y=2"])
+
+
+def test_a_wrong_value_inside_a_replaced_table_is_blamed_on_the_option() -> None:
+    assert complaint("model.config={n_layer = 1979-05-27}").startswith("--set: model.config.n_layer = 1979")
+
+
 def test_mistakes_in_options_and_in_the_file_are_told_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_config(TEXT + "seed = -1\n", "my.toml", ["log.every=0", "nonsense"])
