@@ -27,7 +27,8 @@ from workbench.runs import (
 _ANSWER_S = 30.0
 """How long a command waits for the trainer's answer; a step may take longer."""
 _LOOK_EVERY_S = 0.1
-_STARTABLE = ("stopped", "failed", "died")
+_STARTABLE = ("stopped", "failed", "died", "unknown")
+"""A run whose status cannot be read may have a checkpoint; whether it has a trainer, its lock knows."""
 
 
 def runs(root: Path | None, as_json: bool) -> int:
@@ -62,8 +63,8 @@ def steer(
 ) -> int:
     """Send `verb` to the trainer of a run and wait, `answer_s` seconds at most, for its answer.
 
-    `resume` starts a run anew from its last checkpoint where no trainer lives. Raises ConfigurationError where no
-    run has this name.
+    `resume` starts a run anew from its last checkpoint where no trainer lives. Raises ConfigurationError
+    where no run has this name.
     """
     directory = RunDirectory.find(runs_root(root), run)
     state = liveness(read_status(directory))

@@ -22,7 +22,7 @@ _STDLIB_LEFT_OUT = frozenset(
     ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"]
 )
 """What is installed beside the library is none of it. Its tests hold wrong encodings on purpose, and
-distributions package them apart, so that the same Python would give different text. lib2to3 left with 3.13."""
+distributions package them apart, so that one Python would give different texts. lib2to3 left with 3.13."""
 
 
 @dataclass(frozen=True)

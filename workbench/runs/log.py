@@ -6,6 +6,7 @@ and of a line that was redrawn with carriage returns only its last state.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
@@ -39,6 +40,7 @@ class LogTee:
         except OSError as error:
             raise cannot_write(self._path, error) from error
         self._before = (sys.stdout, sys.stderr)
+        atexit.register(self.uninstall)
         lock = threading.RLock()
         sys.stdout = _TeeStream(sys.stdout, self._descriptor, lock)
         sys.stderr = _TeeStream(sys.stderr, self._descriptor, lock)
@@ -52,6 +54,7 @@ class LogTee:
                 stream.finish()
         sys.stdout, sys.stderr = self._before
         self._before = None
+        atexit.unregister(self.uninstall)
         os.close(self._descriptor)
 
     def __enter__(self) -> LogTee:
