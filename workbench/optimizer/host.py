@@ -68,6 +68,7 @@ class Piece:
             raise ValueError("master excludes high and low: a piece has one or the other")
         if self.emit is not None and self.master is None:
             raise ValueError("emit goes with master; in a split piece high is the working weights")
+        count = _check("exp_avg", self.exp_avg)
         for name, dtype in (
             ("exp_avg", torch.float32),
             ("exp_avg_sq", torch.float32),
@@ -79,7 +80,7 @@ class Piece:
             tensor = getattr(self, name)
             if tensor is None:
                 continue
-            _check(name, tensor, dtype, self.exp_avg.numel())
+            _check(name, tensor, dtype, count)
             if tensor.dim() != 1:
                 raise ValueError(f"{name} must have one dimension, not {tensor.dim()}")
 
@@ -135,7 +136,7 @@ class PieceTable:
         if gradient is None:
             native.gradient = 0
         else:
-            _check("gradient", gradient, None, self._counts[index])
+            _check("gradient", gradient, count=self._counts[index])
             native.gradient_type = _type_of("gradient", gradient)
             # A tensor without elements may have no address; C does not use it, but 0 would mean no gradient.
             native.gradient = gradient.data_ptr() or 1
@@ -208,9 +209,8 @@ class HostOptimizer:
 
     def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool = False) -> None:
         """`destination += source`, or `destination = source`: float32 from float32, bfloat16 or float16."""
-        count = destination.numel()
-        _check("destination", destination, torch.float32, count)
-        _check("source", source, None, count)
+        count = _check("destination", destination, torch.float32)
+        _check("source", source, count=count)
         source_type = _type_of("source", source)
         lib.wb_accumulate(
             self._alive(), destination.data_ptr(), source.data_ptr(), source_type, count, overwrite
@@ -223,24 +223,22 @@ class HostOptimizer:
         above bfloat16's largest are infinite in it, as in any rounding, and a NaN stays one unless its upper
         mantissa bits are all set or all clear, which no arithmetic produces.
         """
-        count = source.numel()
-        _check("source", source, torch.float32, count)
+        count = _check("source", source, torch.float32)
         _check("high", high, torch.bfloat16, count)
         _check("low", low, torch.int16, count)
         lib.wb_split(self._alive(), source.data_ptr(), high.data_ptr(), low.data_ptr(), count)
 
     def join(self, high: Tensor, low: Tensor, out: Tensor) -> None:
         """Write into float32 `out` what `split` was given."""
-        count = out.numel()
+        count = _check("out", out, torch.float32)
         _check("high", high, torch.bfloat16, count)
         _check("low", low, torch.int16, count)
-        _check("out", out, torch.float32, count)
         lib.wb_join(self._alive(), high.data_ptr(), low.data_ptr(), out.data_ptr(), count)
 
     def copy(self, destination: Tensor, source: Tensor) -> None:
         """Copy bytes; dtypes may differ, the number of bytes may not. The two must not overlap."""
-        _check("destination", destination, None, destination.numel())
-        _check("source", source, None, source.numel())
+        _check("destination", destination)
+        _check("source", source)
         if destination.nbytes != source.nbytes:
             raise ValueError(f"source has {source.nbytes} bytes, destination {destination.nbytes}")
         lib.wb_copy(self._alive(), destination.data_ptr(), source.data_ptr(), source.nbytes)
@@ -285,8 +283,8 @@ def choose_instruction_set(requested: str = "") -> str:
     return requested
 
 
-def _check(name: str, tensor: Tensor, dtype: torch.dtype | None, count: int) -> None:
-    """Raise where C could not work on the tensor's memory as it lies."""
+def _check(name: str, tensor: Tensor, dtype: torch.dtype | None = None, count: int | None = None) -> int:
+    """Return the number of elements; raise where C could not work on the tensor's memory as it lies."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
     if dtype is not None and tensor.dtype is not dtype:
@@ -295,12 +293,14 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype | None, count: int) -> 
         raise ValueError(f"{name} must be on the CPU, not on {tensor.device}")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, not with strides {tensor.stride()}")
-    if tensor.numel() != count:
-        raise ValueError(f"{name} must have {count} elements, not {tensor.numel()}")
+    elements = tensor.numel()
+    if count is not None and elements != count:
+        raise ValueError(f"{name} must have {count} elements, not {elements}")
     if tensor.data_ptr() % tensor.element_size():
         raise ValueError(
             f"{name} must begin at a multiple of its element size, {tensor.element_size()} bytes"
         )
+    return elements
 
 
 def _type_of(name: str, tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The host optimizer's arithmetic in plain torch operations: slow, short, and the thing that tests compare with.
+"""The host optimizer's arithmetic in plain torch operations: slow, short, what tests compare with.
 
 Not for training. In float64 it is the truth that float32 is measured against; in float32 it follows
 `torch.optim.AdamW(foreach=False)` operation by operation, and has its bits.
@@ -16,7 +16,7 @@ from workbench.optimizer.settings import AdamWSettings
 
 @dataclass
 class ReferenceParameter:
-    """One parameter with its state, all of one shape and one float dtype. Counts its own steps, as torch does."""
+    """One parameter with its state, all of one shape and float dtype. Counts its own steps, as torch does."""
 
     parameter: Tensor
     exp_avg: Tensor
@@ -51,8 +51,8 @@ class ReferenceParameter:
 def split_float32(values: Tensor) -> tuple[Tensor, Tensor]:
     """Split float32 into (bfloat16 nearest to it with ties away from zero, int16 remainder of the bits).
 
-    `high = (bits + 0x8000) >> 16`, `low = bits - (high << 16)`, all modulo 2**32: `join_float32` undoes it for
-    every bit pattern. It differs from `.bfloat16()`, which rounds ties to even, on exact ties only.
+    `high = (bits + 0x8000) >> 16`, `low = bits - (high << 16)`, all modulo 2**32: `join_float32` undoes it
+    for every bit pattern. It differs from `.bfloat16()`, which rounds ties to even, on exact ties only.
     """
     bits = values.contiguous().view(torch.int32).long()
     high = (bits + 0x8000) >> 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """The numbers of `torch.optim.AdamW` (`learning_rate` is its `lr`). Raises `ValueError` naming the field."""
+    """The numbers of `torch.optim.AdamW` (`learning_rate` is its `lr`); `ValueError` names the wrong one."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)

@@ -1,0 +1,143 @@
+"""What the host optimizer refuses, each time naming the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from workbench.optimizer.host import AdamWSettings, HostOptimizer, Piece, PieceTable
+
+
+@pytest.fixture(scope="module")
+def optimizer() -> Iterator[HostOptimizer]:
+    with HostOptimizer(threads=1) as made:
+        yield made
+
+
+def piece(**changed: Any) -> Piece:
+    tensors: dict[str, Any] = {
+        "exp_avg": torch.zeros(8),
+        "exp_avg_sq": torch.zeros(8),
+        "high": torch.zeros(8, dtype=torch.bfloat16),
+        "low": torch.zeros(8, dtype=torch.int16),
+    }
+    return Piece(**{**tensors, **changed})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"eps": float("inf")}, "eps"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"betas": (1.0, 0.9)}, r"betas\[0\]"),
+        ({"betas": (0.9, -0.1)}, r"betas\[1\]"),
+        ({"betas": (0.9,)}, "betas"),
+    ],
+)
+def test_settings_name_the_field_that_is_out_of_range(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdamWSettings(**values)
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "high", "low"])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda tensor: tensor.to(torch.float64), "must be torch"),
+        (lambda tensor: torch.zeros(16, dtype=tensor.dtype)[::2], "must be contiguous"),
+        (lambda tensor: tensor.to("meta"), "must be on the CPU"),
+        (lambda tensor: tensor.reshape(2, 4), "must have one dimension"),
+        (lambda tensor: tensor.tolist(), "must be a tensor"),
+    ],
+)
+def test_a_piece_names_the_tensor_that_does_not_fit(
+    name: str, spoil: Callable[[torch.Tensor], Any], message: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{name} {message}"):
+        piece(**{name: spoil(getattr(piece(), name))})
+
+
+@pytest.mark.parametrize("name", ["exp_avg_sq", "high", "low"])
+def test_a_piece_names_the_tensor_of_another_length(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must have 8 elements, not 9"):
+        piece(**{name: torch.zeros(9, dtype=getattr(piece(), name).dtype)})
+
+
+def test_a_piece_has_a_master_or_both_halves() -> None:
+    with pytest.raises(ValueError, match="master, or high and low together"):
+        piece(low=None)
+    with pytest.raises(ValueError, match="master excludes high and low"):
+        piece(master=torch.zeros(8))
+    with pytest.raises(ValueError, match="emit goes with master"):
+        piece(emit=torch.zeros(8, dtype=torch.bfloat16))
+
+
+def test_memory_that_begins_between_two_elements_is_refused() -> None:
+    shifted = torch.zeros(37, dtype=torch.uint8)[1:33]
+    with pytest.raises(ValueError, match=r"exp_avg must begin at a multiple of its element size, 4 bytes"):
+        piece(exp_avg=torch.frombuffer(memoryview(shifted.numpy()), dtype=torch.float32))
+
+
+def test_a_gradient_is_checked() -> None:
+    table = PieceTable([piece()])
+    with pytest.raises(ValueError, match="gradient must be float32, bfloat16 or float16"):
+        table.set_gradient(0, torch.zeros(8, dtype=torch.float64))
+    with pytest.raises(ValueError, match="gradient must have 8 elements, not 7"):
+        table.set_gradient(0, torch.zeros(7))
+    with pytest.raises(ValueError, match="gradient must be contiguous"):
+        table.set_gradient(0, torch.zeros(4, 2).T)
+    with pytest.raises(IndexError, match="index must be from 0 to 0, not 1"):
+        table.set_gradient(1, None)
+    table.set_gradient(0, torch.zeros(4, 2))
+
+
+def test_a_step_is_checked_and_must_be_set_before_an_update(optimizer: HostOptimizer) -> None:
+    table = PieceTable([piece(), piece()])
+    with pytest.raises(ValueError, match="step must not be negative, not -1"):
+        table.set_step(0, -1)
+    table.set_step(0, 1)
+    for index in range(2):
+        table.set_gradient(index, torch.ones(8))
+    with pytest.raises(ValueError, match="piece 1 has a gradient and step 0"):
+        optimizer.update(table, AdamWSettings())
+    assert table._pieces[0].exp_avg.tolist() == [0] * 8  # nothing was written
+    table.set_gradient(1, None)
+    optimizer.update(table, AdamWSettings())
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39])
+def test_the_scale_must_be_finite(optimizer: HostOptimizer, scale: float) -> None:
+    with pytest.raises(ValueError, match="gradient_scale"):
+        optimizer.update(PieceTable([]), AdamWSettings(), gradient_scale=scale)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "all", 10**6])
+def test_threads_are_checked(threads: Any) -> None:
+    with pytest.raises(ValueError, match="threads"):
+        HostOptimizer(threads=threads)
+
+
+def test_conversions_name_the_argument(optimizer: HostOptimizer) -> None:
+    floats = torch.zeros(4)
+    high, low = torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int16)
+    with pytest.raises(ValueError, match=r"^destination must be torch.float32"):
+        optimizer.accumulate(high, floats)
+    with pytest.raises(ValueError, match=r"^source must be float32, bfloat16 or float16"):
+        optimizer.accumulate(floats, low)
+    with pytest.raises(ValueError, match=r"^source must have 4 elements, not 3"):
+        optimizer.accumulate(floats, high[:3])
+    with pytest.raises(ValueError, match=r"^high must be torch.bfloat16"):
+        optimizer.split(floats, low, low)
+    with pytest.raises(ValueError, match=r"^low must have 4 elements, not 3"):
+        optimizer.split(floats, high, low[:3])
+    with pytest.raises(ValueError, match=r"^out must be torch.float32"):
+        optimizer.join(high, low, high)
+    with pytest.raises(ValueError, match=r"^source has 8 bytes, destination 16"):
+        optimizer.copy(floats, high)
+    with pytest.raises(ValueError, match=r"^source must be contiguous"):
+        optimizer.copy(floats, torch.zeros(8)[::2])

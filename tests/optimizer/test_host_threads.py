@@ -1,0 +1,248 @@
+"""The pool behind the host optimizer: named threads, several pools, forks, closing, interpreter exit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from workbench.optimizer.host import AdamWSettings, HostOptimizer, Piece, PieceTable
+
+LARGE = 300_000  # enough elements that all threads get slices
+
+linux_only = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
+
+
+def optimizer_threads() -> list[str]:
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return sorted(name for name in names if name.startswith("host-adam"))
+
+
+def large_table() -> PieceTable:
+    table = PieceTable([Piece(torch.zeros(LARGE), torch.zeros(LARGE), master=torch.zeros(LARGE))])
+    table.set_gradient(0, torch.randn(LARGE, generator=torch.Generator().manual_seed(0)))
+    table.set_step(0, 1)
+    return table
+
+
+def updated(optimizer: HostOptimizer) -> Tensor:
+    table = large_table()
+    optimizer.update(table, AdamWSettings())
+    master = table._pieces[0].master
+    assert master is not None
+    return master
+
+
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter with three threads in `optimizer` and a table large enough to use them."""
+    prelude = (
+        "import os, sys, threading, torch\n"
+        "from workbench.optimizer.host import *\n"
+        "torch.set_num_threads(1)  # torch's own OpenMP threads do not survive a fork\n"
+        "optimizer = HostOptimizer(threads=3)\n"
+        f"table = PieceTable([Piece(*(torch.zeros({LARGE}) for _ in range(3)))])\n"
+        f"table.set_gradient(0, torch.ones({LARGE}))\n"
+        "table.set_step(0, 1)\n"
+        "optimizer.update(table, AdamWSettings())\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", prelude + program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+@linux_only
+def test_threads_are_named_and_gone_after_close() -> None:
+    before = optimizer_threads()
+    with HostOptimizer(threads=3) as optimizer:
+        updated(optimizer)  # a thread that has worked has named itself
+        with HostOptimizer(threads=2) as other:
+            updated(other)
+            assert optimizer_threads() == sorted([*before, "host-adam/1", "host-adam/2", "host-adam/1"])
+    assert optimizer_threads() == before
+
+
+@linux_only
+def test_one_thread_means_the_calling_thread_alone() -> None:
+    before = optimizer_threads()
+    with HostOptimizer(threads=1) as optimizer:
+        updated(optimizer)
+        assert optimizer_threads() == before
+
+
+@linux_only
+def test_an_optimizer_that_is_forgotten_ends_its_threads() -> None:
+    before = optimizer_threads()
+    optimizer = HostOptimizer(threads=3)
+    updated(optimizer)
+    assert len(optimizer_threads()) == len(before) + 2
+    del optimizer
+    assert optimizer_threads() == before
+
+
+def test_two_pools_at_once_from_two_threads_and_two_threads_on_one_pool_give_the_same_bits() -> None:
+    with HostOptimizer(threads=2) as first, HostOptimizer(threads=3) as second:
+        expected = updated(first)
+        results: list[Tensor] = []
+
+        def work(optimizer: HostOptimizer) -> None:
+            for _ in range(20):
+                results.append(updated(optimizer))
+
+        threads = [threading.Thread(target=work, args=(used,)) for used in (first, first, second, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 80
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_a_closed_optimizer_says_so_and_closes_again_quietly() -> None:
+    optimizer = HostOptimizer(threads=2)
+    optimizer.close()
+    optimizer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        optimizer.update(large_table(), AdamWSettings())
+
+
+def test_closing_during_a_call_lets_the_call_finish() -> None:
+    for _ in range(20):
+        optimizer = HostOptimizer(threads=3)
+        table = large_table()
+        started, outcome = threading.Event(), []
+
+        def work(
+            optimizer: HostOptimizer, table: PieceTable, started: threading.Event, outcome: list[str]
+        ) -> None:
+            try:
+                while True:
+                    optimizer.sum_of_squares(table)
+                    started.set()
+            except RuntimeError as error:
+                outcome.append(str(error))
+
+        thread = threading.Thread(target=work, args=(optimizer, table, started, outcome))
+        thread.start()
+        started.wait()
+        optimizer.close()
+        thread.join(timeout=30)
+        assert outcome == ["this HostOptimizer is closed"]
+
+
+@linux_only
+def test_a_forked_child_starts_threads_of_its_own_and_the_parent_keeps_its_own() -> None:
+    run = run_python(
+        "from pathlib import Path\n"
+        "def names():\n"
+        "    tasks = Path('/proc/self/task').iterdir()\n"
+        "    found = [(task / 'comm').read_text().strip() for task in tasks]\n"
+        "    return sorted(name for name in found if name.startswith('host-adam'))\n"
+        "def moved():\n"
+        "    before = table._pieces[0].master.clone()\n"
+        "    optimizer.update(table, AdamWSettings())\n"
+        "    return bool((table._pieces[0].master != before).all())\n"
+        "sys.stdout.flush()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    good = names() == [] and moved() and names() == ['host-adam/1', 'host-adam/2']\n"
+        "    optimizer.close()\n"
+        "    good = good and names() == []\n"
+        "    with HostOptimizer(threads=2) as another:\n"
+        "        another.sum_of_squares(table)\n"
+        "    os._exit(0 if good else 7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), moved(), names())\n"
+    )
+    assert run.stdout == "0 True ['host-adam/1', 'host-adam/2']\n", run.stderr
+
+
+@linux_only
+def test_a_fork_while_another_thread_is_in_a_call_leaves_a_working_child() -> None:
+    run = run_python(
+        "stop = threading.Event()\n"
+        "def work():\n"
+        "    while not stop.is_set():\n"
+        "        optimizer.sum_of_squares(table)\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "codes = []\n"
+        "for _ in range(30):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        optimizer.sum_of_squares(table)\n"
+        f"        os._exit(0 if table.partials.sum() == {LARGE} else 7)\n"
+        "    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "stop.set()\n"
+        "thread.join()\n"
+        "print(set(codes))\n"
+    )
+    assert run.stdout == "{0}\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print('end')",
+        "keep = [optimizer]; keep.append(keep); print('end')",
+        "import builtins; builtins.kept = optimizer; print('end')",
+        "print('end'); sys.exit(0)",
+    ],
+)
+def test_the_interpreter_leaves_cleanly_without_close(program: str) -> None:
+    run = run_python(program)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
+def test_the_interpreter_leaves_cleanly_while_a_daemon_thread_is_in_a_call() -> None:
+    run = run_python(
+        "started = threading.Event()\n"
+        "def work():\n"
+        "    try:\n"
+        "        while True:\n"
+        "            optimizer.sum_of_squares(table)\n"
+        "            started.set()\n"
+        "    except RuntimeError:\n"
+        "        pass\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "started.wait()\n"
+        "print('end')\n"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
+@linux_only
+def test_the_pools_threads_take_no_signals() -> None:
+    before = {task.name for task in Path("/proc/self/task").iterdir()}
+    with HostOptimizer(threads=3) as optimizer:
+        updated(optimizer)
+        masks = []
+        for task in Path("/proc/self/task").iterdir():
+            if task.name not in before:
+                status = (task / "status").read_text()
+                masks.append(int(status.split("SigBlk:")[1].split()[0], 16))
+    assert len(masks) == 2
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        assert all(mask >> (number - 1) & 1 for mask in masks)
+
+
+def test_auto_takes_no_more_threads_than_the_process_may_use() -> None:
+    with HostOptimizer() as optimizer:
+        assert 1 <= optimizer.threads <= (os.cpu_count() or 1)
+
+
+@linux_only
+def test_auto_respects_affinity() -> None:
+    run = run_python(
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(HostOptimizer().threads)"
+    )
+    assert run.stdout == "1\n", run.stderr
