@@ -97,3 +97,14 @@ def test_the_users_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_CONFIG_HOME", "not/absolute")
     monkeypatch.setenv("HOME", "/home/someone")
     assert user_folder() == Path("/home/someone/.config/workbench/presets")
+
+
+def test_an_installed_workbench_finds_the_presets_inside_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "site-packages" / "presets" / "stranger.toml")
+    shipped = write(tmp_path / "site-packages" / "workbench" / "_presets" / "mine.toml")
+    monkeypatch.setattr("workbench.presets.__file__", str(shipped.parent.parent / "presets.py"))
+    assert find_preset("mine") == shipped
+    with pytest.raises(ConfigurationError):
+        find_preset("stranger")
