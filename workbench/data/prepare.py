@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 _READ_BYTES = 1 << 20
 _TOKEN_BYTES = 2
+_ABANDONED_S = 86_400.0
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of text done and the bytes there are."""
@@ -137,11 +139,11 @@ def _key(parts: Split, tokenizer: Tokenizer) -> str:
         for piece in side:
             document = piece.document
             try:
-                time = document.path.stat().st_mtime_ns
+                modified = document.path.stat().st_mtime_ns
             except OSError as error:
                 raise _unreadable(document.path, error) from error
             place = [document.name, str(document.path)]
-            line = json.dumps([*place, document.size, time, piece.start, piece.stop])
+            line = json.dumps([*place, document.size, modified, piece.start, piece.stop])
             digest.update(line.encode())
     return digest.hexdigest()[:32]
 
@@ -149,6 +151,7 @@ def _key(parts: Split, tokenizer: Tokenizer) -> str:
 def _make(folder: Path, parts: Split, tokenizer: Tokenizer, progress: Progress | None) -> dict[str, Any]:
     """Write the prepared folder, gives its header. OSError means that it cannot be written."""
     assert tokenizer.vocabulary_size <= 1 << 16
+    _sweep(folder)
     working = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         digest = hashlib.blake2b(f"{FORMAT_VERSION} {tokenizer.spec}".encode(), digest_size=16)
@@ -181,6 +184,14 @@ def _make(folder: Path, parts: Split, tokenizer: Tokenizer, progress: Progress |
         return header
     finally:
         shutil.rmtree(working, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left of this folder; what is younger than a day may be another's work."""
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _put_in_place(working: Path, folder: Path, tokenizer: Tokenizer) -> None:

@@ -92,14 +92,14 @@ def _from_path(source: str) -> list[Document]:
 
 
 def _walk(source: str, root: Path, left_out: frozenset[str] = frozenset()) -> Iterator[Document]:
-    """Every regular file below `root` that is neither hidden nor empty."""
+    """Every regular file below `root` that is neither hidden nor empty, always in the same order."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(source, Path(error.filename or root), error)
 
     for folder, folders, files in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
-        for name in files:
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
+        for name in sorted(files):
             path = Path(folder, name)
             if name.startswith("."):
                 continue
