@@ -1,0 +1,74 @@
+"""What this machine has free, now: host memory within its cgroup, and room on a disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+PROC_CGROUP = Path("/proc/self/cgroup")
+
+
+def free_host_bytes() -> int:
+    """What a new process could take without swapping: MemAvailable, or less where a cgroup limits it."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for limit, used in _cgroup_limits():
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Room on the disk that holds `path`, or would hold it."""
+    there = path.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def _cgroup_limits() -> list[tuple[int, int]]:
+    """(limit, used) in bytes of every cgroup this process is in that has a limit; used without its page cache."""
+    found = []
+    for folder in _cgroup_folders():
+        for limit_name, used_name, cache_key in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            if limit is not None and used is not None:
+                found.append((limit, max(0, used - _statistic(folder / "memory.stat", cache_key))))
+    return found
+
+
+def _cgroup_folders() -> list[Path]:
+    """The memory cgroups of this process from its own up to the root, for v2 and v1."""
+    try:
+        lines = PROC_CGROUP.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+    folders: dict[Path, None] = {}
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = CGROUP / "memory" if controllers else CGROUP
+        inner = base / path.lstrip("/")
+        folders.update(dict.fromkeys(p for p in (inner, *inner.parents) if p.is_relative_to(base)))
+    return list(folders)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _statistic(path: Path, key: str) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)

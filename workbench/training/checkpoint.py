@@ -1,0 +1,232 @@
+"""Checkpoints: a Hugging Face folder, the optimizer's raw state beside it, and a marker written last.
+
+    checkpoints/step-00000200/
+        model.safetensors, config.json, tokenizer.json, …   what `from_pretrained` loads
+        state/0003-transformer.h.2.exp_avg, …                the engine's tensors, raw
+        state/manifest.json                                  their dtypes, lengths and checksums; all else to resume
+        DONE                                                 the manifest's checksum
+
+Invariant: a folder named `step-*` with a `DONE` that fits its manifest was whole when it was renamed into place. An
+older checkpoint is removed only after a newer one is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from workbench.data.tokenizers import Tokenizer
+from workbench.engine import OffloadEngine
+from workbench.errors import WorkbenchError
+from workbench.model.folder import save_model
+from workbench.training.raw_files import DamagedFileError, read_tensor, write_tensor
+
+FORMAT_VERSION = 1
+MARGIN_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """A checkpoint on disk, its manifest read and found fitting."""
+
+    path: Path
+    step: int
+    manifest: dict[str, Any]
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08}"
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    *,
+    engine: OffloadEngine,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    progress: dict[str, Any],
+    keep: int,
+) -> Path:
+    """Write the checkpoint of `step` under `root` and remove all but the newest `keep`.
+
+    `progress` is what the training loop needs to go on; it comes back in the manifest.
+
+    Raises:
+        WorkbenchError: the disk has no room or refuses; nothing that was there before is touched.
+    """
+    tensors = dict(engine.state())
+    target = root / checkpoint_name(step)
+    working = root / f".{checkpoint_name(step)}.partial"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(root)
+        _check_room(root, target, model, tensors)
+        (working / "state").mkdir(parents=True)
+        save_model(model, working)
+        tokenizer.save_pretrained(working)
+        files = _write_state(working / "state", tensors)
+        manifest = {
+            "version": FORMAT_VERSION,
+            "step": step,
+            "files": files,
+            "model_files": {p.name: p.stat().st_size for p in sorted(working.iterdir()) if p.is_file()},
+            "engine": engine.counters(),
+            "progress": progress,
+        }
+        text = json.dumps(manifest).encode()
+        (working / "state" / "manifest.json").write_bytes(text)
+        for path in (*working.rglob("*"), working):
+            _sync(path)
+        (working / "DONE").write_text(json.dumps({"step": step, "manifest_crc32": zlib.crc32(text)}))
+        _sync(working / "DONE")
+        _sync(working)
+        _put_in_place(working, target)
+        _sync(root)
+    except OSError as error:
+        shutil.rmtree(working, ignore_errors=True)
+        raise WorkbenchError(
+            f"the checkpoint of step {step} could not be written to {root}: {error.strerror or error}; "
+            "checkpoints that were there before are untouched"
+        ) from error
+    _remove_old(root, keep)
+    return target
+
+
+def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedStep]:
+    """The checkpoints under `root` that look whole, newest first; `warn` is told why others are passed over."""
+    for path in reversed(_step_folders(root)):
+        try:
+            yield _open(path)
+        except DamagedFileError as error:
+            warn(f"checkpoint {path.name} is passed over: {error}")
+
+
+def load_state(saved: SavedStep, engine: OffloadEngine) -> None:
+    """Read a checkpoint's state straight into the engine's memory.
+
+    Raises:
+        DamagedFileError: a file is missing, of another length or damaged, or the state is of another configuration;
+            the engine's state is then undefined, and another checkpoint or initialisation must follow.
+    """
+    files = saved.manifest["files"]
+    tensors = dict(engine.state())
+    if set(files) != set(tensors):
+        odd = sorted(set(files).symmetric_difference(tensors))[0]
+        raise DamagedFileError(f"{saved.path} holds the state of another model or placement ({odd})")
+    for name, tensor in tensors.items():
+        entry = files[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if (entry["dtype"], entry["elements"]) != (dtype, tensor.numel()):
+            raise DamagedFileError(
+                f"{saved.path}: {name} has {entry['elements']:,} elements of {entry['dtype']}, "
+                f"the run needs {tensor.numel():,} of {dtype}"
+            )
+        read_tensor(saved.path / "state" / entry["file"], tensor, entry["crc32"])
+    engine.restore(saved.manifest["engine"])
+
+
+def remove_leftovers(root: Path) -> None:
+    """Clear up after a save that was cut off; call only as the run's one trainer."""
+    for path in root.glob(".step-*.replaced"):
+        target = root / path.name.removeprefix(".").removesuffix(".replaced")
+        if not target.exists():
+            path.rename(target)
+    for path in root.glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside_after(root: Path, step: int) -> None:
+    """Rename what stands under `root` as later than `step`: it was found damaged, and must not count as kept."""
+    for path in _step_folders(root):
+        if _step_of(path) > step:
+            aside = root / f"damaged-{path.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
+def _write_state(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    files = {}
+    for name, tensor in tensors.items():
+        file = name.replace("/", ".")
+        checksum = write_tensor(folder / file, tensor)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        files[name] = {"file": file, "dtype": dtype, "elements": tensor.numel(), "crc32": checksum}
+    return files
+
+
+def _check_room(root: Path, target: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    need = weights + sum(t.numel() * t.element_size() for t in tensors.values()) + MARGIN_BYTES
+    free = shutil.disk_usage(root).free
+    if free < need:
+        raise WorkbenchError(
+            f"no room for the checkpoint {target}: it needs {need / 2**20:,.0f} MiB and the disk has "
+            f"{free / 2**20:,.0f} MiB free; make room, or lower checkpoint.keep. Checkpoints that were there "
+            "before are untouched"
+        )
+
+
+def _put_in_place(working: Path, target: Path) -> None:
+    if target.exists():
+        # The same step saved twice (a damaged one, or a run resumed from an earlier step): move the old one aside
+        # first, since a folder cannot be renamed over one that is not empty.
+        aside = target.with_name(f".{target.name}.replaced")
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+        working.rename(target)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        working.rename(target)
+
+
+def _open(path: Path) -> SavedStep:
+    try:
+        done = json.loads((path / "DONE").read_bytes())
+        text = (path / "state" / "manifest.json").read_bytes()
+        if zlib.crc32(text) != done["manifest_crc32"]:
+            raise DamagedFileError(f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not fit")
+        manifest = json.loads(text)
+        if manifest["version"] != FORMAT_VERSION:
+            raise DamagedFileError(f"it has format {manifest['version']}; this Workbench reads {FORMAT_VERSION}")
+        for name, size in manifest["model_files"].items():
+            there = (path / name).stat().st_size
+            if there != size:
+                raise DamagedFileError(f"{path / name} has {there:,} bytes instead of {size:,}")
+        return SavedStep(path, int(manifest["step"]), manifest)
+    except FileNotFoundError as error:
+        raise DamagedFileError(f"{error.filename} is missing") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"it cannot be read: {error}") from error
+
+
+def _step_folders(root: Path) -> list[Path]:
+    named = (p for p in root.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdigit())
+    return sorted(named, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _remove_old(root: Path, keep: int) -> None:
+    for path in _step_folders(root)[:-keep]:
+        # Without its marker a folder that is only half removed is no checkpoint.
+        (path / "DONE").unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""`workbench run`: choose the run, check that it can start, and train it here or in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.config import RunConfig, load_config, parse_config, to_toml
+from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
+from workbench.presets import find_preset
+from workbench.runs import LogTee, RunDirectory, liveness, read_status, runs_root, write_config
+from workbench.training.signals import Requests, StopBeforeTraining
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What is to be trained. `directory` is None for a new run."""
+
+    name: str
+    config: RunConfig
+    root: Path
+    directory: RunDirectory | None
+    resuming: bool
+
+
+def run(
+    *,
+    preset: str | None,
+    overrides: Sequence[str] = (),
+    resume: str | Path | None = None,
+    detach: bool = False,
+    runs: Path | None = None,
+    run_directory: Path | None = None,
+) -> int:
+    """Train `preset` and return the exit code.
+
+    `resume`: a run's folder, or "auto" for this preset's latest run that is not finished (a new one where there is
+    none). `run_directory`: the folder that a detached run was given by the process that started it.
+
+    Raises:
+        WorkbenchError: with the exit code that its kind has.
+    """
+    with Requests() as requests:
+        try:
+            choice = _choose(preset, overrides, resume, runs_root(runs), run_directory)
+            if choice is None:
+                return EXIT_DONE
+            return _start(choice, requests, detach=detach)
+        except StopBeforeTraining as stop:
+            print(f"workbench: {stop}", file=sys.stderr)
+            return stop.exit_code
+
+
+def _choose(
+    preset: str | None,
+    overrides: Sequence[str],
+    resume: str | Path | None,
+    root: Path,
+    run_directory: Path | None,
+) -> _Choice | None:
+    """The run that was asked for; None where it is finished already."""
+    if run_directory is not None:
+        directory = RunDirectory.open(run_directory)
+        config = _stored_config(directory, overrides)
+        return _Choice(directory.name, config, directory.path.parent, directory, resume is not None)
+    if resume is not None and str(resume) != "auto":
+        return _resumed(RunDirectory.open(Path(resume)), overrides)
+    if preset is None:
+        raise ConfigurationError("no preset is named: `workbench presets` lists them")
+    path = find_preset(preset)
+    if resume is not None:
+        latest = _latest_unfinished(root, path.stem)
+        if latest is not None:
+            return _resumed(latest, overrides)
+        print(f"there is no unfinished run of {path.stem} in {root}: starting a new one", file=sys.stderr)
+    return _Choice(path.stem, load_config(path, overrides), root, None, False)
+
+
+def _resumed(directory: RunDirectory, overrides: Sequence[str]) -> _Choice | None:
+    config = _stored_config(directory, overrides)
+    status = read_status(directory)
+    if status.phase == "finished" and status.step >= config.train.steps:
+        print(
+            f"run {directory.name} is finished: all {config.train.steps} steps are done "
+            "(--set train.steps=N goes on to a later one)",
+            file=sys.stderr,
+        )
+        return None
+    return _Choice(directory.name, config, directory.path.parent, directory, True)
+
+
+def _stored_config(directory: RunDirectory, overrides: Sequence[str]) -> RunConfig:
+    try:
+        text = directory.config.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"run {directory.name} cannot be resumed: its {directory.config.name} cannot be read: {error}"
+        ) from error
+    return parse_config(text, str(directory.config), overrides)
+
+
+def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
+    """The newest run of this preset that was begun and has steps left."""
+    for directory in reversed(RunDirectory.list(root)):
+        # <date>-<time>-<preset>-<id>
+        if directory.name.split("-", 2)[-1].rpartition("-")[0] != name:
+            continue
+        state = liveness(read_status(directory))
+        if state in ("running", "paused", "stale"):
+            raise WorkbenchError(
+                f"run {directory.name} is {state} already; attach to it, or start another without --resume"
+            )
+        return None if state == "finished" else directory
+    return None
+
+
+def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
+    # torch takes seconds to import: only once there is something to train.
+    from workbench.training.preparation import prepare_run
+    from workbench.training.session import train_session
+
+    def tell(message: str) -> None:
+        print(f"workbench: {message}", file=sys.stderr, flush=True)
+
+    prepared = prepare_run(choice.config, choice.root, tell)
+    directory = choice.directory or RunDirectory.create(choice.root, choice.name)
+    if choice.directory is None or choice.resuming:
+        directory.acquire()
+        write_config(directory, to_toml(choice.config))
+        directory.release()
+    if detach:
+        return _detach(directory, resuming=choice.resuming)
+    directory.acquire()
+    with LogTee(directory.log):
+        print(f"run {directory.path}", flush=True)
+        try:
+            return train_session(directory, choice.config, prepared, requests, resuming=choice.resuming)
+        except WorkbenchError as error:
+            # Said while the log still listens; the command line has nothing left to say.
+            tell(str(error))
+            return error.exit_code
+        finally:
+            directory.release()
+
+
+def _detach(directory: RunDirectory, *, resuming: bool) -> int:
+    """Start the same run in a session of its own, with no terminal and no pipe that could end it."""
+    command = [sys.executable, "-m", "workbench", "run", "--run-directory", str(directory.path)]
+    command += ["--resume", "auto"] if resuming else []
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with directory.log.open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
+        )
+    print(directory.path)
+    print(f"training in process {child.pid}; its log is {directory.log}", file=sys.stderr)
+    return EXIT_DONE

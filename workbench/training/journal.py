@@ -1,0 +1,206 @@
+"""What a run writes down while it goes: status with its heartbeat, phases, metrics, events, and the step line.
+
+The trainer is the only writer. A heartbeat thread renews the status while a step takes long, so that a reader can
+tell a slow run from a dead one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from workbench.engine import Span, StepResult
+from workbench.errors import WorkbenchError
+from workbench.runs import (
+    LaneSpan,
+    MetricsWriter,
+    RunDirectory,
+    Status,
+    append_event,
+    read_status,
+    write_lanes,
+    write_status,
+)
+from workbench.timeline import Lane
+from workbench.training.throughput import duration
+
+HEARTBEAT_S = 5.0
+STATUS_EVERY_S = 1.0
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step as it is recorded: counts in tokens, times in seconds, sizes in bytes; None is "not known"."""
+
+    step: int
+    total_steps: int
+    loss: float
+    tokens: int
+    tokens_total: int
+    step_s: float
+    mfu: float | None
+    device_bytes: tuple[int, int] | None
+    host_bytes: int
+    eta_s: float | None
+
+    def line(self, result: StepResult) -> str:
+        """The step line."""
+        width = max(5, len(str(self.total_steps)))
+        mfu = "n/a" if self.mfu is None else f"{100 * self.mfu:.1f}%"
+        gpu = "n/a"
+        if self.device_bytes is not None:
+            used, total = self.device_bytes
+            gpu = f"{used / GIB:.1f}/{total / GIB:.1f} GiB"
+        parts = [
+            f"step {self.step:0{width}}/{self.total_steps}",
+            f"loss {self.loss:.4f}",
+            f"gnorm {result.grad_norm:.2f}",
+            f"lr {result.learning_rate:.1e}",
+            f"{self.tokens / self.step_s:,.0f} tok/s",
+            f"mfu {mfu}",
+            f"gpu {gpu}",
+            f"host {self.host_bytes / GIB:.1f} GiB",
+            f"{self.step_s:.2f}s",
+            f"eta {duration(self.eta_s)}",
+        ]
+        return " | ".join(parts) + (" | skipped" if result.skipped else "")
+
+
+class Journal:
+    """Writes one run's directory. A full disk ends the run; it never leaves a half-written file behind."""
+
+    def __init__(self, run: RunDirectory, total_steps: int) -> None:
+        before = read_status(run)
+        self.run = run
+        self.metrics = MetricsWriter(run.metrics)
+        self._started = time.monotonic() - before.elapsed_s
+        self._status = Status(phase="starting", total_steps=total_steps, elapsed_s=before.elapsed_s)
+        self._lock = threading.Lock()
+        self._written = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Journal:
+        self._write(durable=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.metrics.close()
+
+    def phase(self, phase: str, progress: str = "") -> None:
+        """Enter a phase; a change of it is an event."""
+        if (phase, progress) == (self._status.phase, self._status.progress):
+            return
+        if phase != self._status.phase:
+            append_event(self.run, "phase", phase=phase, step=self._status.step)
+        self._update(durable=True, phase=phase, progress=progress)
+
+    def progress(self, progress: str) -> None:
+        """How far the present phase is."""
+        self._update(durable=False, progress=progress)
+
+    def begin_at(self, step: int) -> None:
+        self._update(durable=True, step=step)
+
+    def elapsed_s(self) -> float:
+        """Seconds spent on this run, all its resumptions together."""
+        return time.monotonic() - self._started
+
+    def step(self, record: StepRecord, result: StepResult, validation_loss: float | None) -> None:
+        """Record a finished step."""
+        optional = {"mfu": record.mfu, "validation_loss": validation_loss}
+        if record.device_bytes is not None:
+            optional["device_bytes"] = record.device_bytes[0]
+        lanes = result.lane_seconds
+        self.metrics.append(
+            step=record.step,
+            time=time.time(),
+            loss=record.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=result.learning_rate,
+            tokens=record.tokens,
+            tokens_total=record.tokens_total,
+            step_s=record.step_s,
+            tokens_per_s=record.tokens / record.step_s,
+            host_bytes=record.host_bytes,
+            compute_s=lanes[Lane.COMPUTE],
+            download_s=lanes[Lane.DOWNLOAD],
+            update_s=lanes[Lane.UPDATE],
+            upload_s=lanes[Lane.UPLOAD],
+            update_exposed_s=result.exposed_s,
+            skipped=float(result.skipped),
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+        if result.skipped:
+            self.warn(f"step {record.step} was skipped: its gradients are not finite")
+        due = time.monotonic() - self._written >= STATUS_EVERY_S
+        self._update(
+            durable=False,
+            write=due or record.step == record.total_steps,
+            step=record.step,
+            loss=record.loss,
+            tokens_per_s=record.tokens / record.step_s,
+            eta_s=record.eta_s,
+            validation_loss=self._status.validation_loss if validation_loss is None else validation_loss,
+        )
+        if due:
+            write_lanes(self.run, record.step, _lane_spans(result.spans))
+
+    def event(self, kind: str, **fields: object) -> None:
+        append_event(self.run, kind, **fields)
+
+    def warn(self, message: str) -> None:
+        """Tell the user on stderr, and keep it as an event."""
+        print(f"workbench: warning: {message}", file=sys.stderr, flush=True)
+        append_event(self.run, "warning", message=message)
+
+    def end(self, phase: str, exit_code: int, message: str) -> None:
+        """The last word on a run: how it ended."""
+        append_event(
+            self.run, "finished", phase=phase, exit_code=exit_code, message=message, step=self._status.step
+        )
+        self._update(durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None)
+
+    def _update(self, *, durable: bool, write: bool = True, **changes: object) -> None:
+        with self._lock:
+            self._status = replace(self._status, **changes)  # type: ignore[arg-type]
+        if write:
+            self._write(durable=durable)
+
+    def _write(self, *, durable: bool) -> None:
+        with self._lock:
+            self._status = replace(self._status, elapsed_s=self.elapsed_s())
+            self._written = time.monotonic()
+            write_status(self.run, self._status, durable=durable)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_S):
+            try:
+                self._write(durable=False)
+            except WorkbenchError:
+                # A disk that is full just now is met by the next real write, on the thread that can stop the run.
+                continue
+
+
+def _lane_spans(spans: tuple[Span, ...]) -> list[LaneSpan]:
+    begin = min((span.start_s for span in spans), default=0.0)
+    return [
+        LaneSpan(
+            span.lane.value,
+            span.kind.value,
+            -1 if span.shard is None else span.shard,
+            -1 if span.chunk is None else span.chunk,
+            span.start_s - begin,
+            span.stop_s - begin,
+        )
+        for span in spans
+    ]

@@ -1,0 +1,158 @@
+"""One training session in this process: allocate, resume if asked, train, and say how it ended."""
+
+from __future__ import annotations
+
+import resource
+import traceback
+from typing import Any
+
+import torch
+
+from workbench.config import RunConfig
+from workbench.engine import AdamWSettings, OffloadEngine
+from workbench.engine.discovery import FoundShard, find_shards
+from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
+from workbench.model.build import ShardInitializer
+from workbench.runs import RunDirectory, record_resume, write_plan
+from workbench.training.checkpoint import find_checkpoints, load_state, remove_leftovers, set_aside_after
+from workbench.training.journal import Journal
+from workbench.training.preparation import MIB, Prepared
+from workbench.training.random_state import seed_everything
+from workbench.training.raw_files import DamagedFileError
+from workbench.training.signals import Requests, StopBeforeTraining
+from workbench.training.trainer import Trainer
+
+
+def train_session(
+    run: RunDirectory, config: RunConfig, prepared: Prepared, requests: Requests, *, resuming: bool
+) -> int:
+    """Train `run`, which this process has acquired, and return the exit code.
+
+    Raises:
+        WorkbenchError: the run could not go on; the run directory already says why.
+    """
+    with Journal(run, config.train.steps) as journal:
+        plan: dict[str, Any] = {"memory": prepared.plan.as_dict()}
+        write_plan(run, plan)
+        try:
+            code, steps = _train(run, config, prepared, requests, journal, resuming=resuming)
+        except StopBeforeTraining as stop:
+            journal.end("stopped", stop.exit_code, str(stop))
+            return stop.exit_code
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            message = f"out of memory: {error}; lower train.micro_batch_size or data.sequence_length"
+            journal.end("failed", EXIT_ERROR, message)
+            raise WorkbenchError(message) from error
+        except WorkbenchError as error:
+            phase = "diverged" if isinstance(error, DivergedError) else "failed"
+            journal.end(phase, error.exit_code, str(error))
+            raise
+        except BaseException as error:
+            journal.end("failed", EXIT_ERROR, f"{type(error).__name__}: {error}")
+            with run.log.open("a", encoding="utf-8") as log:
+                traceback.print_exception(error, file=log)
+            raise
+        write_plan(run, {**plan, "measured": _measured(prepared)})
+        if code == EXIT_DONE:
+            journal.end("finished", code, f"{config.train.steps} steps")
+        else:
+            journal.end("stopped", code, f"stopped after step {steps} of {config.train.steps} and saved")
+        return code
+
+
+def _train(
+    run: RunDirectory,
+    config: RunConfig,
+    prepared: Prepared,
+    requests: Requests,
+    journal: Journal,
+    *,
+    resuming: bool,
+) -> tuple[int, int]:
+    if config.train.deterministic:
+        torch.use_deterministic_algorithms(True)
+    remove_leftovers(run.checkpoints)
+    journal.phase("allocating")
+    seed_everything(config.train.seed)
+    initializer = ShardInitializer(prepared.model, config.train.seed)
+    with _engine(config, prepared, initializer, journal) as engine:
+        trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests)
+        if resuming:
+            _resume(run, engine, trainer, journal)
+        return trainer.train(), trainer.step
+
+
+def _engine(
+    config: RunConfig, prepared: Prepared, initializer: ShardInitializer, journal: Journal
+) -> OffloadEngine:
+    offload, train = config.offload, config.train
+    assert offload.state in ("device", "host") and offload.overlap in ("serial", "exact"), "refused already"
+    shards = len(find_shards(prepared.model))
+    done = 0
+
+    def materialize(shard: FoundShard) -> None:
+        nonlocal done
+        done += 1
+        journal.progress(f"shard {done} of {shards}")
+        initializer(shard)
+
+    return OffloadEngine(
+        prepared.model,
+        optimizer=AdamWSettings(
+            learning_rate=config.optimizer.learning_rate,
+            betas=config.optimizer.betas,
+            eps=config.optimizer.eps,
+            weight_decay=config.optimizer.weight_decay,
+        ),
+        weights="device",
+        state=offload.state,
+        gradient_accumulation=train.gradient_accumulation,
+        gradient_clipping=train.gradient_clipping,
+        overlap=offload.overlap,
+        precision="bf16" if prepared.dtype == torch.bfloat16 else "fp32",
+        activation_checkpointing=train.activation_checkpointing,
+        chunk_bytes=offload.chunk_mib * MIB,
+        threads=offload.threads,
+        device=prepared.device,
+        materialize=materialize,
+    )
+
+
+def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal: Journal) -> None:
+    """Load the newest checkpoint that is whole; without any, the run begins again at its first step."""
+    journal.phase("loading")
+    damaged: list[str] = []
+
+    def warn(message: str) -> None:
+        damaged.append(message)
+        journal.warn(message)
+
+    for saved in find_checkpoints(run.checkpoints, warn):
+        try:
+            load_state(saved, engine)
+        except DamagedFileError as error:
+            warn(f"checkpoint {saved.path.name} is passed over: {error}")
+            continue
+        trainer.restore(saved.manifest["progress"])
+        set_aside_after(run.checkpoints, saved.step)
+        record_resume(run, journal.metrics, from_step=saved.step + 1, checkpoint=saved.path.name)
+        print(f"resuming from {saved.path.name}", flush=True)
+        return
+    if damaged:
+        raise WorkbenchError(
+            f"run {run.name} cannot be resumed: none of its checkpoints is whole ({damaged[-1]}); "
+            "they are left as they are"
+        )
+    record_resume(run, journal.metrics, from_step=1, checkpoint=None)
+    print("no checkpoint was saved yet: beginning again at the first step", flush=True)
+
+
+def _measured(prepared: Prepared) -> dict[str, Any]:
+    """What came out, beside what was planned."""
+    measured: dict[str, Any] = {
+        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    device = prepared.device.memory_bytes()
+    if device is not None:
+        measured["device_peak_bytes"] = device[0]
+    return measured
