@@ -34,7 +34,7 @@ def steps(run: RunDirectory) -> list[float]:
 def test_records_come_back_column_by_column_and_nan_is_what_was_not_given(run: RunDirectory) -> None:
     with MetricsWriter(run.metrics) as writer:
         for step in range(1, 6):
-            writer.append(step=step, loss=step / 3, tokens_total=step * 1e12)
+            writer.append(step=step, loss=step / 3, tokens_total=step * 1e12, validation_loss=None)
         assert writer.records == 5
     metrics = read_metrics(run.metrics)
     assert len(metrics) == 5

@@ -131,15 +131,18 @@ class MetricsWriter:
         except OSError as error:
             raise cannot_write(path, error) from error
 
-    def append(self, **values: float) -> None:
-        """Append one record; what is not given is NaN. Steps must rise between two resumptions."""
+    def append(self, **values: float | None) -> None:
+        """Append one record; what is not given, or None, is NaN. Steps must rise between two resumptions."""
         unknown = values.keys() - self._known
         if unknown:
             raise ValueError(f"no such metric: {', '.join(sorted(unknown))}")
-        step = values.get("step", self._last_step + 1)
+        step = values.get("step")
+        step = self._last_step + 1 if step is None else step
         if not step > self._last_step:
             raise ValueError(f"metrics of step {step} come after those of step {self._last_step}")
-        data = self._record.pack(*(values.get(column.name, _NAN) for column in self.columns))
+        data = self._record.pack(
+            *(_NAN if (value := values.get(column.name)) is None else value for column in self.columns)
+        )
         try:
             written = os.write(self._descriptor, data)
             if written != len(data):
