@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workbench.optimizer.reference import ReferenceParameter
-from workbench.optimizer.settings import AdamWSettings
+from workbench.optimizer.settings import AdamW
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -17,7 +17,7 @@ def test_the_reference_has_torchs_bits_also_where_gradients_are_missing(
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(10, 7, generator=generator, dtype=dtype)
     theirs = start.clone().requires_grad_()
-    settings = AdamWSettings(learning_rate=1e-2, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1)
+    settings = AdamW(lr=1e-2, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1)
     optimizer = torch.optim.AdamW(
         [theirs],
         lr=1e-2,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.optimizer.host import AdamWSettings, HostOptimizer, Piece, PieceTable
+from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def piece(**changed: Any) -> Piece:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learning_rate": -1.0}, "learning_rate"),
-        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"lr": -1.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
         ({"eps": float("inf")}, "eps"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"betas": (1.0, 0.9)}, r"betas\[0\]"),
@@ -41,7 +41,7 @@ def piece(**changed: Any) -> Piece:
 )
 def test_settings_name_the_field_that_is_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        AdamWSettings(**values)
+        AdamW(**values)
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "high", "low"])
@@ -104,16 +104,16 @@ def test_a_step_is_checked_and_must_be_set_before_an_update(optimizer: HostOptim
     for index in range(2):
         table.set_gradient(index, torch.ones(8))
     with pytest.raises(ValueError, match="piece 1 has a gradient and step 0"):
-        optimizer.update(table, AdamWSettings())
+        optimizer.update(table, AdamW())
     assert table._pieces[0].exp_avg.tolist() == [0] * 8  # nothing was written
     table.set_gradient(1, None)
-    optimizer.update(table, AdamWSettings())
+    optimizer.update(table, AdamW())
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39])
 def test_the_scale_must_be_finite(optimizer: HostOptimizer, scale: float) -> None:
     with pytest.raises(ValueError, match="gradient_scale"):
-        optimizer.update(PieceTable([]), AdamWSettings(), gradient_scale=scale)
+        optimizer.update(PieceTable([]), AdamW(), gradient_scale=scale)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "all", 10**6])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.optimizer.host import AdamWSettings, HostOptimizer, Piece, PieceTable
+from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
 
 LARGE = 300_000  # enough elements that all threads get slices
 
@@ -34,7 +34,7 @@ def large_table() -> PieceTable:
 
 def updated(optimizer: HostOptimizer) -> Tensor:
     table = large_table()
-    optimizer.update(table, AdamWSettings())
+    optimizer.update(table, AdamW())
     master = table._pieces[0].master
     assert master is not None
     return master
@@ -50,7 +50,7 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
         f"table = PieceTable([Piece(*(torch.zeros({LARGE}) for _ in range(3)))])\n"
         f"table.set_gradient(0, torch.ones({LARGE}))\n"
         "table.set_step(0, 1)\n"
-        "optimizer.update(table, AdamWSettings())\n"
+        "optimizer.update(table, AdamW())\n"
     )
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", prelude + program],
@@ -113,7 +113,7 @@ def test_a_closed_optimizer_says_so_and_closes_again_quietly() -> None:
     optimizer.close()
     optimizer.close()
     with pytest.raises(RuntimeError, match="closed"):
-        optimizer.update(large_table(), AdamWSettings())
+        optimizer.update(large_table(), AdamW())
 
 
 def test_closing_during_a_call_lets_the_call_finish() -> None:
@@ -150,7 +150,7 @@ def test_a_forked_child_starts_threads_of_its_own_and_the_parent_keeps_its_own()
         "    return sorted(name for name in found if name.startswith('host-adam'))\n"
         "def moved():\n"
         "    before = table._pieces[0].master.clone()\n"
-        "    optimizer.update(table, AdamWSettings())\n"
+        "    optimizer.update(table, AdamW())\n"
         "    return bool((table._pieces[0].master != before).all())\n"
         "sys.stdout.flush()\n"
         "child = os.fork()\n"

@@ -14,10 +14,10 @@ import torch
 import torch_parity
 from torch import Tensor
 
-from workbench.optimizer.host import AdamWSettings, HostOptimizer, Piece, PieceTable
+from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
 from workbench.optimizer.reference import ReferenceParameter, join_float32, split_float32
 
-DECAYING = AdamWSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+DECAYING = AdamW(lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 @functools.cache
@@ -59,14 +59,14 @@ def test_where_torch_has_no_fma_the_moments_differ_by_the_rounding_that_fma_leav
 
 
 def rounded_adamw(
-    parameter: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, settings: AdamWSettings, step: int
+    parameter: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, settings: AdamW, step: int
 ) -> Tensor:
     """The parameter after torch's operations, with a correctly rounded square root (MKL's is not)."""
     beta1, beta2 = settings.betas
-    parameter = parameter * (1 - settings.learning_rate * settings.weight_decay)
+    parameter = parameter * (1 - settings.lr * settings.weight_decay)
     root = exp_avg_sq.double().sqrt().float()
     denominator = root / (1 - beta2**step) ** 0.5 + settings.eps
-    step_size = settings.learning_rate / (1 - beta1**step)
+    step_size = settings.lr / (1 - beta1**step)
     return parameter.addcdiv(exp_avg, denominator, value=-step_size)
 
 
@@ -178,7 +178,7 @@ def test_a_split_master_takes_the_same_steps_as_a_plain_one_and_an_emitting_one(
 
 def test_float64_agrees_with_weight_decay_scale_and_step_counts_of_each_piece() -> None:
     generator = torch.Generator().manual_seed(5)
-    settings = AdamWSettings(learning_rate=1e-2, betas=(0.9, 0.999), weight_decay=0.1)
+    settings = AdamW(lr=1e-2, betas=(0.9, 0.999), weight_decay=0.1)
     start = [torch.randn(300, generator=generator) for _ in range(3)]
     pieces = [
         Piece(torch.zeros(300), torch.zeros(300), master=values.clone(), decay=index != 1)
@@ -208,7 +208,7 @@ def test_float64_agrees_with_weight_decay_scale_and_step_counts_of_each_piece() 
 @pytest.mark.parametrize("step", [1, 1000, 10_000_000])
 def test_one_step_is_within_a_few_roundings_of_float64_at_any_step_count(step: int) -> None:
     generator = torch.Generator().manual_seed(step)
-    settings = AdamWSettings(learning_rate=1e-3, betas=(0.9, 0.999))
+    settings = AdamW(lr=1e-3, betas=(0.9, 0.999))
     exp_avg = torch.rand(1000, generator=generator) + 0.5
     exp_avg_sq = torch.rand(1000, generator=generator) + 0.5
     truth = ReferenceParameter(
@@ -236,7 +236,7 @@ def test_the_scale_multiplies_the_gradient_in_float32_and_one_changes_nothing() 
             table = PieceTable([piece])
             table.set_gradient(0, given)
             table.set_step(0, 1)
-            optimizer.update(table, AdamWSettings(), gradient_scale=scale)
+            optimizer.update(table, AdamW(), gradient_scale=scale)
             moments.append([piece.exp_avg, piece.exp_avg_sq])
     assert same_bits(moments[0], moments[1])
 
@@ -252,7 +252,7 @@ def test_every_16_bit_gradient_is_widened_exactly(dtype: torch.dtype) -> None:
             table = PieceTable([piece])
             table.set_gradient(0, given)
             table.set_step(0, 1)
-            optimizer.update(table, AdamWSettings(betas=(0.0, 0.999)))
+            optimizer.update(table, AdamW(betas=(0.0, 0.999)))
             results.append([piece.exp_avg, piece.exp_avg_sq])
     assert same_bits(results[0], results[1])
     assert torch.equal(results[0][0], gradient.float())
@@ -305,7 +305,7 @@ def test_denormals_survive_where_the_calling_thread_flushes_them(threads: int) -
     torch.set_flush_denormal(True)
     try:
         with HostOptimizer(threads=threads) as optimizer:
-            optimizer.update(table, AdamWSettings())
+            optimizer.update(table, AdamW())
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(piece.exp_avg, torch.zeros(100_000).lerp_(tiny, 1 - 0.9))

@@ -10,7 +10,7 @@ import json
 import torch
 from torch import Tensor
 
-from workbench.optimizer.host import AdamWSettings, HostOptimizer, Piece, PieceTable
+from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
 
 LENGTHS = (*range(1, 70), 127, 255, 256, 257, 511, 1000, 1023, 1024, 1025, 65537, 100_003)
 
@@ -45,7 +45,7 @@ def unfused_excess(ours: Tensor, theirs: Tensor, product: Tensor) -> float:
     return float(((ours.double() - theirs.double()).abs() / allowed).max())
 
 
-def compare(settings: AdamWSettings, steps: int = 4, seed: int = 0) -> dict[str, float]:
+def compare(settings: AdamW, steps: int = 4, seed: int = 0) -> dict[str, float]:
     """All lengths as pieces of one table, some at odd offsets; each step starts from torch's state."""
     generator = torch.Generator().manual_seed(seed)
     storage = [torch.zeros(sum(LENGTHS) + 3 * len(LENGTHS)) for _ in range(3)]
@@ -61,7 +61,7 @@ def compare(settings: AdamWSettings, steps: int = 4, seed: int = 0) -> dict[str,
     table = PieceTable(pieces)
     reference = torch.optim.AdamW(
         theirs,
-        lr=settings.learning_rate,
+        lr=settings.lr,
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
@@ -95,10 +95,10 @@ def compare(settings: AdamWSettings, steps: int = 4, seed: int = 0) -> dict[str,
 
 
 SETTINGS = {
-    "plain": AdamWSettings(),
-    "decay": AdamWSettings(learning_rate=3e-2, betas=(0.9, 0.95), weight_decay=0.1),
-    "small betas": AdamWSettings(learning_rate=1e-3, betas=(0.3, 0.5), eps=1e-6, weight_decay=0.01),
-    "zero betas": AdamWSettings(learning_rate=1e-3, betas=(0.0, 0.0), weight_decay=0.01),
+    "plain": AdamW(),
+    "decay": AdamW(lr=3e-2, betas=(0.9, 0.95), weight_decay=0.1),
+    "small betas": AdamW(lr=1e-3, betas=(0.3, 0.5), eps=1e-6, weight_decay=0.01),
+    "zero betas": AdamW(lr=1e-3, betas=(0.0, 0.0), weight_decay=0.01),
 }
 
 if __name__ == "__main__":

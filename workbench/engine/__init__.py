@@ -6,6 +6,6 @@ It works on any `torch.nn.Module` and needs no configuration file, screen or run
 from workbench.engine.execution import LaneError, Span
 from workbench.engine.offload import OffloadEngine
 from workbench.engine.report import NonFiniteGradients, StepReport, StepResult
-from workbench.optimizer.settings import AdamWSettings
+from workbench.optimizer.settings import AdamW
 
-__all__ = ["AdamWSettings", "LaneError", "NonFiniteGradients", "OffloadEngine", "Span", "StepReport", "StepResult"]
+__all__ = ["AdamW", "LaneError", "NonFiniteGradients", "OffloadEngine", "Span", "StepReport", "StepResult"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from workbench.layout import NORM_BLOCK
 from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
 from workbench.optimizer.reference import join_float32, split_float32
-from workbench.optimizer.settings import AdamWSettings
+from workbench.optimizer.settings import AdamW
 
 
 class StateViews(NamedTuple):
@@ -44,7 +44,7 @@ class Arithmetic(Protocol):
     def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool) -> None: ...
     def sum_of_squares(self, table: Any) -> None: ...
     def read_partials(self, tables: Iterable[Any]) -> list[float]: ...
-    def update(self, table: Any, settings: AdamWSettings, gradient_scale: float) -> None: ...
+    def update(self, table: Any, settings: AdamW, gradient_scale: float) -> None: ...
 
 
 class HostArithmetic:
@@ -108,7 +108,7 @@ class DeviceArithmetic:
         return values
 
     @torch.no_grad()
-    def update(self, table: DeviceTable, settings: AdamWSettings, gradient_scale: float) -> None:
+    def update(self, table: DeviceTable, settings: AdamW, gradient_scale: float) -> None:
         for state, gradient, step in zip(table.views, table.gradients, table.steps, strict=True):
             if gradient is not None:
                 _update(state, gradient.float() * gradient_scale, step, settings)
@@ -122,7 +122,7 @@ def _partials(gradient: Tensor) -> Tensor:
     return torch.cat((blocks, rest.sum().view(1))) if rest.numel() else blocks
 
 
-def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamWSettings) -> None:
+def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> None:
     """AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), in torch's order of operations."""
     beta1, beta2 = settings.betas
     if state.master is not None:
@@ -131,10 +131,10 @@ def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamWSetti
         assert state.high is not None and state.low is not None
         master = join_float32(state.high, state.low)
     if state.decay and settings.weight_decay:
-        master.mul_(1 - settings.learning_rate * settings.weight_decay)
+        master.mul_(1 - settings.lr * settings.weight_decay)
     state.exp_avg.lerp_(gradient, 1 - beta1)
     state.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    step_size = settings.learning_rate / (1 - beta1**step)
+    step_size = settings.lr / (1 - beta1**step)
     denominator = state.exp_avg_sq.sqrt().div_(math.sqrt(1 - beta2**step)).add_(settings.eps)
     master.addcdiv_(state.exp_avg, denominator, value=-step_size)
     if state.master is None:

@@ -35,7 +35,7 @@ from workbench.engine.report import NonFiniteGradients, StepReport, StepResult, 
 from workbench.engine.step_work import StepWork
 from workbench.layout import Layout
 from workbench.optimizer.host import HostOptimizer
-from workbench.optimizer.settings import AdamWSettings
+from workbench.optimizer.settings import AdamW
 from workbench.timeline import Kind, Lane, StepShape, Timeline, build_timeline
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -72,7 +72,7 @@ class OffloadEngine:
         self,
         model: nn.Module,
         *,
-        optimizer: AdamWSettings | None = None,
+        optimizer: AdamW | None = None,
         weights: Literal["device"] = "device",
         state: Literal["device", "host"] = "host",
         gradient_accumulation: int = 1,
@@ -95,7 +95,7 @@ class OffloadEngine:
         self.model = model
         self.device = open_device(device)
         self.dtype = working_precision(precision, self.device)
-        self._settings = optimizer or AdamWSettings()
+        self._settings = optimizer or AdamW()
         self._accumulation = gradient_accumulation
         found = find_shards(model)
         self.layout: Layout = lay_out(found, self.dtype, chunk_bytes)
@@ -182,11 +182,11 @@ class OffloadEngine:
     @property
     def learning_rate(self) -> float:
         """Of the step whose first backward comes next."""
-        return self._settings.learning_rate
+        return self._settings.lr
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._settings = replace(self._settings, learning_rate=value)
+        self._settings = replace(self._settings, lr=value)
 
     def backward(self, loss: Tensor, *, tokens: int | None = None) -> None:
         """Backpropagate one micro-batch's mean loss (a scalar).

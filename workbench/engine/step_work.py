@@ -19,7 +19,7 @@ from workbench.engine.device import Device
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.memory import ShardMemory
 from workbench.layout import Chunk
-from workbench.optimizer.settings import AdamWSettings
+from workbench.optimizer.settings import AdamW
 from workbench.timeline import Kind, Lane, Task
 
 NORM_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6
@@ -61,7 +61,7 @@ class StepWork:
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._summed: dict[tuple[int, int], list[bool]] = {}
         self._unread: list[list[int]] = []
-        self._settings = AdamWSettings()
+        self._settings = AdamW()
         self._unscale = 1.0
         self._scale = 1.0
         self._written = False
@@ -76,7 +76,7 @@ class StepWork:
             Kind.UPLOAD: self._upload,
         }
 
-    def begin(self, settings: AdamWSettings) -> None:
+    def begin(self, settings: AdamW) -> None:
         """Start a step that updates with `settings`."""
         self._settings = replace(settings)
         self._summed = {place: [False] * len(self._chunk(*place).slices) for place in self._tables}
@@ -212,7 +212,7 @@ class StepWork:
     @property
     def learning_rate(self) -> float:
         """That the step updates with."""
-        return self._settings.learning_rate
+        return self._settings.lr
 
     def finish(self) -> None:
         """The step is over and was not skipped: every parameter that got a gradient is one step older."""

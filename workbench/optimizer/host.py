@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from workbench.optimizer.cpu_count import usable_cpus
-from workbench.optimizer.settings import AdamWSettings
+from workbench.optimizer.settings import AdamW
 
 try:
     from workbench._native import ffi, lib
@@ -32,7 +32,7 @@ except ImportError as error:
         f"({error}); build it with a C compiler by `python -m pip install --editable .` in the checkout."
     ) from error
 
-__all__ = ["AdamWSettings", "HostOptimizer", "Piece", "PieceTable", "choose_instruction_set"]
+__all__ = ["AdamW", "HostOptimizer", "Piece", "PieceTable", "choose_instruction_set"]
 
 PARTIAL_ELEMENTS = 65536
 MOST_THREADS = 4096
@@ -177,7 +177,7 @@ class HostOptimizer:
         self._pool = ffi.gc(pool, lib.wb_pool_free)
         _open_optimizers.add(self)
 
-    def update(self, table: PieceTable, settings: AdamWSettings, gradient_scale: float = 1.0) -> None:
+    def update(self, table: PieceTable, settings: AdamW, gradient_scale: float = 1.0) -> None:
         """One AdamW step of every piece that has a gradient, which is first multiplied by `gradient_scale`.
 
         Raises `ValueError` where such a piece's step count has not been set; then nothing is written.
@@ -188,7 +188,7 @@ class HostOptimizer:
         native = ffi.new(
             "wb_adamw *",
             (
-                settings.learning_rate,
+                settings.lr,
                 settings.betas[0],
                 settings.betas[1],
                 settings.eps,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.optimizer.settings import AdamWSettings
+from workbench.optimizer.settings import AdamW
 
 
 @dataclass
@@ -29,7 +29,7 @@ class ReferenceParameter:
         """A copy of the parameter, before its first step."""
         return cls(parameter.clone(), torch.zeros_like(parameter), torch.zeros_like(parameter), decay=decay)
 
-    def update(self, gradient: Tensor | None, settings: AdamWSettings, gradient_scale: float = 1.0) -> None:
+    def update(self, gradient: Tensor | None, settings: AdamW, gradient_scale: float = 1.0) -> None:
         """One step of AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), in place.
 
         Without a gradient nothing changes and no step is counted.
@@ -40,10 +40,10 @@ class ReferenceParameter:
         beta1, beta2 = settings.betas
         scaled = gradient.to(self.parameter.dtype) * gradient_scale
         if self.decay:
-            self.parameter.mul_(1 - settings.learning_rate * settings.weight_decay)
+            self.parameter.mul_(1 - settings.lr * settings.weight_decay)
         self.exp_avg.lerp_(scaled, 1 - beta1)
         self.exp_avg_sq.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
-        step_size = settings.learning_rate / (1 - beta1**self.step)
+        step_size = settings.lr / (1 - beta1**self.step)
         denominator = (self.exp_avg_sq.sqrt() / (1 - beta2**self.step) ** 0.5).add_(settings.eps)
         self.parameter.addcdiv_(self.exp_avg, denominator, value=-step_size)
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class AdamWSettings:
-    """The numbers of `torch.optim.AdamW` (`learning_rate` is its `lr`); `ValueError` names the wrong one."""
+class AdamW:
+    """The numbers of `torch.optim.AdamW`, by its names; `ValueError` names the wrong one."""
 
-    learning_rate: float = 1e-3
+    lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps", "weight_decay"):
+        for name in ("lr", "eps", "weight_decay"):
             value = getattr(self, name)
             if not (0.0 <= value < math.inf):
                 raise ValueError(f"{name} must be finite and at least 0, not {value!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from workbench.config import RunConfig
-from workbench.engine import AdamWSettings, OffloadEngine
+from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.discovery import FoundShard, find_shards
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.model.build import ShardInitializer
@@ -98,8 +98,8 @@ def _engine(
 
     return OffloadEngine(
         prepared.model,
-        optimizer=AdamWSettings(
-            learning_rate=config.optimizer.learning_rate,
+        optimizer=AdamW(
+            lr=config.optimizer.learning_rate,
             betas=config.optimizer.betas,
             eps=config.optimizer.eps,
             weight_decay=config.optimizer.weight_decay,
