@@ -279,9 +279,22 @@ class OffloadEngine:
         report.resolve(result)
 
     def close(self) -> None:
-        """End the lanes and take every hook off the model, whose parameters keep their values. Idempotent."""
+        """Finish the last step, end the lanes and take every hook off the model, which keeps its weights. Idempotent.
+
+        A step that was begun and not ended by `step` is dropped.
+
+        Raises:
+            NonFiniteGradients, LaneError: the last step could not be finished; the engine is closed all the same.
+        """
         if self._closed:
             return
+        try:
+            if self._failure is None:
+                self.wait()
+        finally:
+            self._tear_down()
+
+    def _tear_down(self) -> None:
         self._closed = True
         if self._execution is not None:
             self._execution.abandon("the engine was closed")
@@ -301,7 +314,11 @@ class OffloadEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        elif not self._closed:
+            # What was raised matters, not what the step that it cut off would have come to.
+            self._tear_down()
 
     # State, for checkpoints
 

@@ -1,0 +1,179 @@
+"""What plain torch gives, for modules of every kind: tied, frozen, unused, mixed, without blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, loss_of, torch_adamw
+from torch import Tensor, nn
+
+from workbench.engine import AdamW, OffloadEngine
+from workbench.engine.device import CpuDevice, Device
+from workbench.engine.discovery import find_blocks, find_shards
+
+LR, DECAY = 1e-2, 0.1
+DEVICES: dict[str, Callable[[], Device]] = {
+    "shared": CpuDevice,
+    "separate": lambda: SeparateMemory(seed=3),
+}
+
+
+class Sometimes(nn.Module):
+    """Two branches of which a batch uses one, a frozen layer, a parameter read without its module's call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.frozen = nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+        self.branches = nn.ModuleDict({"left": nn.Linear(8, 1), "right": nn.Linear(8, 1)})
+        self.reached_past = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, branch: str) -> Tensor:
+        hidden = self.frozen(torch.tanh(self.inner(x)))
+        hidden = torch.nn.functional.linear(hidden, self.reached_past.weight)
+        out: Tensor = self.branches[branch](hidden) * self.scale
+        return out.square().mean()
+
+
+@pytest.mark.parametrize("clipping", [0.0, 1e-3])
+@pytest.mark.parametrize("state", ["host", "device"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_parameters_that_get_no_gradient_in_some_steps_stay_and_count_their_own_steps(
+    device: str, state: str, clipping: float
+) -> None:
+    torch.manual_seed(0)
+    reference = Sometimes()
+    model = clone(reference)
+    optimizer = torch_adamw(reference, LR, DECAY, foreach=False)
+    frozen = model.frozen.weight.clone()
+    with OffloadEngine(
+        model,
+        optimizer=AdamW(lr=LR, weight_decay=DECAY),
+        device=DEVICES[device](),
+        state=state,  # type: ignore[arg-type]
+        gradient_clipping=clipping,
+        gradient_accumulation=2,
+        chunk_bytes=CHUNK_BYTES,
+    ) as engine:
+        for step, branches in enumerate((("left", "left"), ("right", "right"), ("left", "right"), ("right", "left"))):
+            for micro, branch in enumerate(branches):
+                x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + micro))
+                (reference(x, branch) / 2).backward()
+                engine.backward(model(x, branch))
+            if clipping:
+                torch.nn.utils.clip_grad_norm_(reference.parameters(), clipping)
+            optimizer.step()
+            optimizer.zero_grad()
+            engine.step().result()
+        counted = engine.counters()["parameter_steps"]
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
+    assert torch.equal(model.frozen.weight, frozen)
+    assert counted["branches.left.weight"] == 3 and counted["inner.weight"] == 4
+    assert "frozen.weight" not in counted and counted["reached_past.bias"] == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tied_embeddings_stay_tied_and_train_as_in_torch(device: str) -> None:
+    reference = MODELS["gpt2"]()
+    model = clone(reference)
+    optimizer = torch_adamw(reference, LR, DECAY, foreach=False)
+    with OffloadEngine(
+        model, optimizer=AdamW(lr=LR, weight_decay=DECAY), device=DEVICES[device](), chunk_bytes=CHUNK_BYTES
+    ) as engine:
+        assert model.lm_head.weight is model.transformer.wte.weight
+        for ids in batches(3):
+            loss_of(reference, ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            engine.backward(loss_of(model, ids))
+            engine.step()
+        engine.wait()
+    torch.testing.assert_close(model.lm_head.weight, reference.lm_head.weight, rtol=1e-4, atol=1e-4)
+
+
+def test_a_short_last_step_is_the_mean_over_the_micro_batches_it_has() -> None:
+    reference, ids = MODELS["llama"](), batches(2)
+    model = clone(reference)
+    optimizer = torch_adamw(reference, LR, 0.0, foreach=False)
+    for part in ids:
+        (loss_of(reference, part) / 2).backward()
+    optimizer.step()
+    with OffloadEngine(model, optimizer=AdamW(lr=LR), device=SeparateMemory(1), gradient_accumulation=5) as engine:
+        for part in ids:
+            engine.backward(loss_of(model, part))
+        engine.step().result()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_evaluation_between_steps_sees_the_finished_weights_and_changes_nothing() -> None:
+    start, ids = MODELS["gpt2"](0.1), batches(6)
+
+    def train(evaluate: bool) -> tuple[list[Tensor], list[Tensor]]:
+        model, seen = clone(start), []
+        torch.manual_seed(0)
+        with OffloadEngine(model, optimizer=AdamW(lr=LR), device=SeparateMemory(5), chunk_bytes=CHUNK_BYTES) as engine:
+            for part in ids:
+                engine.backward(loss_of(model, part))
+                report = engine.step()
+                if evaluate:
+                    model.eval()
+                    with torch.no_grad():
+                        during = loss_of(model, ids[0])
+                        report.result()
+                        seen.append(during - loss_of(model, ids[0]))
+                    model.train()
+        return [p.detach() for p in model.parameters()], seen
+
+    plain, _ = train(evaluate=False)
+    evaluated, differences = train(evaluate=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, evaluated, strict=True))
+    assert all(float(d) == 0.0 for d in differences)
+
+
+def test_a_forward_without_backward_between_steps_does_no_harm() -> None:
+    start, ids = MODELS["llama"](), batches(4)
+    outcomes = []
+    for extra in (False, True):
+        model = clone(start)
+        with OffloadEngine(model, optimizer=AdamW(lr=LR), device=SeparateMemory(2), chunk_bytes=CHUNK_BYTES) as engine:
+            for part in ids:
+                loss = loss_of(model, part)
+                if extra:
+                    loss_of(model, ids[0])
+                engine.backward(loss)
+                engine.step()
+        outcomes.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+
+
+def test_the_blocks_are_found_from_the_tree() -> None:
+    assert list(find_blocks(MODELS["gpt2"](layers=3))) == [f"transformer.h.{i}" for i in range(3)]
+    assert list(find_blocks(MODELS["llama"](layers=1))) == ["model.layers.0"]
+    assert find_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == {}
+    experts = nn.Module()
+    experts.layers = nn.ModuleList(
+        nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(4)), "gate": nn.Linear(2, 2)})
+        for _ in range(2)
+    )
+    assert list(find_blocks(experts)) == ["layers.0", "layers.1"]
+
+
+def test_every_parameter_is_in_one_shard_and_tied_ones_appear_once() -> None:
+    for make in MODELS.values():
+        model = make()
+        found = find_shards(model)
+        listed = [id(p) for shard in found for p in shard.parameters.values()]
+        assert sorted(listed) == sorted(id(p) for p in model.parameters())
+        assert [s.kind for s in found] == ["outer", "block", "block", "outer"]
+    assert "lm_head.weight" not in [n for s in find_shards(MODELS["gpt2"]()) for n in s.parameters]
+
+
+def test_a_module_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        OffloadEngine(nn.Linear(2, 2).requires_grad_(False), device="cpu")

@@ -1,0 +1,191 @@
+"""What goes wrong reaches the caller with its cause, leaves no thread behind and writes nothing it should not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, loss_of
+from torch import nn
+
+from workbench.engine import LaneError, NonFiniteGradients, OffloadEngine
+from workbench.engine.device import CpuDevice, Mark
+from workbench.timeline import Lane
+
+
+class BrokenLink(SeparateMemory):
+    """Copies on one lane fail from the `healthy`-th on."""
+
+    def __init__(self, broken: Lane, healthy: int) -> None:
+        super().__init__()
+        self._broken, self._healthy = broken, healthy
+
+    def copy(self, lane: Lane, destination: torch.Tensor, source: torch.Tensor, after: Mark) -> None:
+        if lane is self._broken:
+            self._healthy -= 1
+            if self._healthy < 0:
+                raise OSError("the link is down")
+        super().copy(lane, destination, source, after)
+
+
+@pytest.mark.parametrize("clipping", [0.0, 1.0])
+@pytest.mark.parametrize("overlap", ["exact", "serial"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("lane", [Lane.DOWNLOAD, Lane.UPLOAD])
+@pytest.mark.parametrize("healthy", [0, 3, 11])
+def test_a_lanes_failure_names_the_lane_and_carries_its_cause(
+    lane: Lane, healthy: int, accumulation: int, overlap: str, clipping: float
+) -> None:
+    model = MODELS["gpt2"]()
+    engine = OffloadEngine(
+        model,
+        device=BrokenLink(lane, healthy),
+        overlap=overlap,  # type: ignore[arg-type]
+        gradient_accumulation=accumulation,
+        gradient_clipping=clipping,
+        chunk_bytes=CHUNK_BYTES,
+    )
+    with pytest.raises((LaneError, RuntimeError)) as caught:
+        for ids in batches(4 * accumulation):
+            engine.backward(loss_of(model, ids))
+            if engine._micro_batches == accumulation:
+                engine.step()
+        engine.wait()
+    messages, error = [], caught.value
+    while error is not None:
+        messages.append(str(error))
+        error = error.__cause__
+    assert any(f"lane {lane.value}: " in m and "of shard" in m for m in messages)
+    assert "the link is down" in messages[-1]
+    with pytest.raises(RuntimeError, match="stopped after an error"):
+        engine.backward(torch.zeros((), requires_grad=True))
+    engine.close()
+
+
+def _poison(model: nn.Module, name: str, value: float) -> object:
+    parameter = dict(model.named_parameters())[name]
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        spoiled = gradient.clone()
+        spoiled.view(-1)[-1] = value
+        return spoiled
+
+    return parameter.register_hook(spoil)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("overlap", ["exact", "serial"])
+@pytest.mark.parametrize("state", ["host", "device"])
+def test_a_step_with_one_gradient_that_is_not_finite_writes_nothing_and_says_so(
+    state: str, overlap: str, value: float
+) -> None:
+    model, ids = MODELS["llama"](), batches(3)
+    with OffloadEngine(
+        model,
+        device=SeparateMemory(1),
+        state=state,  # type: ignore[arg-type]
+        overlap=overlap,  # type: ignore[arg-type]
+        gradient_clipping=1.0,
+        chunk_bytes=CHUNK_BYTES,
+    ) as engine:
+        engine.backward(loss_of(model, ids[0]))
+        engine.step().result()
+        before = [t.clone() for _, t in engine.state()] + [p.detach().clone() for p in model.parameters()]
+        steps = engine.counters()["parameter_steps"]
+        handle = _poison(model, "model.layers.1.mlp.up_proj.weight", value)
+        engine.backward(loss_of(model, ids[1]))
+        result = engine.step().result()
+        handle.remove()  # type: ignore[attr-defined]
+        after = [t.clone() for _, t in engine.state()] + [p.detach().clone() for p in model.parameters()]
+        assert result.skipped and not math.isfinite(result.grad_norm)
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert engine.counters()["parameter_steps"] == steps
+        engine.backward(loss_of(model, ids[2]))
+        assert not engine.step().result().skipped
+
+
+def test_the_third_such_step_in_a_row_stops_the_engine_and_names_the_parameter() -> None:
+    model, ids = MODELS["llama"](), batches(1)[0]
+    name = "model.layers.0.self_attn.v_proj.weight"
+    with OffloadEngine(model, device="cpu", gradient_clipping=1.0) as engine:
+        _poison(model, name, math.nan)
+        for _ in range(2):
+            engine.backward(loss_of(model, ids))
+            assert engine.step().result().skipped
+        engine.backward(loss_of(model, ids))
+        report = engine.step()
+        with pytest.raises(NonFiniteGradients, match=name):
+            report.result()
+        with pytest.raises(NonFiniteGradients, match=name):
+            report.result()
+
+
+def test_without_clipping_a_torn_step_stops_the_engine_at_once() -> None:
+    """The first block's gradient comes last: the head has been updated by then."""
+    model, ids = MODELS["llama"](), batches(1)[0]
+    name = "model.layers.0.mlp.up_proj.weight"
+    with OffloadEngine(model, device=CpuDevice(), chunk_bytes=CHUNK_BYTES, overlap="serial") as engine:
+        _poison(model, name, math.inf)
+        engine.backward(loss_of(model, ids))
+        with pytest.raises(NonFiniteGradients, match=name):
+            engine.step()
+
+
+def test_misuse_is_refused_in_words() -> None:
+    model, ids = MODELS["llama"](), batches(1)[0]
+    with OffloadEngine(model, device="cpu") as engine:
+        with pytest.raises(RuntimeError, match=r"step\(\) without a backward"):
+            engine.step()
+        engine.backward(loss_of(model, ids))
+        with pytest.raises(RuntimeError, match=r"call step\(\) first"):
+            engine.backward(loss_of(model, ids))
+        engine.step()
+        with pytest.raises(ValueError, match="tokens = 0"):
+            engine.backward(loss_of(model, ids), tokens=0)
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.backward(loss_of(model, ids))
+    with OffloadEngine(clone(model), device="cpu", gradient_accumulation=2) as engine:
+        engine.backward(loss_of(engine.model, ids), tokens=3)
+        with pytest.raises(RuntimeError, match="every micro-batch"):
+            engine.backward(loss_of(engine.model, ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"overlap": "wild"}, "overlap = 'wild'"),
+        ({"weights": "disk"}, "weights = 'disk'"),
+        ({"state": "disk"}, "state = 'disk'"),
+        ({"precision": "fp8"}, "precision = 'fp8'"),
+        ({"gradient_accumulation": 0}, "gradient_accumulation = 0"),
+        ({"gradient_clipping": -1.0}, "gradient_clipping = -1.0"),
+        ({"chunk_bytes": 0}, "chunk_bytes = 0"),
+        ({"device": "cuda:93"}, "cuda:93"),
+        ({"device": "abacus"}, "abacus"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_value(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        OffloadEngine(nn.Linear(2, 2), **{"device": "cpu", **options})  # type: ignore[arg-type]
+
+
+def test_a_gradient_that_comes_from_elsewhere_is_refused_instead_of_lost() -> None:
+    model, ids = MODELS["llama"](), batches(1)[0]
+    with OffloadEngine(model, device="cpu") as engine:
+        with pytest.raises(RuntimeError, match="engine.backward"):
+            loss_of(model, ids).backward()
+        assert engine.steps == 0
+
+
+def test_closing_takes_every_hook_off_the_model() -> None:
+    model, ids = MODELS["gpt2"](), batches(1)[0]
+    engine = OffloadEngine(model, device="cpu")
+    engine.backward(loss_of(model, ids))
+    engine.step()
+    engine.close()
+    engine.close()
+    assert all("forward" not in vars(block) for block in model.transformer.h)
+    assert all(not module._forward_pre_hooks for module in model.modules())
+    loss_of(model, ids).backward()
+    assert all(p.grad is not None for p in model.parameters())
