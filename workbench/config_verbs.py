@@ -11,8 +11,8 @@ from dataclasses import asdict
 from textwrap import wrap
 
 from workbench.config import fields, load_config, to_toml
-from workbench.config_problems import toml_value
-from workbench.config_rules import NOT_BUILT_YET, today
+from workbench.config.problems import toml_value
+from workbench.config.rules import NOT_BUILT_YET, today
 from workbench.errors import EXIT_DONE
 from workbench.presets import find_preset, list_presets
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from workbench.config import DocumentedField, RunConfig, fields, parse_config, to_toml
-from workbench.config_schema import TABLES
+from workbench.config.schema import TABLES
 
 FIELDS = list(fields())
 

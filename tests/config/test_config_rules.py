@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.config import fields, parse_config
-from workbench.config_rules import CONTRADICTIONS, NOT_BUILT_YET
+from workbench.config.rules import CONTRADICTIONS, NOT_BUILT_YET
 from workbench.errors import ConfigurationError
 
 MODEL = '[model]\narchitecture = "gpt2"\n'

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workbench.presets import shipped_folder
-from workbench.toml_lines import KeyPath, key_lines
+from workbench.config.toml_lines import KeyPath, key_lines
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -3,7 +3,7 @@
 Whoever gets a `RunConfig` from here may rely on it: every value has its type and lies in its range, no two
 fields contradict each other, and nothing is asked for that is not built. Anything else is a
 `ConfigurationError` that lists all problems at once, each with its file and line. The fields are declared in
-`config_schema`.
+`config.schema`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workbench.config_problems import (
+from workbench.config.problems import (
     Problem,
     as_written,
     on_one_line,
@@ -24,8 +24,8 @@ from workbench.config_problems import (
     toml_value,
     value_at,
 )
-from workbench.config_rules import broken_rules
-from workbench.config_schema import (
+from workbench.config.rules import broken_rules
+from workbench.config.schema import (
     TABLES,
     AdapterConfig,
     CheckpointConfig,
@@ -43,7 +43,7 @@ from workbench.config_schema import (
     fields,
 )
 from workbench.errors import ConfigurationError
-from workbench.toml_lines import KeyPath, key_lines
+from workbench.config.toml_lines import KeyPath, key_lines
 
 if sys.version_info >= (3, 11):
     import tomllib

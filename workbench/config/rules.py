@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from workbench.config_problems import toml_value
-from workbench.config_schema import RunConfig
+from workbench.config.problems import toml_value
+from workbench.config.schema import RunConfig
 
 
 class Broken(NamedTuple):

@@ -2,7 +2,7 @@
 
 This is the only place where a field is declared. The checks, `workbench config schema`, the documentation and
 the screen's form all read it, so a field whose help is missing here is missing everywhere. What a well-formed
-configuration may still not ask for (contradictions, features to come) is in `config_rules`.
+configuration may still not ask for (contradictions, features to come) is in `config.rules`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from workbench.config_schema import TABLES, DocumentedField, RunConfig, fields
-from workbench.toml_lines import KeyPath
+from workbench.config.schema import TABLES, DocumentedField, RunConfig, fields
+from workbench.config.toml_lines import KeyPath
 
 LONGEST_VALUE_SHOWN = 60
 
