@@ -176,7 +176,9 @@ def _lay_out(index: int, spec: ShardSpec, chunk_bytes: int) -> Shard:
     dtypes = list(dict.fromkeys(p.dtype for p in trainable))
     for dtype in dtypes:
         if dtype not in ITEM_BYTES:
-            raise ValueError(f"shard {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(ITEM_BYTES)}")
+            raise ValueError(
+                f"shard {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(ITEM_BYTES)}"
+            )
     segments: list[Segment] = []
     chunks: list[Chunk] = []
     regions: list[Region] = []

@@ -149,7 +149,9 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
                     ]
                 if not shape.referenced_gradients:
                     waits = [
-                        builder.add(work, Kind.ACCUMULATE, micro_batch, shard, chunk, 4 * chunk.elements, waits)
+                        builder.add(
+                            work, Kind.ACCUMULATE, micro_batch, shard, chunk, 4 * chunk.elements, waits
+                        )
                     ]
                 arrived[place] = waits[0] if len(waits) == 1 else backward[place]
     return _add_update(builder, layout, shape, arrived, last, end, work, travels)
@@ -160,7 +162,9 @@ def _add_backward(builder: _Builder, layout: Layout, micro_batch: int) -> dict[t
     final: dict[tuple[int, int], int] = {}
     for shard in reversed(layout.shards):
         for chunk in reversed(shard.chunks):
-            final[shard.index, chunk.index] = builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk)
+            final[shard.index, chunk.index] = builder.add(
+                Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk
+            )
         builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard)
     return final
 

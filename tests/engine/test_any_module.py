@@ -59,7 +59,9 @@ def test_parameters_that_get_no_gradient_in_some_steps_stay_and_count_their_own_
         gradient_accumulation=2,
         chunk_bytes=CHUNK_BYTES,
     ) as engine:
-        for step, branches in enumerate((("left", "left"), ("right", "right"), ("left", "right"), ("right", "left"))):
+        for step, branches in enumerate(
+            (("left", "left"), ("right", "right"), ("left", "right"), ("right", "left"))
+        ):
             for micro, branch in enumerate(branches):
                 x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + micro))
                 (reference(x, branch) / 2).backward()
@@ -103,7 +105,9 @@ def test_a_short_last_step_is_the_mean_over_the_micro_batches_it_has() -> None:
     for part in ids:
         (loss_of(reference, part) / 2).backward()
     optimizer.step()
-    with OffloadEngine(model, optimizer=AdamW(lr=LR), device=SeparateMemory(1), gradient_accumulation=5) as engine:
+    with OffloadEngine(
+        model, optimizer=AdamW(lr=LR), device=SeparateMemory(1), gradient_accumulation=5
+    ) as engine:
         for part in ids:
             engine.backward(loss_of(model, part))
         engine.step().result()
@@ -117,7 +121,9 @@ def test_evaluation_between_steps_sees_the_finished_weights_and_changes_nothing(
     def train(evaluate: bool) -> tuple[list[Tensor], list[Tensor]]:
         model, seen = clone(start), []
         torch.manual_seed(0)
-        with OffloadEngine(model, optimizer=AdamW(lr=LR), device=SeparateMemory(5), chunk_bytes=CHUNK_BYTES) as engine:
+        with OffloadEngine(
+            model, optimizer=AdamW(lr=LR), device=SeparateMemory(5), chunk_bytes=CHUNK_BYTES
+        ) as engine:
             for part in ids:
                 engine.backward(loss_of(model, part))
                 report = engine.step()
@@ -141,7 +147,9 @@ def test_a_forward_without_backward_between_steps_does_no_harm() -> None:
     outcomes = []
     for extra in (False, True):
         model = clone(start)
-        with OffloadEngine(model, optimizer=AdamW(lr=LR), device=SeparateMemory(2), chunk_bytes=CHUNK_BYTES) as engine:
+        with OffloadEngine(
+            model, optimizer=AdamW(lr=LR), device=SeparateMemory(2), chunk_bytes=CHUNK_BYTES
+        ) as engine:
             for part in ids:
                 loss = loss_of(model, part)
                 if extra:

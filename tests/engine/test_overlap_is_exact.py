@@ -109,11 +109,15 @@ def test_the_size_of_chunks_changes_no_bit() -> None:
     outcomes = []
     for chunk_bytes in (CHUNK_BYTES, 300_000, 16 << 20):
         model = clone(start)
-        with OffloadEngine(model, device=SeparateMemory(), gradient_clipping=0.1, chunk_bytes=chunk_bytes) as engine:
+        with OffloadEngine(
+            model, device=SeparateMemory(), gradient_clipping=0.1, chunk_bytes=chunk_bytes
+        ) as engine:
             for ids in batches(2):
                 engine.backward(loss_of(model, ids))
                 report = engine.step()
-            outcomes.append([torch.tensor(report.result().grad_norm)] + [p.detach() for p in model.parameters()])
+            outcomes.append(
+                [torch.tensor(report.result().grad_norm)] + [p.detach() for p in model.parameters()]
+            )
             assert len(list(engine.layout.chunks())) >= (3 if chunk_bytes < 1 << 20 else 1)
     for other in outcomes[1:]:
         assert_same_bits(outcomes[0], other)

@@ -90,7 +90,9 @@ def _assert_step_is_the_references(
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_curve_of_200_steps_stays_as_near_to_fused_as_torchs_own_versions_do(name: str, dropout: float) -> None:
+def test_a_curve_of_200_steps_stays_as_near_to_fused_as_torchs_own_versions_do(
+    name: str, dropout: float
+) -> None:
     start = MODELS[name](dropout)
     data = batches(200)
 

@@ -5,7 +5,15 @@ It works on any `torch.nn.Module` and needs no configuration file, screen or run
 
 from workbench.engine.execution import LaneError, Span
 from workbench.engine.offload import OffloadEngine
-from workbench.engine.report import NonFiniteGradients, StepReport, StepResult
+from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
 from workbench.optimizer.settings import AdamW
 
-__all__ = ["AdamW", "LaneError", "NonFiniteGradients", "OffloadEngine", "Span", "StepReport", "StepResult"]
+__all__ = [
+    "AdamW",
+    "LaneError",
+    "NonFiniteGradientsError",
+    "OffloadEngine",
+    "Span",
+    "StepReport",
+    "StepResult",
+]

@@ -25,7 +25,7 @@ class BlockCheckpointing:
         self._blocks = list(blocks)
         for module in model.modules():
             if getattr(module, "gradient_checkpointing", False):
-                module.gradient_checkpointing = False
+                setattr(module, "gradient_checkpointing", False)  # noqa: B010
         for block in self._blocks:
             block.forward = functools.partial(_forward, block.forward)
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Device(ABC):
         Tensors are 1-D, contiguous, of the same dtype and length.
         """
 
-    def before_task(self, lane: Lane) -> None:
+    def before_task(self, lane: Lane) -> None:  # noqa: B027 - doing nothing is right for a device
         """Called by a lane before each task; the place where tests inject delays."""
 
     @abstractmethod
@@ -62,7 +63,7 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Return when all that compute has issued is done."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most devices hold nothing
         """Give back what the driver holds; tensors from `empty_host` must not be copied from or to afterwards."""
 
 
@@ -194,11 +195,11 @@ def open_device(device: str | torch.device | Device) -> Device:
 def has_bfloat16(device: Device) -> bool:
     """Whether bf16 arithmetic runs in hardware there."""
     if device.torch_device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if sys.platform != "linux":
         return False
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as cpuinfo:
+        with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as cpuinfo:
             flags = next((line for line in cpuinfo if line.startswith("flags")), "")
     except OSError:
         return False

@@ -99,7 +99,9 @@ class StepExecution:
         wanted = [i for i in indices if not self._done[i]]
         if wanted or self._failure is not None:
             with self._changed:
-                self._changed.wait_for(lambda: self._failure is not None or all(self._done[i] for i in wanted))
+                self._changed.wait_for(
+                    lambda: self._failure is not None or all(self._done[i] for i in wanted)
+                )
                 self._raise_failure()
 
     def wait_all(self) -> None:

@@ -184,7 +184,9 @@ class GradientIntake:
         name = self._memories[shard].shard.segments[segment].name
         gradient = parameter.grad
         if execution is None or gradient is None:
-            raise RuntimeError(f"{name} received a gradient outside engine.backward(); call engine.backward(loss)")
+            raise RuntimeError(
+                f"{name} received a gradient outside engine.backward(); call engine.backward(loss)"
+            )
         if self._arrived[shard][segment]:
             raise RuntimeError(
                 f"{name} received its gradient twice in one backward, as re-entrant checkpointing does; "

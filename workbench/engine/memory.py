@@ -4,7 +4,7 @@ What exists depends on two facts, whether device and host share one memory and w
 
 | | fp32 weights | bf16 weights |
 |---|---|---|
-| state lies beside the weights (shared memory, or both on the device) | master *is* the weights | `high` *is* the weights |
+| state beside the weights (one memory, or both on the device) | master *is* the weights | `high` *is* the weights |
 | state on the host, weights on the device | master on the host, copied up | `high` on the host, copied up |
 
 Invariant: every tensor here is allocated once, and a parameter's `data` is a view of its region's `weights` for as

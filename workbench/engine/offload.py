@@ -31,7 +31,7 @@ from workbench.engine.execution import Span, StepExecution
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.lanes import LaneThreads
 from workbench.engine.memory import ShardMemory
-from workbench.engine.report import NonFiniteGradients, StepReport, StepResult, lane_seconds
+from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult, lane_seconds
 from workbench.engine.step_work import StepWork
 from workbench.layout import Layout
 from workbench.optimizer.host import HostOptimizer
@@ -219,7 +219,7 @@ class OffloadEngine:
         first = self._tokens[0]
         weight = 1.0 if tokens is None or first is None else tokens / first
         try:
-            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            (loss if weight == 1.0 else loss * weight).backward()
             self._intake.end_micro_batch()
         except BaseException as error:
             self._abandon_step(execution, error)
@@ -259,7 +259,7 @@ class OffloadEngine:
         """Return when no host work is left: weights and state are those after the last step.
 
         Raises:
-            NonFiniteGradients: gradients were not finite three steps in a row, or shards had been updated already.
+            NonFiniteGradientsError: gradients were not finite three steps in a row, or shards had been updated already.
             LaneError: a lane's task failed.
         """
         self._raise_failure()
@@ -284,7 +284,7 @@ class OffloadEngine:
         A step that was begun and not ended by `step` is dropped.
 
         Raises:
-            NonFiniteGradients, LaneError: the last step could not be finished; the engine is closed all the same.
+            NonFiniteGradientsError, LaneError: the last step could not be finished; the engine is closed all the same.
         """
         if self._closed:
             return
@@ -395,12 +395,12 @@ class OffloadEngine:
         self._intake.end_step()
         self._skipped_in_a_row = 0 if verdict.finite else self._skipped_in_a_row + 1
         if verdict.torn:
-            raise NonFiniteGradients(
+            raise NonFiniteGradientsError(
                 f"step {self.steps}: the gradient of {verdict.offender} is not finite, and other shards had been "
                 "updated already; go on from the last checkpoint (clipping makes every step wait for the verdict)"
             )
         if self._skipped_in_a_row > SKIPS_ALLOWED:
-            raise NonFiniteGradients(
+            raise NonFiniteGradientsError(
                 f"step {self.steps}: the gradient of {verdict.offender} is not finite, for the "
                 f"{self._skipped_in_a_row}rd step in a row; nothing was written for them"
             )
@@ -516,4 +516,4 @@ def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
         raise ValueError(f"{name} = {value!r}: expected {' or '.join(map(repr, known))}")
 
 
-__all__ = ["NonFiniteGradients", "OffloadEngine", "StepReport", "StepResult", "dtype_name"]
+__all__ = ["NonFiniteGradientsError", "OffloadEngine", "StepReport", "StepResult", "dtype_name"]

@@ -9,7 +9,7 @@ from workbench.engine.execution import Span
 from workbench.timeline import Lane
 
 
-class NonFiniteGradients(RuntimeError):
+class NonFiniteGradientsError(RuntimeError):
     """Gradients were not finite once too often, or after updates had already run; names the first such parameter."""
 
 
@@ -47,7 +47,7 @@ class StepReport:
         """The finished step.
 
         Raises:
-            NonFiniteGradients: gradients were not finite three steps in a row, or shards had been updated already.
+            NonFiniteGradientsError: gradients were not finite three steps in a row, or shards had been updated already.
             LaneError: a lane's task failed.
         """
         if not self.done:

@@ -56,7 +56,9 @@ class StepWork:
         self._arithmetic = arithmetic
         self._clipping = gradient_clipping
         self._tables: dict[tuple[int, int], Table] = {
-            (m.shard.index, chunk.index): arithmetic.table(m.views(chunk)) for m in memories for chunk in m.shard.chunks
+            (m.shard.index, chunk.index): arithmetic.table(m.views(chunk))
+            for m in memories
+            for chunk in m.shard.chunks
         }
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._summed: dict[tuple[int, int], list[bool]] = {}

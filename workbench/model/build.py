@@ -32,7 +32,11 @@ def model_config(architecture: str, settings: dict[str, Any]) -> Any:
     known = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(CONFIG_MAPPING.keys()))
     if architecture not in known:
         near = difflib.get_close_matches(architecture, known, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else f"; {len(known)} are known, among them gpt2, llama, qwen3"
+        hint = (
+            f'; did you mean "{near[0]}"?'
+            if near
+            else f"; {len(known)} are known, among them gpt2, llama, qwen3"
+        )
         raise ConfigurationError(
             f"model.architecture = {architecture!r}: transformers has no causal language model of this name{hint}"
         )
@@ -50,7 +54,9 @@ def model_config(architecture: str, settings: dict[str, Any]) -> Any:
     except ConfigurationError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"model.config: {architecture} refuses these settings: {_brief(error)}") from error
+        raise ConfigurationError(
+            f"model.config: {architecture} refuses these settings: {_brief(error)}"
+        ) from error
 
 
 def build_on_meta(config: Any) -> nn.Module:
@@ -104,7 +110,9 @@ class ShardInitializer:
         else:
             # A container may redraw what its children hold, so it comes after them.
             owners = {id(m) for m in shard.modules()}
-            modules = [m for m in self._outer if id(m) in owners or any(id(c) in owners for c in m.children())]
+            modules = [
+                m for m in self._outer if id(m) in owners or any(id(c) in owners for c in m.children())
+            ]
         self._initialize(modules, shard.name)
 
     def _initialize(self, modules: Iterable[nn.Module], name: str) -> None:

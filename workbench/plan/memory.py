@@ -132,7 +132,8 @@ def plan_memory(
     tokens = work.micro_batch_size * work.sequence_length
     # The logits, their copy in fp32 and its gradient.
     _add(device, "logits", tokens * shape.vocab_size * (item + 8))
-    checkpoint = weights + (0 if beside else weights) + frozen + master + elements * MOMENT_BYTES
+    # The weights once for whoever loads the model, and the state with a master that resumes exactly.
+    checkpoint = weights + frozen + elements * (SPLIT_STATE_BYTES + MOMENT_BYTES)
     disk = {f"{work.checkpoints_kept} + 1 checkpoints": (work.checkpoints_kept + 1) * checkpoint}
     if free_device_bytes is None:
         tiers = [TierNeed("host", {**device, **host, "runtime": RUNTIME_BYTES}, free_host_bytes)]
