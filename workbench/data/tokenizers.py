@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
         """The text; what is no UTF-8 becomes U+FFFD, the end of a text its name."""
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write what `AutoTokenizer.from_pretrained(folder)` loads."""
+        """Write what `AutoTokenizer.from_pretrained(folder)` loads. Raises OSError where the disk refuses."""
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -76,14 +76,20 @@ class ByteTokenizer:
         backend.decoder = decoders.ByteLevel()
         backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
         make: Any = PreTrainedTokenizerFast  # has no annotations
-        make(
+        saved = make(
             tokenizer_object=backend,
             bos_token=END_OF_TEXT,
             eos_token=END_OF_TEXT,
             pad_token=END_OF_TEXT,
             clean_up_tokenization_spaces=False,
             split_special_tokens=True,
-        ).save_pretrained(str(folder))
+        )
+        try:
+            saved.save_pretrained(str(folder))
+        except OSError:
+            raise
+        except Exception as error:  # what the tokenizers library makes of a full disk
+            raise OSError(f"{folder}: {error}") from error
 
 
 def _byte_alphabet() -> dict[str, int]:

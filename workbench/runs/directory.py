@@ -106,7 +106,7 @@ class RunDirectory:
 
         Raises ConfigurationError where `root` cannot be created or written.
         """
-        preset = re.sub(r"[^A-Za-z0-9._]+", "-", preset_name).strip("-.")[:60] or "run"
+        preset = _preset_part(preset_name)
         root = root.absolute()
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -129,6 +129,10 @@ class RunDirectory:
             ) from error
         _point_latest(root, path.name)
         return run
+
+    def is_of_preset(self, preset_name: str) -> bool:
+        """Whether `create` gave this run its name for a preset of this name."""
+        return self.name.split("-", 2)[-1].rpartition("-")[0] == _preset_part(preset_name)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -184,8 +188,11 @@ class RunDirectory:
             return ()
         return tuple(cls(root / name) for name in names if _is_run(root / name))
 
-    def acquire(self) -> None:
+    def acquire(self, announced_at: float | None = None) -> None:
         """Hold this run for the life of the process, so that no second trainer writes into it.
+
+        `announced_at`: the moment from which on commands were meant for this process, where the run's status had
+        named it before it got here (a detached trainer); else that is now.
 
         Raises WorkbenchError that names the process which holds it. The kernel gives the run free however the
         process ends. On a file system without locks the run goes unguarded.
@@ -209,7 +216,7 @@ class RunDirectory:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock_descriptor = descriptor
-        self.acquired_at = time.time()
+        self.acquired_at = time.time() if announced_at is None else announced_at
 
     def release(self) -> None:
         """Give the run free; the end of the process does the same."""
@@ -217,6 +224,10 @@ class RunDirectory:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
             self.acquired_at = None
+
+
+def _preset_part(preset_name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", preset_name).strip("-.")[:60] or "run"
 
 
 def _is_run(path: Path) -> bool:

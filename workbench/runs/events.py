@@ -3,9 +3,9 @@
 Every line has `version`, `time` (unix seconds) and `kind`; the rest depends on the kind:
 
 - phase: `phase`, `step`
-- evaluation: `step`, `loss` (nats a token), `tokens`
-- sample: `step`, `file` (below `samples/`)
-- checkpoint: `step`, `path` (relative to the run), `seconds`, `bytes`
+- evaluation: `step`, `loss` (nats a token), `perplexity`, `seconds`
+- sample: `step`, `path` (relative to the run)
+- checkpoint: `step`, `path` (relative to the run), `seconds`
 - warning: `message`
 - control: `id`, `verb`, `message`: the trainer has acted on this command
 - resume: `from_step` (the first step that is done again), `record` (how many metric records there were): the

@@ -153,6 +153,12 @@ def set_aside_after(root: Path, step: int) -> None:
             path.rename(aside)
 
 
+def checkpoint_bytes(root: Path) -> int:
+    """What the checkpoints under `root` take of the disk."""
+    files = (file for folder in _step_folders(root) for file in folder.rglob("*"))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def _write_state(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     files = {}
     for name, tensor in tensors.items():
@@ -193,10 +199,14 @@ def _open(path: Path) -> SavedStep:
         done = json.loads((path / "DONE").read_bytes())
         text = (path / "state" / "manifest.json").read_bytes()
         if zlib.crc32(text) != done["manifest_crc32"]:
-            raise DamagedFileError(f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not fit")
+            raise DamagedFileError(
+                f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not fit"
+            )
         manifest = json.loads(text)
         if manifest["version"] != FORMAT_VERSION:
-            raise DamagedFileError(f"it has format {manifest['version']}; this Workbench reads {FORMAT_VERSION}")
+            raise DamagedFileError(
+                f"it has format {manifest['version']}; this Workbench reads {FORMAT_VERSION}"
+            )
         for name, size in manifest["model_files"].items():
             there = (path / name).stat().st_size
             if there != size:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
 from workbench.presets import find_preset
-from workbench.runs import LogTee, RunDirectory, liveness, read_status, runs_root, write_config
+from workbench.runs import (
+    LogTee,
+    RunDirectory,
+    liveness,
+    read_status,
+    runs_root,
+    write_config,
+    write_status,
+)
+from workbench.runs.status import process_started
 from workbench.training.signals import Requests, StopBeforeTraining
 
 
@@ -25,6 +36,9 @@ class _Choice:
     root: Path
     directory: RunDirectory | None
     resuming: bool
+    overrides: tuple[str, ...] = ()
+    announced_at: float | None = None
+    """When the run's status began to name this process, where that was before it was chosen."""
 
 
 def run(
@@ -51,7 +65,7 @@ def run(
                 return EXIT_DONE
             return _start(choice, requests, detach=detach)
         except StopBeforeTraining as stop:
-            print(f"workbench: {stop}", file=sys.stderr)
+            _tell(str(stop))
             return stop.exit_code
 
 
@@ -66,7 +80,16 @@ def _choose(
     if run_directory is not None:
         directory = RunDirectory.open(run_directory)
         config = _stored_config(directory, overrides)
-        return _Choice(directory.name, config, directory.path.parent, directory, resume is not None)
+        status = read_status(directory)
+        announced = status.heartbeat if status.pid == os.getpid() else None
+        return _Choice(
+            directory.name,
+            config,
+            directory.path.parent,
+            directory,
+            resume is not None,
+            announced_at=announced,
+        )
     if resume is not None and str(resume) != "auto":
         return _resumed(RunDirectory.open(Path(resume)), overrides)
     if preset is None:
@@ -76,7 +99,7 @@ def _choose(
         latest = _latest_unfinished(root, path.stem)
         if latest is not None:
             return _resumed(latest, overrides)
-        print(f"there is no unfinished run of {path.stem} in {root}: starting a new one", file=sys.stderr)
+        _tell(f"there is no unfinished run of {path.stem} in {root}: starting a new one")
     return _Choice(path.stem, load_config(path, overrides), root, None, False)
 
 
@@ -84,13 +107,12 @@ def _resumed(directory: RunDirectory, overrides: Sequence[str]) -> _Choice | Non
     config = _stored_config(directory, overrides)
     status = read_status(directory)
     if status.phase == "finished" and status.step >= config.train.steps:
-        print(
+        _tell(
             f"run {directory.name} is finished: all {config.train.steps} steps are done "
-            "(--set train.steps=N goes on to a later one)",
-            file=sys.stderr,
+            "(--set train.steps=N goes on to a later one)"
         )
         return None
-    return _Choice(directory.name, config, directory.path.parent, directory, True)
+    return _Choice(directory.name, config, directory.path.parent, directory, True, tuple(overrides))
 
 
 def _stored_config(directory: RunDirectory, overrides: Sequence[str]) -> RunConfig:
@@ -106,8 +128,8 @@ def _stored_config(directory: RunDirectory, overrides: Sequence[str]) -> RunConf
 def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
     """The newest run of this preset that was begun and has steps left."""
     for directory in reversed(RunDirectory.list(root)):
-        # <date>-<time>-<preset>-<id>
-        if directory.name.split("-", 2)[-1].rpartition("-")[0] != name:
+        # Without its configuration a run was ended before it began.
+        if not directory.is_of_preset(name) or not directory.config.is_file():
             continue
         state = liveness(read_status(directory))
         if state in ("running", "paused", "stale"):
@@ -123,44 +145,74 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
     from workbench.training.preparation import prepare_run
     from workbench.training.session import train_session
 
-    def tell(message: str) -> None:
-        print(f"workbench: {message}", file=sys.stderr, flush=True)
-
-    prepared = prepare_run(choice.config, choice.root, tell)
-    directory = choice.directory or RunDirectory.create(choice.root, choice.name)
-    if choice.directory is None or choice.resuming:
-        directory.acquire()
-        write_config(directory, to_toml(choice.config))
-        directory.release()
-    if detach:
-        return _detach(directory, resuming=choice.resuming)
-    directory.acquire()
-    with LogTee(directory.log):
-        print(f"run {directory.path}", flush=True)
-        try:
-            return train_session(directory, choice.config, prepared, requests, resuming=choice.resuming)
-        except WorkbenchError as error:
-            # Said while the log still listens; the command line has nothing left to say.
-            tell(str(error))
-            return error.exit_code
-        finally:
+    directory = choice.directory
+    if directory is not None:
+        directory.acquire(choice.announced_at)
+    try:
+        prepared = prepare_run(choice.config, choice.root, _tell, choice.directory)
+        if directory is None:
+            directory = RunDirectory.create(choice.root, choice.name)
+            directory.acquire()
+            write_config(directory, to_toml(choice.config))
+        if detach:
+            return _detach(directory, choice)
+        with LogTee(directory.log):
+            print(f"run {directory.path}", flush=True)
+            try:
+                return train_session(directory, choice.config, prepared, requests, resuming=choice.resuming)
+            except WorkbenchError as error:
+                # Said while the log still listens; the command line has nothing left to say.
+                _tell(str(error))
+                return error.exit_code
+    finally:
+        if directory is not None:
             directory.release()
 
 
-def _detach(directory: RunDirectory, *, resuming: bool) -> int:
+def _detach(directory: RunDirectory, choice: _Choice) -> int:
     """Start the same run in a session of its own, with no terminal and no pipe that could end it."""
     command = [sys.executable, "-m", "workbench", "run", "--run-directory", str(directory.path)]
-    command += ["--resume", "auto"] if resuming else []
+    if choice.resuming:
+        command += ["--resume", "auto", *(f"--set={override}" for override in choice.overrides)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with directory.log.open("ab") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=environment,
-        )
+    directory.release()
+    try:
+        with directory.log.open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+    except OSError as error:
+        raise WorkbenchError(f"run {directory.name} could not be started: {error}") from error
+    _announce(directory, child.pid, choice.config.train.steps)
     print(directory.path)
-    print(f"training in process {child.pid}; its log is {directory.log}", file=sys.stderr)
+    _tell(f"training in process {child.pid}; its log is {directory.log}")
     return EXIT_DONE
+
+
+def _announce(directory: RunDirectory, pid: int, steps: int) -> None:
+    """Name the new trainer in the status at once: it takes seconds to get there, and may be steered or die before."""
+    status = replace(
+        read_status(directory),
+        phase="starting",
+        total_steps=steps,
+        pid=pid,
+        pid_started=process_started(pid) or 0.0,
+        host=socket.gethostname(),
+        eta_s=None,
+        exit_code=None,
+        message="",
+        progress="",
+    )
+    with contextlib.suppress(WorkbenchError):  # the trainer meets the same trouble, and ends with it
+        write_status(directory, status, durable=False)
+
+
+def _tell(message: str) -> None:
+    """One line on stderr; a terminal that is gone is no reason to stop."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"workbench: {message}", file=sys.stderr, flush=True)

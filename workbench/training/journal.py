@@ -78,7 +78,14 @@ class Journal:
         self.run = run
         self.metrics = MetricsWriter(run.metrics)
         self._started = time.monotonic() - before.elapsed_s
-        self._status = Status(phase="starting", total_steps=total_steps, elapsed_s=before.elapsed_s)
+        self._status = Status(
+            phase="starting",
+            step=before.step,
+            total_steps=total_steps,
+            loss=before.loss,
+            validation_loss=before.validation_loss,
+            elapsed_s=before.elapsed_s,
+        )
         self._lock = threading.Lock()
         self._written = 0.0
         self._ended = threading.Event()
@@ -142,18 +149,22 @@ class Journal:
         )
         if result.skipped:
             self.warn(f"step {record.step} was skipped: its gradients are not finite")
-        due = time.monotonic() - self._written >= STATUS_EVERY_S
+        due = time.monotonic() - self._written >= STATUS_EVERY_S or record.step == record.total_steps
         self._update(
             durable=False,
-            write=due or record.step == record.total_steps,
+            write=due,
             step=record.step,
             loss=record.loss,
             tokens_per_s=record.tokens / record.step_s,
             eta_s=record.eta_s,
-            validation_loss=self._status.validation_loss if validation_loss is None else validation_loss,
         )
         if due:
             write_lanes(self.run, record.step, _lane_spans(result.spans))
+
+    def evaluation(self, step: int, loss: float, perplexity: float, seconds: float) -> None:
+        """Record a validation loss, nats a token."""
+        append_event(self.run, "evaluation", step=step, loss=loss, perplexity=perplexity, seconds=seconds)
+        self._update(durable=False, validation_loss=loss)
 
     def event(self, kind: str, **fields: object) -> None:
         append_event(self.run, kind, **fields)
@@ -164,11 +175,19 @@ class Journal:
         append_event(self.run, "warning", message=message)
 
     def end(self, phase: str, exit_code: int, message: str) -> None:
-        """The last word on a run: how it ended."""
-        append_event(
-            self.run, "finished", phase=phase, exit_code=exit_code, message=message, step=self._status.step
-        )
-        self._update(durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None)
+        """The last word on a run: how it ended. Never raises: what ended it is the error to be told."""
+        step = self._status.step
+        try:
+            self._update(
+                durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None
+            )
+            append_event(self.run, "finished", phase=phase, exit_code=exit_code, message=message, step=step)
+        except WorkbenchError as error:
+            print(
+                f"workbench: warning: the end of the run is not recorded: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _update(self, *, durable: bool, write: bool = True, **changes: object) -> None:
         with self._lock:

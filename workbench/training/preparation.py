@@ -22,6 +22,8 @@ from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.model.build import build_on_meta, check_fits_data, model_config
 from workbench.plan.machine import free_disk_bytes, free_host_bytes
 from workbench.plan.memory import MemoryPlan, ModelShape, Workload, plan_memory
+from workbench.runs import RunDirectory
+from workbench.training.checkpoint import checkpoint_bytes
 
 MIB = 1 << 20
 
@@ -37,8 +39,10 @@ class Prepared:
     plan: MemoryPlan
 
 
-def prepare_run(config: RunConfig, root: Path, tell: Callable[[str], None]) -> Prepared:
-    """Check and prepare `config` for this machine; checkpoints will lie under `root`.
+def prepare_run(
+    config: RunConfig, root: Path, tell: Callable[[str], None], directory: RunDirectory | None = None
+) -> Prepared:
+    """Check and prepare `config` for this machine; its run will lie under `root`, or is there as `directory`.
 
     Raises:
         ConfigurationError: model, data or device cannot be had as configured.
@@ -50,7 +54,9 @@ def prepare_run(config: RunConfig, root: Path, tell: Callable[[str], None]) -> P
     device = _device(config)
     dtype = _precision(config, device)
     model = build_on_meta(shape)
-    plan = _plan(config, model, shape, device, dtype, root)
+    # New checkpoints take the place of those that are there.
+    disk = free_disk_bytes(root) + (checkpoint_bytes(directory.checkpoints) if directory else 0)
+    plan = _plan(config, model, shape, device, dtype, disk)
     if not plan.fits:
         raise DoesNotFitError(
             f"this does not fit on this machine:\n{plan.table()}\n"
@@ -75,7 +81,7 @@ def prepare_run(config: RunConfig, root: Path, tell: Callable[[str], None]) -> P
 
 
 def _plan(
-    config: RunConfig, model: nn.Module, shape: Any, device: Device, dtype: torch.dtype, root: Path
+    config: RunConfig, model: nn.Module, shape: Any, device: Device, dtype: torch.dtype, disk_bytes: int
 ) -> MemoryPlan:
     layout = lay_out(find_shards(model), dtype, config.offload.chunk_mib * MIB)
     text = shape.get_text_config()
@@ -99,7 +105,7 @@ def _plan(
         ),
         free_host_bytes=free_host_bytes(),
         free_device_bytes=free_device,
-        free_disk_bytes=free_disk_bytes(root),
+        free_disk_bytes=disk_bytes,
     )
 
 

@@ -26,8 +26,9 @@ def generate(
 ) -> list[int]:
     """Up to `tokens` ids that follow `prompt`, drawn from the `TOP_K` most likely at `TEMPERATURE`.
 
-    The model sees the last `context` ids. Draws come from a generator of their own, so that training's random numbers
-    are as they would be without the sample. Ends at `end_of_text`, or when interrupted.
+    The model sees the last `context` ids. Draws come from a generator of their own, so that training's random
+    numbers are as they would be without the sample. Ends at `end_of_text`, when interrupted, or where the model
+    gives no numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     training = model.training
@@ -39,7 +40,10 @@ def generate(
             window = torch.tensor([ids[-context:]], device=device)
             logits = model(input_ids=window, use_cache=False).logits[0, -1, :vocabulary_size].float().cpu()
             best = torch.topk(logits / TEMPERATURE, min(TOP_K, vocabulary_size))
-            choice = torch.multinomial(best.values.softmax(0), 1, generator=generator)
+            likelihoods = best.values.softmax(0)
+            if likelihoods.isnan().any():
+                break  # the model has diverged, which the training loop says
+            choice = torch.multinomial(likelihoods, 1, generator=generator)
             drawn = int(best.indices[choice])
             if drawn == end_of_text:
                 break

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import traceback
 from typing import Any
 
 import torch
 
-from workbench.config import RunConfig
+from workbench.config import RunConfig, to_toml
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.discovery import FoundShard, find_shards
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.model.build import ShardInitializer
-from workbench.runs import RunDirectory, record_resume, write_plan
+from workbench.runs import RunDirectory, record_resume, write_config, write_plan
 from workbench.training.checkpoint import find_checkpoints, load_state, remove_leftovers, set_aside_after
 from workbench.training.journal import Journal
 from workbench.training.preparation import MIB, Prepared
@@ -30,15 +31,17 @@ def train_session(
 
     Raises:
         WorkbenchError: the run could not go on; the run directory already says why.
+        StopBeforeTraining: it was stopped before its first step; likewise.
     """
     with Journal(run, config.train.steps) as journal:
         plan: dict[str, Any] = {"memory": prepared.plan.as_dict()}
-        write_plan(run, plan)
         try:
+            write_plan(run, plan)
             code, steps = _train(run, config, prepared, requests, journal, resuming=resuming)
+            write_plan(run, {**plan, "measured": _measured(prepared)})
         except StopBeforeTraining as stop:
             journal.end("stopped", stop.exit_code, str(stop))
-            return stop.exit_code
+            raise
         except (MemoryError, torch.OutOfMemoryError) as error:
             message = f"out of memory: {error}; lower train.micro_batch_size or data.sequence_length"
             journal.end("failed", EXIT_ERROR, message)
@@ -49,10 +52,9 @@ def train_session(
             raise
         except BaseException as error:
             journal.end("failed", EXIT_ERROR, f"{type(error).__name__}: {error}")
-            with run.log.open("a", encoding="utf-8") as log:
+            with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as log:
                 traceback.print_exception(error, file=log)
             raise
-        write_plan(run, {**plan, "measured": _measured(prepared)})
         if code == EXIT_DONE:
             journal.end("finished", code, f"{config.train.steps} steps")
         else:
@@ -79,6 +81,8 @@ def _train(
         trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests)
         if resuming:
             _resume(run, engine, trainer, journal)
+            # Only now: settings that the saved state does not fit must not stand in the way of a later attempt.
+            write_config(run, to_toml(config))
         return trainer.train(), trainer.step
 
 

@@ -6,6 +6,7 @@ else does. A step is recorded when the engine has settled it, which is during th
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
 from workbench.data.sampling import WindowSampler
-from workbench.engine import NonFiniteGradients, OffloadEngine, StepReport
+from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.optimizer.schedules import LearningRateSchedule
 from workbench.runs import Command, ControlReader, write_sample
@@ -80,6 +81,7 @@ class Trainer:
         )
         self._pending: _Pending | None = None
         self._saved_step: int | None = None
+        self._evaluated_step: int | None = None
         self._remaining = RemainingTime()
         self._process = psutil.Process()
         self._paused = False
@@ -110,7 +112,9 @@ class Trainer:
     def restore(self, progress: dict[str, Any]) -> None:
         """Take up what `progress` gave."""
         if progress["data_fingerprint"] != self._data.fingerprint:
-            self._journal.warn("the training text has changed since the checkpoint: the run goes on with the new text")
+            self._journal.warn(
+                "the training text has changed since the checkpoint: the run goes on with the new text"
+            )
         self._sampler.load_state(progress["data"])
         restore_random_state(progress["random"])
         self.step = self._saved_step = int(progress["step"])
@@ -122,7 +126,7 @@ class Trainer:
         """Run to the last step, or to a requested stop; returns the exit code.
 
         Raises:
-            DivergedError: gradients were not finite.
+            DivergedError: gradients or the validation loss were not finite.
             WorkbenchError: the disk refused something that must be kept.
         """
         config, journal, requests = self._config, self._journal, self._requests
@@ -132,16 +136,15 @@ class Trainer:
         while self.step < config.train.steps and not self._interrupted():
             try:
                 self._train_step()
-            except NonFiniteGradients as error:
+            except NonFiniteGradientsError as error:
                 raise DivergedError(f"training diverged: {error}") from error
             self._between_steps()
-        if requests.stop_code is not None:
-            self._save()
-            return requests.stop_code
-        self._evaluate()
+        if not self._interrupted() and self._evaluated_step != self.step:
+            self._evaluate()  # of a run that was stopped between its last step and this
         self._save()
-        self._sample()
-        return EXIT_DONE
+        if not self._interrupted():
+            self._sample()
+        return EXIT_DONE if requests.stop_code is None else requests.stop_code
 
     def _train_step(self) -> None:
         config, engine = self._config, self._engine
@@ -171,9 +174,10 @@ class Trainer:
     def _between_steps(self) -> None:
         config = self._config
         last = self.step == config.train.steps
-        self._obey_control()
-        if _due(self.step, config.evaluate.every) and not last:
+        # Before anything that records the step: the validation loss belongs in its record.
+        if last or _due(self.step, config.evaluate.every):
             self._evaluate()
+        self._obey_control()
         if _due(self.step, config.sample.every) and not last:
             self._sample()
         if self._requests.save or (_due(self.step, config.checkpoint.every) and not last):
@@ -196,7 +200,7 @@ class Trainer:
         """Let the engine finish the last step."""
         try:
             self._engine.wait()
-        except NonFiniteGradients as error:
+        except NonFiniteGradientsError as error:
             raise DivergedError(f"training diverged: {error}") from error
 
     def _settle(self, validation: float | None = None) -> None:
@@ -267,13 +271,16 @@ class Trainer:
         self._settle(loss)
         if loss is None:
             return
+        self._evaluated_step = self.step
         took = time.perf_counter() - began
         perplexity = float(torch.tensor(loss, dtype=torch.float64).exp())
-        self._journal.event("evaluation", step=self.step, loss=loss, perplexity=perplexity, seconds=took)
+        self._journal.evaluation(self.step, loss, perplexity, took)
         print(
             f"evaluation at step {self.step} | validation loss {loss:.4f} | perplexity {perplexity:.2f} | {took:.1f}s",
             flush=True,
         )
+        if not math.isfinite(loss):
+            raise DivergedError(f"training diverged: the validation loss after step {self.step} is {loss}")
 
     def _sample(self) -> None:
         config = self._config
