@@ -130,10 +130,7 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     arrived: dict[tuple[int, int], int] = {}
     end = 0
     for micro_batch in range(shape.gradient_accumulation):
-        for shard in layout.shards:
-            builder.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, shard)
-        backward = _add_backward(builder, layout, micro_batch)
-        end = builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch)
+        backward, end = _add_compute(builder, layout, micro_batch)
         for shard in reversed(layout.shards):
             for chunk in reversed(shard.chunks):
                 place = (shard.index, chunk.index)
@@ -157,16 +154,23 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     return _add_update(builder, layout, shape, arrived, last, end, work, travels)
 
 
-def _add_backward(builder: _Builder, layout: Layout, micro_batch: int) -> dict[tuple[int, int], int]:
-    """Backward over the shards in reverse order; the tasks that make each chunk's gradients final."""
+def _add_compute(
+    builder: _Builder, layout: Layout, micro_batch: int
+) -> tuple[dict[tuple[int, int], int], int]:
+    """Forward over the shards, backward over them in reverse: what makes each chunk's gradients final, and the end."""
+    before = [builder.index[Kind.BACKWARD, micro_batch - 1, None, None]] if micro_batch else []
+    for shard in layout.shards:
+        before = [builder.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, shard, waits=before)]
     final: dict[tuple[int, int], int] = {}
+    over = []
     for shard in reversed(layout.shards):
+        chunks = []
         for chunk in reversed(shard.chunks):
-            final[shard.index, chunk.index] = builder.add(
-                Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk
-            )
-        builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard)
-    return final
+            # In whatever order gradients come: autograd decides it, and tied weights come last.
+            chunks.append(builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk, waits=before))
+            final[shard.index, chunk.index] = chunks[-1]
+        over.append(builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, waits=chunks or before))
+    return final, builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, waits=over or before)
 
 
 def _add_update(

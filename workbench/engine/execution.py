@@ -72,6 +72,7 @@ class StepExecution:
         inline: list[int] = []
         with self._changed:
             assert not self._done[index], f"task {index} completed twice"
+            assert not self._missing[index], f"task {index} completed before what it waits for"
             self._done[index] = True
             self._remaining -= 1
             for follower in self._followers[index]:
