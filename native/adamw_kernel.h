@@ -4,7 +4,8 @@
  * The formula is written once, here; adamw_scalar.c and adamw_avx2.c compile it for their instruction set. It
  * follows torch.optim.AdamW(foreach=False) operation by operation, and uses fma exactly where torch's CPU kernels
  * do on a processor that has it: in lerp and in addcmul, not in addcdiv. Exchanging any two operations here
- * changes bits.
+ * changes bits. What is left between the two is the square root: here it is rounded correctly, in a torch built with
+ * MKL it is not always, so that parameters may differ in their last places while both moments are equal.
  */
 #ifndef WORKBENCH_ADAMW_KERNEL_H
 #define WORKBENCH_ADAMW_KERNEL_H

@@ -179,7 +179,7 @@ def test_a_split_master_takes_the_same_steps_as_a_plain_one_and_an_emitting_one(
 def test_float64_agrees_with_weight_decay_scale_and_step_counts_of_each_piece() -> None:
     generator = torch.Generator().manual_seed(5)
     settings = AdamW(lr=1e-2, betas=(0.9, 0.999), weight_decay=0.1)
-    start = [torch.randn(300, generator=generator) for _ in range(3)]
+    start = [torch.randn(300, generator=generator) for _ in range(4)]
     pieces = [
         Piece(torch.zeros(300), torch.zeros(300), master=values.clone(), decay=index != 1)
         for index, values in enumerate(start)
@@ -191,13 +191,14 @@ def test_float64_agrees_with_weight_decay_scale_and_step_counts_of_each_piece() 
     with HostOptimizer(threads=1) as optimizer:
         for step in range(1, 51):
             for index, reference in enumerate(truth):
-                # Piece 2 gets a gradient in every third step only, and counts only those.
-                gradient = torch.randn(300, generator=generator) if index < 2 or step % 3 == 0 else None
+                # Piece 2 gets a gradient in every third step only, and counts only those; its neighbours differ
+                # from it in decay, in steps, or in both.
+                gradient = torch.randn(300, generator=generator) if index != 2 or step % 3 == 0 else None
                 reference.update(gradient, settings, gradient_scale=0.125)
                 table.set_gradient(index, gradient)
                 table.set_step(index, reference.step)
             optimizer.update(table, settings, gradient_scale=0.125)
-    assert [reference.step for reference in truth] == [50, 50, 16]
+    assert [reference.step for reference in truth] == [50, 50, 16, 50]
     for piece, reference in zip(pieces, truth, strict=True):
         assert piece.master is not None
         torch.testing.assert_close(piece.master.double(), reference.parameter, rtol=2e-6, atol=2e-6)
