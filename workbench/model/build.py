@@ -67,6 +67,10 @@ def build_on_meta(config: Any) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        name = getattr(config, "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
+        raise ConfigurationError(f"model.config.{name} = {layers}: expected at least 1 block")
     try:
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

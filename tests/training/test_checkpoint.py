@@ -1,0 +1,275 @@
+"""Checkpoints: what was saved comes back bit for bit, what is damaged is told and never used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import build_engine, train
+
+from workbench.data.tokenizers import ByteTokenizer
+from workbench.engine import OffloadEngine
+from workbench.errors import WorkbenchError
+from workbench.training import checkpoint
+from workbench.training.checkpoint import (
+    checkpoint_bytes,
+    find_checkpoints,
+    load_state,
+    remove_leftovers,
+    save_checkpoint,
+    set_aside_after,
+)
+from workbench.training.raw_files import DamagedFileError
+
+PROGRESS = {"step": 3, "numbers": [1.5, 2]}
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[tuple[Any, OffloadEngine]]:
+    model, engine = build_engine()
+    with engine:
+        train(model, engine, 3)
+        yield model, engine
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def save(root: Path, step: int, trained: tuple[Any, OffloadEngine], keep: int = 2) -> Path:
+    model, engine = trained
+    return save_checkpoint(
+        root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress=PROGRESS, keep=keep
+    )
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def whole(root: Path) -> tuple[list[int], list[str]]:
+    """The steps of the checkpoints that are found, newest first, and what was said of the others."""
+    warnings: list[str] = []
+    return [saved.step for saved in find_checkpoints(root, warnings.append)], warnings
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_was_saved_goes_on_bit_for_bit(trained: tuple[Any, OffloadEngine], root: Path) -> None:
+    save(root, 3, trained)
+    model, engine = build_engine(seed=99)
+    with engine:
+        [saved] = find_checkpoints(root, pytest.fail)
+        load_state(saved, engine)
+        assert saved.manifest["progress"] == PROGRESS
+        assert engine.counters() == trained[1].counters()
+        for (name, mine), (_, theirs) in zip(engine.state(), trained[1].state(), strict=True):
+            assert torch.equal(mine, theirs), name
+        for (name, mine), theirs in zip(model.named_parameters(), trained[0].parameters(), strict=True):
+            assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize("state", ["host", "device"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_engine_gives_the_losses_of_one_that_never_stopped(
+    root: Path, state: str, precision: str
+) -> None:
+    options = {"state": state, "precision": precision}
+    model, engine = build_engine(**options)
+    with engine:
+        train(model, engine, 3)
+        save(root, 3, (model, engine))
+        expected = train(model, engine, 3, seed=7)
+    model, engine = build_engine(seed=99, **options)
+    with engine:
+        load_state(next(find_checkpoints(root, pytest.fail)), engine)
+        assert train(model, engine, 3, seed=7) == expected
+
+
+def test_the_bytes_of_a_checkpoint_are_those_that_the_plan_counts(
+    trained: tuple[Any, OffloadEngine], root: Path
+) -> None:
+    save(root, 3, trained)
+    elements = sum(region.elements for shard in trained[1].layout.shards for region in shard.regions)
+    planned = elements * (4 + 4 + 8)
+    assert planned * 0.95 < checkpoint_bytes(root) < planned + (64 << 10)  # descriptions and tokenizer
+
+
+@pytest.mark.parametrize("file", ["exp_avg", "exp_avg_sq", "master", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "longer", "missing"])
+def test_damage_of_any_kind_to_any_state_file_is_found_and_named(
+    trained: tuple[Any, OffloadEngine], root: Path, file: str, damage: str
+) -> None:
+    target = next(p for p in sorted((save(root, 3, trained) / "state").iterdir()) if p.name.endswith(file))
+    if damage == "flipped":
+        flip(target)
+    elif damage == "missing":
+        target.unlink()
+    else:
+        data = target.read_bytes()
+        target.write_bytes(data[:-4] if damage == "truncated" else data + b"1234")
+    _, engine = trained
+    found = whole(root)
+    if file == "manifest.json":
+        assert found[0] == []
+        assert target.name in found[1][0]
+    else:
+        [saved] = find_checkpoints(root, pytest.fail)
+        with pytest.raises(DamagedFileError, match=target.name):
+            load_state(saved, engine)
+
+
+@pytest.mark.parametrize("file", ["DONE", "model.safetensors", "config.json", "tokenizer.json"])
+def test_a_checkpoint_without_one_of_its_files_is_passed_over_for_the_one_before(
+    trained: tuple[Any, OffloadEngine], root: Path, file: str
+) -> None:
+    save(root, 3, trained)
+    (save(root, 6, trained) / file).unlink()
+    steps, warnings = whole(root)
+    assert steps == [3]
+    assert len(warnings) == 1 and "step-00000006" in warnings[0] and file in warnings[0]
+
+
+def test_a_truncated_model_file_is_passed_over(trained: tuple[Any, OffloadEngine], root: Path) -> None:
+    weights = save(root, 3, trained) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    steps, [warning] = whole(root)
+    assert steps == [] and "model.safetensors" in warning
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"step": 3}', "\0\0"])
+def test_a_marker_of_nonsense_is_passed_over(
+    trained: tuple[Any, OffloadEngine], root: Path, text: str
+) -> None:
+    (save(root, 3, trained) / "DONE").write_text(text)
+    steps, warnings = whole(root)
+    assert steps == [] and len(warnings) == 1
+
+
+def test_state_of_another_model_is_refused(trained: tuple[Any, OffloadEngine], root: Path) -> None:
+    path = save(root, 3, trained)
+    manifest = json.loads((path / "state" / "manifest.json").read_text())
+    [saved] = find_checkpoints(root, pytest.fail)
+    some = next(iter(manifest["files"]))
+    del saved.manifest["files"][some]
+    with pytest.raises(DamagedFileError, match="another model or placement"):
+        load_state(saved, trained[1])
+    saved.manifest["files"][some] = {**manifest["files"][some], "elements": 1}
+    with pytest.raises(DamagedFileError, match="needs"):
+        load_state(saved, trained[1])
+
+
+def test_only_the_newest_are_kept(trained: tuple[Any, OffloadEngine], root: Path) -> None:
+    for step in (1, 2, 3, 10):
+        save(root, step, trained, keep=2)
+    assert names(root) == ["step-00000003", "step-00000010"]
+    save(root, 11, trained, keep=1)
+    assert names(root) == ["step-00000011"]
+
+
+def test_the_same_step_is_saved_again_in_place_of_the_old_one(
+    trained: tuple[Any, OffloadEngine], root: Path
+) -> None:
+    (save(root, 3, trained) / "state" / "manifest.json").write_text("damaged")
+    save(root, 3, trained)
+    assert whole(root) == ([3], [])
+    assert names(root) == ["step-00000003"]
+
+
+def test_a_kill_between_the_two_renames_leaves_the_old_one_standing(
+    trained: tuple[Any, OffloadEngine], root: Path
+) -> None:
+    path = save(root, 3, trained)
+    path.rename(root / ".step-00000003.replaced")
+    (root / ".step-00000003.partial").mkdir()
+    remove_leftovers(root)
+    assert names(root) == ["step-00000003"]
+    assert whole(root) == ([3], [])
+
+
+def test_leftovers_of_a_save_that_was_cut_off_go_with_the_next_one(
+    trained: tuple[Any, OffloadEngine], root: Path
+) -> None:
+    path = save(root, 3, trained)
+    shutil.copytree(path, root / ".step-00000003.replaced")
+    shutil.copytree(path, root / ".step-00000004.partial")
+    assert whole(root) == ([3], [])
+    save(root, 5, trained)
+    assert names(root) == ["step-00000003", "step-00000005"]
+
+
+def test_a_checkpoint_that_is_half_removed_is_none(trained: tuple[Any, OffloadEngine], root: Path) -> None:
+    path = save(root, 3, trained)
+    for file in [path / "DONE", *list((path / "state").iterdir())[:2]]:
+        file.unlink()
+    assert whole(root)[0] == []
+
+
+def test_damaged_newer_ones_are_set_aside_and_do_not_count_as_kept(
+    trained: tuple[Any, OffloadEngine], root: Path
+) -> None:
+    save(root, 3, trained)
+    flip(save(root, 6, trained) / "state" / "manifest.json")
+    set_aside_after(root, 3)
+    assert names(root) == ["damaged-step-00000006", "step-00000003"]
+    save(root, 4, trained)
+    assert names(root) == ["damaged-step-00000006", "step-00000003", "step-00000004"]
+    flip(save(root, 6, trained) / "state" / "manifest.json")
+    set_aside_after(root, 4)
+    assert "damaged-step-00000006" in names(root)
+
+
+def test_without_room_nothing_is_written_and_the_message_says_how_much_is_needed(
+    trained: tuple[Any, OffloadEngine], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(root, 3, trained)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 1 << 20))
+    with pytest.raises(WorkbenchError, match=r"no room for the checkpoint .*step-00000006.* 1 MiB free"):
+        save(root, 6, trained)
+    assert whole(root) == ([3], [])
+    assert names(root) == ["step-00000003"]
+
+
+@pytest.mark.parametrize("moment", ["save_model", "_write_state", "_sync", "_put_in_place"])
+def test_a_disk_that_refuses_half_way_leaves_what_was_there_and_nothing_else(
+    trained: tuple[Any, OffloadEngine], root: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    save(root, 3, trained)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, moment, refuse)
+        with pytest.raises(WorkbenchError, match=r"step 6 could not be written .*: No space left on device"):
+            save(root, 6, trained)
+    assert names(root) == ["step-00000003"]
+    assert whole(root) == ([3], [])
+
+
+def test_folders_of_other_names_are_left_alone(trained: tuple[Any, OffloadEngine], root: Path) -> None:
+    for name in ("step-best", "mine", "step-"):
+        (root / name).mkdir(parents=True)
+    save(root, 1, trained, keep=1)
+    save(root, 2, trained, keep=1)
+    assert names(root) == ["mine", "step-", "step-00000002", "step-best"]
+    assert whole(root) == ([2], [])
+
+
+def test_a_folder_that_is_not_there_has_no_checkpoints(root: Path) -> None:
+    assert whole(root) == ([], [])
+    remove_leftovers(root)
+    set_aside_after(root, 0)
+    assert checkpoint_bytes(root) == 0

@@ -1,0 +1,219 @@
+"""What a run writes down: the step line, status, metrics and events, also on a disk that refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from workbench.engine import Span, StepResult
+from workbench.errors import WorkbenchError
+from workbench.runs import (
+    RunDirectory,
+    Status,
+    read_events,
+    read_lanes,
+    read_run_metrics,
+    read_status,
+    write_status,
+)
+from workbench.timeline import Kind, Lane
+from workbench.training import journal as journal_module
+from workbench.training.journal import GIB, Journal, StepRecord
+
+
+def result(**changes: object) -> StepResult:
+    values: dict[str, object] = {
+        "step": 120,
+        "grad_norm": 0.98,
+        "skipped": False,
+        "learning_rate": 2.4e-4,
+        "lane_seconds": dict.fromkeys(Lane, 0.5),
+        "exposed_s": 0.1,
+        "spans": (Span(Lane.COMPUTE, Kind.FORWARD, None, None, 10.0, 11.0),),
+    }
+    return StepResult(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def record(**changes: object) -> StepRecord:
+    values: dict[str, object] = {
+        "step": 120,
+        "total_steps": 10_000,
+        "loss": 3.21449,
+        "tokens": 10_254,
+        "tokens_total": 1_230_480,
+        "step_s": 8.31,
+        "mfu": 0.312,
+        "device_bytes": (int(22.1 * GIB), 24 * GIB),
+        "host_bytes": 81 * GIB,
+        "eta_s": 22 * 3600 + 10 * 60.0,
+    }
+    return StepRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "p")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_step_line_is_the_documented_one() -> None:
+    assert record().line(result()) == (
+        "step 00120/10000 | loss 3.2145 | gnorm 0.98 | lr 2.4e-04 | 1,234 tok/s | mfu 31.2% | gpu 22.1/24.0 GiB | "
+        "host 81.0 GiB | 8.31s | eta 22h10m"
+    )
+
+
+def test_what_is_not_known_is_said_to_be_not_available() -> None:
+    line = record(mfu=None, device_bytes=None, eta_s=None).line(result())
+    assert "| mfu n/a | gpu n/a | host 81.0 GiB | 8.31s | eta n/a" in line
+
+
+def test_a_skipped_step_says_so_at_the_end_of_its_line() -> None:
+    assert record(loss=math.nan).line(result(skipped=True, grad_norm=math.inf)).endswith("| skipped")
+
+
+def test_steps_line_up_however_many_there_are() -> None:
+    assert record(step=7, total_steps=1_000_000).line(result()).startswith("step 0000007/1000000 |")
+    assert record(step=7, total_steps=20).line(result()).startswith("step 00007/20 |")
+
+
+def test_a_step_is_in_metrics_status_and_lanes(run: RunDirectory) -> None:
+    with Journal(run, 120) as journal:
+        journal.begin_at(119)
+        journal.phase("training")
+        journal.step(record(total_steps=120), result(), 2.5)
+    last = read_run_metrics(run).last()
+    assert (last["step"], last["loss"], last["validation_loss"]) == (120, 3.21449, 2.5)
+    assert last["tokens_per_s"] == pytest.approx(10_254 / 8.31)
+    status = read_status(run)
+    assert (status.step, status.total_steps, status.phase, status.loss) == (120, 120, "training", 3.21449)
+    lanes = read_lanes(run)
+    assert (lanes.step, lanes.spans[0].lane, lanes.spans[0].start_s) == (120, "compute", 0.0)
+
+
+def test_a_metric_that_is_not_known_is_not_a_zero(run: RunDirectory) -> None:
+    with Journal(run, 120) as journal:
+        journal.step(record(mfu=None, device_bytes=None), result(), None)
+    assert {"mfu", "device_bytes", "validation_loss"}.isdisjoint(read_run_metrics(run).last())
+
+
+def test_an_evaluation_is_an_event_and_stays_in_the_status(run: RunDirectory) -> None:
+    with Journal(run, 10) as journal:
+        journal.evaluation(5, 2.5, 12.2, 0.1)
+        journal.step(record(step=10, total_steps=10), result(), None)
+    assert read_status(run).validation_loss == 2.5
+    [event] = read_events(run).events
+    assert (event.kind, event.fields["step"], event.fields["loss"]) == ("evaluation", 5, 2.5)
+
+
+def test_a_skipped_step_is_recorded_and_warned_of(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Journal(run, 200) as journal:
+        journal.step(record(), result(skipped=True), None)
+    assert read_run_metrics(run).last()["skipped"] == 1
+    assert "step 120 was skipped" in capsys.readouterr().err
+    assert [event.kind for event in read_events(run).events] == ["warning"]
+
+
+def test_each_change_of_phase_is_one_event(run: RunDirectory) -> None:
+    with Journal(run, 9) as journal:
+        for phase, progress in (
+            ("allocating", ""),
+            ("allocating", "shard 1"),
+            ("training", ""),
+            ("training", ""),
+        ):
+            journal.phase(phase, progress)
+    assert [event.fields["phase"] for event in read_events(run).events] == ["allocating", "training"]
+
+
+def test_the_heartbeat_goes_on_while_a_step_lasts(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.01)
+    with Journal(run, 9):
+        first = read_status(run).heartbeat
+        wait_for(lambda: read_status(run).heartbeat > first)
+
+
+def test_no_heartbeat_comes_after_the_end_and_changes_it(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.0005)
+    for number in range(20):
+        with Journal(run, 9) as journal:
+            journal.phase("training")
+            journal.end("stopped", 143, f"end {number}")
+        status = read_status(run)
+        assert (status.phase, status.exit_code, status.message) == ("stopped", 143, f"end {number}")
+
+
+def test_a_resumed_run_keeps_its_time_and_what_it_had_reached(run: RunDirectory) -> None:
+    write_status(
+        run,
+        Status(phase="stopped", step=40, elapsed_s=100.0, validation_loss=2.0, exit_code=143, message="m"),
+    )
+    with Journal(run, 50) as journal:
+        status = read_status(run)
+        assert (status.phase, status.step, status.validation_loss) == ("starting", 40, 2.0)
+        assert status.exit_code is None and status.message == ""
+        assert journal.elapsed_s() >= 100.0
+        assert status.elapsed_s >= 100.0
+
+
+def test_the_end_is_status_and_event(run: RunDirectory) -> None:
+    with Journal(run, 9) as journal:
+        journal.end("diverged", 4, "why")
+    status, [event] = read_status(run), read_events(run).events
+    assert (status.phase, status.exit_code, status.message, status.eta_s) == ("diverged", 4, "why", None)
+    assert (event.kind, event.fields["phase"], event.fields["exit_code"]) == ("finished", "diverged", 4)
+
+
+def test_an_end_that_cannot_be_recorded_does_not_hide_what_ended_the_run(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise WorkbenchError("events.jsonl: cannot be written: No space left on device")
+
+    with Journal(run, 9) as journal:
+        monkeypatch.setattr(journal_module, "append_event", refuse)
+        journal.end("failed", 1, "why")
+    assert "the end of the run is not recorded: events.jsonl" in capsys.readouterr().err
+    assert read_status(run).phase == "failed"
+
+
+def test_a_heartbeat_on_a_full_disk_stops_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.001)
+    refused = []
+    with Journal(run, 9) as journal:
+        write = journal_module.write_status
+
+        def refuse(*_: object, **__: object) -> None:
+            refused.append(1)
+            raise WorkbenchError("full")
+
+        monkeypatch.setattr(journal_module, "write_status", refuse)
+        wait_for(lambda: len(refused) > 2)
+        monkeypatch.setattr(journal_module, "write_status", write)
+        journal.end("finished", 0, "")
+    assert read_status(run).phase == "finished"
+
+
+def test_the_files_are_json_without_numbers_that_json_does_not_have(run: RunDirectory) -> None:
+    with Journal(run, 120) as journal:
+        journal.step(record(loss=math.nan, total_steps=120), result(), None)
+        journal.evaluation(120, math.inf, math.inf, 0.1)
+    for text in (run.status.read_text(), *run.events.read_text().splitlines()):
+        json.loads(text, parse_constant=pytest.fail)
+    assert not re.search("NaN|Infinity", run.status.read_text() + run.events.read_text())

@@ -1,0 +1,42 @@
+"""The state of every generator goes through JSON and back."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy
+import torch
+
+from workbench.training.random_state import capture_random_state, restore_random_state, seed_everything
+
+
+def draw() -> list[float]:
+    return [random.random(), random.gauss(0, 1), float(torch.rand(())), float(numpy.random.rand())]
+
+
+def test_every_generator_goes_on_where_it_was() -> None:
+    seed_everything(5)
+    draw()
+    state = json.loads(json.dumps(capture_random_state()))
+    expected = [draw() for _ in range(3)]
+    seed_everything(6)
+    restore_random_state(state)
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_capturing_moves_no_generator() -> None:
+    seed_everything(5)
+    expected = draw()
+    seed_everything(5)
+    capture_random_state()
+    assert draw() == expected
+
+
+def test_a_seed_decides_every_generator_and_may_be_larger_than_32_bits() -> None:
+    seed_everything(1 << 40)
+    first = draw()
+    seed_everything(1 << 40)
+    assert draw() == first
+    seed_everything((1 << 40) + 1)
+    assert all(a != b for a, b in zip(draw(), first, strict=True))

@@ -1,0 +1,137 @@
+"""Looking at the model changes nothing about its training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import SETTINGS
+from torch import Tensor, nn
+
+from workbench.model.build import model_config
+from workbench.training.evaluation import validation_loss
+from workbench.training.sampling import generate
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    settings = {**SETTINGS, "resid_pdrop": 0.5, "attn_pdrop": 0.5}
+    return AutoModelForCausalLM.from_config(model_config("gpt2", settings)).train()
+
+
+def sample(model: Any, prompt: Sequence[int] = (), **changes: Any) -> list[int]:
+    options: dict[str, Any] = {
+        "tokens": 20,
+        "context": 16,
+        "vocabulary_size": 257,
+        "end_of_text": 256,
+        "seed": 1,
+        "device": torch.device("cpu"),
+        "interrupted": lambda: False,
+    }
+    return generate(model, prompt, **{**options, **changes})
+
+
+def evaluate(model: Any, tokens: Tensor, **changes: Any) -> float | None:
+    options: dict[str, Any] = {
+        "sequence_length": 16,
+        "batch_size": 3,
+        "total_tokens": 112,
+        "device": torch.device("cpu"),
+        "interrupted": lambda: False,
+    }
+    return validation_loss(model, tokens, **{**options, **changes})
+
+
+TOKENS = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(3)).to(torch.uint16)
+
+
+class Fixed(nn.Module):
+    """Gives the same logits whatever it sees, and remembers how much that was."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+        self.lengths: list[int] = []
+
+    def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
+        self.lengths.append(input_ids.shape[1])
+        return SimpleNamespace(logits=self.logits.expand(1, input_ids.shape[1], -1))
+
+
+@pytest.mark.parametrize(
+    "look", [sample, lambda model: evaluate(model, TOKENS)], ids=["sampling", "evaluation"]
+)
+def test_no_generator_of_training_moves_and_the_mode_is_as_before(
+    model: Any, look: Callable[[Any], object]
+) -> None:
+    before = (torch.get_rng_state(), random.getstate())
+    look(model)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert model.training
+    model.eval()
+    look(model)
+    assert not model.training
+    model.train()
+
+
+def test_a_seed_gives_the_same_sample_each_time_and_another_one_another(model: Any) -> None:
+    assert sample(model) == sample(model)
+    assert sample(model) != sample(model, seed=2)
+
+
+@pytest.mark.parametrize("prompt", [(), tuple(range(5)), tuple(range(100))])
+def test_the_model_never_sees_more_than_its_context(prompt: tuple[int, ...]) -> None:
+    logits = torch.zeros(300)
+    logits[256:] = -100.0
+    fixed = Fixed(logits)
+    assert len(sample(fixed, prompt, tokens=40)) == 40
+    assert fixed.lengths[0] == max(1, min(len(prompt), 16))
+    assert max(fixed.lengths) == 16
+
+
+def test_a_sample_ends_at_the_end_of_the_text() -> None:
+    logits = torch.zeros(300)
+    logits[256] = 1000.0
+    assert sample(Fixed(logits)) == []
+
+
+def test_a_sample_has_no_token_that_the_tokenizer_does_not_know() -> None:
+    logits = torch.zeros(300)
+    logits[257:] = 1000.0
+    assert all(token < 257 for token in sample(Fixed(logits)))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_model_that_has_diverged_gives_an_empty_sample_and_no_error(number: float) -> None:
+    assert sample(Fixed(torch.full((300,), number))) == []
+
+
+def test_an_interrupted_sample_has_what_was_made(model: Any) -> None:
+    answers = iter([False, False, True])
+    assert len(sample(model, interrupted=lambda: next(answers))) <= 2
+
+
+def test_the_validation_loss_is_the_mean_over_predicted_tokens(model: Any) -> None:
+    # 7 windows in batches of 3, 3 and 1: a mean of the batches' means would weigh the last one threefold.
+    model.eval()
+    starts = [index * 18 // 7 * 16 for index in range(7)]
+    windows = torch.stack([TOKENS[start : start + 16].long() for start in starts])
+    with torch.no_grad():
+        logits = model(input_ids=windows).logits.double()
+    expected = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), windows[:, 1:].flatten())
+    model.train()
+    assert evaluate(model, TOKENS) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_an_interrupted_evaluation_gives_no_number(model: Any) -> None:
+    answers = iter([False, True])
+    assert evaluate(model, TOKENS, interrupted=lambda: next(answers)) is None
+    assert model.training
