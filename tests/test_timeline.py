@@ -92,6 +92,17 @@ def test_gradients_go_down_while_backward_goes_on(shape: StepShape) -> None:
             assert ended not in _ancestors(timeline, task.index)
 
 
+@pytest.mark.parametrize("shape", [s for s in SHAPES if not s.referenced_gradients], ids=str)
+def test_micro_batches_are_summed_one_after_the_other(shape: StepShape) -> None:
+    layout = _layout()
+    timeline = build_timeline(layout, shape)
+    for micro_batch in range(1, shape.gradient_accumulation):
+        for shard, chunk in layout.chunks():
+            later = timeline.find(Kind.ACCUMULATE, micro_batch, shard.index, chunk.index)
+            earlier = timeline.find(Kind.ACCUMULATE, micro_batch - 1, shard.index, chunk.index)
+            assert earlier in _ancestors(timeline, later)
+
+
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "serial"], ids=str)
 def test_serial_host_work_starts_when_backward_has_ended(shape: StepShape) -> None:
     timeline = build_timeline(_layout(), shape)
