@@ -117,7 +117,7 @@ def _why(state: Liveness, status: Status) -> str:
         return f"it failed {where}{told}"
     if state == "died":
         return (
-            f"its process {status.pid} is gone since {where}; "
+            f"its process {status.pid} is gone since step {status.step} of {status.total_steps}; "
             "`workbench resume` goes on from its last checkpoint"
         )
     return status.problem or "it has not begun"

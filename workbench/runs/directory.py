@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import secrets
+import tempfile
 import time
 from pathlib import Path
 
@@ -122,13 +123,21 @@ class RunDirectory:
             run.checkpoints.mkdir()
             run.events.touch()
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigurationError(
-                f"run folder {root}: cannot be written: {reason}. "
-                "Choose another folder with --runs DIR or WORKBENCH_RUNS."
-            ) from error
+            raise _unwritable(root, error) from error
         _point_latest(root, path.name)
         return run
+
+    @staticmethod
+    def check_root(root: Path) -> None:
+        """Raise the ConfigurationError of `create` where that would fail; leaves nothing behind."""
+        there = root.absolute()
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        try:
+            with tempfile.TemporaryDirectory(prefix=".workbench-", dir=there):
+                pass
+        except OSError as error:
+            raise _unwritable(root.absolute(), error) from error
 
     def is_of_preset(self, preset_name: str) -> bool:
         """Whether `create` gave this run its name for a preset of this name."""
@@ -224,6 +233,14 @@ class RunDirectory:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
             self.acquired_at = None
+
+
+def _unwritable(root: Path, error: OSError) -> ConfigurationError:
+    reason = (error.strerror or str(error)).lower()
+    return ConfigurationError(
+        f"run folder {root}: cannot be written: {reason}. "
+        "Choose another folder with --runs DIR or WORKBENCH_RUNS."
+    )
 
 
 def _preset_part(preset_name: str) -> str:

@@ -141,6 +141,8 @@ def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
 
 
 def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
+    if choice.directory is None:
+        RunDirectory.check_root(choice.root)
     # torch takes seconds to import: only once there is something to train.
     from workbench.training.preparation import prepare_run
     from workbench.training.session import train_session

@@ -1,0 +1,131 @@
+"""A disk that fills up ends a run with exit 1; its last checkpoint stands, and with room it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from trainers import Trainers, at_step, exit_code, losses, wait_for
+
+from workbench.errors import WorkbenchError
+from workbench.runs import RunDirectory, liveness, read_status
+from workbench.training.checkpoint import find_checkpoints
+
+MIB = 1 << 20
+CHANGES = ("train.steps=40", "train.gradient_accumulation=2", "checkpoint.every=4")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """24 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system of its own can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(trainers: Trainers) -> RunDirectory:
+    process, run = trainers.train("roomy", *CHANGES)
+    assert exit_code(process) == 0
+    return run
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """Fill the disk until `leave` bytes are free; gives the file that does."""
+    hog = disk / "hog"
+    with hog.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(64 << 10))
+            file.flush()
+    with hog.open("r+b") as file:
+        file.truncate(max(0, hog.stat().st_size - leave))
+    return hog
+
+
+def steps(run: RunDirectory) -> list[int]:
+    return [saved.step for saved in find_checkpoints(run.checkpoints, lambda message: None)]
+
+
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [(4 * MIB, "no room for the checkpoint"), (0, "No space left on device|the disk is full|no room")],
+    ids=["no room for a checkpoint", "no room for a line"],
+)
+def test_a_full_disk_ends_with_1_and_leaves_what_can_be_resumed(
+    trainers: Trainers,
+    uninterrupted: RunDirectory,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    leave: int,
+    said: str,
+) -> None:
+    monkeypatch.setitem(trainers.environment, "WORKBENCH_RUNS", str(small_disk / "runs"))
+    path = trainers.preset("full")
+    sets = [word for change in CHANGES for word in ("--set", change)]
+    process = trainers.start("run", path, *sets)
+
+    def run() -> RunDirectory | None:
+        runs = RunDirectory.list(small_disk / "runs")
+        return runs[0] if runs else None
+
+    directory = wait_for(run, "a run")
+    wait_for(at_step(directory, 6), "a checkpoint")
+    hog = fill(small_disk, leave)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert any(part in err for part in said.split("|")), err
+    assert "Traceback" not in err and "bug in workbench" not in err
+    assert err.count("workbench: ") <= 3
+    assert steps(directory) and not list(directory.checkpoints.glob(".step-*"))
+    assert liveness(read_status(directory)) in ("failed", "died")
+
+    without_room = trainers.call("run", "--resume", directory.path)
+    assert without_room.returncode in (1, 3), without_room.stderr
+    assert "Traceback" not in without_room.stderr and "bug in workbench" not in without_room.stderr
+    assert steps(directory)
+
+    hog.unlink()
+    resumed = trainers.call("run", "--resume", directory.path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert losses(directory) == losses(uninterrupted)
+    assert read_status(directory).phase == "finished"
+
+
+@pytest.mark.parametrize("kib", [4, 40, 150, 200, 400, 600])
+def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, kib: int, uninterrupted: RunDirectory
+) -> None:
+    from workbench.config import load_config
+    from workbench.data.tokenizers import ByteTokenizer
+    from workbench.engine import OffloadEngine
+    from workbench.model.build import ShardInitializer, build_on_meta, model_config
+    from workbench.training import checkpoint
+
+    config = load_config(uninterrupted.config)
+    model = build_on_meta(model_config("gpt2", dict(config.model.config)))
+    monkeypatch.setattr(checkpoint, "_check_room", lambda *_: None)
+    engine = OffloadEngine(model, device="cpu", threads=1, materialize=ShardInitializer(model, 1))
+    with engine:
+        root = small_disk / "checkpoints"
+        save: Callable[[int], Path] = lambda step: checkpoint.save_checkpoint(  # noqa: E731
+            root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress={}, keep=2
+        )
+        save(1)
+        fill(small_disk, kib << 10)
+        with pytest.raises(WorkbenchError, match="the checkpoint of step 2 could not be written") as error:
+            save(2)
+    assert error.value.exit_code == 1
+    assert "untouched" in str(error.value)
+    assert [path.name for path in root.iterdir()] == ["step-00000001"]
+    assert [saved.step for saved in checkpoint.find_checkpoints(root, pytest.fail)] == [1]

@@ -1,0 +1,146 @@
+"""What comes out of a run: a model that transformers loads, a verdict on divergence, a table of what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from trainers import Trainers, events, exit_code
+
+from workbench.runs import RunDirectory, read_run_metrics, read_status
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def finished(trainers: Trainers, request: pytest.FixtureRequest) -> RunDirectory:
+    process, run = trainers.train(
+        f"result-{request.param}", f"train.precision={request.param}", "train.steps=10"
+    )
+    if request.param == "bf16" and process.wait(timeout=100) == 2:
+        pytest.skip("this CPU has no bf16 arithmetic")
+    assert exit_code(process) == 0
+    return run
+
+
+@pytest.fixture
+def loaded(finished: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    [folder] = finished.checkpoints.iterdir()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+
+def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engine(
+    finished: RunDirectory, loaded: Any
+) -> None:
+    from transformers import AutoTokenizer
+
+    from workbench.config import load_config
+    from workbench.engine import OffloadEngine
+    from workbench.model.build import ShardInitializer, build_on_meta, model_config
+    from workbench.training.checkpoint import find_checkpoints, load_state
+
+    config = load_config(finished.config)
+    [folder] = finished.checkpoints.iterdir()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([tokenizer("def alpha(beta): ä")["input_ids"]])
+    assert ids.tolist() == [list("def alpha(beta): ä".encode())]
+
+    model: Any = build_on_meta(model_config("gpt2", dict(config.model.config)))
+    precision: Any = config.train.precision
+    with OffloadEngine(
+        model, device="cpu", threads=1, precision=precision, materialize=ShardInitializer(model, 99)
+    ) as engine:
+        load_state(next(find_checkpoints(finished.checkpoints, pytest.fail)), engine)
+        model.eval()
+        with torch.no_grad():
+            expected = model(input_ids=ids).logits
+            assert torch.equal(loaded(input_ids=ids).logits, expected)
+    assert loaded.dtype == expected.dtype
+    assert (
+        loaded.config.eos_token_id == loaded.generation_config.eos_token_id == tokenizer.eos_token_id == 256
+    )
+
+
+def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
+    trainers: Trainers, finished: RunDirectory, loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.data.prepare import prepare
+    from workbench.training.evaluation import validation_loss
+
+    monkeypatch.setenv("WORKBENCH_CACHE", trainers.environment["WORKBENCH_CACHE"])
+    data = prepare(str(trainers.text), "bytes", 0.05, 32)
+    loss = validation_loss(
+        loaded,
+        data.validation,
+        sequence_length=32,
+        batch_size=2,
+        total_tokens=256,
+        device=torch.device("cpu"),
+        interrupted=lambda: False,
+    )
+    assert loss == pytest.approx(events(finished, "evaluation")[-1].fields["loss"], rel=1e-6)
+
+
+def test_a_run_that_diverges_ends_with_4_names_a_parameter_and_keeps_its_last_checkpoint(
+    trainers: Trainers,
+) -> None:
+    # Decay of 10 at a learning rate of 10 multiplies every weight by -99, step by step.
+    changes = ("optimizer.learning_rate=10", "optimizer.weight_decay=10", "schedule.type=constant")
+    path = trainers.preset("diverges")
+    sets = [
+        word for change in (*changes, "checkpoint.every=5", "train.steps=100") for word in ("--set", change)
+    ]
+    ended = trainers.call("run", path, *sets)
+    assert ended.returncode == 4, ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert (
+        last.startswith("workbench: training diverged: step ")
+        and "transformer." in last
+        and "not finite" in last
+    )
+    assert "Traceback" not in ended.stderr
+    run = trainers.run_of("diverges")
+    assert run is not None
+    status = read_status(run)
+    assert (status.phase, status.exit_code) == ("diverged", 4)
+    assert f"workbench: {status.message}" == last
+    assert (run.checkpoints / "step-00000005" / "DONE").exists()
+    assert "skipped" in ended.stdout
+    assert read_run_metrics(run).column("skipped")[-1] == 1
+
+
+def test_a_validation_loss_that_is_no_number_is_a_divergence_and_is_not_saved(trainers: Trainers) -> None:
+    # The gradient of the first step is finite; what its update makes of the weights is not.
+    changes = ("optimizer.learning_rate=10", "optimizer.weight_decay=10", "schedule.type=constant")
+    path = trainers.preset("diverges-late")
+    sets = [word for change in (*changes, "train.steps=12") for word in ("--set", change)]
+    ended = trainers.call("run", path, *sets)
+    run = trainers.run_of("diverges-late")
+    assert run is not None
+    assert ended.returncode == 4, ended.stdout
+    assert read_status(run).phase == "diverged"
+    assert not list(run.checkpoints.iterdir())
+
+
+def test_the_ten_billion_preset_ends_with_3_and_a_table_before_anything_is_made(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    if psutil.virtual_memory().available > 160 << 30:
+        pytest.skip("it may fit here")
+    ended = trainers.call("run", "gpt2-10b", "--set", "train.device=cpu", "--runs", tmp_path / "runs")
+    assert ended.returncode == 3
+    assert ended.stdout == "" and "Traceback" not in ended.stderr
+    for row in (
+        "10,279,239,680 parameters",
+        "weights",
+        "exp_avg and exp_avg_sq",
+        "gradients",
+        "logits",
+        "missing",
+    ):
+        assert row in ended.stderr
+    assert not (tmp_path / "runs").exists()
