@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.device import CpuDevice, Device
 from workbench.engine.discovery import find_blocks, find_shards
+from workbench.timeline import Lane
 
 LR, DECAY = 1e-2, 0.1
 DEVICES: dict[str, Callable[[], Device]] = {
@@ -77,6 +79,39 @@ def test_parameters_that_get_no_gradient_in_some_steps_stay_and_count_their_own_
     assert torch.equal(model.frozen.weight, frozen)
     assert counted["branches.left.weight"] == 3 and counted["inner.weight"] == 4
     assert "frozen.weight" not in counted and counted["reached_past.bias"] == 0
+
+
+class SlowUpload(SeparateMemory):
+    """New weights come up late."""
+
+    def before_task(self, lane: Lane) -> None:
+        if lane is Lane.UPLOAD:
+            time.sleep(0.02)
+
+
+def test_a_parameter_that_is_read_without_its_modules_call_is_waited_for_as_well() -> None:
+    torch.manual_seed(0)
+    start = Sometimes()
+    outcomes = []
+    for overlap in ("serial", "exact"):
+        model = clone(start)
+        with OffloadEngine(
+            model,
+            optimizer=AdamW(lr=LR),
+            device=SlowUpload(),
+            overlap=overlap,  # type: ignore[arg-type]
+            gradient_clipping=1.0,
+            chunk_bytes=CHUNK_BYTES,
+        ) as engine:
+            losses = []
+            for step in range(4):
+                x = torch.randn(5, 6, generator=torch.Generator().manual_seed(step))
+                loss = model(x, "left")
+                losses.append(float(loss))
+                engine.backward(loss)
+                engine.step()
+        outcomes.append(losses)
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("device", DEVICES)

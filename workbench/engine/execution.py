@@ -95,6 +95,10 @@ class StepExecution:
         """Whether a task has been completed."""
         return self._done[index]
 
+    def are_done(self, indices: Iterable[int]) -> bool:
+        """Whether all of `indices` are completed, and no task has failed."""
+        return self._failure is None and all(self._done[i] for i in indices)
+
     def wait(self, indices: Iterable[int]) -> None:
         """Return when all of `indices` are done. Raises LaneError when any task of the step has failed."""
         wanted = [i for i in indices if not self._done[i]]

@@ -104,6 +104,10 @@ class ShardMemory:
     def adopt(self, parameters: Sequence[nn.Parameter], host: HostOptimizer) -> None:
         """Take the parameters' values over, one for each segment in order, and rebind their data to `weights`."""
         for segment, parameter in zip(self.shard.segments, parameters, strict=True):
+            if parameter.is_meta:
+                raise ValueError(
+                    f"parameter {segment.name} is on the meta device: give the engine `materialize`"
+                )
             self._take(segment, parameter.data.reshape(-1), host)
         self.push_weights()
         for segment, parameter in zip(self.shard.segments, parameters, strict=True):

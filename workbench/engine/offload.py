@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from workbench.engine.arithmetic import Arithmetic, DeviceArithmetic, HostArithmetic
 from workbench.engine.checkpointing import BlockCheckpointing
 from workbench.engine.device import Device, has_bfloat16, open_device
-from workbench.engine.discovery import FoundShard, dtype_name, find_shards, lay_out, working_dtype
+from workbench.engine.discovery import FoundShard, find_shards, lay_out, working_dtype
 from workbench.engine.execution import Span, StepExecution
+from workbench.engine.forward_gate import ForwardGate
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.lanes import LaneThreads
 from workbench.engine.memory import ShardMemory
@@ -163,7 +164,7 @@ class OffloadEngine:
         self._checkpointing = BlockCheckpointing(
             model, [s.block for s in found if s.block is not None] if activation_checkpointing else []
         )
-        self._hooks = self._install_hooks(found)
+        self._gate = ForwardGate(model, found, self._intake.block_called)
 
         self.steps = 0
         """Steps begun, skipped ones included."""
@@ -172,8 +173,6 @@ class OffloadEngine:
         self._report: StepReport | None = None
         self._micro_batches = 0
         self._tokens: list[int | None] = []
-        self._forward_started: float | None = None
-        self._exposed_s = 0.0
         self._failure: BaseException | None = None
         self._closed = False
 
@@ -205,6 +204,7 @@ class OffloadEngine:
             raise ValueError(f"tokens = {tokens}: expected a positive number of counted tokens")
         if self._tokens and (self._tokens[0] is None) != (tokens is None):
             raise RuntimeError("tokens must be given for every micro-batch of a step or for none")
+        self._gate.pause()
         if self._micro_batches == 0:
             self._begin_step()
         execution = self._execution
@@ -249,8 +249,8 @@ class OffloadEngine:
                 self._intake.end_micro_batch()
         self._micro_batches = 0
         self._tokens = []
-        self._report = StepReport(self.wait)
-        report = self._report
+        report = self._report = StepReport(self.wait)
+        self._gate.hold_for(execution)
         if self._serial:
             self.wait()
         return report
@@ -269,13 +269,14 @@ class OffloadEngine:
         start = time.perf_counter()
         try:
             execution.wait_all()
-            self._exposed_s += time.perf_counter() - start
-            result = self._conclude(execution)
+            exposed_s = self._gate.take_waited_s() + time.perf_counter() - start
+            result = self._conclude(execution, exposed_s)
         except BaseException as error:
             self._failure = error
             report.fail(error)
             raise
         self._execution = self._report = None
+        self._gate.release()
         report.resolve(result)
 
     def close(self) -> None:
@@ -300,8 +301,7 @@ class OffloadEngine:
             self._execution.abandon("the engine was closed")
             self._intake.break_off()
         self._lanes.close()
-        for handle in self._hooks:
-            handle.remove()
+        self._gate.remove()
         self._intake.end_step()
         self._intake.remove()
         self._checkpointing.remove()
@@ -374,12 +374,7 @@ class OffloadEngine:
         self._execution = execution
 
     def _end_forward(self, execution: StepExecution) -> None:
-        now = time.perf_counter()
-        execution.spans.append(
-            Span(Lane.COMPUTE, Kind.FORWARD, None, None, self._forward_started or now, now)
-        )
-        self._forward_started = None
-        self._root_shards -= {s for s in self._root_shards if self._unseen_owners[s] <= self._seen}
+        execution.spans.extend(self._gate.end_forward())
         for shard in self.layout.shards:
             execution.complete(self._timeline.find(Kind.FORWARD, self._micro_batches, shard.index))
 
@@ -387,7 +382,7 @@ class OffloadEngine:
         counted = [t for t in self._tokens if t is not None]
         return counted[0] / sum(counted) if counted else 1.0 / len(self._tokens)
 
-    def _conclude(self, execution: StepExecution) -> StepResult:
+    def _conclude(self, execution: StepExecution, exposed_s: float) -> StepResult:
         verdict = self._work.verdict
         assert verdict is not None
         if verdict.finite:
@@ -404,17 +399,15 @@ class OffloadEngine:
                 f"step {self.steps}: the gradient of {verdict.offender} is not finite, for the "
                 f"{self._skipped_in_a_row}rd step in a row; nothing was written for them"
             )
-        result = StepResult(
+        return StepResult(
             step=self.steps,
             grad_norm=verdict.grad_norm,
             skipped=not verdict.finite,
             learning_rate=self._work.learning_rate,
             lane_seconds=lane_seconds(execution.spans),
-            exposed_s=self._exposed_s,
+            exposed_s=exposed_s,
             spans=tuple(sorted(execution.spans, key=lambda span: span.start_s)),
         )
-        self._exposed_s = 0.0
-        return result
 
     def _abandon_step(self, execution: StepExecution, error: BaseException) -> None:
         # A backward that failed half-way leaves gradients nobody can tell apart: the engine stops here.
@@ -427,72 +420,6 @@ class OffloadEngine:
             raise RuntimeError("the engine is closed")
         if self._failure is not None:
             raise RuntimeError(f"the engine stopped after an error: {self._failure}") from self._failure
-
-    # Hooks: the next forward waits for what it reads
-
-    def _install_hooks(self, found: Sequence[FoundShard]) -> list[Any]:
-        home = {id(p): index for index, shard in enumerate(found) for p in shard.parameters.values()}
-        blocks = {id(shard.block): index for index, shard in enumerate(found) if shard.block is not None}
-        in_blocks = {id(m) for shard in found if shard.block is not None for m in shard.block.modules()}
-        handles: list[Any] = []
-        self._seen: set[int] = set()
-        self._unseen_owners: dict[int, set[int]] = {}
-        for module in self.model.modules():
-            if id(module) in blocks:
-                needs = sorted({home[id(p)] for p in module.parameters()})
-                hook = self._block_hook(blocks[id(module)], needs)
-            elif id(module) in in_blocks:
-                continue
-            else:
-                needs = sorted({home[id(p)] for p in module._parameters.values() if p is not None})
-                if not needs:
-                    continue
-                for shard in needs:
-                    self._unseen_owners.setdefault(shard, set()).add(id(module))
-                hook = self._owner_hook(id(module), needs)
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        # Until a forward has shown that all owners of a shard outside the blocks are called, the shard is waited for
-        # before anything runs: its parameters may be read without their module being called.
-        self._root_shards = set(self._unseen_owners)
-        handles.append(self.model.register_forward_pre_hook(self._root_hook, with_kwargs=True, prepend=True))
-        return handles
-
-    def _root_hook(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._forward_started is None:
-            self._forward_started = time.perf_counter()
-            self._seen.clear()
-        for shard in sorted(self._root_shards):
-            self._await_weights(shard)
-
-    def _owner_hook(self, owner: int, needs: list[int]) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._seen.add(owner)
-            for shard in needs:
-                self._await_weights(shard)
-
-        return hook
-
-    def _block_hook(self, own: int, needs: list[int]) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            for shard in needs:
-                self._await_weights(shard)
-            if torch.is_grad_enabled():
-                inputs = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-                self._intake.block_called(own, next((t for t in inputs if t.requires_grad), None))
-
-        return hook
-
-    def _await_weights(self, shard: int) -> None:
-        execution = self._execution
-        if execution is None or self._report is None:
-            return
-        start = time.perf_counter()
-        try:
-            execution.wait(self._timeline.ready[shard])
-        except BaseException as error:
-            self._failure = error
-            raise
-        self._exposed_s += time.perf_counter() - start
 
 
 def working_precision(precision: Precision, device: Device) -> torch.dtype:
@@ -514,6 +441,3 @@ def _place_frozen(parameter: nn.Parameter, dtype: torch.dtype, device: Device) -
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} = {value!r}: expected {' or '.join(map(repr, known))}")
-
-
-__all__ = ["NonFiniteGradientsError", "OffloadEngine", "StepReport", "StepResult", "dtype_name"]

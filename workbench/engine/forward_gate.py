@@ -1,0 +1,132 @@
+"""The next forward waits for what it reads: hooks that hold each block until its own weights are ready.
+
+Invariant: no parameter is read by a forward, with or without gradients, while the step before still updates it or
+copies it up. Where it is not certain when a shard is read, the whole forward waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.discovery import FoundShard
+from workbench.engine.execution import Span, StepExecution
+from workbench.timeline import Kind, Lane
+
+
+class ForwardGate:
+    """Hooks on the model, its blocks, and the modules that own parameters outside them.
+
+    `block_called` is told of every block that runs forward with gradients, by shard, and of an input of it that
+    requires a gradient, if any does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        found: Sequence[FoundShard],
+        block_called: Callable[[int, Tensor | None], None],
+    ) -> None:
+        self._block_called = block_called
+        self._execution: StepExecution | None = None
+        self._waited_s = 0.0
+        self._started: float | None = None
+        self._spans: list[Span] = []
+        self._called: set[int] = set()
+        self._owners: dict[int, set[int]] = {}
+        home = {id(p): index for index, shard in enumerate(found) for p in shard.parameters.values()}
+        blocks = {id(shard.block): index for index, shard in enumerate(found) if shard.block is not None}
+        inside = {id(m) for shard in found if shard.block is not None for m in shard.block.modules()}
+        self._handles: list[Any] = []
+        for module in model.modules():
+            if id(module) in blocks:
+                needs = sorted({home[id(p)] for p in module.parameters()})
+                hook = self._block_hook(blocks[id(module)], needs)
+            elif id(module) in inside:
+                continue
+            else:
+                needs = sorted({home[id(p)] for p in module._parameters.values() if p is not None})
+                for shard in needs:
+                    self._owners.setdefault(shard, set()).add(id(module))
+                hook = self._owner_hook(id(module), needs)
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        # Until a forward has shown that all owners of a shard outside the blocks are called, the whole forward waits
+        # for it: its parameters may be read without their module being called.
+        self._uncertain = set(self._owners)
+        self._handles.append(
+            model.register_forward_pre_hook(self._before_model, with_kwargs=True, prepend=True)
+        )
+
+    def hold_for(self, execution: StepExecution) -> None:
+        """From now on forwards wait for the updates of this step, each block for its own."""
+        self._execution = execution
+
+    def release(self) -> None:
+        """All updates are done: forwards wait for nothing."""
+        self._execution = None
+
+    def pause(self) -> None:
+        """Forward does not compute from now on, until it goes on or is ended."""
+        if self._started is not None:
+            now = time.perf_counter()
+            self._spans.append(Span(Lane.COMPUTE, Kind.FORWARD, None, None, self._started, now))
+            self._started = None
+
+    def end_forward(self) -> list[Span]:
+        """A forward has ended: when it computed."""
+        self.pause()
+        self._uncertain -= {shard for shard in self._uncertain if self._owners[shard] <= self._called}
+        spans, self._spans = self._spans, []
+        return spans
+
+    def take_waited_s(self) -> float:
+        """Seconds that forwards have waited here since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled() and self._started is None:
+            self._started = time.perf_counter()
+            self._called.clear()
+        self._wait_for(sorted(self._uncertain))
+
+    def _owner_hook(self, owner: int, needs: list[int]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._called.add(owner)
+            self._wait_for(needs)
+
+        return hook
+
+    def _block_hook(self, own: int, needs: list[int]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._wait_for(needs)
+            if torch.is_grad_enabled():
+                inputs = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+                self._block_called(own, next((t for t in inputs if t.requires_grad), None))
+
+        return hook
+
+    def _wait_for(self, shards: Iterable[int]) -> None:
+        execution = self._execution
+        if execution is None:
+            return
+        ready = [task for shard in shards for task in execution.timeline.ready[shard]]
+        if execution.are_done(ready):
+            return
+        computing = self._started is not None
+        self.pause()
+        start = time.perf_counter()
+        execution.wait(ready)
+        now = time.perf_counter()
+        self._waited_s += now - start
+        if computing:
+            self._started = now
