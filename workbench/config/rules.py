@@ -44,12 +44,6 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         "give exactly one of the two",
     ),
     Contradiction(
-        ("schedule.warmup_steps", "train.steps"),
-        lambda run: run.schedule.warmup_steps > run.train.steps,
-        "the warm-up is longer than the run",
-        "must be at most train.steps",
-    ),
-    Contradiction(
         ("train.activation_checkpointing", "offload.weights"),
         lambda run: run.offload.weights in ("host", "disk") and not run.train.activation_checkpointing,
         "weights that leave the device cannot be trained without activation checkpointing",
