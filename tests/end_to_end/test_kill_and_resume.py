@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from trainers import PATIENCE_S, Trainers, events, exit_code, losses, wait_for
@@ -130,14 +130,19 @@ def test_a_run_killed_before_its_configuration_was_written_is_passed_over(traine
     assert "there is no unfinished run of early" in ended.stderr
 
 
+def copied(run: RunDirectory, name: str) -> RunDirectory:
+    """A copy of a run, as if it had been killed just before its end."""
+    copy = run.path.with_name(run.name.replace("whole", name))
+    shutil.copytree(run.path, copy)
+    (copy / "status.json").unlink()
+    return RunDirectory.open(copy)
+
+
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     trainers: Trainers, uninterrupted: RunDirectory
 ) -> None:
-    process, run = trainers.train("damaged", *CHANGES)
-    wait_for(lambda: (run.checkpoints / "step-00000006").exists(), "two checkpoints")
-    process.kill()
-    process.wait()
-    newest = max(path for path in run.checkpoints.glob("step-*"))
+    run = copied(uninterrupted, "damaged")
+    newest = run.checkpoints / "step-00000060"
     state = next(path for path in (newest / "state").iterdir() if path.name.endswith("exp_avg"))
     data = bytearray(state.read_bytes())
     data[7] ^= 16
@@ -145,19 +150,22 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     ended = trainers.call("run", "--resume", run.path)
     assert ended.returncode == 0, ended.stderr
     assert f"checkpoint {newest.name} is passed over: {state} is damaged" in ended.stderr
+    assert "resuming from step-00000057" in ended.stdout
     assert losses(run) == losses(uninterrupted)
     assert (run.checkpoints / f"damaged-{newest.name}").is_dir()
+    assert (run.checkpoints / newest.name / "DONE").exists()
 
 
 def test_without_any_whole_checkpoint_nothing_is_begun_again_and_nothing_lost(
     trainers: Trainers, uninterrupted: RunDirectory
 ) -> None:
-    process, run = trainers.train("all-damaged", "train.steps=5", "checkpoint.every=2")
-    assert exit_code(process) == 0
+    run = copied(uninterrupted, "all-damaged")
     for path in run.checkpoints.glob("step-*/state/manifest.json"):
         path.write_text("{}")
-    before = sorted(str(path) for path in Path(run.checkpoints).rglob("*"))
-    ended = trainers.call("run", "--resume", run.path, "--set", "train.steps=9")
+    before = sorted(str(path) for path in run.checkpoints.rglob("*"))
+    ended = trainers.call("run", "--resume", run.path)
     assert ended.returncode == 1
-    assert "none of its checkpoints is whole" in ended.stderr
-    assert sorted(str(path) for path in Path(run.checkpoints).rglob("*")) == before
+    assert "none of its checkpoints is whole" in ended.stderr.splitlines()[-1]
+    assert sorted(str(path) for path in run.checkpoints.rglob("*")) == before
+    assert read_status(run).phase == "failed"
+    assert losses(run) == losses(uninterrupted)
