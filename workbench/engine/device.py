@@ -7,6 +7,7 @@ when its hook runs, and a `Mark` stands for it.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import threading
@@ -129,6 +130,9 @@ class CudaDevice(Device):
             status = torch.cuda.cudart().cudaHostRegister(address, size, 0)
             if int(status) != 0:
                 self._registration_failed = True
+                # The runtime remembers the error until somebody asks, and the next kernel launch would be blamed.
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device=self.torch_device)
                 warnings.warn(
                     f"cudaHostRegister of {size:,} bytes failed with status {int(status)}: host memory from here on "
                     "is pageable, and copies to and from the device are slower",
