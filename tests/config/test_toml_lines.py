@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from workbench.presets import shipped_folder
 from workbench.config.toml_lines import KeyPath, key_lines
+from workbench.presets import shipped_folder
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -42,8 +42,8 @@ from workbench.config.schema import (
     TrainConfig,
     fields,
 )
-from workbench.errors import ConfigurationError
 from workbench.config.toml_lines import KeyPath, key_lines
+from workbench.errors import ConfigurationError
 
 if sys.version_info >= (3, 11):
     import tomllib
