@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import traceback
 from typing import Any
@@ -72,6 +73,8 @@ def _train(
     resuming: bool,
 ) -> tuple[int, int]:
     if config.train.deterministic:
+        # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     remove_leftovers(run.checkpoints)
     journal.phase("allocating")
