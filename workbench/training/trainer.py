@@ -130,9 +130,10 @@ class Trainer:
             WorkbenchError: the disk refused something that must be kept.
         """
         config, journal, requests = self._config, self._journal, self._requests
+        # Before anybody can see that it trains: whoever sees that may count on a stop that saves.
+        requests.training = True
         journal.begin_at(self.step)
         journal.phase("training")
-        requests.training = True
         while self.step < config.train.steps and not self._interrupted():
             try:
                 self._train_step()
