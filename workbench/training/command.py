@@ -67,6 +67,12 @@ def run(
         except StopBeforeTraining as stop:
             _tell(str(stop))
             return stop.exit_code
+        except Exception:
+            # A library that is stopped in the middle of its import may turn the stop into an error of its own.
+            if requests.stop_code is None or requests.training:
+                raise
+            _tell(str(StopBeforeTraining(requests.stop_code)))
+            return requests.stop_code
 
 
 def _choose(
@@ -152,6 +158,7 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
         directory.acquire(choice.announced_at)
     try:
         prepared = prepare_run(choice.config, choice.root, _tell, choice.directory)
+        requests.raise_if_stopped()
         if directory is None:
             directory = RunDirectory.create(choice.root, choice.name)
             directory.acquire()

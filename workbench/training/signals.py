@@ -46,6 +46,11 @@ class Requests:
         if self.stop_code is None:
             self.stop_code = exit_code
 
+    def raise_if_stopped(self) -> None:
+        """Raise the stop that came before training and that whatever it struck has swallowed."""
+        if self.stop_code is not None:
+            raise StopBeforeTraining(self.stop_code)
+
     @property
     def stop(self) -> bool:
         return self.stop_code is not None
