@@ -127,3 +127,11 @@ def hash_of(*words: str) -> int:
     import zlib
 
     return zlib.crc32(" ".join(words).encode())
+
+
+def test_checkpointing_recomputes_the_same_dropout() -> None:
+    start = MODELS["gpt2"](dropout=0.3)
+    kept = train(start, CpuDevice(), activation_checkpointing=False)
+    again = train(start, CpuDevice(), activation_checkpointing=True)
+    for a, b in zip(kept, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
