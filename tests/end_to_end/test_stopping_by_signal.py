@@ -11,7 +11,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from trainers import PATIENCE_S, Trainers, at_step, events, exit_code, in_phase, losses, wait_for
+from trainers import PATIENCE_S, Trainers, at_step, events, exit_code, losses, wait_for
 
 from workbench.runs import RunDirectory, liveness, read_run_metrics, read_status
 
@@ -66,7 +66,7 @@ def test_a_second_stop_exits_at_once_in_the_middle_of_a_step(
 ) -> None:
     # A step of so many micro-batches lasts for minutes.
     process, run = trainers.train(f"long-{code}", "train.gradient_accumulation=5000")
-    wait_for(in_phase(run, "training"), "training")
+    wait_for(lambda: read_status(run).progress.startswith("micro-batch"), "a step that is under way")
     process.send_signal(number)
     wait_for(lambda: "a second one exits at once" in run.log.read_text(), "the answer to the first")
     assert process.poll() is None

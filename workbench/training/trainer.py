@@ -32,6 +32,7 @@ from workbench.training.signals import Requests
 from workbench.training.throughput import RemainingTime, flops_per_token, peak_flops
 
 CONTROL_EVERY_S = 0.2
+PROGRESS_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,12 @@ class Trainer:
         device = engine.device.torch_device
         losses: list[Tensor] = []
         tokens = 0
-        for _ in range(config.train.gradient_accumulation):
+        told = began
+        micro_batches = config.train.gradient_accumulation
+        for micro_batch in range(micro_batches):
+            if (now := time.perf_counter()) - told >= PROGRESS_EVERY_S:
+                told = now
+                self._journal.progress(f"micro-batch {micro_batch + 1} of {micro_batches}")
             ids = self._sampler.next().to(device)
             loss = self._model(input_ids=ids, labels=ids, use_cache=False).loss
             # Every position but the first of a sequence is predicted.
