@@ -12,24 +12,8 @@ from pathlib import Path
 from cffi import FFI
 
 NATIVE = Path("native")
-SOURCES = [
-    "dispatch.c",
-    "pool.c",
-    "host_optimizer.c",
-    "adamw_scalar.c",
-    "adamw_avx2.c",
-    "reduce.c",
-    "convert.c",
-]
-HEADERS = [
-    "interface.h",
-    "native.h",
-    "kernels.h",
-    "numbers.h",
-    "adamw_kernel.h",
-    "pool.h",
-    "float_environment.h",
-]
+SOURCES = [*NATIVE.glob("*.c"), *NATIVE.glob("kernels/*.c")]
+HEADERS = [*NATIVE.glob("*.h"), *NATIVE.glob("kernels/*.h")]
 FLAGS = [
     "-std=c11",
     "-O3",
@@ -49,8 +33,8 @@ ffibuilder.cdef((NATIVE / "interface.h").read_text())
 ffibuilder.set_source(
     "workbench._native",
     '#include "native.h"',
-    sources=[str(NATIVE / name) for name in SOURCES],
-    depends=[str(NATIVE / name) for name in HEADERS],
+    sources=sorted(map(str, SOURCES)),
+    depends=sorted(map(str, HEADERS)),
     include_dirs=[str(NATIVE)],
     extra_compile_args=FLAGS,
     extra_link_args=["-pthread"],

@@ -4,27 +4,36 @@
  * Addresses travel as integers, because that is what Python has them as. Nothing here knows about torch.
  */
 
-enum wb_instruction_set { WB_SCALAR = 0, WB_AVX2 = 1 };
+enum wb_instruction_set { WB_SCALAR = 0, WB_AVX2 = 1, WB_AVX512 = 2 };
 
 enum wb_type { WB_FLOAT32 = 0, WB_BFLOAT16 = 1, WB_FLOAT16 = 2 };
+
+/* How the moments are kept: float32; bfloat16; 8 bits with a scale for every 256 elements. */
+enum wb_state_format { WB_EXACT = 0, WB_HALF = 1, WB_COMPACT = 2 };
 
 /* What a call returns; a positive result is 1 + the index of the piece whose step count is below 1. */
 enum wb_result { WB_OK = 0, WB_NO_MEMORY = -1 };
 
 /* A run of consecutive elements of one parameter, with all that an update of it reads and writes. */
 typedef struct {
-    int64_t count;         /* elements */
-    int64_t step;          /* 1 at the first update: the exponent of the bias corrections in this call */
-    int64_t first_partial; /* where this piece's partial sums begin */
-    uintptr_t gradient;    /* 0: the piece is left untouched */
-    uintptr_t master;      /* float32 master, or 0 where it is split into high and low */
-    uintptr_t high;        /* bfloat16 bits: the upper half of a split master, which is the working weights */
-    uintptr_t low;         /* int16: what high lacks */
-    uintptr_t emit;        /* bfloat16 working weights written beside a float32 master, or 0 */
-    uintptr_t exp_avg;     /* float32 */
-    uintptr_t exp_avg_sq;  /* float32 */
-    int32_t gradient_type; /* enum wb_type */
-    int32_t decay;         /* 0: weight_decay does not apply */
+    int64_t count;              /* elements */
+    int64_t offset;             /* the first element's index in its parameter; a multiple of 65,536 */
+    int64_t step;               /* 1 at the first update: the exponent of the bias corrections in this call */
+    int64_t random_stream;      /* names the parameter: its roundings are its own */
+    int64_t first_partial;      /* where this piece's partial sums begin */
+    uintptr_t gradient;         /* 0: the piece is left untouched */
+    uintptr_t master;           /* float32 master, or 0 where it is split into high and low */
+    uintptr_t high;             /* bfloat16 bits: the upper half of a split master, which is the working weights */
+    uintptr_t low;              /* int16: what high lacks */
+    uintptr_t emit;             /* 16-bit working weights written beside a float32 master, or 0 */
+    uintptr_t exp_avg;          /* float32, bfloat16 or int8 codes, as state_format says */
+    uintptr_t exp_avg_sq;       /* float32, bfloat16 or uint8 codes */
+    uintptr_t exp_avg_scale;    /* compact: float32, one for each 256 elements; else 0 */
+    uintptr_t exp_avg_sq_scale; /* likewise */
+    int32_t gradient_type;      /* enum wb_type */
+    int32_t emit_type;          /* WB_BFLOAT16 or WB_FLOAT16 */
+    int32_t state_format;       /* enum wb_state_format */
+    int32_t decay;              /* 0: weight_decay does not apply */
 } wb_piece;
 
 typedef struct {
@@ -33,7 +42,8 @@ typedef struct {
     double beta2;
     double eps;
     double weight_decay;
-    float gradient_scale; /* unscaling and clipping in one factor */
+    float gradient_scale;   /* unscaling and clipping in one factor */
+    int32_t coupled_decay;  /* Adam: weight_decay times the parameter is added to the gradient */
 } wb_adamw;
 
 typedef struct wb_pool wb_pool;
@@ -54,6 +64,8 @@ int64_t wb_sum_of_squares(wb_pool *pool, const wb_piece *pieces, int64_t piece_c
 /* destination += source, or destination = source. */
 void wb_accumulate(wb_pool *pool, uintptr_t destination, uintptr_t source, int source_type, int64_t count,
                    int overwrite);
+/* destination = source, rounded to the nearest, ties to even, as torch does; 16-bit types. */
+void wb_narrow(wb_pool *pool, uintptr_t destination, int destination_type, uintptr_t source, int64_t count);
 void wb_split(wb_pool *pool, uintptr_t source, uintptr_t high, uintptr_t low, int64_t count);
 void wb_join(wb_pool *pool, uintptr_t high, uintptr_t low, uintptr_t destination, int64_t count);
 void wb_copy(wb_pool *pool, uintptr_t destination, uintptr_t source, int64_t bytes);

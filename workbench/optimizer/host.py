@@ -23,6 +23,7 @@ from torch import Tensor
 
 from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.settings import AdamW
+from workbench.optimizer.state_formats import MOMENTS, StateFormat
 
 try:
     from workbench._native import ffi, lib
@@ -36,30 +37,61 @@ __all__ = ["AdamW", "HostOptimizer", "Piece", "PieceTable", "choose_instruction_
 
 PARTIAL_ELEMENTS = 65536
 MOST_THREADS = 4096
-INSTRUCTION_SETS: dict[str, int] = {"avx2": lib.WB_AVX2, "scalar": lib.WB_SCALAR}  # the best first
+INSTRUCTION_SETS: dict[str, int] = {
+    "avx512": lib.WB_AVX512,
+    "avx2": lib.WB_AVX2,
+    "scalar": lib.WB_SCALAR,
+}  # the best first
 GRADIENT_TYPES: dict[torch.dtype, int] = {
     torch.float32: lib.WB_FLOAT32,
     torch.bfloat16: lib.WB_BFLOAT16,
     torch.float16: lib.WB_FLOAT16,
 }
+EMITTED_TYPES = {dtype: GRADIENT_TYPES[dtype] for dtype in (torch.bfloat16, torch.float16)}
+NATIVE_FORMATS: dict[StateFormat, int] = {
+    "exact": lib.WB_EXACT,
+    "half": lib.WB_HALF,
+    "compact": lib.WB_COMPACT,
+}
+FORMATS_BY_DTYPE: dict[torch.dtype, StateFormat] = {
+    getattr(torch, tensors[0].dtype): state_format for state_format, tensors in MOMENTS.items()
+}
+ADDRESSES = (
+    "exp_avg",
+    "exp_avg_sq",
+    "exp_avg_scale",
+    "exp_avg_sq_scale",
+    "master",
+    "high",
+    "low",
+    "emit",
+)
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive elements of one parameter. All tensors: 1-D, contiguous, on the CPU, equally long.
+    """Consecutive elements of one parameter. All tensors: 1-D, contiguous, on the CPU.
 
     Either `master` is given, or `high` and `low`, which hold it losslessly as two 16-bit halves; `high` is at
-    the same time the bfloat16 working weights.
+    the same time the bfloat16 working weights. The dtype of the moments says their format (see state_formats.py);
+    all zeros is the state before the first step in each.
+
+    Beyond `exact`, moments are rounded stochastically. The random bits follow from `random_stream`, the step count and
+    the element's place in its parameter alone.
     """
 
-    exp_avg: Tensor  # float32
-    exp_avg_sq: Tensor  # float32
+    exp_avg: Tensor  # float32, bfloat16 or int8
+    exp_avg_sq: Tensor  # float32, bfloat16 or uint8
     master: Tensor | None = None  # float32, also the working weights unless `emit` is given
     high: Tensor | None = None  # bfloat16
     low: Tensor | None = None  # int16
     decay: bool = True  # False: weight_decay is 0 for this piece
-    emit: Tensor | None = None  # bfloat16 working weights, written beside a float32 master
+    emit: Tensor | None = None  # bfloat16 or float16 working weights, written beside a float32 master
+    exp_avg_scale: Tensor | None = None  # compact: float32, one for each 256 elements
+    exp_avg_sq_scale: Tensor | None = None
+    offset: int = 0  # of the first element in its parameter: a multiple of 65,536
+    random_stream: int = 0  # which parameter this is, for its random bits: from 0 to 2^63 - 1
 
     def __post_init__(self) -> None:
         if self.master is None and (self.high is None or self.low is None):
@@ -68,19 +100,29 @@ class Piece:
             raise ValueError("master excludes high and low: a piece has one or the other")
         if self.emit is not None and self.master is None:
             raise ValueError("emit goes with master; in a split piece high is the working weights")
+        if self.emit is not None and self.emit.dtype not in EMITTED_TYPES:
+            raise ValueError(f"emit must be torch.bfloat16 or torch.float16, not {self.emit.dtype}")
+        if self.offset < 0 or self.offset % PARTIAL_ELEMENTS:
+            raise ValueError(f"offset must be a multiple of {PARTIAL_ELEMENTS:,}, not {self.offset}")
+        if not 0 <= self.random_stream < 1 << 63:
+            raise ValueError(f"random_stream must be from 0 to 2^63 - 1, not {self.random_stream}")
         count = _check("exp_avg", self.exp_avg)
-        for name, dtype in (
-            ("exp_avg", torch.float32),
-            ("exp_avg_sq", torch.float32),
-            ("master", torch.float32),
-            ("high", torch.bfloat16),
-            ("low", torch.int16),
-            ("emit", torch.bfloat16),
-        ):
+        moments = {t.kind: (getattr(torch, t.dtype), t.count(count)) for t in MOMENTS[self.state_format]}
+        for name in ("exp_avg_scale", "exp_avg_sq_scale"):
+            if (getattr(self, name) is None) == (name in moments):
+                wanted = "needs" if name in moments else "has no"
+                raise ValueError(f"a {self.state_format} piece {wanted} {name}")
+        for name, (dtype, elements) in {
+            **moments,
+            "master": (torch.float32, count),
+            "high": (torch.bfloat16, count),
+            "low": (torch.int16, count),
+            "emit": (None, count),
+        }.items():
             tensor = getattr(self, name)
             if tensor is None:
                 continue
-            _check(name, tensor, dtype, count)
+            _check(name, tensor, dtype, elements)
             if tensor.dim() != 1:
                 raise ValueError(f"{name} must have one dimension, not {tensor.dim()}")
 
@@ -88,6 +130,16 @@ class Piece:
     def count(self) -> int:
         """Elements."""
         return self.exp_avg.numel()
+
+    @property
+    def state_format(self) -> StateFormat:
+        """How the moments are kept."""
+        found = FORMATS_BY_DTYPE.get(self.exp_avg.dtype)
+        if found is None:
+            raise ValueError(
+                f"exp_avg must be torch.float32, torch.bfloat16 or torch.int8, not {self.exp_avg.dtype}"
+            )
+        return found
 
 
 class PieceTable:
@@ -108,7 +160,12 @@ class PieceTable:
             native.count = piece.count
             native.first_partial = partials
             native.decay = piece.decay
-            for name in ("exp_avg", "exp_avg_sq", "master", "high", "low", "emit"):
+            native.offset = piece.offset
+            native.random_stream = piece.random_stream
+            native.state_format = NATIVE_FORMATS[piece.state_format]
+            if piece.emit is not None:
+                native.emit_type = EMITTED_TYPES[piece.emit.dtype]
+            for name in ADDRESSES:
                 tensor = getattr(piece, name)
                 setattr(native, name, 0 if tensor is None else tensor.data_ptr())
             self._first_partials.append(partials)
@@ -158,7 +215,7 @@ class HostOptimizer:
     """Threads, and the calls that they work on. Results do not depend on how many there are.
 
     `threads` counts the calling thread, which takes part; the others are named `host-adam/N`. `"auto"` takes
-    what affinity and cgroup quota allow. The environment variable `WORKBENCH_ISA` (`scalar`, `avx2`) forces
+    what affinity and cgroup quota allow. The environment variable `WORKBENCH_ISA` (`scalar`, `avx2`, `avx512`) forces
     an instruction set. After a fork, the child's first call starts threads of its own.
     """
 
@@ -194,6 +251,7 @@ class HostOptimizer:
                 settings.eps,
                 settings.weight_decay,
                 gradient_scale,
+                settings.coupled_decay,
             ),
         )
         self._check(lib.wb_update(self._alive(), table._native, len(table), native))
@@ -215,6 +273,15 @@ class HostOptimizer:
         lib.wb_accumulate(
             self._alive(), destination.data_ptr(), source.data_ptr(), source_type, count, overwrite
         )
+
+    def narrow(self, destination: Tensor, source: Tensor) -> None:
+        """`destination = source`: bfloat16 or float16 from float32, to the nearest, ties to even."""
+        count = _check("source", source, torch.float32)
+        _check("destination", destination, count=count)
+        number = EMITTED_TYPES.get(destination.dtype)
+        if number is None:
+            raise ValueError(f"destination must be bfloat16 or float16, not {destination.dtype}")
+        lib.wb_narrow(self._alive(), destination.data_ptr(), number, source.data_ptr(), count)
 
     def split(self, source: Tensor, high: Tensor, low: Tensor) -> None:
         """Split float32 `source` losslessly into `high` (bfloat16, rounded) and `low` (int16, the rest).

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AdamW:
-    """The numbers of `torch.optim.AdamW`, by its names; `ValueError` names the wrong one."""
+    """The numbers of `torch.optim.AdamW`, by its names; `ValueError` names the wrong one.
+
+    With `coupled_decay` they are those of `torch.optim.Adam`: decay is added to the gradient (L2 regularisation,
+    Kingma and Ba, 2015) instead of being taken from the parameter (Loshchilov and Hutter, 2019).
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    coupled_decay: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps", "weight_decay"):

@@ -8,7 +8,7 @@
 #include "kernels.h"
 #include "numbers.h"
 
-#if WB_BUILD_AVX2
+#if WB_BUILD_X86
 #include <immintrin.h>
 #endif
 
@@ -56,33 +56,38 @@ double wb_sum_of_squares_scalar(const void *values, int type, int64_t count)
     return sum_scalar(values, WB_FLOAT16, count);
 }
 
-#if WB_BUILD_AVX2
+#if WB_BUILD_X86
 #define VECTORS (LANES / 4)
 
-WB_TARGET_AVX2 WB_INLINE __m256 eight_at(const void *values, int type, int64_t i)
+/* Where 32 values lie as float32: in `values` itself, or converted into `buffer`. Loading four at a time from memory
+ * widens them to float64 without a shuffle. */
+WB_TARGET_AVX2 WB_INLINE const float *as_float32(const void *values, int type, int64_t i, float *buffer)
 {
     if (type == WB_FLOAT32)
-        return _mm256_loadu_ps((const float *)values + i);
-    __m128i bits = _mm_loadu_si128((const __m128i *)((const uint16_t *)values + i));
-    if (type == WB_BFLOAT16)
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-    return _mm256_cvtph_ps(bits);
+        return (const float *)values + i;
+    for (int k = 0; k < LANES; k += 8) {
+        __m128i bits = _mm_loadu_si128((const __m128i *)((const uint16_t *)values + i + k));
+        __m256 eight = type == WB_BFLOAT16 ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))
+                                           : _mm256_cvtph_ps(bits);
+        _mm256_storeu_ps(buffer + k, eight);
+    }
+    return buffer;
 }
 
 WB_TARGET_AVX2 WB_INLINE double sum_avx2(const void *values, int type, int64_t count)
 {
+    float buffer[LANES];
     __m256d sums[VECTORS];
     for (int k = 0; k < VECTORS; k++)
         sums[k] = _mm256_setzero_pd();
     int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int k = 0; k < VECTORS; k += 2) {
-            __m256 eight = eight_at(values, type, i + 4 * k);
-            __m256d first = _mm256_cvtps_pd(_mm256_castps256_ps128(eight));
-            __m256d second = _mm256_cvtps_pd(_mm256_extractf128_ps(eight, 1));
-            sums[k] = _mm256_fmadd_pd(first, first, sums[k]);
-            sums[k + 1] = _mm256_fmadd_pd(second, second, sums[k + 1]);
+    for (; i + LANES <= count; i += LANES) {
+        const float *floats = as_float32(values, type, i, buffer);
+        for (int k = 0; k < VECTORS; k++) {
+            __m256d four = _mm256_cvtps_pd(_mm_loadu_ps(floats + 4 * k));
+            sums[k] = _mm256_fmadd_pd(four, four, sums[k]);
         }
+    }
     double lanes[LANES];
     for (int k = 0; k < VECTORS; k++)
         _mm256_storeu_pd(lanes + 4 * k, sums[k]);
@@ -100,5 +105,11 @@ WB_TARGET_AVX2 double wb_sum_of_squares_avx2(const void *values, int type, int64
     if (type == WB_BFLOAT16)
         return sum_avx2(values, WB_BFLOAT16, count);
     return sum_avx2(values, WB_FLOAT16, count);
+}
+
+/* Memory is the limit already. */
+double wb_sum_of_squares_avx512(const void *values, int type, int64_t count)
+{
+    return wb_sum_of_squares_avx2(values, type, count);
 }
 #endif

@@ -1,122 +1,11 @@
-/* The calls of interface.h: cut the work into even slices and run the chosen kernel on each.
+/* The calls of interface.h but the update: sums of squares, conversions and copies, cut into even slices for the pool.
  *
  * Invariant: how the work is cut never shows in a result. Elementwise work may be cut anywhere; a partial sum
  * is never cut.
  */
-#include <math.h>
 #include <string.h>
 
 #include "pool.h"
-
-/* Slices begin at multiples of this many elements: whole cache lines, for every type. */
-#define GRAIN 64
-
-static int64_t slice_length(int64_t elements, int64_t slices)
-{
-    int64_t even = (elements + slices - 1) / slices;
-    return (even + GRAIN - 1) / GRAIN * GRAIN;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* ---- AdamW ---- */
-
-/* A piece that is updated in this call; `start` counts the elements of those before it. */
-typedef struct {
-    const wb_piece *piece;
-    int64_t start;
-    wb_adamw_factors factors;
-} update_item;
-
-typedef struct {
-    const wb_kernels *kernels;
-    const update_item *items;
-    int64_t item_count;
-    int64_t elements;
-    int64_t slice_length;
-} update_call;
-
-/* As torch.optim.AdamW folds them in Python: all in double, rounded where they meet a tensor. */
-static wb_adamw_factors factors_of(const wb_adamw *settings, int64_t step, int decay)
-{
-    double bias_correction1 = 1.0 - pow(settings->beta1, (double)step);
-    double bias_correction2 = 1.0 - pow(settings->beta2, (double)step);
-    double weight_decay = decay ? settings->weight_decay : 0.0;
-    return (wb_adamw_factors){
-        .gradient_scale = settings->gradient_scale,
-        .exp_avg_weight = (float)(1.0 - settings->beta1),
-        .beta2 = (float)settings->beta2,
-        .exp_avg_sq_weight = (float)(1.0 - settings->beta2),
-        .decay_factor = (float)(1.0 - settings->learning_rate * weight_decay),
-        .bias_correction2_sqrt = (float)pow(bias_correction2, 0.5),
-        .eps = (float)settings->eps,
-        .step_size = (float)-(settings->learning_rate / bias_correction1),
-    };
-}
-
-static void update_slice(void *context, int64_t slice)
-{
-    const update_call *call = context;
-    int64_t begin = slice * call->slice_length;
-    int64_t end = smaller(begin + call->slice_length, call->elements);
-    /* The last item that starts at or before `begin`. */
-    int64_t first = 0;
-    for (int64_t last = call->item_count - 1; first < last;) {
-        int64_t middle = first + (last - first + 1) / 2;
-        if (call->items[middle].start <= begin)
-            first = middle;
-        else
-            last = middle - 1;
-    }
-    for (const update_item *item = call->items + first; begin < end; item++) {
-        int64_t stop = smaller(item->start + item->piece->count, end);
-        call->kernels->adamw(item->piece, begin - item->start, stop - item->start, &item->factors);
-        begin = stop;
-    }
-}
-
-int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings)
-{
-    for (int64_t i = 0; i < piece_count; i++)
-        if (pieces[i].gradient && pieces[i].step < 1)
-            return i + 1;
-    if (piece_count == 0)
-        return WB_OK;
-
-    pool_enter(pool);
-    update_item *items = pool_scratch(pool, (size_t)piece_count * sizeof *items);
-    if (!items) {
-        pool_leave(pool);
-        return WB_NO_MEMORY;
-    }
-    int64_t item_count = 0, elements = 0;
-    for (int64_t i = 0; i < piece_count; i++) {
-        const wb_piece *piece = pieces + i;
-        if (!piece->gradient || piece->count == 0)
-            continue;
-        update_item *item = items + item_count;
-        item->piece = piece;
-        item->start = elements;
-        /* Neighbours mostly share their factors, and pow is not cheap. */
-        const update_item *before = item - 1;
-        if (item_count > 0 && before->piece->step == piece->step && before->piece->decay == piece->decay)
-            item->factors = before->factors;
-        else
-            item->factors = factors_of(settings, piece->step, piece->decay);
-        item_count++;
-        elements += piece->count;
-    }
-    if (elements > 0) {
-        int64_t length = slice_length(elements, pool_slices(pool, elements));
-        update_call call = {pool_kernels(pool), items, item_count, elements, length};
-        pool_run(pool, (elements + length - 1) / length, update_slice, &call);
-    }
-    pool_leave(pool);
-    return WB_OK;
-}
 
 /* ---- Sum of squares ---- */
 
@@ -193,6 +82,7 @@ typedef struct {
     uintptr_t high;
     uintptr_t low;
     int source_type;
+    int destination_type;
     int overwrite;
 } convert_call;
 
@@ -202,7 +92,7 @@ static void run_convert(wb_pool *pool, convert_call *call, int64_t elements, poo
         return;
     pool_enter(pool);
     call->kernels = pool_kernels(pool);
-    call->slice_length = slice_length(call->count, pool_slices(pool, elements));
+    call->slice_length = pool_slice_length(call->count, pool_slices(pool, elements));
     pool_run(pool, (call->count + call->slice_length - 1) / call->slice_length, task, call);
     pool_leave(pool);
 }
@@ -235,6 +125,21 @@ void wb_accumulate(wb_pool *pool, uintptr_t destination, uintptr_t source, int s
                          .source_type = source_type,
                          .overwrite = overwrite};
     run_convert(pool, &call, count, accumulate_slice);
+}
+
+static void narrow_slice(void *context, int64_t slice)
+{
+    const convert_call *call = context;
+    int64_t begin = begin_of(call, slice);
+    call->kernels->narrow((uint16_t *)call->destination + begin, call->destination_type,
+                          (const float *)call->source + begin, length_of(call, slice));
+}
+
+void wb_narrow(wb_pool *pool, uintptr_t destination, int destination_type, uintptr_t source, int64_t count)
+{
+    convert_call call = {
+        .count = count, .destination = destination, .destination_type = destination_type, .source = source};
+    run_convert(pool, &call, count, narrow_slice);
 }
 
 static void split_slice(void *context, int64_t slice)

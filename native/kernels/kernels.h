@@ -1,0 +1,93 @@
+/* What an instruction set has to offer: one table of functions for each, chosen once in dispatch.c.
+ *
+ * Invariant: every table gives the same bits. A kernel works on one thread, on any count, with the natural
+ * alignment of its elements.
+ */
+#ifndef WORKBENCH_KERNELS_H
+#define WORKBENCH_KERNELS_H
+
+#include "../native.h"
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define WB_BUILD_X86 1
+#define WB_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define WB_TARGET_AVX512 \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
+#else
+#define WB_BUILD_X86 0
+#endif
+
+/* Elements that share a scale in the compact format. */
+#define WB_BLOCK 256
+/* From one element's random word to the next's. Odd, and near 2^32 times the golden ratio's fraction: its multiples are
+ * evenly spread. */
+#define WB_RANDOM_STRIDE 0x9E3779B1u
+#define WB_MOMENT_BYTES(format) ((format) == WB_EXACT ? 4 : (format) == WB_HALF ? 2 : 1)
+
+/* Consecutive elements to be updated: a part of a piece, its pointers at the part's first element. */
+typedef struct {
+    int64_t count;
+    const void *gradient; /* float32, or bfloat16 with a split master */
+    int gradient_type;
+    int state_format;
+    float *master; /* or NULL and: */
+    uint16_t *high;
+    int16_t *low;
+    void *exp_avg;
+    void *exp_avg_sq;
+    float *exp_avg_scale; /* compact: one a block, the range begins with a block */
+    float *exp_avg_sq_scale;
+    uint32_t random_key; /* the first element's random word */
+} wb_range;
+
+/* The factors of one piece's update, each folded in double and rounded once. Where two meanings are given, the second
+ * is that of every format but exact, which has less to multiply. */
+typedef struct {
+    float gradient_scale;        /* exact only */
+    float beta1;                 /* all but exact */
+    float exp_avg_weight;        /* 1 - beta1; or (1 - beta1) * gradient_scale */
+    float beta2;
+    float exp_avg_sq_weight;     /* 1 - beta2; or sqrt(1 - beta2) * gradient_scale */
+    float decay_factor;          /* 1 - learning_rate * weight_decay */
+    float bias_correction2_sqrt; /* sqrt(1 - beta2^step); exact only */
+    float eps;                   /* or eps * sqrt(1 - beta2^step) */
+    float step_size;             /* -learning_rate / (1 - beta1^step); or that * sqrt(1 - beta2^step) */
+} wb_adamw_factors;
+
+typedef struct {
+    void (*adamw)(const wb_range *range, const wb_adamw_factors *factors);
+    /* gradient * scale + decay * parameter in float32: what an update starts from where the kernels above do not read
+     * the gradient as it is. The parameter is `master`, or where that is NULL, `high` and `low`. */
+    void (*prepare)(float *destination, const void *gradient, int type, float scale, float decay,
+                    const float *master, const uint16_t *high, const int16_t *low, int64_t count);
+    /* The partial of at most WB_PARTIAL_ELEMENTS elements. */
+    double (*sum_of_squares)(const void *values, int type, int64_t count);
+    void (*accumulate)(float *destination, const void *source, int type, int64_t count, int overwrite);
+    void (*narrow)(uint16_t *destination, int type, const float *source, int64_t count);
+    /* As split does, the upper half alone. */
+    void (*upper_half)(uint16_t *high, const float *source, int64_t count);
+    void (*split)(const float *source, uint16_t *high, int16_t *low, int64_t count);
+    void (*join)(const uint16_t *high, const int16_t *low, float *destination, int64_t count);
+} wb_kernels;
+
+/* NULL where the CPU or the build lacks the instruction set. */
+const wb_kernels *wb_kernels_for(int instruction_set);
+
+#define WB_DECLARE(suffix)                                                                                             \
+    void wb_adamw_##suffix(const wb_range *range, const wb_adamw_factors *factors);                                    \
+    void wb_prepare_##suffix(float *destination, const void *gradient, int type, float scale, float decay,             \
+                             const float *master, const uint16_t *high, const int16_t *low, int64_t count);            \
+    double wb_sum_of_squares_##suffix(const void *values, int type, int64_t count);                                    \
+    void wb_accumulate_##suffix(float *destination, const void *source, int type, int64_t count, int overwrite);       \
+    void wb_narrow_##suffix(uint16_t *destination, int type, const float *source, int64_t count);                      \
+    void wb_upper_half_##suffix(uint16_t *high, const float *source, int64_t count);                                   \
+    void wb_split_##suffix(const float *source, uint16_t *high, int16_t *low, int64_t count);                          \
+    void wb_join_##suffix(const uint16_t *high, const int16_t *low, float *destination, int64_t count);
+
+WB_DECLARE(scalar)
+#if WB_BUILD_X86
+WB_DECLARE(avx2)
+WB_DECLARE(avx512)
+#endif
+
+#endif

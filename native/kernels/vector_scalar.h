@@ -1,0 +1,138 @@
+/* A row of elements as two vectors: what the kernels are written in, here for any processor, one element a vector.
+ *
+ * vector_avx2.h and vector_avx512.h define the same names for 8 and 16 elements a vector. Each kernel's C file
+ * includes one of the three. Every function is exact, or rounded to nearest as IEEE 754 has it, so that all three
+ * give the same bits.
+ */
+#ifndef WORKBENCH_VECTOR_SCALAR_H
+#define WORKBENCH_VECTOR_SCALAR_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels.h"
+#include "numbers.h"
+
+#define FUNCTION WB_INLINE
+#define SEPARATE_FUNCTION static __attribute__((noinline))
+#define ROW 2 /* elements */
+
+/* Which element of a row lies where in its vectors. It must be one and the same for all arrays of a loop; rows of
+ * float32 are always loaded in `MEMORY_ORDER`. */
+enum row_order { LANE_ORDER, MEMORY_ORDER };
+
+typedef float vector;
+typedef uint32_t ivector;
+typedef struct { vector a, b; } row;
+typedef struct { ivector a, b; } irow;
+
+/* ---- Arithmetic on one vector ---- */
+
+FUNCTION vector v_set(float x) { return x; }
+FUNCTION vector v_add(vector x, vector y) { return x + y; }
+FUNCTION vector v_sub(vector x, vector y) { return x - y; }
+FUNCTION vector v_mul(vector x, vector y) { return x * y; }
+FUNCTION vector v_div(vector x, vector y) { return x / y; }
+/* The second one where either is a NaN. */
+FUNCTION vector v_max(vector x, vector y) { return x > y ? x : y; }
+FUNCTION vector v_min(vector x, vector y) { return x < y ? x : y; }
+FUNCTION vector v_fma(vector x, vector y, vector z) { return fmaf(x, y, z); }
+FUNCTION vector v_sqrt(vector x) { return sqrtf(x); }
+FUNCTION vector v_abs(vector x) { return fabsf(x); }
+FUNCTION ivector v_bits(vector x) { return bits_from_float(x); }
+/* Toward zero; `x` is below 2^31 in magnitude. */
+FUNCTION ivector v_truncated(vector x) { return (ivector)(int32_t)x; }
+FUNCTION vector i_float(ivector x) { return (float)(int32_t)x; }
+/* From 0 to below 1: the upper 23 bits of `random`. */
+FUNCTION vector v_unit_interval(ivector random) { return float_from_bits(random >> 9 | 0x3f800000) - 1.0f; }
+FUNCTION ivector i_set(uint32_t x) { return x; }
+FUNCTION ivector i_add(ivector x, ivector y) { return x + y; }
+FUNCTION ivector i_mul(ivector x, ivector y) { return x * y; }
+/* The lower and the upper 16 bits. */
+FUNCTION ivector i_lower(ivector x) { return x & 0xffff; }
+FUNCTION ivector i_upper(ivector x) { return x >> 16; }
+FUNCTION ivector i_increment_where_less(ivector x, vector left, vector right) { return x + (left < right); }
+/* x or -x; `x` is 0 where `sign` is. */
+FUNCTION ivector i_with_sign_of(ivector x, vector sign) { return bits_from_float(sign) >> 31 ? 0u - x : x; }
+/* The largest element; none is a NaN. */
+FUNCTION float v_largest(vector x) { return x; }
+
+/* ---- Rows in memory ---- */
+
+/* Where in the row each element lies. */
+FUNCTION irow row_positions(enum row_order order)
+{
+    (void)order;
+    return (irow){0, 1};
+}
+
+FUNCTION row load_float32(const float *from)
+{
+    return (row){from[0], from[1]};
+}
+
+FUNCTION void store_float32(float *to, row x)
+{
+    to[0] = x.a;
+    to[1] = x.b;
+}
+
+FUNCTION row load_bfloat16(const uint16_t *from, enum row_order order)
+{
+    (void)order;
+    return (row){float_from_bfloat16(from[0]), float_from_bfloat16(from[1])};
+}
+
+/* The upper 16 bits of each element. */
+FUNCTION void store_upper(uint16_t *to, irow x, enum row_order order)
+{
+    (void)order;
+    to[0] = (uint16_t)i_upper(x.a);
+    to[1] = (uint16_t)i_upper(x.b);
+}
+
+FUNCTION row load_split(const uint16_t *high, const int16_t *low, enum row_order order)
+{
+    (void)order;
+    return (row){joined(high[0], low[0]), joined(high[1], low[1])};
+}
+
+FUNCTION void store_split(uint16_t *high, int16_t *low, row x, enum row_order order)
+{
+    (void)order;
+    high[0] = split_high(x.a);
+    high[1] = split_high(x.b);
+    low[0] = split_low(x.a);
+    low[1] = split_low(x.b);
+}
+
+/* 2^16 * code * |code|, for codes from -127 to 127: that is how it leaves the widening. */
+FUNCTION row load_int8_signed_square_shifted(const int8_t *from, enum row_order order)
+{
+    (void)order;
+    return (row){(float)(from[0] * abs(from[0])) * 0x1p16f, (float)(from[1] * abs(from[1])) * 0x1p16f};
+}
+
+FUNCTION row load_uint8_square(const uint8_t *from, enum row_order order)
+{
+    (void)order;
+    return (row){(float)(from[0] * from[0]), (float)(from[1] * from[1])};
+}
+
+/* Elements from -127 to 127. */
+FUNCTION void store_int8(int8_t *to, irow x, enum row_order order)
+{
+    (void)order;
+    to[0] = (int8_t)(int32_t)x.a;
+    to[1] = (int8_t)(int32_t)x.b;
+}
+
+/* Elements from 0 to 255; 0 is stored as 1. */
+FUNCTION void store_uint8_from_1(uint8_t *to, irow x, enum row_order order)
+{
+    (void)order;
+    to[0] = (uint8_t)(x.a ? x.a : 1);
+    to[1] = (uint8_t)(x.b ? x.b : 1);
+}
+
+#endif

@@ -1,0 +1,227 @@
+/* The update: a table of pieces cut into slices, each slice into ranges for the kernels.
+ *
+ * The kernels read bfloat16 gradients beside a split master and float32 ones anywhere. All else (float16 gradients,
+ * bfloat16 ones beside a float32 master, coupled decay) is first prepared in float32, a few thousand elements at a time,
+ * so that it stays in the processor's own cache; 16-bit working weights are written from there likewise.
+ *
+ * Invariant: how the work is cut never shows in a result. Slices hold whole blocks of a piece, and random bits follow
+ * the element's place in its parameter.
+ */
+#include <math.h>
+
+#include "pool.h"
+
+/* Elements prepared at a time, in whole blocks: 8 KiB of float32. */
+#define PREPARED_ELEMENTS 2048
+/* Elements under one random key. */
+#define KEY_ELEMENTS 65536
+
+/* A piece that is updated in this call; `start` counts the elements of those before it, each rounded up to whole
+ * grains. */
+typedef struct {
+    const wb_piece *piece;
+    int64_t start;
+    wb_adamw_factors factors;
+} update_item;
+
+typedef struct {
+    const wb_kernels *kernels;
+    const wb_adamw *settings;
+    const update_item *items;
+    int64_t item_count;
+    int64_t elements;
+    int64_t slice_length;
+} update_call;
+
+/* As torch.optim.AdamW folds them in Python: all in double, rounded where they meet a tensor. */
+static wb_adamw_factors factors_of(const wb_adamw *settings, const wb_piece *piece)
+{
+    double bias_correction1 = 1.0 - pow(settings->beta1, (double)piece->step);
+    double bias_correction2 = 1.0 - pow(settings->beta2, (double)piece->step);
+    double bias_correction2_sqrt = pow(bias_correction2, 0.5);
+    double decay = piece->decay && !settings->coupled_decay ? settings->weight_decay : 0.0;
+    wb_adamw_factors factors = {
+        .gradient_scale = settings->gradient_scale,
+        .beta1 = (float)settings->beta1,
+        .exp_avg_weight = (float)(1.0 - settings->beta1),
+        .beta2 = (float)settings->beta2,
+        .exp_avg_sq_weight = (float)(1.0 - settings->beta2),
+        .decay_factor = (float)(1.0 - settings->learning_rate * decay),
+        .bias_correction2_sqrt = (float)bias_correction2_sqrt,
+        .eps = (float)settings->eps,
+        .step_size = (float)-(settings->learning_rate / bias_correction1),
+    };
+    if (piece->state_format != WB_EXACT) {
+        factors.exp_avg_weight = (float)((1.0 - settings->beta1) * settings->gradient_scale);
+        factors.exp_avg_sq_weight = (float)(sqrt(1.0 - settings->beta2) * settings->gradient_scale);
+        factors.eps = (float)(settings->eps * bias_correction2_sqrt);
+        factors.step_size = (float)-(settings->learning_rate / bias_correction1 * bias_correction2_sqrt);
+    }
+    return factors;
+}
+
+/* The same numbers for a gradient that the scale is in already. */
+static wb_adamw_factors prepared_factors(const wb_adamw *settings, const wb_piece *piece)
+{
+    wb_adamw unscaled = *settings;
+    unscaled.gradient_scale = 1.0f;
+    return factors_of(&unscaled, piece);
+}
+
+static int needs_preparation(const wb_piece *piece, const wb_adamw *settings)
+{
+    return (settings->coupled_decay && piece->decay && settings->weight_decay != 0.0) ||
+           piece->gradient_type == WB_FLOAT16 || (piece->gradient_type == WB_BFLOAT16 && piece->master);
+}
+
+/* SplitMix64's finalizer (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014). */
+static uint64_t mixed(uint64_t x)
+{
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+/* The key of one block of one parameter in one step: with it, the same roundings come out however the work is cut. */
+static uint32_t random_key(const wb_piece *piece, int64_t begin)
+{
+    uint64_t block = (uint64_t)(piece->offset + begin) / KEY_ELEMENTS;
+    return (uint32_t)(mixed(mixed(mixed((uint64_t)piece->random_stream) ^ (uint64_t)piece->step) ^ block) >> 32);
+}
+
+/* The elements [begin, begin + count) of a piece, which lie under one key. */
+static wb_range range_of(const wb_piece *piece, int64_t begin, int64_t count)
+{
+    size_t first = (size_t)begin, width = WB_MOMENT_BYTES(piece->state_format);
+    size_t gradient_width = piece->gradient_type == WB_FLOAT32 ? 4 : 2;
+    wb_range range = {
+        .count = count,
+        .gradient = (const char *)piece->gradient + first * gradient_width,
+        .gradient_type = piece->gradient_type,
+        .state_format = piece->state_format,
+        .exp_avg = (char *)piece->exp_avg + first * width,
+        .exp_avg_sq = (char *)piece->exp_avg_sq + first * width,
+    };
+    if (piece->master) {
+        range.master = (float *)piece->master + first;
+    } else {
+        range.high = (uint16_t *)piece->high + first;
+        range.low = (int16_t *)piece->low + first;
+    }
+    if (piece->state_format == WB_COMPACT) {
+        range.exp_avg_scale = (float *)piece->exp_avg_scale + first / WB_BLOCK;
+        range.exp_avg_sq_scale = (float *)piece->exp_avg_sq_scale + first / WB_BLOCK;
+    }
+    if (piece->state_format != WB_EXACT) {
+        int64_t key_begin = begin / KEY_ELEMENTS * KEY_ELEMENTS;
+        range.random_key = random_key(piece, begin) + (uint32_t)(begin - key_begin) * WB_RANDOM_STRIDE;
+    }
+    return range;
+}
+
+static void update_range(const update_call *call, const update_item *item, int64_t begin, int64_t count)
+{
+    const wb_piece *piece = item->piece;
+    wb_range range = range_of(piece, begin, count);
+    if (needs_preparation(piece, call->settings)) {
+        float prepared[PREPARED_ELEMENTS];
+        const wb_adamw *settings = call->settings;
+        float decay = piece->decay && settings->coupled_decay ? (float)settings->weight_decay : 0.0f;
+        call->kernels->prepare(prepared, range.gradient, range.gradient_type, settings->gradient_scale, decay,
+                               range.master, range.high, range.low, count);
+        range.gradient = prepared;
+        range.gradient_type = WB_FLOAT32;
+        call->kernels->adamw(&range, &item->factors);
+    } else {
+        call->kernels->adamw(&range, &item->factors);
+    }
+    if (piece->emit) {
+        uint16_t *emit = (uint16_t *)piece->emit + begin;
+        if (piece->emit_type == WB_FLOAT16)
+            call->kernels->narrow(emit, WB_FLOAT16, range.master, count);
+        else
+            call->kernels->upper_half(emit, range.master, count);
+    }
+}
+
+/* The most elements of an item that one range may have. */
+static int64_t range_limit(const wb_piece *piece, const wb_adamw *settings)
+{
+    if (needs_preparation(piece, settings) || piece->emit)
+        return PREPARED_ELEMENTS;
+    return piece->state_format == WB_EXACT ? INT64_MAX : KEY_ELEMENTS;
+}
+
+static void update_slice(void *context, int64_t slice)
+{
+    const update_call *call = context;
+    int64_t begin = slice * call->slice_length;
+    int64_t end = smaller(begin + call->slice_length, call->elements);
+    /* The last item that starts at or before `begin`. */
+    int64_t first = 0;
+    for (int64_t last = call->item_count - 1; first < last;) {
+        int64_t middle = first + (last - first + 1) / 2;
+        if (call->items[middle].start <= begin)
+            first = middle;
+        else
+            last = middle - 1;
+    }
+    for (const update_item *item = call->items + first; item < call->items + call->item_count; item++) {
+        if (item->start >= end)
+            break;
+        int64_t limit = range_limit(item->piece, call->settings);
+        int64_t from = begin > item->start ? begin - item->start : 0;
+        int64_t stop = smaller(item->piece->count, end - item->start);
+        while (from < stop) {
+            int64_t count = stop - from;
+            if (limit < INT64_MAX)
+                count = smaller(count, limit - from % limit);
+            update_range(call, item, from, count);
+            from += count;
+        }
+    }
+}
+
+int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings)
+{
+    for (int64_t i = 0; i < piece_count; i++)
+        if (pieces[i].gradient && pieces[i].step < 1)
+            return i + 1;
+    if (piece_count == 0)
+        return WB_OK;
+
+    pool_enter(pool);
+    update_item *items = pool_scratch(pool, (size_t)piece_count * sizeof *items);
+    if (!items) {
+        pool_leave(pool);
+        return WB_NO_MEMORY;
+    }
+    int64_t item_count = 0, elements = 0;
+    for (int64_t i = 0; i < piece_count; i++) {
+        const wb_piece *piece = pieces + i;
+        if (!piece->gradient || piece->count == 0)
+            continue;
+        update_item *item = items + item_count;
+        item->piece = piece;
+        item->start = elements;
+        /* Neighbours mostly share their factors, and pow is not cheap. */
+        const wb_piece *before = item_count > 0 ? item[-1].piece : NULL;
+        if (before && before->step == piece->step && before->decay == piece->decay &&
+            before->state_format == piece->state_format &&
+            needs_preparation(before, settings) == needs_preparation(piece, settings))
+            item->factors = item[-1].factors;
+        else
+            item->factors =
+                needs_preparation(piece, settings) ? prepared_factors(settings, piece) : factors_of(settings, piece);
+        item_count++;
+        elements += (piece->count + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN;
+    }
+    if (elements > 0) {
+        int64_t length = pool_slice_length(elements, pool_slices(pool, elements));
+        update_call call = {pool_kernels(pool), settings, items, item_count, elements, length};
+        pool_run(pool, (elements + length - 1) / length, update_slice, &call);
+    }
+    pool_leave(pool);
+    return WB_OK;
+}
