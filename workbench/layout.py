@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from workbench.state_formats import StateFormat
+
 ALIGNMENT = 256
 NORM_BLOCK = 65_536
 
@@ -32,6 +34,7 @@ class ParameterSpec:
     shape: tuple[int, ...]
     dtype: str
     trainable: bool = True
+    state_format: StateFormat = "exact"
 
     @property
     def numel(self) -> int:
@@ -52,6 +55,7 @@ class Segment:
     offset: int
     numel: int
     decay: bool
+    region: int
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,13 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Elements `start` to `stop` of a shard, all of one dtype: the unit of transfer and of update."""
+    """Elements `start` to `stop` of a shard, all of one region: the unit of transfer and of update."""
 
     index: int
     start: int
     stop: int
     dtype: str
+    region: int
     slices: tuple[Slice, ...]
 
     @property
@@ -84,9 +89,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Region:
-    """Elements `start` to `stop` of a shard, all those of one dtype."""
+    """Elements `start` to `stop` of a shard, all those of one dtype and one format of their state."""
 
     dtype: str
+    state_format: StateFormat
     start: int
     stop: int
 
@@ -160,8 +166,8 @@ class ShardSpec:
 def build_layout(specs: Sequence[ShardSpec], chunk_bytes: int) -> Layout:
     """Lay out `specs`, given in forward order, in chunks of at most `chunk_bytes` bytes of working weights.
 
-    A chunk is never smaller than one `NORM_BLOCK`. Within a shard, parameters of one dtype lie together, so that a
-    chunk has a single dtype; their order is otherwise kept.
+    A chunk is never smaller than one `NORM_BLOCK`. Within a shard, parameters of one dtype and state format lie
+    together, so that a chunk has a single one of each; their order is otherwise kept.
 
     Raises:
         ValueError: `chunk_bytes` is not positive, or a dtype is unknown.
@@ -173,8 +179,8 @@ def build_layout(specs: Sequence[ShardSpec], chunk_bytes: int) -> Layout:
 
 def _lay_out(index: int, spec: ShardSpec, chunk_bytes: int) -> Shard:
     trainable = [p for p in spec.parameters if p.trainable]
-    dtypes = list(dict.fromkeys(p.dtype for p in trainable))
-    for dtype in dtypes:
+    kinds = list(dict.fromkeys((p.dtype, p.state_format) for p in trainable))
+    for dtype, _ in kinds:
         if dtype not in ITEM_BYTES:
             raise ValueError(
                 f"shard {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(ITEM_BYTES)}"
@@ -183,9 +189,9 @@ def _lay_out(index: int, spec: ShardSpec, chunk_bytes: int) -> Shard:
     chunks: list[Chunk] = []
     regions: list[Region] = []
     offset = 0
-    for dtype in dtypes:
+    for number, (dtype, state_format) in enumerate(kinds):
         first, start = len(segments), offset
-        for parameter in (p for p in trainable if p.dtype == dtype):
+        for parameter in (p for p in trainable if (p.dtype, p.state_format) == (dtype, state_format)):
             segments.append(
                 Segment(
                     name=parameter.name,
@@ -194,17 +200,20 @@ def _lay_out(index: int, spec: ShardSpec, chunk_bytes: int) -> Shard:
                     offset=offset,
                     numel=parameter.numel,
                     decay=len(parameter.shape) >= 2,
+                    region=number,
                 )
             )
             offset += _aligned(parameter.numel)
         limit = max(NORM_BLOCK, chunk_bytes // ITEM_BYTES[dtype])
-        chunks.extend(_cut(segments, first, limit, dtype, len(chunks)))
-        regions.append(Region(dtype, start, offset))
+        chunks.extend(_cut(segments, first, limit, dtype, number, len(chunks)))
+        regions.append(Region(dtype, state_format, start, offset))
     frozen = tuple(p for p in spec.parameters if not p.trainable)
     return Shard(index, spec.name, spec.kind, tuple(segments), frozen, tuple(chunks), tuple(regions))
 
 
-def _cut(segments: Sequence[Segment], first: int, limit: int, dtype: str, first_chunk: int) -> list[Chunk]:
+def _cut(
+    segments: Sequence[Segment], first: int, limit: int, dtype: str, region: int, first_chunk: int
+) -> list[Chunk]:
     """Fill chunks of at most `limit` elements with the segments from `first` on, cutting large ones."""
     chunks: list[Chunk] = []
     slices: list[Slice] = []
@@ -213,7 +222,7 @@ def _cut(segments: Sequence[Segment], first: int, limit: int, dtype: str, first_
     def close() -> None:
         nonlocal slices, start
         if slices:
-            chunks.append(Chunk(first_chunk + len(chunks), start, stop, dtype, tuple(slices)))
+            chunks.append(Chunk(first_chunk + len(chunks), start, stop, dtype, region, tuple(slices)))
         slices, start = [], stop
 
     for number in range(first, len(segments)):

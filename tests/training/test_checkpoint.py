@@ -80,12 +80,16 @@ def test_what_was_saved_goes_on_bit_for_bit(trained: tuple[Any, OffloadEngine], 
             assert torch.equal(mine, theirs), name
 
 
-@pytest.mark.parametrize("state", ["host", "device"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "options",
+    [*({"state": s} for s in ("host", "device")), *({"state_format": f} for f in ("half", "compact"))],
+    ids=str,
+)
 def test_a_resumed_engine_gives_the_losses_of_one_that_never_stopped(
-    root: Path, state: str, precision: str
+    root: Path, options: dict[str, str], precision: str
 ) -> None:
-    options = {"state": state, "precision": precision}
+    options = {**options, "precision": precision}
     model, engine = build_engine(**options)
     with engine:
         train(model, engine, 3)
@@ -95,6 +99,13 @@ def test_a_resumed_engine_gives_the_losses_of_one_that_never_stopped(
     with engine:
         load_state(next(find_checkpoints(root, pytest.fail)), engine)
         assert train(model, engine, 3, seed=7) == expected
+
+
+def test_state_of_another_format_is_refused_by_name(trained: tuple[Any, OffloadEngine], root: Path) -> None:
+    save(root, 3, trained)
+    _, engine = build_engine(state_format="half")
+    with engine, pytest.raises(DamagedFileError, match="another model, placement or state format"):
+        load_state(next(find_checkpoints(root, pytest.fail)), engine)
 
 
 def test_the_bytes_of_a_checkpoint_are_those_that_the_plan_counts(

@@ -23,6 +23,7 @@ GIB = 1 << 30
 
 def plan(**changes: Any) -> MemoryPlan:
     dtype = changes.pop("dtype", torch.float32)
+    state_format = changes.pop("state_format", "exact")
     free = {"free_host_bytes": GIB, "free_device_bytes": None, "free_disk_bytes": GIB}
     free |= {name: changes.pop(name) for name in list(changes) if name in free}
     work: dict[str, Any] = {
@@ -36,7 +37,8 @@ def plan(**changes: Any) -> MemoryPlan:
         "compute_dtype": str(dtype).removeprefix("torch."),
         **changes,
     }
-    layout = lay_out(find_shards(build_on_meta(model_config("gpt2", dict(SETTINGS)))), dtype, 1 << 20)
+    shards = find_shards(build_on_meta(model_config("gpt2", dict(SETTINGS))))
+    layout = lay_out(shards, dtype, 1 << 20, state_format)
     return plan_memory(layout, ModelShape(16, 2, 257), Workload(**work), **free)
 
 
@@ -44,12 +46,15 @@ def needs(plan: MemoryPlan) -> dict[str, dict[str, int]]:
     return {tier.tier: tier.needs for tier in plan.tiers}
 
 
+@pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
-def test_weights_and_state_are_the_bytes_that_the_engine_holds(dtype: torch.dtype, precision: str) -> None:
-    model, engine = build_engine(precision=precision, chunk_bytes=1 << 20)
+def test_weights_and_state_are_the_bytes_that_the_engine_holds(
+    dtype: torch.dtype, precision: str, state_format: str
+) -> None:
+    model, engine = build_engine(precision=precision, chunk_bytes=1 << 20, state_format=state_format)
     with engine:
         state = sum(tensor.numel() * tensor.element_size() for _, tensor in engine.state())
-    host = needs(plan(dtype=dtype))["host"]
+    host = needs(plan(dtype=dtype, state_format=state_format))["host"]
     assert host["weights"] + host.get("master weights", 0) + host["exp_avg and exp_avg_sq"] == state
     del model
 

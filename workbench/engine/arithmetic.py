@@ -19,14 +19,21 @@ from workbench.optimizer.settings import AdamW
 
 
 class StateViews(NamedTuple):
-    """The state of one slice of a parameter, 1-D views: `master` fp32, or `high` bf16 and `low` int16."""
+    """The state of one slice of a parameter, 1-D views: `master` fp32, or `high` bf16 and `low` int16.
+
+    `offset` is the slice's first element in the parameter, `random_stream` the parameter's number (see `Piece`).
+    """
 
     decay: bool
+    offset: int
+    random_stream: int
     exp_avg: Tensor
     exp_avg_sq: Tensor
     master: Tensor | None = None
     high: Tensor | None = None
     low: Tensor | None = None
+    exp_avg_scale: Tensor | None = None
+    exp_avg_sq_scale: Tensor | None = None
 
 
 class Table(Protocol):
@@ -83,7 +90,7 @@ class DeviceTable:
 
 
 class DeviceArithmetic:
-    """torch operations on the compute stream; temporaries are a few times one slice."""
+    """torch operations on the compute stream; temporaries are a few times one slice. Format `exact` only."""
 
     def table(self, views: Sequence[StateViews]) -> DeviceTable:
         return DeviceTable(views)
@@ -123,14 +130,16 @@ def _partials(gradient: Tensor) -> Tensor:
 
 
 def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> None:
-    """AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), in torch's order of operations."""
+    """AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), or Adam, in torch's order."""
     beta1, beta2 = settings.betas
     if state.master is not None:
         master = state.master
     else:
         assert state.high is not None and state.low is not None
         master = join_float32(state.high, state.low)
-    if state.decay and settings.weight_decay:
+    if state.decay and settings.weight_decay and settings.coupled_decay:
+        gradient = gradient.add(master, alpha=settings.weight_decay)
+    elif state.decay and settings.weight_decay:
         master.mul_(1 - settings.lr * settings.weight_decay)
     state.exp_avg.lerp_(gradient, 1 - beta1)
     state.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)

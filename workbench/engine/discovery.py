@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from workbench.layout import Layout, ParameterSpec, ShardKind, ShardSpec, build_layout
+from workbench.state_formats import StateFormat
 
 
 @dataclass(frozen=True)
@@ -93,15 +94,30 @@ def find_shards(module: nn.Module) -> list[FoundShard]:
     return shards
 
 
-def lay_out(shards: list[FoundShard], dtype: torch.dtype | None, chunk_bytes: int) -> Layout:
-    """The layout of `shards` with floating-point weights kept as `dtype` (None: each as it is)."""
+def lay_out(
+    shards: list[FoundShard],
+    dtype: torch.dtype | None,
+    chunk_bytes: int,
+    state_format: StateFormat = "exact",
+) -> Layout:
+    """The layout of `shards` with floating-point weights kept as `dtype` (None: each as it is).
+
+    The state of embeddings and of parameters with fewer than two dimensions is exact in every format: rows that are
+    seldom used and gains that decide much share no scale with their neighbours, and they are few.
+    """
     return build_layout(
         [
             ShardSpec(
                 shard.name,
                 shard.kind,
                 tuple(
-                    ParameterSpec(name, tuple(p.shape), dtype_name(working_dtype(p, dtype)), p.requires_grad)
+                    ParameterSpec(
+                        name,
+                        tuple(p.shape),
+                        dtype_name(working_dtype(p, dtype)),
+                        p.requires_grad,
+                        "exact" if p.dim() < 2 or _embeds(shard, name) else state_format,
+                    )
                     for name, p in shard.parameters.items()
                 ),
             )
@@ -109,6 +125,10 @@ def lay_out(shards: list[FoundShard], dtype: torch.dtype | None, chunk_bytes: in
         ],
         chunk_bytes,
     )
+
+
+def _embeds(shard: FoundShard, name: str) -> bool:
+    return any(isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag)) for owner in shard.owners[name])
 
 
 def working_dtype(parameter: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:

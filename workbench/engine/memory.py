@@ -24,15 +24,17 @@ from workbench.engine.device import Device
 from workbench.layout import Chunk, Region, Segment, Shard
 from workbench.optimizer.host import HostOptimizer
 from workbench.optimizer.reference import split_float32
+from workbench.state_formats import MOMENTS
 
 WORKING_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class RegionMemory:
-    """One dtype's part of a shard; all tensors are 1-D and `region.elements` long.
+    """One region of a shard; all tensors are 1-D and, but for `moments`, `region.elements` long.
 
-    `master` (fp32) or `high` and `low` (bf16, int16: the split master) hold the parameters to full precision.
+    `master` (fp32) or `high` and `low` (bf16, int16: the split master) hold the parameters to full precision. `moments`
+    are exp_avg and exp_avg_sq by kind, as the region's state format keeps them.
     `gradient` holds what was copied down and waits for the norm, or the fp32 sum over micro-batches; None where
     gradients stay where autograd puts them.
     """
@@ -42,8 +44,7 @@ class RegionMemory:
     master: Tensor | None
     high: Tensor | None
     low: Tensor | None
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    moments: dict[str, Tensor]
     gradient: Tensor | None
 
     @property
@@ -55,10 +56,11 @@ class RegionMemory:
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """The optimizer state by kind, as it is saved."""
-        for kind in ("master", "high", "low", "exp_avg", "exp_avg_sq"):
+        for kind in ("master", "high", "low"):
             tensor: Tensor | None = getattr(self, kind)
             if tensor is not None:
                 yield kind, tensor
+        yield from self.moments.items()
 
 
 class ShardMemory:
@@ -76,7 +78,7 @@ class ShardMemory:
         self.steps = [0] * len(shard.segments)
         beside = device.shared_memory or state_on_device
         in_tier = device.empty if state_on_device else device.empty_host
-        self.regions: dict[str, RegionMemory] = {}
+        self.regions: list[RegionMemory] = []
         for region in shard.regions:
             dtype = WORKING_DTYPES[region.dtype]
             count = region.elements
@@ -92,14 +94,16 @@ class ShardMemory:
                 master=master,
                 high=high,
                 low=low,
-                exp_avg=in_tier(count, torch.float32),
-                exp_avg_sq=in_tier(count, torch.float32),
+                moments={
+                    moment.kind: in_tier(moment.count(count), getattr(torch, moment.dtype))
+                    for moment in MOMENTS[region.state_format]
+                },
                 gradient=None if wait_as is None else in_tier(count, wait_as),
             )
             # Gaps of alignment are saved and copied with the rest: they hold zeros, not what memory held before.
             for _, tensor in memory.state():
                 tensor.zero_()
-            self.regions[region.dtype] = memory
+            self.regions.append(memory)
 
     def adopt(self, parameters: Sequence[nn.Parameter], host: HostOptimizer) -> None:
         """Take the parameters' values over, one for each segment in order, and rebind their data to `weights`."""
@@ -111,11 +115,11 @@ class ShardMemory:
             self._take(segment, parameter.data.reshape(-1), host)
         self.push_weights()
         for segment, parameter in zip(self.shard.segments, parameters, strict=True):
-            memory = self.regions[segment.dtype]
+            memory = self.regions[segment.region]
             parameter.data = self.of_segment(memory.weights, segment).view(segment.shape)
 
     def _take(self, segment: Segment, values: Tensor, host: HostOptimizer) -> None:
-        memory = self.regions[segment.dtype]
+        memory = self.regions[segment.region]
         if memory.master is not None:
             self.of_segment(memory.master, segment).copy_(values)
             return
@@ -132,18 +136,18 @@ class ShardMemory:
 
     def push_weights(self) -> None:
         """Copy the state's working weights to the device, where they are kept apart."""
-        for memory in self.regions.values():
+        for memory in self.regions:
             if memory.weights is not memory.emitted:
                 memory.weights.copy_(memory.emitted)
 
     def of_segment(self, tensor: Tensor, segment: Segment) -> Tensor:
         """The part of a region's tensor that belongs to `segment`, 1-D."""
-        start = segment.offset - self.regions[segment.dtype].region.start
+        start = segment.offset - self.regions[segment.region].region.start
         return tensor[start : start + segment.numel]
 
     def of_chunk(self, tensor: Tensor, chunk: Chunk) -> Tensor:
         """The part of a region's tensor that belongs to `chunk`, 1-D."""
-        base = self.regions[chunk.dtype].region.start
+        base = self.regions[chunk.region].region.start
         return tensor[chunk.start - base : chunk.stop - base]
 
     def slices(self, tensor: Tensor, chunk: Chunk) -> list[Tensor]:
@@ -156,18 +160,32 @@ class ShardMemory:
 
     def views(self, chunk: Chunk) -> list[StateViews]:
         """The state of a chunk, slice by slice."""
-        memory = self.regions[chunk.dtype]
-        cut = {kind: self.slices(tensor, chunk) for kind, tensor in memory.state()}
-        return [
-            StateViews(
-                decay=self.shard.segments[part.segment].decay,
-                **{kind: views[number] for kind, views in cut.items()},
+        memory = self.regions[chunk.region]
+        views = []
+        for part in chunk.slices:
+            segment = self.shard.segments[part.segment]
+            begin = segment.offset - memory.region.start + part.start
+            kinds = {}
+            for kind, tensor in memory.state():
+                # A scale stands for a block of elements; slices begin with a block.
+                per = memory.region.elements // tensor.numel()
+                kinds[kind] = tensor[begin // per : begin // per - (-part.count // per)]
+            views.append(
+                StateViews(
+                    decay=segment.decay,
+                    offset=part.start,
+                    random_stream=(self.shard.index << 32) + part.segment,
+                    **kinds,
+                )
             )
-            for number, part in enumerate(chunk.slices)
-        ]
+        return views
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """The shard's optimizer state as (kind, 1-D tensor), named by dtype where a shard has several."""
-        for dtype, memory in self.regions.items():
+        """The shard's optimizer state as (kind, 1-D tensor), named by dtype and format where a shard has several."""
+        regions = [memory.region for memory in self.regions]
+        several_dtypes = len({region.dtype for region in regions}) > 1
+        several_formats = len({region.state_format for region in regions}) > 1
+        for region, memory in zip(regions, self.regions, strict=True):
+            suffix = f".{region.dtype}" * several_dtypes + f".{region.state_format}" * several_formats
             for kind, tensor in memory.state():
-                yield (f"{kind}.{dtype}" if len(self.regions) > 1 else kind), tensor
+                yield kind + suffix, tensor

@@ -37,6 +37,7 @@ from workbench.engine.step_work import StepWork
 from workbench.layout import Layout
 from workbench.optimizer.host import HostOptimizer
 from workbench.optimizer.settings import AdamW
+from workbench.state_formats import MOMENTS, StateFormat
 from workbench.timeline import Kind, Lane, StepShape, Timeline, build_timeline
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -53,6 +54,8 @@ class OffloadEngine:
         optimizer: AdamW's numbers. Weight decay applies to parameters of two or more dimensions.
         weights: the tier of the working weights; "device".
         state: the tier of the optimizer state, "device" or "host".
+        state_format: how the state is kept on the host: "exact", or "half" or "compact" for matrices; embeddings and
+            parameters with fewer than two dimensions stay exact. On the device it is exact.
         gradient_accumulation: micro-batches a step.
         gradient_clipping: the largest norm of a step's mean gradient; 0 leaves it as it is.
         overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
@@ -76,6 +79,7 @@ class OffloadEngine:
         optimizer: AdamW | None = None,
         weights: Literal["device"] = "device",
         state: Literal["device", "host"] = "host",
+        state_format: StateFormat = "exact",
         gradient_accumulation: int = 1,
         gradient_clipping: float = 0.0,
         overlap: Literal["serial", "exact"] = "exact",
@@ -88,6 +92,9 @@ class OffloadEngine:
     ) -> None:
         _check_choice("weights", weights, ("device",))
         _check_choice("state", state, ("device", "host"))
+        _check_choice("state_format", state_format, tuple(MOMENTS))
+        if state == "device" and state_format != "exact":
+            raise ValueError(f"state_format = {state_format!r}: on the device the state is exact")
         _check_choice("overlap", overlap, ("serial", "exact"))
         if gradient_accumulation < 1:
             raise ValueError(f"gradient_accumulation = {gradient_accumulation}: expected 1 or more")
@@ -99,7 +106,7 @@ class OffloadEngine:
         self._settings = optimizer or AdamW()
         self._accumulation = gradient_accumulation
         found = find_shards(model)
-        self.layout: Layout = lay_out(found, self.dtype, chunk_bytes)
+        self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format)
         self._host = HostOptimizer(threads)
         self._lanes = LaneThreads(self.device)
 

@@ -115,7 +115,7 @@ class StepWork:
         closed = self._intake.closed(task.micro_batch, shard, number)
         if closed.slot is None:
             return
-        region = memory.regions[chunk.dtype]
+        region = memory.regions[chunk.region]
         source = closed.slot.view(region.weights.dtype)[: chunk.elements]
         if self._intake.accumulates:
             staging = self._intake.host_slots.take()
@@ -131,7 +131,7 @@ class StepWork:
     def _accumulate(self, task: Task) -> None:
         shard, number, memory, chunk = self._place(task)
         closed = self._intake.closed(task.micro_batch, shard, number)
-        region = memory.regions[chunk.dtype]
+        region = memory.regions[chunk.region]
         assert region.gradient is not None
         sums = memory.slices(region.gradient, chunk)
         summed = self._summed[shard, number]
@@ -155,7 +155,7 @@ class StepWork:
     def _norm(self, task: Task) -> None:
         shard, number, memory, chunk = self._place(task)
         table = self._tables[shard, number]
-        waiting = memory.regions[chunk.dtype].gradient
+        waiting = memory.regions[chunk.region].gradient
         views = None if waiting is None else memory.slices(waiting, chunk)
         for index, part in enumerate(chunk.slices):
             gradient: Tensor | None = None
@@ -207,7 +207,7 @@ class StepWork:
         shard, _, memory, chunk = self._place(task)
         if self._blocked:
             return
-        region = memory.regions[chunk.dtype]
+        region = memory.regions[chunk.region]
         source, target = memory.of_chunk(region.emitted, chunk), memory.of_chunk(region.weights, chunk)
         self._device.copy(Lane.UPLOAD, target, source, self._intake.over_marks.get(shard))
 

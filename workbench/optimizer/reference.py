@@ -30,7 +30,7 @@ class ReferenceParameter:
         return cls(parameter.clone(), torch.zeros_like(parameter), torch.zeros_like(parameter), decay=decay)
 
     def update(self, gradient: Tensor | None, settings: AdamW, gradient_scale: float = 1.0) -> None:
-        """One step of AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), in place.
+        """One step of AdamW (Loshchilov and Hutter, 2019, algorithm 2), or of Adam with L2 regularisation, in place.
 
         Without a gradient nothing changes and no step is counted.
         """
@@ -39,7 +39,9 @@ class ReferenceParameter:
         self.step += 1
         beta1, beta2 = settings.betas
         scaled = gradient.to(self.parameter.dtype) * gradient_scale
-        if self.decay:
+        if self.decay and settings.coupled_decay:
+            scaled = scaled.add(self.parameter, alpha=settings.weight_decay)
+        elif self.decay:
             self.parameter.mul_(1 - settings.lr * settings.weight_decay)
         self.exp_avg.lerp_(scaled, 1 - beta1)
         self.exp_avg_sq.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from workbench.layout import ITEM_BYTES, Layout
+from workbench.state_formats import moment_bytes
 
 GIB = 1 << 30
 RUNTIME_BYTES = 256 << 20
 SPLIT_STATE_BYTES = 4  # a 16-bit high half and its 16-bit remainder
-MOMENT_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,12 @@ def plan_memory(
     master = sum(count * SPLIT_STATE_BYTES for count in trainable.values()) - (weights if beside else 0)
     _add(device, "weights", weights + frozen)
     _add(state_tier, "master weights", master)
-    _add(state_tier, "exp_avg and exp_avg_sq", elements * MOMENT_BYTES)
+    moments = sum(
+        moment_bytes(region.state_format, region.elements)
+        for shard in layout.shards
+        for region in shard.regions
+    )
+    _add(state_tier, "exp_avg and exp_avg_sq", moments)
     sums_itself = beside and all(dtype == "float32" for dtype in trainable)
     if accumulates and not sums_itself:
         _add(state_tier, "accumulated gradients", 4 * elements)
@@ -133,7 +138,7 @@ def plan_memory(
     # The logits, their copy in fp32 and its gradient.
     _add(device, "logits", tokens * shape.vocab_size * (item + 8))
     # The weights once for whoever loads the model, and the state with a master that resumes exactly.
-    checkpoint = weights + frozen + elements * (SPLIT_STATE_BYTES + MOMENT_BYTES)
+    checkpoint = weights + frozen + elements * SPLIT_STATE_BYTES + moments
     disk = {f"{work.checkpoints_kept} + 1 checkpoints": (work.checkpoints_kept + 1) * checkpoint}
     if free_device_bytes is None:
         tiers = [TierNeed("host", {**device, **host, "runtime": RUNTIME_BYTES}, free_host_bytes)]

@@ -83,7 +83,7 @@ def prepare_run(
 def _plan(
     config: RunConfig, model: nn.Module, shape: Any, device: Device, dtype: torch.dtype, disk_bytes: int
 ) -> MemoryPlan:
-    layout = lay_out(find_shards(model), dtype, config.offload.chunk_mib * MIB)
+    layout = lay_out(find_shards(model), dtype, config.offload.chunk_mib * MIB, config.offload.state_format)
     text = shape.get_text_config()
     state = config.offload.state
     assert state in ("device", "host"), "refused by the configuration"

@@ -1,0 +1,373 @@
+"""The formats of the state: their bits do not depend on how the work is done, and their moments follow the truth."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from workbench.optimizer.host import INSTRUCTION_SETS, AdamW, HostOptimizer, Piece, PieceTable, lib
+from workbench.optimizer.reference import ReferenceParameter, join_float32, split_float32
+from workbench.state_formats import BLOCK, MOMENTS, StateFormat, moment_bytes
+
+FORMATS: list[StateFormat] = ["exact", "half", "compact"]
+SHORT: list[StateFormat] = ["half", "compact"]
+KINDS = ["split", "plain", "emit bfloat16", "emit float16"]
+GRADIENTS = [torch.float32, torch.bfloat16, torch.float16]
+SETTINGS = AdamW(lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+AVAILABLE = [name for name, number in INSTRUCTION_SETS.items() if lib.wb_has_instruction_set(number)]
+
+
+def moments(count: int, state_format: StateFormat) -> dict[str, Tensor]:
+    """A fresh state's tensors."""
+    return {t.kind: torch.zeros(t.count(count), dtype=getattr(torch, t.dtype)) for t in MOMENTS[state_format]}
+
+
+def piece_of(values: Tensor, state_format: StateFormat, kind: str = "plain", **options: object) -> Piece:
+    """A piece of fp32 `values`, before its first step."""
+    state = moments(values.numel(), state_format)
+    if kind == "split":
+        high, low = split_float32(values)
+        return Piece(**state, high=high, low=low, **options)  # type: ignore[arg-type]
+    emit = None
+    if kind.startswith("emit"):
+        emit = torch.zeros(values.numel(), dtype=getattr(torch, kind.split()[1]))
+    return Piece(**state, master=values.clone(), emit=emit, **options)  # type: ignore[arg-type]
+
+
+def values_of(piece: Piece) -> Tensor:
+    if piece.master is not None:
+        return piece.master
+    assert piece.high is not None and piece.low is not None
+    return join_float32(piece.high, piece.low)
+
+
+def exp_avg_of(piece: Piece) -> Tensor:
+    if piece.exp_avg_scale is None:
+        return piece.exp_avg.float()
+    codes = piece.exp_avg.float()
+    return codes * codes.abs() * piece.exp_avg_scale.repeat_interleave(BLOCK)[: piece.count]
+
+
+def exp_avg_sq_of(piece: Piece) -> Tensor:
+    if piece.exp_avg_sq_scale is None:
+        return piece.exp_avg_sq.float()
+    return piece.exp_avg_sq.float() ** 2 * piece.exp_avg_sq_scale.repeat_interleave(BLOCK)[: piece.count]
+
+
+def tensors_of(piece: Piece) -> list[Tensor]:
+    names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "master", "high", "low", "emit")
+    return [tensor for name in names if (tensor := getattr(piece, name)) is not None]
+
+
+def run(
+    pieces: list[Piece],
+    optimizer: HostOptimizer,
+    dtype: torch.dtype = torch.float32,
+    steps: int = 3,
+    settings: AdamW = SETTINGS,
+    gradient_scale: float = 1.0,
+) -> list[Tensor]:
+    """A few steps on seeded gradients; returns everything that they may change."""
+    table = PieceTable(pieces)
+    for step in range(1, steps + 1):
+        for index, piece in enumerate(pieces):
+            generator = torch.Generator().manual_seed(1000 * index + step)
+            table.set_gradient(index, torch.randn(piece.count, generator=generator).to(dtype))
+            table.set_step(index, step)
+        optimizer.update(table, settings, gradient_scale)
+    return [tensor for piece in pieces for tensor in tensors_of(piece)]
+
+
+def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True))
+
+
+def random_values(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("instruction_set", [name for name in INSTRUCTION_SETS if name != "scalar"])
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("dtype", GRADIENTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state_format", FORMATS)
+def test_every_instruction_set_has_the_bits_of_scalar(
+    state_format: StateFormat,
+    kind: str,
+    dtype: torch.dtype,
+    coupled: bool,
+    instruction_set: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if instruction_set not in AVAILABLE:
+        pytest.skip(f"this processor has no {instruction_set}")
+    settings = AdamW(lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, coupled_decay=coupled)
+    results = []
+    for name in (instruction_set, "scalar"):
+        monkeypatch.setenv("WORKBENCH_ISA", name)
+        with HostOptimizer(threads=2) as optimizer:
+            assert optimizer.instruction_set == name
+            lengths = (1, 7, 255, 256, 300, 5000, 70_001)
+            pieces = [piece_of(random_values(n), state_format, kind, decay=n != 300) for n in lengths]
+            results.append(run(pieces, optimizer, dtype, settings=settings, gradient_scale=0.5))
+    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("state_format", SHORT)
+@pytest.mark.parametrize("instruction_set", AVAILABLE)
+def test_every_length_has_the_bits_of_scalar(
+    state_format: StateFormat, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for name in (instruction_set, "scalar"):
+        monkeypatch.setenv("WORKBENCH_ISA", name)
+        with HostOptimizer(threads=1) as optimizer:
+            pieces = [piece_of(random_values(n), state_format, "split") for n in range(1026)]
+            results.append(run(pieces, optimizer, torch.bfloat16, steps=2))
+    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9])
+def test_exact_starts_its_average_from_the_nearer_end_in_every_instruction_set(
+    beta1: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = AdamW(lr=1e-2, betas=(beta1, 0.99))
+    results = []
+    for name in AVAILABLE:
+        monkeypatch.setenv("WORKBENCH_ISA", name)
+        with HostOptimizer(threads=1) as optimizer:
+            pieces = [piece_of(random_values(1000), "exact", kind) for kind in ("split", "plain")]
+            results.append(run(pieces, optimizer, settings=settings))
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("state_format", "kind"), [(f, k) for f in FORMATS for k in ("split", "emit float16")]
+)
+def test_the_number_of_threads_does_not_show(state_format: StateFormat, kind: str) -> None:
+    results = []
+    for threads in (1, 2, 3, 5):
+        with HostOptimizer(threads=threads) as optimizer:
+            pieces = [piece_of(random_values(n), state_format, kind) for n in (300, 200_001, 1, 65_536)]
+            results.append(run(pieces, optimizer, torch.bfloat16))
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("state_format", FORMATS)
+def test_where_a_parameter_is_cut_does_not_show(state_format: StateFormat) -> None:
+    values, gradient = random_values(200_000), random_values(200_000, seed=1)
+    results = []
+    for cuts in ([0, 200_000], [0, 65_536, 200_000], [0, 131_072, 196_608, 200_000]):
+        pieces = [
+            piece_of(values[begin:end], state_format, offset=begin, random_stream=7)
+            for begin, end in itertools.pairwise(cuts)
+        ]
+        table = PieceTable(pieces)
+        with HostOptimizer(threads=2) as optimizer:
+            for step in (1, 2):
+                for index, piece in enumerate(pieces):
+                    table.set_gradient(index, gradient[piece.offset : piece.offset + piece.count].clone())
+                    table.set_step(index, step)
+                optimizer.update(table, SETTINGS)
+        results.append(
+            [torch.cat([values_of(p) for p in pieces]), torch.cat([exp_avg_of(p) for p in pieces])]
+        )
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("state_format", SHORT)
+def test_parameters_and_steps_round_by_dice_of_their_own(state_format: StateFormat) -> None:
+    values, gradient = torch.zeros(1000), random_values(1000)
+    with HostOptimizer(threads=1) as optimizer:
+        pieces = [piece_of(values, state_format, random_stream=stream) for stream in (1, 1, 2)]
+        table = PieceTable(pieces)
+        for index in range(3):
+            table.set_gradient(index, gradient)
+            table.set_step(index, 1)
+        optimizer.update(table, SETTINGS)
+    same, twin, other = (p.exp_avg_sq.view(torch.uint8) for p in pieces)
+    assert torch.equal(same, twin)
+    assert not torch.equal(same, other)
+
+
+# 8-bit codes stand for shares of their block's largest: what follows holds for the mean over a block.
+MEAN_ERROR = {"exact": 1e-4, "half": 0.003, "compact": 0.02}
+
+
+@pytest.mark.parametrize("kind", ["split", "plain"])
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+@pytest.mark.parametrize("state_format", FORMATS)
+def test_a_thousand_steps_stay_with_float64(state_format: StateFormat, kind: str, beta2: float) -> None:
+    settings = AdamW(lr=1e-3, betas=(0.9, beta2), weight_decay=0.01)
+    start = random_values(1025)
+    piece = piece_of(start, state_format, kind)
+    truth = ReferenceParameter.fresh(start.double())
+    generator = torch.Generator().manual_seed(4)
+    table = PieceTable([piece])
+    with HostOptimizer(threads=1) as optimizer:
+        for step in range(1, 1001):
+            gradient = torch.randn(1025, generator=generator) + 0.5
+            table.set_gradient(0, gradient)
+            table.set_step(0, step)
+            optimizer.update(table, settings)
+            truth.update(gradient, settings)
+    ratio = exp_avg_sq_of(piece).double() / truth.exp_avg_sq
+    assert float(ratio.mean()) == pytest.approx(1, abs=MEAN_ERROR[state_format])
+    # The difference as a share of the way that was walked.
+    walked = (truth.parameter - start.double()).norm()
+    apart = (values_of(piece).double() - truth.parameter).norm()
+    assert float(apart / walked) < {"exact": 1e-4, "half": 0.01, "compact": 0.05}[state_format]
+
+
+@pytest.mark.parametrize("state_format", FORMATS)
+def test_exp_avg_sq_follows_gradients_that_fall(state_format: StateFormat) -> None:
+    """The case that rounding to the nearest gets wrong: it stands still, and the steps stay too small for ever."""
+    settings = AdamW(lr=1e-4, betas=(0.9, 0.999))
+    piece = piece_of(torch.zeros(4096), state_format)
+    truth = ReferenceParameter.fresh(torch.zeros(4096, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(4)
+    table = PieceTable([piece])
+    nearest = torch.zeros(4096, dtype=torch.bfloat16)
+    with HostOptimizer(threads=2) as optimizer:
+        for step in range(1, 4501):
+            gradient = torch.randn(4096, generator=generator) * (1.0 if step <= 500 else 0.05)
+            table.set_gradient(0, gradient)
+            table.set_step(0, step)
+            optimizer.update(table, settings)
+            truth.update(gradient, settings)
+            nearest = (nearest.float() * 0.999 + gradient**2 * 0.001).bfloat16()
+    share = exp_avg_sq_of(piece).double().mean() / truth.exp_avg_sq.mean()
+    assert float(share) == pytest.approx(1, abs={"exact": 1e-4, "half": 0.02, "compact": 0.1}[state_format])
+    assert float(nearest.double().mean() / truth.exp_avg_sq.mean()) > 1.5, "the case has lost its point"
+
+
+@pytest.mark.parametrize("state_format", FORMATS)
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e-12, 1.0, 1e12])
+def test_gradients_of_any_size_move_parameters_by_the_learning_rate(
+    state_format: StateFormat, scale: float
+) -> None:
+    settings = AdamW(lr=1e-2, betas=(0.9, 0.999), eps=0.0 if scale >= 1e-12 else 1e-8)
+    piece = piece_of(torch.zeros(700), state_format)
+    gradient = (torch.rand(700, generator=torch.Generator().manual_seed(1)) + 0.5) * scale
+    table = PieceTable([piece])
+    table.set_gradient(0, gradient)
+    table.set_step(0, 1)
+    with HostOptimizer(threads=1) as optimizer:
+        optimizer.update(table, settings)
+    expected = -0.01 * gradient.double() / (gradient.double() + settings.eps)
+    torch.testing.assert_close(values_of(piece).double(), expected, rtol=1e-4, atol=1e-12)
+
+
+def test_a_freak_gradient_does_not_freeze_its_block_for_ever() -> None:
+    piece = piece_of(torch.zeros(256), "compact")
+    table = PieceTable([piece])
+    with HostOptimizer(threads=1) as optimizer:
+        for step in range(1, 400):
+            gradient = torch.ones(256)
+            if step == 3:
+                gradient[5] = 1e25
+            table.set_gradient(0, gradient)
+            table.set_step(0, step)
+            optimizer.update(table, AdamW(lr=1e-2, betas=(0.5, 0.5)))
+            assert all(bool(t.float().isfinite().all()) for t in tensors_of(piece))
+    before = values_of(piece).clone()
+    table.set_step(0, 400)
+    with HostOptimizer(threads=1) as optimizer:
+        optimizer.update(table, AdamW(lr=1e-2, betas=(0.5, 0.5)))
+    assert float((before - values_of(piece)).min()) > 0.005
+
+
+@pytest.mark.parametrize("state_format", FORMATS)
+def test_without_gradient_or_decay_nothing_moves(state_format: StateFormat) -> None:
+    start = random_values(1000)
+    piece = piece_of(start, state_format)
+    table = PieceTable([piece])
+    with HostOptimizer(threads=1) as optimizer:
+        for step in range(1, 20):
+            table.set_gradient(0, torch.zeros(1000))
+            table.set_step(0, step)
+            optimizer.update(table, AdamW(lr=1e-2))
+    assert torch.equal(values_of(piece), start)
+    assert not exp_avg_of(piece).any() and not exp_avg_sq_of(piece).any()
+
+
+def test_compact_gives_no_element_a_root_of_zero_beside_others() -> None:
+    piece = piece_of(torch.zeros(256), "compact")
+    gradient = torch.full((256,), 1e-6)
+    gradient[7] = 1.0
+    table = PieceTable([piece])
+    table.set_gradient(0, gradient)
+    table.set_step(0, 1)
+    with HostOptimizer(threads=1) as optimizer:
+        optimizer.update(table, AdamW(lr=1e-2))
+    assert int(piece.exp_avg_sq.min()) == 1 and int(piece.exp_avg_sq.max()) == 255
+    assert int(piece.exp_avg[7]) == 127
+
+
+@pytest.mark.parametrize("state_format", FORMATS)
+def test_bytes_are_counted_as_they_are_laid_out(state_format: StateFormat) -> None:
+    for count in (1, 256, 257, 10_000):
+        laid_out = sum(t.nbytes for t in moments(count, state_format).values())
+        assert moment_bytes(state_format, count) == laid_out
+
+
+def test_a_piece_names_what_its_format_lacks() -> None:
+    state = moments(300, "compact")
+    with pytest.raises(ValueError, match="a compact piece needs exp_avg_sq_scale"):
+        Piece(**{**state, "exp_avg_sq_scale": None}, master=torch.zeros(300))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a half piece has no exp_avg_scale"):
+        Piece(**moments(300, "half"), exp_avg_scale=torch.zeros(2), master=torch.zeros(300))
+    with pytest.raises(ValueError, match="exp_avg_scale must have 2 elements, not 1"):
+        Piece(**{**state, "exp_avg_scale": torch.zeros(1)}, master=torch.zeros(300))
+    with pytest.raises(ValueError, match=r"exp_avg_sq must be torch.uint8, not torch.int8"):
+        Piece(**{**state, "exp_avg_sq": torch.zeros(300, dtype=torch.int8)}, master=torch.zeros(300))
+    with pytest.raises(ValueError, match="offset must be a multiple of 65,536, not 256"):
+        Piece(**state, master=torch.zeros(300), offset=256)
+    with pytest.raises(ValueError, match=r"emit must be torch.bfloat16 or torch.float16"):
+        Piece(**state, master=torch.zeros(300), emit=torch.zeros(300))
+    with pytest.raises(ValueError, match=r"exp_avg must be torch.float32, torch.bfloat16 or torch.int8"):
+        Piece(torch.zeros(3).double(), torch.zeros(3).double(), master=torch.zeros(3))
+
+
+def test_coupled_decay_has_the_moments_of_torchs_adam() -> None:
+    start = random_values(5000)
+    theirs = torch.nn.Parameter(start.clone())
+    reference = torch.optim.Adam([theirs], lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, foreach=False)
+    piece = piece_of(start, "exact")
+    table = PieceTable([piece])
+    settings = AdamW(lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, coupled_decay=True)
+    with HostOptimizer(threads=2) as optimizer:
+        for step in range(1, 21):
+            # From the reference's parameters each time: its square root is not always correctly rounded.
+            piece.master.copy_(theirs.data)  # type: ignore[union-attr]
+            gradient = random_values(5000, seed=step)
+            theirs.grad = gradient.clone()
+            table.set_gradient(0, gradient)
+            table.set_step(0, step)
+            reference.step()
+            optimizer.update(table, settings)
+            kept = reference.state[theirs]
+            assert torch.equal(piece.exp_avg, kept["exp_avg"])
+            assert torch.equal(piece.exp_avg_sq, kept["exp_avg_sq"])
+            torch.testing.assert_close(values_of(piece), theirs.data, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_narrowing_rounds_as_torch_does(dtype: torch.dtype) -> None:
+    bits = torch.randint(-(2**31), 2**31, (1 << 20,), generator=torch.Generator().manual_seed(9)).int()
+    edges = torch.tensor(
+        [0.0, -0.0, 65503.9, 65519.99, 65520.0, 1e9, float("inf"), float("nan"), 6e-8, 2.9e-8]
+    )
+    halves = torch.arange(-32768, 32768).to(torch.int16).view(torch.float16).float()
+    between = (halves[:-1] + halves[1:]) / 2
+    source = torch.cat([bits.view(torch.float32), edges, -edges, halves, between])
+    narrow = torch.empty(source.numel(), dtype=dtype)
+    with HostOptimizer(threads=2) as optimizer:
+        optimizer.narrow(narrow, source)
+    expected = source.to(dtype)
+    number = ~expected.isnan()
+    assert torch.equal(narrow.isnan(), expected.isnan())
+    assert torch.equal(narrow[number].view(torch.int16), expected[number].view(torch.int16))
