@@ -174,7 +174,7 @@ def test_state_of_another_model_is_refused(trained: tuple[Any, OffloadEngine], r
     [saved] = find_checkpoints(root, pytest.fail)
     some = next(iter(manifest["files"]))
     del saved.manifest["files"][some]
-    with pytest.raises(DamagedFileError, match="another model or placement"):
+    with pytest.raises(DamagedFileError, match="another model, placement or state format"):
         load_state(saved, trained[1])
     saved.manifest["files"][some] = {**manifest["files"][some], "elements": 1}
     with pytest.raises(DamagedFileError, match="needs"):

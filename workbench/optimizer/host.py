@@ -23,7 +23,7 @@ from torch import Tensor
 
 from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.settings import AdamW
-from workbench.optimizer.state_formats import MOMENTS, StateFormat
+from workbench.state_formats import MOMENTS, StateFormat
 
 try:
     from workbench._native import ffi, lib
