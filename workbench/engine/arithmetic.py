@@ -1,6 +1,8 @@
-"""The arithmetic of the state's tier: natively on host memory, with torch operations on a device's own memory.
+"""The arithmetic of the state's tier: what it has to offer, and its version in torch operations.
 
-Both follow the same formulas, with one step count a parameter; the native one is the truth for `exact`.
+That version serves state on a device of its own, and the host where the native extension is missing;
+host_arithmetic.py is the other one. Both follow the same formulas, with one step count a parameter; the native one is
+the truth for `exact`.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 
 from workbench.layout import NORM_BLOCK
-from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
 from workbench.optimizer.reference import join_float32, split_float32
 from workbench.optimizer.settings import AdamW
 
@@ -48,30 +51,16 @@ class Arithmetic(Protocol):
     """Sums, norms and updates in the tier where the state lives."""
 
     def table(self, views: Sequence[StateViews]) -> Table: ...
+    def split(self, source: Tensor, high: Tensor, low: Tensor) -> None: ...
     def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool) -> None: ...
     def sum_of_squares(self, table: Any) -> None: ...
     def read_partials(self, tables: Iterable[Any]) -> list[float]: ...
     def update(self, table: Any, settings: AdamW, gradient_scale: float) -> None: ...
+    def close(self) -> None: ...
 
 
-class HostArithmetic:
-    """The native host optimizer."""
-
-    def __init__(self, host: HostOptimizer) -> None:
-        self._host = host
-        self.accumulate = host.accumulate
-        self.sum_of_squares = host.sum_of_squares
-        self.update = host.update
-
-    def table(self, views: Sequence[StateViews]) -> PieceTable:
-        return PieceTable([Piece(**v._asdict()) for v in views])
-
-    def read_partials(self, tables: Iterable[PieceTable]) -> list[float]:
-        return [value for table in tables for value in table.partials.tolist()]
-
-
-class DeviceTable:
-    """A chunk's state on a device, for `DeviceArithmetic`."""
+class TorchTable:
+    """A chunk's state, for `TorchArithmetic`."""
 
     def __init__(self, views: Sequence[StateViews]) -> None:
         self.views = views
@@ -89,11 +78,17 @@ class DeviceTable:
         return self.partials[index]
 
 
-class DeviceArithmetic:
-    """torch operations on the compute stream; temporaries are a few times one slice. Format `exact` only."""
+class TorchArithmetic:
+    """torch operations, on the compute stream of a device; temporaries are a few times one slice. `exact` only."""
 
-    def table(self, views: Sequence[StateViews]) -> DeviceTable:
-        return DeviceTable(views)
+    def table(self, views: Sequence[StateViews]) -> TorchTable:
+        return TorchTable(views)
+
+    @torch.no_grad()
+    def split(self, source: Tensor, high: Tensor, low: Tensor) -> None:
+        upper, lower = split_float32(source.to(high.device))
+        high.copy_(upper)
+        low.copy_(lower)
 
     @torch.no_grad()
     def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool) -> None:
@@ -103,22 +98,25 @@ class DeviceArithmetic:
             destination.add_(source)
 
     @torch.no_grad()
-    def sum_of_squares(self, table: DeviceTable) -> None:
+    def sum_of_squares(self, table: TorchTable) -> None:
         table.partials = [
             _partials(gradient) if gradient is not None else torch.zeros(0, dtype=torch.float64)
             for gradient in table.gradients
         ]
 
-    def read_partials(self, tables: Iterable[DeviceTable]) -> list[float]:
+    def read_partials(self, tables: Iterable[TorchTable]) -> list[float]:
         on_device = [p for table in tables for p in table.partials if p.numel()]
         values: list[float] = torch.cat(on_device).tolist() if on_device else []
         return values
 
     @torch.no_grad()
-    def update(self, table: DeviceTable, settings: AdamW, gradient_scale: float) -> None:
+    def update(self, table: TorchTable, settings: AdamW, gradient_scale: float) -> None:
         for state, gradient, step in zip(table.views, table.gradients, table.steps, strict=True):
             if gradient is not None:
                 _update(state, gradient.float() * gradient_scale, step, settings)
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 def _partials(gradient: Tensor) -> Tensor:
@@ -130,13 +128,25 @@ def _partials(gradient: Tensor) -> Tensor:
 
 
 def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> None:
-    """AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), or Adam, in torch's order."""
-    beta1, beta2 = settings.betas
     if state.master is not None:
         master = state.master
     else:
         assert state.high is not None and state.low is not None
         master = join_float32(state.high, state.low)
+    if master.is_cpu:
+        _fused_on_cpu(state, master, gradient, step, settings)
+    else:
+        _update_fp32(state, master, gradient, step, settings)
+    if state.master is None:
+        assert state.high is not None and state.low is not None
+        high, low = split_float32(master)
+        state.high.copy_(high)
+        state.low.copy_(low)
+
+
+def _update_fp32(state: StateViews, master: Tensor, gradient: Tensor, step: int, settings: AdamW) -> None:
+    """AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), or Adam, in torch's order."""
+    beta1, beta2 = settings.betas
     if state.decay and settings.weight_decay and settings.coupled_decay:
         gradient = gradient.add(master, alpha=settings.weight_decay)
     elif state.decay and settings.weight_decay:
@@ -146,8 +156,24 @@ def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> 
     step_size = settings.lr / (1 - beta1**step)
     denominator = state.exp_avg_sq.sqrt().div_(math.sqrt(1 - beta2**step)).add_(settings.eps)
     master.addcdiv_(state.exp_avg, denominator, value=-step_size)
-    if state.master is None:
-        assert state.high is not None and state.low is not None
-        high, low = split_float32(master)
-        state.high.copy_(high)
-        state.low.copy_(low)
+
+
+def _fused_on_cpu(state: StateViews, master: Tensor, gradient: Tensor, step: int, settings: AdamW) -> None:
+    """The same by torch's fused kernel, which makes one pass of it."""
+    function = adam if settings.coupled_decay else adamw
+    function(
+        [master],
+        [gradient],
+        [state.exp_avg],
+        [state.exp_avg_sq],
+        [],
+        [torch.tensor(float(step - 1))],  # counted up by the call
+        fused=True,
+        amsgrad=False,
+        maximize=False,
+        lr=settings.lr,
+        beta1=settings.betas[0],
+        beta2=settings.betas[1],
+        eps=settings.eps,
+        weight_decay=settings.weight_decay if state.decay else 0.0,
+    )

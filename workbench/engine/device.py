@@ -14,13 +14,15 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from workbench.optimizer.host import HostOptimizer
 from workbench.timeline import Lane
+
+if TYPE_CHECKING:
+    from workbench.optimizer.host import HostOptimizer
 
 REGISTERED_PIECE_BYTES = 1 << 30
 
@@ -74,7 +76,7 @@ class CpuDevice(Device):
     def __init__(self, shared_memory: bool = True) -> None:
         self.torch_device = torch.device("cpu")
         self.shared_memory = shared_memory
-        self._copier = HostOptimizer(threads=1) if not shared_memory else None
+        self._copier = None if shared_memory else _copier()
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(elements, dtype=dtype)
@@ -94,6 +96,13 @@ class CpuDevice(Device):
 
     def synchronize(self) -> None:
         pass
+
+
+def _copier() -> HostOptimizer:
+    """Copies without the GIL, so that lanes overlap."""
+    from workbench.optimizer.host import HostOptimizer
+
+    return HostOptimizer(threads=1)
 
 
 class CudaDevice(Device):

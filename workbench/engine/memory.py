@@ -19,11 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic import StateViews
+from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.device import Device
 from workbench.layout import Chunk, Region, Segment, Shard
-from workbench.optimizer.host import HostOptimizer
-from workbench.optimizer.reference import split_float32
 from workbench.state_formats import MOMENTS
 
 WORKING_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -105,20 +103,20 @@ class ShardMemory:
                 tensor.zero_()
             self.regions.append(memory)
 
-    def adopt(self, parameters: Sequence[nn.Parameter], host: HostOptimizer) -> None:
+    def adopt(self, parameters: Sequence[nn.Parameter], arithmetic: Arithmetic) -> None:
         """Take the parameters' values over, one for each segment in order, and rebind their data to `weights`."""
         for segment, parameter in zip(self.shard.segments, parameters, strict=True):
             if parameter.is_meta:
                 raise ValueError(
                     f"parameter {segment.name} is on the meta device: give the engine `materialize`"
                 )
-            self._take(segment, parameter.data.reshape(-1), host)
+            self._take(segment, parameter.data.reshape(-1), arithmetic)
         self.push_weights()
         for segment, parameter in zip(self.shard.segments, parameters, strict=True):
             memory = self.regions[segment.region]
             parameter.data = self.of_segment(memory.weights, segment).view(segment.shape)
 
-    def _take(self, segment: Segment, values: Tensor, host: HostOptimizer) -> None:
+    def _take(self, segment: Segment, values: Tensor, arithmetic: Arithmetic) -> None:
         memory = self.regions[segment.region]
         if memory.master is not None:
             self.of_segment(memory.master, segment).copy_(values)
@@ -127,12 +125,8 @@ class ShardMemory:
         high, low = self.of_segment(memory.high, segment), self.of_segment(memory.low, segment)
         if values.dtype != torch.float32:
             high.copy_(values)
-        elif high.device.type == "cpu":
-            host.split(values.cpu().contiguous(), high, low)
         else:
-            upper, lower = split_float32(values.to(high.device))
-            high.copy_(upper)
-            low.copy_(lower)
+            arithmetic.split(values.to(high.device).contiguous(), high, low)
 
     def push_weights(self) -> None:
         """Copy the state's working weights to the device, where they are kept apart."""

@@ -15,6 +15,7 @@ every gradient buffer has one owner, and state is read by nobody else while it i
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -23,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic import Arithmetic, DeviceArithmetic, HostArithmetic
+from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
 from workbench.engine.checkpointing import BlockCheckpointing
 from workbench.engine.device import Device, has_bfloat16, open_device
 from workbench.engine.discovery import FoundShard, find_shards, lay_out, working_dtype
@@ -35,7 +36,7 @@ from workbench.engine.memory import ShardMemory
 from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult, lane_seconds
 from workbench.engine.step_work import StepWork
 from workbench.layout import Layout
-from workbench.optimizer.host import HostOptimizer
+from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.state_formats import MOMENTS, StateFormat
 from workbench.timeline import Kind, Lane, StepShape, Timeline, build_timeline
@@ -68,8 +69,11 @@ class OffloadEngine:
         materialize: called with each shard that has parameters on the meta device, before it is laid into memory;
             has to replace them by real ones (see `FoundShard.owners`).
 
+    Where the native extension is missing, a `MissingExtensionWarning` says so and torch's fused AdamW does its work.
+
     Raises:
-        ValueError: an argument is out of range, or the model cannot be trained.
+        ValueError: an argument is out of range, or the model cannot be trained, or the extension that `half` and
+            `compact` need is missing.
     """
 
     def __init__(
@@ -107,15 +111,14 @@ class OffloadEngine:
         self._accumulation = gradient_accumulation
         found = find_shards(model)
         self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format)
-        self._host = HostOptimizer(threads)
         self._lanes = LaneThreads(self.device)
 
         travels = state == "host" and not self.device.shared_memory
         # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
         referenced = not travels and (gradient_accumulation == 1 or self.dtype == torch.float32)
         accumulates = not referenced and gradient_accumulation > 1
-        native = state == "host" or self.device.shared_memory
-        arithmetic: Arithmetic = HostArithmetic(self._host) if native else DeviceArithmetic()
+        on_host = state == "host" or self.device.shared_memory
+        self._arithmetic = _host_arithmetic(threads, state_format) if on_host else TorchArithmetic()
         # On the device there is nothing to overlap the update with: it may as well know the verdict first.
         global_quantity = gradient_clipping > 0 or state == "device"
         shape = StepShape(
@@ -146,7 +149,7 @@ class OffloadEngine:
                 gradient_dtype=gradient_dtype,
             )
             members = [source.parameters[segment.name] for segment in shard.segments]
-            memory.adopt(members, self._host)
+            memory.adopt(members, self._arithmetic)
             for frozen in shard.frozen:
                 _place_frozen(source.parameters[frozen.name], self.dtype, self.device)
             for member in members:
@@ -167,7 +170,7 @@ class OffloadEngine:
             travels=travels,
             bounded=overlap != "serial",
         )
-        self._work = StepWork(self._memories, self._intake, self.device, arithmetic, gradient_clipping)
+        self._work = StepWork(self._memories, self._intake, self.device, self._arithmetic, gradient_clipping)
         self._checkpointing = BlockCheckpointing(
             model, [s.block for s in found if s.block is not None] if activation_checkpointing else []
         )
@@ -312,7 +315,7 @@ class OffloadEngine:
         self._intake.end_step()
         self._intake.remove()
         self._checkpointing.remove()
-        self._host.close()
+        self._arithmetic.close()
         self.device.close()
 
     def __enter__(self) -> OffloadEngine:
@@ -443,6 +446,20 @@ def working_precision(precision: Precision, device: Device) -> torch.dtype:
 
 def _place_frozen(parameter: nn.Parameter, dtype: torch.dtype, device: Device) -> None:
     parameter.data = parameter.data.to(device=device.torch_device, dtype=working_dtype(parameter, dtype))
+
+
+def _host_arithmetic(threads: int | Literal["auto"], state_format: StateFormat) -> Arithmetic:
+    missing = missing_extension()
+    if missing is None:
+        from workbench.engine.host_arithmetic import HostArithmetic
+
+        return HostArithmetic(threads)
+    if state_format != "exact":
+        raise ValueError(f"state_format = {state_format!r}: {missing}; without it the state is kept exact")
+    warnings.warn(
+        f"{missing}; until then torch's fused AdamW does its work, slower", MissingExtensionWarning, 3
+    )
+    return TorchArithmetic()
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:

@@ -22,16 +22,14 @@ import torch
 from torch import Tensor
 
 from workbench.optimizer.cpu_count import usable_cpus
+from workbench.optimizer.extension import missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.state_formats import MOMENTS, StateFormat
 
-try:
-    from workbench._native import ffi, lib
-except ImportError as error:
-    raise ImportError(
-        "The native extension workbench._native is missing or does not load "
-        f"({error}); build it with a C compiler by `python -m pip install --editable .` in the checkout."
-    ) from error
+if (_missing := missing_extension()) is not None:
+    raise ImportError(_missing)
+
+from workbench._native import ffi, lib
 
 __all__ = ["AdamW", "HostOptimizer", "Piece", "PieceTable", "choose_instruction_set"]
 

@@ -121,7 +121,9 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> None:
     tensors = dict(engine.state())
     if set(files) != set(tensors):
         odd = sorted(set(files).symmetric_difference(tensors))[0]
-        raise DamagedFileError(f"{saved.path} holds the state of another model, placement or state format ({odd})")
+        raise DamagedFileError(
+            f"{saved.path} holds the state of another model, placement or state format ({odd})"
+        )
     for name, tensor in tensors.items():
         entry = files[name]
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -20,6 +20,7 @@ from workbench.engine.discovery import dtype_name, find_shards, lay_out
 from workbench.engine.offload import working_precision
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.model.build import build_on_meta, check_fits_data, model_config
+from workbench.optimizer.extension import missing_extension
 from workbench.plan.machine import free_disk_bytes, free_host_bytes
 from workbench.plan.memory import MemoryPlan, ModelShape, Workload, plan_memory
 from workbench.runs import RunDirectory
@@ -51,6 +52,11 @@ def prepare_run(
     _quiet_transformers()
     settings = dict(config.model.config)
     shape = model_config(config.model.architecture, settings)
+    missing = missing_extension()
+    if missing is not None and config.offload.state_format != "exact":
+        raise ConfigurationError(
+            f'offload.state_format = "{config.offload.state_format}": {missing}, or use "exact"'
+        )
     device = _device(config)
     dtype = _precision(config, device)
     model = build_on_meta(shape)

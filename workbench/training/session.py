@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import traceback
+import warnings
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.discovery import FoundShard, find_shards
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.model.build import ShardInitializer
+from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.runs import RunDirectory, record_resume, write_config, write_plan
 from workbench.training.checkpoint import find_checkpoints, load_state, remove_leftovers, set_aside_after
 from workbench.training.journal import Journal
@@ -80,6 +82,14 @@ def _train(
     journal.phase("allocating")
     seed_everything(config.train.seed)
     initializer = ShardInitializer(prepared.model, config.train.seed)
+    missing = missing_extension()
+    if missing is not None:
+        if config.offload.state_format != "exact":
+            raise WorkbenchError(
+                f'offload.state_format = "{config.offload.state_format}": {missing}, or use "exact"'
+            )
+        journal.warn(f"{missing}; until then torch's fused AdamW does its work, slower")
+        warnings.simplefilter("ignore", MissingExtensionWarning)
     with _engine(config, prepared, initializer, journal) as engine:
         trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests)
         if resuming:

@@ -1,0 +1,19 @@
+"""Whether the native extension is there, and what to say where it is not. No torch."""
+
+from __future__ import annotations
+
+
+class MissingExtensionWarning(UserWarning):
+    """The native host optimizer is missing: torch's fused AdamW does its work, slower."""
+
+
+def missing_extension() -> str | None:
+    """Why `workbench._native` cannot be used and how to mend it; `None` where it can."""
+    try:
+        import workbench._native  # noqa: F401
+    except ImportError as error:
+        return (
+            f"the native extension workbench._native is missing or does not load ({error}); "
+            "build it with a C compiler by `python -m pip install --editable .` in the checkout"
+        )
+    return None
