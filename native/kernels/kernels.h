@@ -8,13 +8,19 @@
 
 #include "../native.h"
 
+/* -DWB_BUILD_X86=0 builds what any other processor gets. */
+#ifndef WB_BUILD_X86
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define WB_BUILD_X86 1
+#else
+#define WB_BUILD_X86 0
+#endif
+#endif
+
+#if WB_BUILD_X86
 #define WB_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define WB_TARGET_AVX512 \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
-#else
-#define WB_BUILD_X86 0
 #endif
 
 /* Elements that share a scale in the compact format. */

@@ -1,0 +1,148 @@
+"""The native code without Python: driver.c through every call of the interface, as shipped, under sanitizers and
+under valgrind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from native_builds import NATIVE, SOURCES, WARNINGS, Build, Builds, run, shipped_flags
+
+# clang is worth minutes, not every run's seconds.
+COMPILERS = ["gcc", pytest.param("clang", marks=pytest.mark.slow)]
+VALGRIND = "valgrind -q --error-exitcode=9 --leak-check=full"
+ALL_BUT_LEAKS = "tails conversions large threads forks"
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    return Builds(tmp_path_factory.mktemp("builds"))
+
+
+@pytest.fixture
+def valgrind() -> str:
+    if not shutil.which("valgrind"):
+        pytest.skip("valgrind is not installed")
+    return VALGRIND
+
+
+def finds_leaks(build: Build) -> bool:
+    """Whether LeakSanitizer works here: it stops the process to look at it, which a container may forbid."""
+    result = build.run("fault leak")
+    if "LeakSanitizer has encountered a fatal error" in result.stderr:
+        return False
+    assert result.returncode != 0, result.stderr
+    assert "detected memory leaks" in result.stderr
+    return True
+
+
+# ---- As shipped ----
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("variant", ["shipped", "scalar only"])
+def test_the_c_files_compile_without_a_warning(builds: Builds, variant: str, compiler: str) -> None:
+    assert builds.get(variant, compiler).messages == ""
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_every_call_gives_the_same_bits_in_every_instruction_set_and_for_any_threads(
+    builds: Builds, compiler: str
+) -> None:
+    builds.get("shipped", compiler).passes(f"{ALL_BUT_LEAKS} --stride 31")
+
+
+def test_a_million_tiny_updates_and_a_thousand_pools_leave_no_memory_behind(builds: Builds) -> None:
+    builds.get("shipped").passes("leaks --updates 1000000")
+
+
+def test_a_build_without_x86_functions_has_scalar_alone_and_works(builds: Builds) -> None:
+    build = builds.get("scalar only")
+    assert build.run("sets").stdout == "scalar\n"
+    build.passes("tails conversions threads --stride 97 --repeats 1")
+
+
+def test_everything_compiles_for_arm(tmp_path: Path) -> None:
+    compiler = "aarch64-linux-gnu-gcc"
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    for source in SOURCES:
+        flags = [*shipped_flags(), *WARNINGS, f"-I{NATIVE}"]
+        result = run([compiler, *flags, "-c", source, "-o", tmp_path / "object.o"])
+        assert (result.returncode, result.stderr) == (0, ""), source
+
+
+# ---- Under sanitizers ----
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_no_byte_is_touched_outside_a_buffer(builds: Builds, compiler: str) -> None:
+    build = builds.get("address", compiler)
+    build.passes(f"{ALL_BUT_LEAKS} --stride 61 --repeats 2", ASAN_OPTIONS="detect_leaks=0")
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_no_memory_is_lost(builds: Builds, compiler: str) -> None:
+    build = builds.get("address", compiler)
+    if not finds_leaks(build):
+        pytest.skip("LeakSanitizer is not allowed to look at processes here")
+    build.passes("large threads forks --stride 97 --repeats 1")
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_no_behaviour_is_undefined(builds: Builds, compiler: str) -> None:
+    builds.get("undefined", compiler).passes(f"{ALL_BUT_LEAKS} --stride 61 --repeats 2")
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_no_two_threads_race(builds: Builds, compiler: str) -> None:
+    builds.get("thread", compiler).passes("large threads --sets avx2 --stride 100 --repeats 1")
+
+
+def test_no_byte_is_used_before_it_is_written(builds: Builds, valgrind: str) -> None:
+    build = builds.get("shipped")
+    build.passes("tails --sets scalar,avx2 --stride 97", under=valgrind)
+
+
+@pytest.mark.parametrize(
+    ("variant", "fault", "words"),
+    [
+        ("address", "overrun", "heap-buffer-overflow"),
+        ("undefined", "undefined", "misaligned address"),
+        ("thread", "race", "data race"),
+    ],
+)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_sanitizer_reports_a_fault_made_on_purpose(
+    builds: Builds, variant: str, fault: str, words: str, compiler: str
+) -> None:
+    result = builds.get(variant, compiler).run(f"fault {fault}")
+    assert result.returncode != 0
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("fault", ["overrun", "uninitialized", "leak"])
+def test_valgrind_reports_a_fault_made_on_purpose(builds: Builds, valgrind: str, fault: str) -> None:
+    assert builds.get("shipped").run(f"fault {fault}", under=valgrind).returncode == 9
+
+
+# ---- Longer ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["shipped", "scalar only", "address", "undefined"])
+def test_every_combination_passes_at_every_length(builds: Builds, variant: str) -> None:
+    builds.get(variant).passes(f"{ALL_BUT_LEAKS} --stride 1")
+
+
+@pytest.mark.slow
+def test_no_two_threads_race_in_any_call(builds: Builds) -> None:
+    # ThreadSanitizer does not follow a process with threads through a fork.
+    builds.get("thread").passes(f"{ALL_BUT_LEAKS} --no-fork --stride 17")
+
+
+@pytest.mark.slow
+def test_no_byte_is_used_before_it_is_written_in_any_call(builds: Builds, valgrind: str) -> None:
+    words = "tails conversions large threads --no-fork --stride 41 --repeats 1"
+    builds.get("shipped").passes(f"{words} --sets scalar,avx2", under=valgrind)

@@ -1,0 +1,66 @@
+/* Updates of single pieces: every length and combination, in every instruction set the same bits as in scalar. */
+
+#include "checks.h"
+#include "parameters.h"
+
+static void update(wb_pool *pool, parameter *p, const wb_adamw *settings)
+{
+    int64_t result = wb_update(pool, &p->piece, 1, settings);
+    if (result != WB_OK)
+        fail("wb_update returned %d", (int)result);
+    p->piece.step++;
+}
+
+/* Two updates, so that the second starts from moments that the first has written. */
+static parameter updated_twice(wb_pool *pool, combination of, int64_t count, int shift, uint64_t seed, int coupled)
+{
+    parameter p = parameter_make(of, count, shift);
+    parameter_fill(&p, seed);
+    wb_adamw settings = settings_of(seed, coupled);
+    update(pool, &p, &settings);
+    update(pool, &p, &settings);
+    return p;
+}
+
+static int64_t compare_sets(wb_pool *const *pools, combination of, int64_t count, int coupled, uint64_t seed)
+{
+    int shift = (int)(seed % 4);
+    int64_t compared = 0;
+    parameter expected = updated_twice(pools[WB_SCALAR], of, count, 0, seed, coupled);
+    for (int set = 0; set < INSTRUCTION_SETS; set++) {
+        if (!pools[set] || (set == WB_SCALAR && shift == 0))
+            continue;
+        parameter p = updated_twice(pools[set], of, count, shift, seed, coupled);
+        expect_equal(&p, &expected, coupled, set_names[set]);
+        parameter_free(&p);
+        compared++;
+    }
+    parameter_free(&expected);
+    return compared;
+}
+
+static void make_pools(const options *chosen, wb_pool **pools)
+{
+    for (int set = 0; set < INSTRUCTION_SETS; set++)
+        pools[set] = chosen->use_set[set] ? pool_of(1, set) : NULL;
+}
+
+static void free_pools(wb_pool **pools)
+{
+    for (int set = 0; set < INSTRUCTION_SETS; set++)
+        if (pools[set])
+            wb_pool_free(pools[set]);
+}
+
+int64_t check_tails(const options *chosen)
+{
+    wb_pool *pools[INSTRUCTION_SETS];
+    make_pools(chosen, pools);
+    int64_t compared = 0;
+    for (int64_t count = 0; count <= TAIL_LENGTHS; count++)
+        for (int64_t index = count % chosen->stride; index < 2 * COMBINATIONS; index += chosen->stride)
+            compared += compare_sets(pools, combination_at(index), count, (int)(index / COMBINATIONS),
+                                     (uint64_t)(count * 2 * COMBINATIONS + index));
+    free_pools(pools);
+    return compared;
+}
