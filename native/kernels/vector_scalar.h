@@ -40,8 +40,9 @@ FUNCTION vector v_fma(vector x, vector y, vector z) { return fmaf(x, y, z); }
 FUNCTION vector v_sqrt(vector x) { return sqrtf(x); }
 FUNCTION vector v_abs(vector x) { return fabsf(x); }
 FUNCTION ivector v_bits(vector x) { return bits_from_float(x); }
-/* Toward zero; `x` is below 2^31 in magnitude. */
-FUNCTION ivector v_truncated(vector x) { return (ivector)(int32_t)x; }
+/* Toward zero; `x` is above -2^31. What is not below 2^31 (a NaN is not) becomes 2^31, as x86's instructions have it:
+ * C leaves the conversion of such a number undefined. */
+FUNCTION ivector v_truncated(vector x) { return x < 0x1p31f ? (ivector)(int32_t)x : 0x80000000u; }
 FUNCTION vector i_float(ivector x) { return (float)(int32_t)x; }
 /* From 0 to below 1: the upper 23 bits of `random`. */
 FUNCTION vector v_unit_interval(ivector random) { return float_from_bits(random >> 9 | 0x3f800000) - 1.0f; }
@@ -127,12 +128,12 @@ FUNCTION void store_int8(int8_t *to, irow x, enum row_order order)
     to[1] = (int8_t)(int32_t)x.b;
 }
 
-/* Elements from 0 to 255; 0 is stored as 1. */
+/* Elements from 0 to 255; 0 is stored as 1, and so is what v_truncated makes of a NaN. */
 FUNCTION void store_uint8_from_1(uint8_t *to, irow x, enum row_order order)
 {
     (void)order;
-    to[0] = (uint8_t)(x.a ? x.a : 1);
-    to[1] = (uint8_t)(x.b ? x.b : 1);
+    to[0] = (uint8_t)(x.a - 1 < 255 ? x.a : 1);
+    to[1] = (uint8_t)(x.b - 1 < 255 ? x.b : 1);
 }
 
 #endif

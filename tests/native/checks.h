@@ -8,6 +8,7 @@
 #define TAIL_LENGTHS 1025
 
 int64_t check_tails(const options *chosen);
+int64_t check_not_finite(const options *chosen);
 int64_t check_conversions(const options *chosen);
 int64_t check_large(const options *chosen);
 int64_t check_threads(const options *chosen);

@@ -179,6 +179,18 @@ void parameter_fill(parameter *p, uint64_t seed)
     p->piece.random_stream = (int64_t)(seed * 7);
 }
 
+void parameter_spoil_gradient(parameter *p)
+{
+    static const float values[] = {INFINITY, -INFINITY, NAN, 3e38f};
+    static const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e01, 0x7bff};
+    for (int64_t i = 0; i < p->piece.count; i += 5) {
+        if (p->combination.gradient_type == WB_FLOAT16)
+            memcpy(p->fields[GRADIENT].start + 2 * i, &halves[i % 4], 2);
+        else
+            put(&p->fields[GRADIENT], i, width_of(p->combination.gradient_type), values[i % 4]);
+    }
+}
+
 wb_adamw settings_of(uint64_t seed, int coupled_decay)
 {
     return (wb_adamw){

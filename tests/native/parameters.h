@@ -35,6 +35,8 @@ void parameter_free(parameter *p);
 /* Gradients with zeros, denormals and huge values; moments that such gradients could have left. */
 void parameter_fill(parameter *p, uint64_t seed);
 void parameter_copy(parameter *to, const parameter *from);
+/* Infinities and NaNs among the gradients. */
+void parameter_spoil_gradient(parameter *p);
 
 /* Settings that go with a seed's parameters: eps is 0 only where no element's exp_avg_sq is. */
 wb_adamw settings_of(uint64_t seed, int coupled_decay);

@@ -12,7 +12,7 @@ from native_builds import NATIVE, SOURCES, WARNINGS, Build, Builds, run, shipped
 # clang is worth minutes, not every run's seconds.
 COMPILERS = ["gcc", pytest.param("clang", marks=pytest.mark.slow)]
 VALGRIND = "valgrind -q --error-exitcode=9 --leak-check=full"
-ALL_BUT_LEAKS = "tails conversions large threads forks"
+ALL_BUT_LEAKS = "tails notfinite conversions large threads forks"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_million_tiny_updates_and_a_thousand_pools_leave_no_memory_behind(buil
 def test_a_build_without_x86_functions_has_scalar_alone_and_works(builds: Builds) -> None:
     build = builds.get("scalar only")
     assert build.run("sets").stdout == "scalar\n"
-    build.passes("tails conversions threads --stride 97 --repeats 1")
+    build.passes("tails notfinite conversions threads --stride 97 --repeats 1")
 
 
 def test_everything_compiles_for_arm(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_no_memory_is_lost(builds: Builds, compiler: str) -> None:
     build = builds.get("address", compiler)
     if not finds_leaks(build):
         pytest.skip("LeakSanitizer is not allowed to look at processes here")
-    build.passes("large threads forks --stride 97 --repeats 1")
+    build.passes("notfinite large threads forks --stride 97 --repeats 1")
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -102,7 +102,7 @@ def test_no_two_threads_race(builds: Builds, compiler: str) -> None:
 
 def test_no_byte_is_used_before_it_is_written(builds: Builds, valgrind: str) -> None:
     build = builds.get("shipped")
-    build.passes("tails --sets scalar,avx2 --stride 97", under=valgrind)
+    build.passes("tails notfinite --sets scalar,avx2 --stride 97", under=valgrind)
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_no_two_threads_race_in_any_call(builds: Builds) -> None:
 
 @pytest.mark.slow
 def test_no_byte_is_used_before_it_is_written_in_any_call(builds: Builds, valgrind: str) -> None:
-    words = "tails conversions large threads --no-fork --stride 41 --repeats 1"
+    words = "tails notfinite conversions large threads --no-fork --stride 41 --repeats 1"
     builds.get("shipped").passes(f"{words} --sets scalar,avx2", under=valgrind)

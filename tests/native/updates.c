@@ -64,3 +64,35 @@ int64_t check_tails(const options *chosen)
     free_pools(pools);
     return compared;
 }
+
+/* What the results are is not promised, only that no code of exp_avg_sq is 0, from which the parameter would jump. */
+static void expect_codes(const parameter *p, int set)
+{
+    for (int64_t i = 0; p->combination.state_format == WB_COMPACT && i < p->piece.count; i++)
+        if (p->fields[EXP_AVG_SQ].start[i] == 0)
+            fail("%s: a code of exp_avg_sq is 0 after gradients that are not finite", set_names[set]);
+}
+
+int64_t check_not_finite(const options *chosen)
+{
+    const int64_t count = 517;
+    wb_pool *pools[INSTRUCTION_SETS];
+    make_pools(chosen, pools);
+    int64_t checked = 0;
+    for (int64_t index = 0; index < 2 * COMBINATIONS; index++)
+        for (int set = 0; set < INSTRUCTION_SETS; set++) {
+            if (!pools[set])
+                continue;
+            parameter p = parameter_make(combination_at(index), count, 0);
+            parameter_fill(&p, (uint64_t)index);
+            parameter_spoil_gradient(&p);
+            wb_adamw settings = settings_of((uint64_t)index, (int)(index / COMBINATIONS));
+            update(pools[set], &p, &settings);
+            update(pools[set], &p, &settings);
+            expect_codes(&p, set);
+            parameter_free(&p);
+            checked++;
+        }
+    free_pools(pools);
+    return checked;
+}
