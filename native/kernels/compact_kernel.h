@@ -6,9 +6,8 @@
  * rounded to codes stochastically, one random number for both. To the nearest, both moments would stand still when
  * gradients fall.
  *
- * What a block's moments wait for does not depend on them: updating the moments of block k runs in the same loop as
- * the parameters and the codes of block k - 1, so that the one's roots and the other's divisions fill each other's
- * gaps.
+ * With registers enough (BLOCKS_UNDER_WAY 2), the moments of block k are updated in the same loop as block k - 1 is
+ * finished: neither waits for the other, and the one's roots and the other's divisions fill each other's gaps.
  */
 #ifndef WORKBENCH_COMPACT_KERNEL_H
 #define WORKBENCH_COMPACT_KERNEL_H
@@ -70,7 +69,6 @@ FUNCTION ivector rounded_code(vector root, vector factor, vector dice)
 FUNCTION void compact_finish_row(const wb_range *r, int64_t i, const compact_scratch *scratch, int64_t at,
                                  compact_pair factor, irow random, const vector_factors *f, choices c)
 {
-    row parameter = load_parameter(r, i, c);
     row exp_avg = load_float32(scratch->rows[at / ROW].exp_avg);
     row exp_avg_root = load_float32(scratch->rows[at / ROW].exp_avg_root);
     row root = load_float32(scratch->rows[at / ROW].root);
@@ -78,7 +76,6 @@ FUNCTION void compact_finish_row(const wb_range *r, int64_t i, const compact_scr
 #define HALF_ROW(half)                                                                                                 \
     do {                                                                                                               \
         vector dice = v_unit_interval(random.half);                                                                    \
-        parameter.half = new_parameter(parameter.half, exp_avg.half, root.half, f, c);                                 \
         exp_avg_code.half = rounded_code(exp_avg_root.half, factor.exp_avg, dice);                                     \
         exp_avg_code.half = i_with_sign_of(exp_avg_code.half, exp_avg.half);                                           \
         root_code.half = rounded_code(root.half, factor.exp_avg_sq, dice);                                             \
@@ -86,9 +83,12 @@ FUNCTION void compact_finish_row(const wb_range *r, int64_t i, const compact_scr
     HALF_ROW(a);
     HALF_ROW(b);
 #undef HALF_ROW
-    store_parameter(r, i, parameter, c);
     store_int8((int8_t *)r->exp_avg + i, exp_avg_code, order_of(c));
     store_uint8_from_1((uint8_t *)r->exp_avg_sq + i, root_code, order_of(c));
+    row parameter = load_parameter(r, i, c);
+    parameter.a = new_parameter(parameter.a, exp_avg.a, root.a, f, c);
+    parameter.b = new_parameter(parameter.b, exp_avg.b, root.b, f, c);
+    store_parameter(r, i, parameter, c);
 }
 
 /* The shift is that of load_int8_signed_square_shifted. */
@@ -147,27 +147,24 @@ FUNCTION void compact_loop(const wb_range *r, const wb_adamw_factors *factors, c
     compact_scratch scratches[2];
     irow random = random_row(range.random_key, order_of(c));
     compact_pair factor = {v_set(0), v_set(0)};
-    for (int64_t block = 0; block <= whole; block++) {
+    for (int64_t block = 0; block < whole; block++) {
         compact_scratch *scratch = &scratches[block & 1];
         const compact_scratch *before = &scratches[1 - (block & 1)];
-        const int64_t start = block * WB_BLOCK, finished = start - WB_BLOCK;
-        compact_pair largest = {v_set(0), v_set(0)};
-        if (block == whole) {
-            for (int64_t at = 0; block > 0 && at < WB_BLOCK; at += ROW) {
-                compact_finish_row(&range, finished + at, before, at, factor, random, &f, c);
-                random = next_random_row(random);
-            }
-            break;
-        }
+        const int64_t start = block * WB_BLOCK;
         const compact_pair decayed = compact_decayed_scales(&range, block, factors);
+        compact_pair largest = {v_set(0), v_set(0)};
         for (int64_t at = 0; at < WB_BLOCK; at += ROW) {
             largest = compact_moments_row(&range, start + at, scratch, at, decayed, largest, &f, c);
-            if (block > 0) {
-                compact_finish_row(&range, finished + at, before, at, factor, random, &f, c);
+            if (BLOCKS_UNDER_WAY == 2 && block > 0) {
+                compact_finish_row(&range, start - WB_BLOCK + at, before, at, factor, random, &f, c);
                 random = next_random_row(random);
             }
         }
         factor = compact_new_scales(&range, block, scratch, largest);
+        for (int64_t at = 0; (BLOCKS_UNDER_WAY == 1 || block + 1 == whole) && at < WB_BLOCK; at += ROW) {
+            compact_finish_row(&range, start + at, scratch, at, factor, random, &f, c);
+            random = next_random_row(random);
+        }
     }
     if (whole * WB_BLOCK < r->count)
         compact_end(r, whole, random, factors, c);

@@ -18,6 +18,7 @@
 #define FUNCTION WB_TARGET_AVX2 WB_INLINE
 #define SEPARATE_FUNCTION WB_TARGET_AVX2 static __attribute__((noinline))
 #define ROW 16
+#define BLOCKS_UNDER_WAY 1
 
 enum row_order { LANE_ORDER, MEMORY_ORDER };
 

@@ -14,6 +14,7 @@
 #define FUNCTION WB_TARGET_AVX512 WB_INLINE
 #define SEPARATE_FUNCTION WB_TARGET_AVX512 static __attribute__((noinline))
 #define ROW 32
+#define BLOCKS_UNDER_WAY 2
 
 enum row_order { LANE_ORDER, MEMORY_ORDER };
 

@@ -16,6 +16,8 @@
 #define FUNCTION WB_INLINE
 #define SEPARATE_FUNCTION static __attribute__((noinline))
 #define ROW 2 /* elements */
+/* Of compact state: 2 is faster where there are 32 registers, 1 where there are 16. */
+#define BLOCKS_UNDER_WAY 1
 
 /* Which element of a row lies where in its vectors. It must be one and the same for all arrays of a loop; rows of
  * float32 are always loaded in `MEMORY_ORDER`. */

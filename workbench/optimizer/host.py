@@ -217,8 +217,9 @@ class HostOptimizer:
     """Threads, and the calls that they work on. Results do not depend on how many there are.
 
     `threads` counts the calling thread, which takes part; the others are named `host-adam/N`. `"auto"` measures, once a
-    process, how many of those that affinity and cgroup quota allow make an update faster. The environment variable `WORKBENCH_ISA` (`scalar`, `avx2`, `avx512`) forces
-    an instruction set. After a fork, the child's first call starts threads of its own.
+    process, how many of those that affinity and cgroup quota allow make an update faster. The environment variable
+    `WORKBENCH_ISA` (`scalar`, `avx2`, `avx512`) forces an instruction set. After a fork, the child's first call starts
+    threads of its own.
     """
 
     def __init__(self, threads: int | Literal["auto"] = "auto") -> None:
