@@ -19,8 +19,13 @@
 
 #if WB_BUILD_X86
 #define WB_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
-#define WB_TARGET_AVX512 \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
+#define WB_AVX512_SETS "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+/* clang does not know the preference for a width, and would drop the whole attribute. */
+#ifdef __clang__
+#define WB_TARGET_AVX512 __attribute__((target(WB_AVX512_SETS)))
+#else
+#define WB_TARGET_AVX512 __attribute__((target(WB_AVX512_SETS ",prefer-vector-width=512")))
+#endif
 #endif
 
 /* Elements that share a scale in the compact format. */
