@@ -81,6 +81,33 @@ FUNCTION enum row_order order_of(choices c)
     return float32 ? MEMORY_ORDER : LANE_ORDER;
 }
 
+/* Asks for what a later row of an array, `width` bytes an element, will read; not for every pair of elements. */
+FUNCTION void prefetch_row(const void *array, int64_t i, int width)
+{
+    if (ROW < 16)
+        return;
+    const char *at = (const char *)array + i * width + WB_PREFETCH_BYTES;
+    for (int offset = 0; offset < ROW * width; offset += 64)
+        __builtin_prefetch(at + offset);
+}
+
+FUNCTION void prefetch_parameter(const wb_range *r, int64_t i, choices c)
+{
+    if (c.kind == MASTER_PLAIN) {
+        prefetch_row(r->master, i, 4);
+    } else {
+        prefetch_row(r->high, i, 2);
+        prefetch_row(r->low, i, 2);
+    }
+}
+
+FUNCTION void prefetch_moments(const wb_range *r, int64_t i, choices c)
+{
+    prefetch_row(r->gradient, i, c.gradient_type == WB_FLOAT32 ? 4 : 2);
+    prefetch_row(r->exp_avg, i, WB_MOMENT_BYTES(c.format));
+    prefetch_row(r->exp_avg_sq, i, WB_MOMENT_BYTES(c.format));
+}
+
 FUNCTION row load_gradient(const wb_range *r, int64_t i, choices c)
 {
     return c.gradient_type == WB_FLOAT32 ? load_float32((const float *)r->gradient + i)
@@ -231,6 +258,8 @@ FUNCTION void adamw_loop(const wb_range *r, const wb_adamw_factors *factors, cho
         pending_row pending = moments_row(&range, 0, random, &f, c);
         random = next_random_row(random);
         for (int64_t i = ROW; i < whole; i += ROW) {
+            prefetch_moments(&range, i, c);
+            prefetch_parameter(&range, i, c);
             pending_row next = moments_row(&range, i, random, &f, c);
             random = next_random_row(random);
             parameter_row(&range, i - ROW, pending, &f, c);

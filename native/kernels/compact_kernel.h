@@ -154,6 +154,8 @@ FUNCTION void compact_loop(const wb_range *r, const wb_adamw_factors *factors, c
         const compact_pair decayed = compact_decayed_scales(&range, block, factors);
         compact_pair largest = {v_set(0), v_set(0)};
         for (int64_t at = 0; at < WB_BLOCK; at += ROW) {
+            prefetch_moments(&range, start + at, c);
+            prefetch_parameter(&range, start + at, c);
             largest = compact_moments_row(&range, start + at, scratch, at, decayed, largest, &f, c);
             if (BLOCKS_UNDER_WAY == 2 && block > 0) {
                 compact_finish_row(&range, start - WB_BLOCK + at, before, at, factor, random, &f, c);

@@ -28,6 +28,10 @@
 #endif
 #endif
 
+/* How far ahead of its reads a loop asks for each array, in bytes. The processor's own prefetching stops at the end of
+ * a page and begins anew behind it; asking across that end brings a tenth. */
+#define WB_PREFETCH_BYTES 2048
+
 /* Elements that share a scale in the compact format. */
 #define WB_BLOCK 256
 /* From one element's random word to the next's. Odd, and near 2^32 times the golden ratio's fraction: its multiples are
