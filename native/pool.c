@@ -8,13 +8,18 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "float_environment.h"
 
-/* Less work than this is not worth waking a thread for. */
+/* Less work than this is not worth handing to a thread that watches, or waking one that sleeps. */
 #define SLICE_ELEMENTS 16384
+#define WAKE_ELEMENTS 131072
 /* More slices than threads, so that a thread that lost its core does not hold up the rest. */
 #define SLICES_PER_THREAD 4
+/* How long a thread watches for the next call, and a caller for the end of this one, before it sleeps: about what waking
+ * from sleep costs, so that calls close together lose less than twice that. */
+#define WATCH_NS 50000
 
 struct wb_pool {
     const wb_kernels *kernels;
@@ -30,13 +35,17 @@ struct wb_pool {
     pthread_cond_t done;
     pthread_t *threads;
     int running; /* threads that exist */
-    int busy;    /* threads that have not finished the present call */
     int ending;
     uint64_t calls;
-
     pool_task task;
     void *context;
-    int64_t slices;
+    int64_t slices; /* 0 between calls: a thread that wakes too late for one finds nothing to join */
+
+    /* Written under the lock as well; read without it by who watches. */
+    atomic_int joined;       /* threads at work on the present call, besides its caller */
+    atomic_ullong announced; /* calls, or a number never reached by them when the threads are to end */
+    atomic_int watching;     /* threads that would see a call at once */
+
     atomic_llong next;
 
     wb_pool *newer, *older; /* the list of all pools, which the fork handlers walk */
@@ -78,7 +87,10 @@ static void after_fork_in_child(void)
     for (wb_pool *pool = newest; pool; pool = pool->older) {
         make_locks(pool);
         pool->running = 0;
-        pool->busy = 0;
+        atomic_store(&pool->joined, 0);
+        atomic_store(&pool->watching, 0);
+        pool->slices = 0;
+        atomic_store(&pool->announced, pool->calls);
         pool->ending = 0;
         pool->scratch = NULL;
         pool->scratch_bytes = 0;
@@ -88,6 +100,39 @@ static void after_fork_in_child(void)
 static void install_fork_handlers(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+/* Only a hint: what is waited for is looked at again under the lock. */
+static void watch_for_call(wb_pool *pool, uint64_t seen)
+{
+    const int64_t end = now_ns() + WATCH_NS;
+    atomic_fetch_add_explicit(&pool->watching, 1, memory_order_relaxed);
+    while (atomic_load_explicit(&pool->announced, memory_order_relaxed) == seen && now_ns() < end)
+        relax();
+    atomic_fetch_sub_explicit(&pool->watching, 1, memory_order_relaxed);
+}
+
+static void watch_for_end(wb_pool *pool)
+{
+    const int64_t end = now_ns() + WATCH_NS;
+    while (atomic_load_explicit(&pool->joined, memory_order_relaxed) > 0 && now_ns() < end)
+        relax();
 }
 
 static void take_slices(wb_pool *pool)
@@ -121,18 +166,23 @@ static void *thread_main(void *argument)
     uint64_t seen = start.calls_seen;
     name_this_thread(start.number);
 
-    pthread_mutex_lock(&pool->lock);
     for (;;) {
+        watch_for_call(pool, seen);
+        pthread_mutex_lock(&pool->lock);
         while (!pool->ending && pool->calls == seen)
             pthread_cond_wait(&pool->work, &pool->lock);
         if (pool->ending)
             break;
         seen = pool->calls;
+        if (pool->slices > 0) {
+            atomic_fetch_add_explicit(&pool->joined, 1, memory_order_relaxed);
+            pthread_mutex_unlock(&pool->lock);
+            take_slices(pool);
+            pthread_mutex_lock(&pool->lock);
+            if (atomic_fetch_sub_explicit(&pool->joined, 1, memory_order_relaxed) == 1)
+                pthread_cond_signal(&pool->done);
+        }
         pthread_mutex_unlock(&pool->lock);
-        take_slices(pool);
-        pthread_mutex_lock(&pool->lock);
-        if (--pool->busy == 0)
-            pthread_cond_signal(&pool->done);
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
@@ -192,6 +242,7 @@ void wb_pool_stop(wb_pool *pool)
     pthread_mutex_lock(&pool->call);
     pthread_mutex_lock(&pool->lock);
     pool->ending = 1;
+    atomic_store_explicit(&pool->announced, UINT64_MAX, memory_order_relaxed);
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
     for (int i = 0; i < pool->running; i++)
@@ -253,6 +304,8 @@ int64_t pool_slices(const wb_pool *pool, int64_t elements)
 {
     int64_t threads = pool->running + 1;
     int64_t most = threads == 1 ? 1 : threads * SLICES_PER_THREAD;
+    if (elements < WAKE_ELEMENTS && atomic_load_explicit(&pool->watching, memory_order_relaxed) == 0)
+        return 1;
     int64_t slices = elements / SLICE_ELEMENTS;
     return slices < 1 ? 1 : slices > most ? most : slices;
 }
@@ -266,20 +319,20 @@ void pool_run(wb_pool *pool, int64_t slices, pool_task task, void *context)
     pool->context = context;
     pool->slices = slices;
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    int shared = slices > 1 && pool->running > 0;
-    if (shared) {
-        pool->busy = pool->running;
+    if (slices > 1 && pool->running > 0) {
         pool->calls++;
+        atomic_store_explicit(&pool->announced, pool->calls, memory_order_relaxed);
         pthread_cond_broadcast(&pool->work);
     }
     pthread_mutex_unlock(&pool->lock);
 
     take_slices(pool);
 
-    if (shared) {
-        pthread_mutex_lock(&pool->lock);
-        while (pool->busy > 0)
-            pthread_cond_wait(&pool->done, &pool->lock);
-        pthread_mutex_unlock(&pool->lock);
-    }
+    /* Every slice is taken. Those who took some are waited for; who has not woken yet is not. */
+    watch_for_end(pool);
+    pthread_mutex_lock(&pool->lock);
+    while (atomic_load_explicit(&pool->joined, memory_order_relaxed) > 0)
+        pthread_cond_wait(&pool->done, &pool->lock);
+    pool->slices = 0;
+    pthread_mutex_unlock(&pool->lock);
 }

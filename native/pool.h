@@ -38,7 +38,7 @@ static inline int64_t pool_slice_length(int64_t elements, int64_t slices)
     return (even + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN;
 }
 
-/* Runs task(context, 0 .. slices - 1), on all threads and the calling one, and returns when all are done. */
+/* Runs task(context, 0 .. slices - 1) on the calling thread and all that wake in time, and returns when all are done. */
 void pool_run(wb_pool *pool, int64_t slices, pool_task task, void *context);
 
 #endif
