@@ -17,6 +17,7 @@ HEADERS = [*NATIVE.glob("*.h"), *NATIVE.glob("kernels/*.h")]
 FLAGS = [
     "-std=c11",
     "-O3",
+    "-g0",
     "-pthread",
     "-fvisibility=hidden",
     # fma is used exactly where the source says so: results must not depend on the compiler's choice.
