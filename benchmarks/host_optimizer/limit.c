@@ -22,6 +22,10 @@
 
 enum { STEP = 64, SCALED = 256, BLOCK = 65536 }; /* elements */
 
+/* The processor's own prefetching stops at the end of each page. Asking ahead carries the reads over it, which is worth
+ * 3 to 5 %; a limit without it would be one that the optimizer can beat. */
+enum { LINE_BYTES = 64, AHEAD_BYTES = 1024 };
+
 enum format { EXACT, HALF, COMPACT, FP32 };
 
 /* Addresses. `high` is the whole master in FP32, where `low` is unused; the scales belong to COMPACT. */
@@ -39,6 +43,8 @@ typedef int64_t vector __attribute__((vector_size(VECTOR_BYTES), aligned(1), may
 TARGET INLINE void touch(uintptr_t array, int64_t i, int width, int write)
 {
     char *at = (char *)array + i * width;
+    for (int offset = 0; offset < STEP * width; offset += LINE_BYTES)
+        __builtin_prefetch(at + offset + AHEAD_BYTES, write);
     for (int offset = 0; offset < STEP * width; offset += VECTOR_BYTES) {
         vector value = *(const vector *)(at + offset);
         KEEP(value);
