@@ -66,12 +66,14 @@ def take_turns(contenders: Mapping[Turn, Run], parameters: int, repetitions: int
 
 
 def _calibrate(turn: Turn, run: Run) -> int:
-    """How many calls make a sample. The first call is not counted: it touches memory and starts threads."""
+    """How many calls make a sample. The first call is no measure: it touches memory and starts threads.
+
+    One that takes ten times a sample has shown all the same that a single call is enough.
+    """
     torch.set_num_threads(turn.threads)
-    run(1)
-    begin = time.perf_counter()
-    run(1)
-    elapsed_s = time.perf_counter() - begin
+    elapsed_s = _elapsed_s(run, 1)
+    if elapsed_s < 10 * SAMPLE_S:
+        elapsed_s = _elapsed_s(run, 1)
     return min(MOST_CALLS, max(1, math.ceil(SAMPLE_S / elapsed_s)))
 
 
@@ -80,6 +82,10 @@ def _sample_s(turn: Turn, run: Run, calls: int) -> float:
     time.sleep(SETTLE_S)
     if calls > 1:
         run(1)  # wakes the threads, which a short sample would notice
+    return _elapsed_s(run, calls)
+
+
+def _elapsed_s(run: Run, calls: int) -> float:
     begin = time.perf_counter()
     run(calls)
     return time.perf_counter() - begin
