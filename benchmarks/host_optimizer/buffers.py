@@ -17,6 +17,7 @@ from workbench.optimizer.settings import AdamW
 from workbench.optimizer.state_formats import MOMENTS, StateFormat
 
 SEED = 1234
+DRAWN = 1 << 20
 SETTINGS = AdamW(lr=1e-4, weight_decay=0.01)
 WARM_UP_SCALES = (1.0, -0.5, 0.8)
 """What the gradients are multiplied with in the steps that warm the moments up, so that these are not alike."""
@@ -81,5 +82,11 @@ class Buffers:
         return moments
 
     def _normal(self, deviation: float, stream: int) -> Tensor:
+        """Normal numbers that repeat after a million: drawing 100 million would take longer than measuring them."""
         generator = torch.Generator().manual_seed(SEED + stream)
-        return torch.randn(self.parameters, generator=generator).mul_(deviation)
+        drawn = torch.randn(min(self.parameters, DRAWN), generator=generator).mul_(deviation)
+        values = torch.empty(self.parameters)
+        for first in range(0, self.parameters, DRAWN):
+            part = values[first : first + DRAWN]
+            part.copy_(drawn[: len(part)])
+        return values

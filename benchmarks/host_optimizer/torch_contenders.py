@@ -20,6 +20,8 @@ SWITCHES: dict[str, dict[str, bool]] = {
 def make(name: str, buffers: Buffers) -> Run:
     """The contender of this name."""
     if name == "torch_norm":
+        return repeat(lambda: float(torch.linalg.vector_norm(buffers.gradient_bf16, dtype=torch.float32)))
+    if name == "torch_norm_bf16":
         return repeat(lambda: float(torch.linalg.vector_norm(buffers.gradient_bf16)))
     if name == "torch_isfinite":
         return repeat(lambda: bool(torch.isfinite(buffers.gradient_bf16).all()))

@@ -77,7 +77,8 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("limit_compact", 14 + SCALES_BYTES, "the same reads and writes as compact"),
     Variant("limit_fp32", 28, "the same reads and writes as fp32"),
     Variant("sum_of_squares", 2, "ours: sum of squares of bf16 gradients, with finite check", is_check=True),
-    Variant("torch_norm", 2, "torch.linalg.vector_norm of bf16 gradients", is_check=True),
+    Variant("torch_norm", 2, "torch.linalg.vector_norm of bf16 gradients, as float32", is_check=True),
+    Variant("torch_norm_bf16", 2, "the same as bfloat16: two to three digits", is_check=True),
     Variant(
         "torch_isfinite", 2, "torch.isfinite(...).all() of bf16 gradients", in_quick=False, is_check=True
     ),
@@ -98,7 +99,7 @@ STEP_REFERENCES = (
     "torchao_8bit",
     "bitsandbytes_8bit",
 )
-CHECK_REFERENCES = ("torch_norm",)
+CHECK_REFERENCES = ("torch_norm", "torch_norm_bf16")
 SMALL_REFERENCES = ("torch_fused", "torch_fused_call")
 """What the tables compare everything else with, where it was measured."""
 
