@@ -147,14 +147,16 @@ static void take_slices(wb_pool *pool)
     float_environment_end(environment);
 }
 
-static void name_this_thread(int number)
+/* By its creator where the system lets one thread name another, so that no thread is ever seen without its name. */
+static void name_thread(pthread_t thread, int number)
 {
     char name[16]; /* the kernel's limit, with the final zero */
     snprintf(name, sizeof name, "host-adam/%d", number);
 #if defined(__linux__)
-    pthread_setname_np(pthread_self(), name);
+    pthread_setname_np(thread, name);
 #elif defined(__APPLE__)
-    pthread_setname_np(name);
+    if (pthread_equal(thread, pthread_self()))
+        pthread_setname_np(name);
 #endif
 }
 
@@ -164,7 +166,7 @@ static void *thread_main(void *argument)
     free(argument);
     wb_pool *pool = start.pool;
     uint64_t seen = start.calls_seen;
-    name_this_thread(start.number);
+    name_thread(pthread_self(), start.number);
 
     for (;;) {
         watch_for_call(pool, seen);
@@ -204,6 +206,7 @@ static void start_threads(wb_pool *pool)
             break;
         }
         pool->running++;
+        name_thread(pool->threads[pool->running - 1], pool->running);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
