@@ -26,7 +26,7 @@ MODELS: dict[str, tuple[str, ...]] = {
         "model.config.n_head=6",
         "train.micro_batch_size=8",
         "optimizer.learning_rate=1e-3",
-        "evaluate.every=0",
+        "evaluate.every=50",
         "evaluate.tokens=8192",
     ),
 }
@@ -35,13 +35,16 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """One finished run: the loss of each step, and the last validation loss, in nats a token."""
+    """One finished run: the loss of each step and validation losses, in nats a token."""
 
     model: str
     state_format: StateFormat
     seed: int
     losses: tuple[float, ...]
     validation_loss: float
+    """At the end."""
+    validation: tuple[tuple[int, float], ...] = ()
+    """On the way and at the end: step and loss."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Wanted:
             f"offload.state_format={self.state_format}",
             "offload.threads=1",
             "checkpoint.every=0",
+            "sample.tokens=0",
         )
 
     def is_made_by(self, config: RunConfig) -> bool:
@@ -96,10 +100,15 @@ def find(wanted: Wanted, root: Path) -> Curve | None:
         if not run.config.exists() or read_status(run).phase != "finished":
             continue
         if wanted.is_made_by(load_config(run.config)):
-            evaluations = [e for e in read_events(run).events if e.kind == "evaluation"]
-            losses = tuple(read_run_metrics(run).column("loss"))
+            evaluations = [e.fields for e in read_events(run).events if e.kind == "evaluation"]
+            validation = tuple((int(e["step"]), float(e["loss"])) for e in evaluations)
             return Curve(
-                wanted.model, wanted.state_format, wanted.seed, losses, evaluations[-1].fields["loss"]
+                wanted.model,
+                wanted.state_format,
+                wanted.seed,
+                losses=tuple(read_run_metrics(run).column("loss")),
+                validation_loss=validation[-1][1],
+                validation=validation,
             )
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -9,39 +10,42 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.state_formats.__main__ import main
 from benchmarks.state_formats.curves import Curve
 from benchmarks.state_formats.falling import mean_exp_avg_sq
-from benchmarks.state_formats.report import curve_table, falling_table
+from benchmarks.state_formats.noise import compare, largest_apart
+from benchmarks.state_formats.report import curve_table, falling_table, noise_table
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_few_steps_give_tables_and_a_chart_and_are_not_made_twice(tmp_path: Path) -> None:
-    chart = tmp_path / "chart.svg"
-    command = [
-        *(sys.executable, "-m", "benchmarks.state_formats", "--runs", str(tmp_path / "runs")),
-        *(
-            "--steps",
-            "3",
-            "--seeds",
-            "1",
-            "--models",
-            "0.84 M",
-            "--falling-steps",
-            "400",
-            "--chart",
-            str(chart),
-        ),
+def test_a_few_steps_give_tables_and_a_chart_and_are_not_made_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chart, records = tmp_path / "chart.svg", tmp_path / "records.json"
+    words = [
+        *("--steps", "3", "--seeds", "1", "--models", "0.84 M", "--falling-steps", "100"),
+        *("--runs", str(tmp_path / "runs"), "--chart", str(chart), "--out", str(records)),
     ]
+    command = [sys.executable, "-m", "benchmarks.state_formats", *words]
     first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert first.stderr.count("training 0.84 M in ") == 3
     table = [line for line in first.stdout.splitlines() if line.startswith("| 0.84 M, 3 steps")]
     assert [line.split(" | ")[1] for line in table] == ["exact", "half", "compact"]
     drawn = ElementTree.parse(chart).getroot()
-    assert len(drawn.findall("{http://www.w3.org/2000/svg}polyline")) == 3 + 5
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "training" not in again.stderr
-    assert again.stdout == first.stdout
+    assert (
+        len(drawn.findall("{http://www.w3.org/2000/svg}g/{http://www.w3.org/2000/svg}polyline")) == 3 + 5 + 2
+    )
+    written = json.loads(records.read_text())
+    assert [(run["state_format"], len(run["losses"])) for run in written["runs"]] == [
+        *(("exact", 3), ("half", 3), ("compact", 3))
+    ]
+    assert all(run["validation"] == [[3, run["validation_loss"]]] for run in written["runs"])
+    assert len(written["falling"]["mean_exp_avg_sq"]["half"]) == 100 // written["falling"]["every_steps"]
+    main(words)
+    again = capsys.readouterr()
+    assert "training" not in again.err
+    assert again.out == first.stdout
 
 
 def test_differences_are_taken_at_the_same_seed() -> None:
@@ -50,6 +54,34 @@ def test_differences_are_taken_at_the_same_seed() -> None:
     exact, half = curve_table(curves).splitlines()[2:]
     assert exact.endswith("| exact | 2.0000, 2.5000 | +0.0000 | +0.0000 | +0.0000 | 0.5000 |")
     assert "| half | 2.1000, 2.4000 | -0.0000 |" in half or "| half | 2.1000, 2.4000 | +0.0000 |" in half
+
+
+def test_a_difference_counts_as_noise_up_to_the_deviation_between_seeds_of_exact() -> None:
+    exact = [2.0, 2.1, 2.2]  # a standard deviation of 0.1
+    losses = {"exact": exact, "half": [2.01, 2.12, 2.24], "compact": [2.11, 2.21, 2.31]}
+    curves = [
+        Curve("m", state_format, seed, (0.0,) * 30, loss)  # type: ignore[arg-type]
+        for state_format, values in losses.items()
+        for seed, loss in enumerate(values)
+    ]
+    half, compact = (c for c in compare(curves) if c.measure == "validation")
+    assert half.mean_difference == pytest.approx(0.07 / 3)
+    assert half.standard_error == pytest.approx((0.0007 / 3 / 2 * 2 / 3) ** 0.5)
+    assert half.seed_noise == compact.seed_noise == pytest.approx(0.1)
+    assert (half.within_noise, compact.within_noise) == (True, False)
+    assert "| m | validation | compact | +0.1100 ± 0.0000 | 0.1000 | no |" in noise_table([half, compact])
+
+
+def test_one_seed_has_no_noise_to_be_within() -> None:
+    curves = [Curve("m", f, 1, (1.0, 2.0), 2.0) for f in ("exact", "half")]  # type: ignore[arg-type]
+    assert all(c.within_noise is None and c.standard_error is None for c in compare(curves))
+    assert "| +0.0000 ± n/a | n/a | n/a |" in noise_table(compare(curves))
+
+
+def test_curves_are_compared_where_they_are_smooth() -> None:
+    spike = Curve("m", "half", 1, (1.0,) * 39 + (3.0,), 1.0)
+    flat = Curve("m", "exact", 1, (1.0,) * 40, 1.0)
+    assert largest_apart(spike, flat) == pytest.approx(2.0 / 20)
 
 
 def test_rounding_to_the_nearest_stands_still_where_the_formats_follow() -> None:
