@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
 from workbench.optimizer.settings import AdamW
-from workbench.optimizer.state_formats import MOMENTS, StateFormat
+from workbench.state_formats import MOMENTS, StateFormat
 
 SEED = 1234
 DRAWN = 1 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class MissingExtensionWarning(UserWarning):
     """The native host optimizer is missing: torch's fused AdamW does its work, slower."""
@@ -17,3 +19,13 @@ def missing_extension() -> str | None:
             "build it with a C compiler by `python -m pip install --editable .` in the checkout"
         )
     return None
+
+
+def load_extension() -> tuple[Any, Any]:
+    """cffi's `ffi` and `lib`; `ImportError` says what `missing_extension` says."""
+    missing = missing_extension()
+    if missing is not None:
+        raise ImportError(missing)
+    from workbench._native import ffi, lib
+
+    return ffi, lib

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from workbench.optimizer.host import GRADIENT_TYPES, HostOptimizer, Piece, PieceTable
+from workbench.optimizer.host import HostOptimizer
+from workbench.optimizer.pieces import GRADIENT_TYPES, Piece, PieceTable
 from workbench.optimizer.settings import AdamW
 from workbench.optimizer.state_conversion import Entry, follow_parameter, format_of, state_key
 from workbench.state_formats import MOMENTS

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from workbench.optimizer.group_table import Group, GroupTable, place_of, settings_of
-from workbench.optimizer.host import GRADIENT_TYPES, HostOptimizer
+from workbench.optimizer.host import HostOptimizer
+from workbench.optimizer.pieces import GRADIENT_TYPES
 from workbench.optimizer.state_conversion import Entry, fitted_entry, fresh_entry, packed_entry
 from workbench.state_formats import MOMENTS, StateFormat
 

@@ -1,0 +1,254 @@
+"""Which memory an update works on: pieces of parameters, and the table of them that C reads.
+
+Shapes, dtypes, alignment and contiguity are checked where a tensor enters, so that the call of each step does no more
+than cross into C.
+
+Invariant: a table's tensors must not be resized or moved (`set_`, `resize_`, `.data =`) while the table lives, because
+C holds their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.optimizer.extension import load_extension
+from workbench.state_formats import MOMENTS, StateFormat
+
+ffi, lib = load_extension()
+
+PARTIAL_ELEMENTS = 65536
+GRADIENT_TYPES: dict[torch.dtype, int] = {
+    torch.float32: lib.WB_FLOAT32,
+    torch.bfloat16: lib.WB_BFLOAT16,
+    torch.float16: lib.WB_FLOAT16,
+}
+EMITTED_TYPES = {dtype: GRADIENT_TYPES[dtype] for dtype in (torch.bfloat16, torch.float16)}
+NATIVE_FORMATS: dict[StateFormat, int] = {
+    "exact": lib.WB_EXACT,
+    "half": lib.WB_HALF,
+    "compact": lib.WB_COMPACT,
+}
+FORMATS_BY_DTYPE: dict[torch.dtype, StateFormat] = {
+    getattr(torch, tensors[0].dtype): state_format for state_format, tensors in MOMENTS.items()
+}
+ADDRESSES = (
+    "exp_avg",
+    "exp_avg_sq",
+    "exp_avg_scale",
+    "exp_avg_sq_scale",
+    "master",
+    "high",
+    "low",
+    "emit",
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive elements of one parameter. All tensors: 1-D, contiguous, on the CPU.
+
+    Either `master` is given, or `high` and `low`, which hold it losslessly as two 16-bit halves; `high` is at
+    the same time the bfloat16 working weights. The dtype of the moments says their format (see state_formats.py);
+    all zeros is the state before the first step in each.
+
+    Beyond `exact`, moments are rounded stochastically. The random bits follow from `random_stream`, the step count and
+    the element's place in its parameter alone.
+    """
+
+    exp_avg: Tensor  # float32, bfloat16 or int8
+    exp_avg_sq: Tensor  # float32, bfloat16 or uint8
+    master: Tensor | None = None  # float32, also the working weights unless `emit` is given
+    high: Tensor | None = None  # bfloat16
+    low: Tensor | None = None  # int16
+    decay: bool = True  # False: weight_decay is 0 for this piece
+    emit: Tensor | None = None  # bfloat16 or float16 working weights, written beside a float32 master
+    exp_avg_scale: Tensor | None = None  # compact: float32, one for each 256 elements
+    exp_avg_sq_scale: Tensor | None = None
+    offset: int = 0  # of the first element in its parameter: a multiple of 65,536
+    random_stream: int = 0  # which parameter this is, for its random bits: from 0 to 2^63 - 1
+
+    def __post_init__(self) -> None:
+        if self.master is None and (self.high is None or self.low is None):
+            raise ValueError("a piece needs master, or high and low together")
+        if self.master is not None and (self.high is not None or self.low is not None):
+            raise ValueError("master excludes high and low: a piece has one or the other")
+        if self.emit is not None and self.master is None:
+            raise ValueError("emit goes with master; in a split piece high is the working weights")
+        if self.emit is not None and self.emit.dtype not in EMITTED_TYPES:
+            raise ValueError(f"emit must be torch.bfloat16 or torch.float16, not {self.emit.dtype}")
+        if self.offset < 0 or self.offset % PARTIAL_ELEMENTS:
+            raise ValueError(f"offset must be a multiple of {PARTIAL_ELEMENTS:,}, not {self.offset}")
+        if not 0 <= self.random_stream < 1 << 63:
+            raise ValueError(f"random_stream must be from 0 to 2^63 - 1, not {self.random_stream}")
+        count = check_tensor("exp_avg", self.exp_avg)
+        moments = {t.kind: (getattr(torch, t.dtype), t.count(count)) for t in MOMENTS[self.state_format]}
+        for name in ("exp_avg_scale", "exp_avg_sq_scale"):
+            if (getattr(self, name) is None) == (name in moments):
+                wanted = "needs" if name in moments else "has no"
+                raise ValueError(f"a {self.state_format} piece {wanted} {name}")
+        for name, (dtype, elements) in {
+            **moments,
+            "master": (torch.float32, count),
+            "high": (torch.bfloat16, count),
+            "low": (torch.int16, count),
+            "emit": (None, count),
+        }.items():
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            check_tensor(name, tensor, dtype, elements)
+            if tensor.dim() != 1:
+                raise ValueError(f"{name} must have one dimension, not {tensor.dim()}")
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.exp_avg.numel()
+
+    @property
+    def state_format(self) -> StateFormat:
+        """How the moments are kept."""
+        found = FORMATS_BY_DTYPE.get(self.exp_avg.dtype)
+        if found is None:
+            raise ValueError(
+                f"exp_avg must be torch.float32, torch.bfloat16 or torch.int8, not {self.exp_avg.dtype}"
+            )
+        return found
+
+
+class PieceTable:
+    """The pieces that one call updates, as C sees them. Keeps their tensors alive.
+
+    A piece's step count is 0 at first and must be set before its first update; a piece without a gradient is
+    left untouched.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = tuple(pieces)
+        self._gradients: list[Tensor | None] = [None] * len(self._pieces)
+        self._counts = [piece.count for piece in self._pieces]
+        self._native: Any = ffi.new("wb_piece[]", len(self._pieces))  # zeros
+        partials = 0
+        self._first_partials: list[int] = []
+        for native, piece in zip(self._native, self._pieces, strict=True):
+            native.count = piece.count
+            native.first_partial = partials
+            native.decay = piece.decay
+            native.offset = piece.offset
+            native.random_stream = piece.random_stream
+            native.state_format = NATIVE_FORMATS[piece.state_format]
+            if piece.emit is not None:
+                native.emit_type = EMITTED_TYPES[piece.emit.dtype]
+            for name in ADDRESSES:
+                tensor = getattr(piece, name)
+                setattr(native, name, 0 if tensor is None else tensor.data_ptr())
+            self._first_partials.append(partials)
+            partials += -(-piece.count // PARTIAL_ELEMENTS)
+        self.partials = torch.zeros(partials, dtype=torch.float64)
+        """Sums of squares, one per 65,536 elements of each piece in order; `sum_of_squares` fills them."""
+        self._partials_address = self.partials.data_ptr()
+        self._rows: list[Any] = list(self._native)
+        self._gradient_column = self._column("gradient")
+        self.steps = self._column("step")
+        """The pieces' step counts, int64, in C's own memory: what is written here is what the next update uses."""
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def piece_partials(self, index: int) -> Tensor:
+        """The view of `partials` that belongs to one piece."""
+        self._check_index(index)
+        first = self._first_partials[index]
+        return self.partials[first : first - (-self._counts[index] // PARTIAL_ELEMENTS)]
+
+    def set_gradient(self, index: int, gradient: Tensor | None) -> None:
+        """Give a piece its gradient (float32, bfloat16 or float16, any shape, contiguous), or take it away.
+
+        Raises `ValueError` where its elements are not as many as the piece's.
+        """
+        self._check_index(index)
+        native = self._native[index]
+        if gradient is None:
+            native.gradient = 0
+        else:
+            check_tensor("gradient", gradient, count=self._counts[index])
+            native.gradient_type = type_of("gradient", gradient)
+            # A tensor without elements may have no address; C does not use it, but 0 would mean no gradient.
+            native.gradient = gradient.data_ptr() or 1
+        self._gradients[index] = gradient
+
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """`set_gradient` of every piece in order, at a lower cost for each; raises what it raises."""
+        for index, (gradient, count, row) in enumerate(zip(gradients, self._counts, self._rows, strict=True)):
+            if gradient is None:
+                row.gradient = 0
+                continue
+            number = GRADIENT_TYPES.get(gradient.dtype)
+            # A sparse tensor has no address to ask for, and is not contiguous.
+            if number is None or not (gradient.is_contiguous() and gradient.is_cpu):
+                self.set_gradient(index, gradient)  # which raises
+                continue
+            address = gradient.data_ptr()
+            if not address or address & 3 or gradient.numel() != count:
+                self.set_gradient(index, gradient)  # which looks closer
+                continue
+            row.gradient = address
+            row.gradient_type = number
+        self._gradients = list(gradients)
+
+    def release_gradients(self) -> None:
+        """Take all gradients away, so that the table does not keep their memory until the next step."""
+        self._gradients = [None] * len(self._rows)
+        self._gradient_column.zero_()
+
+    def set_step(self, index: int, step: int) -> None:
+        """Set the step count that the next update's bias correction uses: 1 at a piece's first update."""
+        self._check_index(index)
+        if step < 0:
+            raise ValueError(f"step must not be negative, not {step}")
+        self._native[index].step = step
+
+    def _column(self, name: str) -> Tensor:
+        """A 64-bit field of all pieces, as int64 in C's memory."""
+        if not self._rows:
+            return torch.zeros(0, dtype=torch.int64)
+        words = torch.frombuffer(ffi.buffer(self._native), dtype=torch.int64).view(len(self._rows), -1)
+        return words[:, ffi.offsetof("wb_piece", name) // words.element_size()]
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < len(self._counts):
+            raise IndexError(f"index must be from 0 to {len(self._counts) - 1}, not {index}")
+
+
+def check_tensor(
+    name: str, tensor: Tensor, dtype: torch.dtype | None = None, count: int | None = None
+) -> int:
+    """Return the number of elements; raise where C could not work on the tensor's memory as it lies."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if dtype is not None and tensor.dtype is not dtype:
+        raise ValueError(f"{name} must be {dtype}, not {tensor.dtype}")
+    if not tensor.is_cpu:
+        raise ValueError(f"{name} must be on the CPU, not on {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, not with strides {tensor.stride()}")
+    elements = tensor.numel()
+    if count is not None and elements != count:
+        raise ValueError(f"{name} must have {count} elements, not {elements}")
+    if tensor.data_ptr() % tensor.element_size():
+        raise ValueError(
+            f"{name} must begin at a multiple of its element size, {tensor.element_size()} bytes"
+        )
+    return elements
+
+
+def type_of(name: str, tensor: Tensor) -> int:
+    number = GRADIENT_TYPES.get(tensor.dtype)
+    if number is None:
+        raise ValueError(f"{name} must be float32, bfloat16 or float16, not {tensor.dtype}")
+    return number
