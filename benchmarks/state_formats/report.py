@@ -45,10 +45,10 @@ def noise_table(comparisons: Sequence[Comparison]) -> str:
     verdicts = {True: "yes", False: "no", None: "n/a"}
     for c in comparisons:
         error, noise = (
-            "n/a" if value is None else f"{value:.4f}" for value in (c.standard_error, c.seed_noise)
+            "n/a" if value is None else f"{value:.5f}" for value in (c.standard_error, c.seed_noise)
         )
         lines.append(
-            f"| {c.model} | {c.measure} | {c.state_format} | {c.mean_difference:+.4f} ± {error} | {noise} "
+            f"| {c.model} | {c.measure} | {c.state_format} | {c.mean_difference:+.5f} ± {error} | {noise} "
             f"| {verdicts[c.within_noise]} |"
         )
     return "\n".join(lines)
@@ -68,7 +68,7 @@ def apart_table(curves: Sequence[Curve]) -> str:
                 list(itertools.combinations(exact, 2)) if same else at_same_seed(curves, model, state_format)
             )
             name = "exact and exact, two seeds" if same else f"{state_format} and exact, same seed"
-            distances = ", ".join(f"{largest_apart(one, other):.4f}" for one, other in pairs)
+            distances = ", ".join(f"{largest_apart(one, other):.5f}" for one, other in pairs)
             lines.append(f"| {model} | {name} | {distances or 'n/a'} |")
     return "\n".join(lines)
 

@@ -69,13 +69,13 @@ def test_a_difference_counts_as_noise_up_to_the_deviation_between_seeds_of_exact
     assert half.standard_error == pytest.approx((0.0007 / 3 / 2 * 2 / 3) ** 0.5)
     assert half.seed_noise == compact.seed_noise == pytest.approx(0.1)
     assert (half.within_noise, compact.within_noise) == (True, False)
-    assert "| m | validation | compact | +0.1100 ± 0.0000 | 0.1000 | no |" in noise_table([half, compact])
+    assert "| m | validation | compact | +0.11000 ± 0.00000 | 0.10000 | no |" in noise_table([half, compact])
 
 
 def test_one_seed_has_no_noise_to_be_within() -> None:
     curves = [Curve("m", f, 1, (1.0, 2.0), 2.0) for f in ("exact", "half")]  # type: ignore[arg-type]
     assert all(c.within_noise is None and c.standard_error is None for c in compare(curves))
-    assert "| +0.0000 ± n/a | n/a | n/a |" in noise_table(compare(curves))
+    assert "| +0.00000 ± n/a | n/a | n/a |" in noise_table(compare(curves))
 
 
 def test_curves_are_compared_where_they_are_smooth() -> None:
