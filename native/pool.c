@@ -150,8 +150,8 @@ static void take_slices(wb_pool *pool)
 /* By its creator where the system lets one thread name another, so that no thread is ever seen without its name. */
 static void name_thread(pthread_t thread, int number)
 {
-    char name[16]; /* the kernel's limit, with the final zero */
-    snprintf(name, sizeof name, "host-adam/%d", number);
+    char name[16]; /* the kernel's limit, with the final zero: four digits have room */
+    snprintf(name, sizeof name, "host-adam/%u", (unsigned)number % 10000);
 #if defined(__linux__)
     pthread_setname_np(thread, name);
 #elif defined(__APPLE__)
