@@ -15,6 +15,7 @@ from pathlib import Path
 
 from workbench.config import load_config
 from workbench.config.schema import RunConfig
+from workbench.presets import find_preset
 from workbench.runs import RunDirectory, read_events, read_run_metrics, read_status
 from workbench.state_formats import StateFormat
 
@@ -31,6 +32,9 @@ MODELS: dict[str, tuple[str, ...]] = {
     ),
 }
 """By size: what differs from the preset `quickstart`."""
+
+DECISIVE = ("model", "data", "train", "optimizer", "schedule", "offload")
+"""The tables of a configuration that decide what is learned."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,8 @@ class Wanted:
 
     def is_made_by(self, config: RunConfig) -> bool:
         """Whether a run with this configuration is the one wanted."""
-        wanted = {"n_embd": 128, "n_layer": 4} if not MODELS[self.model] else {"n_embd": 384, "n_layer": 6}
-        return (
-            wanted.items() <= config.model.config.items()
-            and config.train.seed == self.seed
-            and config.train.steps == self.steps
-            and config.offload.state_format == self.state_format
-        )
+        expected = load_config(find_preset("quickstart"), self.overrides())
+        return all(getattr(config, table) == getattr(expected, table) for table in DECISIVE)
 
 
 def train_all(wanted: Sequence[Wanted], root: Path, at_once: int) -> list[Curve]:
