@@ -123,19 +123,17 @@ static wb_range range_of(const wb_piece *piece, int64_t begin, int64_t count)
 static void update_range(const update_call *call, const update_item *item, int64_t begin, int64_t count)
 {
     const wb_piece *piece = item->piece;
+    const wb_adamw *settings = call->settings;
     wb_range range = range_of(piece, begin, count);
-    if (needs_preparation(piece, call->settings)) {
-        float prepared[PREPARED_ELEMENTS];
-        const wb_adamw *settings = call->settings;
+    float prepared[PREPARED_ELEMENTS];
+    if (needs_preparation(piece, settings)) {
         float decay = piece->decay && settings->coupled_decay ? (float)settings->weight_decay : 0.0f;
         call->kernels->prepare(prepared, range.gradient, range.gradient_type, settings->gradient_scale, decay,
                                range.master, range.high, range.low, count);
         range.gradient = prepared;
         range.gradient_type = WB_FLOAT32;
-        call->kernels->adamw(&range, &item->factors);
-    } else {
-        call->kernels->adamw(&range, &item->factors);
     }
+    call->kernels->adamw(&range, &item->factors);
     if (piece->emit) {
         uint16_t *emit = (uint16_t *)piece->emit + begin;
         if (piece->emit_type == WB_FLOAT16)
