@@ -25,8 +25,7 @@ from workbench.plan.machine import free_disk_bytes, free_host_bytes
 from workbench.plan.memory import MemoryPlan, ModelShape, Workload, plan_memory
 from workbench.runs import RunDirectory
 from workbench.training.checkpoint import checkpoint_bytes
-
-MIB = 1 << 20
+from workbench.training.engine_options import MIB
 
 
 @dataclass(frozen=True)

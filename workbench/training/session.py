@@ -12,15 +12,16 @@ from typing import Any
 import torch
 
 from workbench.config import RunConfig, to_toml
-from workbench.engine import AdamW, OffloadEngine
+from workbench.engine import OffloadEngine
 from workbench.engine.discovery import FoundShard, find_shards
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.model.build import ShardInitializer
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.runs import RunDirectory, record_resume, write_config, write_plan
 from workbench.training.checkpoint import find_checkpoints, load_state, remove_leftovers, set_aside_after
+from workbench.training.engine_options import engine_options
 from workbench.training.journal import Journal
-from workbench.training.preparation import MIB, Prepared
+from workbench.training.preparation import Prepared
 from workbench.training.random_state import seed_everything
 from workbench.training.raw_files import DamagedFileError
 from workbench.training.signals import Requests, StopBeforeTraining
@@ -102,8 +103,6 @@ def _train(
 def _engine(
     config: RunConfig, prepared: Prepared, initializer: ShardInitializer, journal: Journal
 ) -> OffloadEngine:
-    offload, train = config.offload, config.train
-    assert offload.state in ("device", "host") and offload.overlap in ("serial", "exact"), "refused already"
     shards = len(find_shards(prepared.model))
     done = 0
 
@@ -113,28 +112,8 @@ def _engine(
         journal.progress(f"shard {done} of {shards}")
         initializer(shard)
 
-    return OffloadEngine(
-        prepared.model,
-        optimizer=AdamW(
-            lr=config.optimizer.learning_rate,
-            betas=config.optimizer.betas,
-            eps=config.optimizer.eps,
-            weight_decay=config.optimizer.weight_decay,
-            coupled_decay=config.optimizer.type == "adam",
-        ),
-        weights="device",
-        state=offload.state,
-        state_format=offload.state_format,
-        gradient_accumulation=train.gradient_accumulation,
-        gradient_clipping=train.gradient_clipping,
-        overlap=offload.overlap,
-        precision="bf16" if prepared.dtype == torch.bfloat16 else "fp32",
-        activation_checkpointing=train.activation_checkpointing,
-        chunk_bytes=offload.chunk_mib * MIB,
-        threads=offload.threads,
-        device=prepared.device,
-        materialize=materialize,
-    )
+    options = engine_options(config, device=prepared.device)
+    return OffloadEngine(prepared.model, **options, materialize=materialize)
 
 
 def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal: Journal) -> None:

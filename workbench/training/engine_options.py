@@ -1,0 +1,61 @@
+"""From a run's configuration to the arguments of its engine: the one place where the two vocabularies meet.
+
+Invariant: every field of the configuration that the engine knows is handed on as it stands, and nothing is added that
+the configuration does not say. So two engines of one configuration differ only in their device and in how their model
+gets its values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from workbench.config import RunConfig
+from workbench.engine import AdamW, OffloadEngine
+from workbench.engine.device import Device
+from workbench.errors import ConfigurationError
+
+MIB = 1 << 20
+
+
+def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -> dict[str, Any]:
+    """Keyword arguments of `OffloadEngine` for `config`, all but `materialize`.
+
+    `changes` are arguments of the engine that take the place of those that the configuration gives (a tier chosen
+    for "auto", another overlap to compare with).
+
+    Raises:
+        ConfigurationError: a tier is "auto": the placement has to be chosen first.
+    """
+    offload, train, optimizer = config.offload, config.train, config.optimizer
+    options: dict[str, Any] = {
+        "optimizer": AdamW(
+            lr=optimizer.learning_rate,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            coupled_decay=optimizer.type == "adam",
+        ),
+        "weights": offload.weights,
+        "state": offload.state,
+        "device_fraction": offload.device_fraction,
+        "state_format": offload.state_format,
+        "gradient_accumulation": train.gradient_accumulation,
+        "gradient_clipping": train.gradient_clipping,
+        "overlap": offload.overlap,
+        "delay_warmup": offload.delay_warmup,
+        "precision": train.precision,
+        "activation_checkpointing": train.activation_checkpointing,
+        "activations": offload.activations,
+        "disk_path": Path(offload.disk_path).expanduser() if offload.disk_path else None,
+        "chunk_bytes": offload.chunk_mib * MIB,
+        "threads": offload.threads,
+        "device": device,
+        **changes,
+    }
+    known = inspect.signature(OffloadEngine).parameters
+    for tier in ("weights", "state"):
+        if options[tier] == "auto":
+            raise ConfigurationError(f'offload.{tier} = "auto": the placement has to be chosen first')
+    return {name: value for name, value in options.items() if name in known}
