@@ -1,0 +1,247 @@
+"""Tiny random models of nine families of causal language models, and what the matrix crosses them with.
+
+Widths are small and odd on purpose: every block has at least two chunks of the smallest size, and some parameters are
+cut by a chunk's end. All nine take `input_ids` and `labels`, so one training loop serves them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from small_models import SEQUENCE, VOCABULARY, clone
+from torch import Tensor, nn
+
+WIDTH, HEADS, INNER = 48, 4, 512
+WIDER = 1408  # WIDTH * WIDER elements are more than one block of the norm: such a matrix is cut
+
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+MODERN = {
+    **COMMON,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": SEQUENCE,
+}
+
+
+def _gpt2(dropout: float) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            **COMMON,
+            n_layer=3,
+            n_embd=WIDTH,
+            n_head=HEADS,
+            n_inner=WIDER,
+            n_positions=SEQUENCE,
+            attn_pdrop=dropout,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+        )
+    )
+
+
+def _llama(dropout: float) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(**MODERN, num_hidden_layers=3, num_key_value_heads=2, attention_dropout=dropout)
+    )
+
+
+def _qwen3(dropout: float) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            **MODERN,
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            attention_dropout=dropout,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def _mistral(dropout: float) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return MistralForCausalLM(
+        MistralConfig(
+            **MODERN, num_hidden_layers=3, num_key_value_heads=1, sliding_window=8, attention_dropout=dropout
+        )
+    )
+
+
+def _gemma(dropout: float) -> Any:
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    return GemmaForCausalLM(
+        GemmaConfig(
+            **MODERN, num_hidden_layers=2, num_key_value_heads=1, head_dim=20, attention_dropout=dropout
+        )
+    )
+
+
+def _opt(dropout: float) -> Any:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    return OPTForCausalLM(
+        OPTConfig(
+            **{**COMMON, "pad_token_id": 1},
+            hidden_size=WIDTH,
+            word_embed_proj_dim=WIDTH // 2,
+            ffn_dim=WIDER,
+            num_attention_heads=HEADS,
+            num_hidden_layers=2,
+            max_position_embeddings=SEQUENCE,
+            dropout=dropout,
+            attention_dropout=dropout,
+        )
+    )
+
+
+def _gpt_neox(dropout: float) -> Any:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            **{**MODERN, "intermediate_size": WIDER},
+            num_hidden_layers=3,
+            hidden_dropout=dropout,
+            attention_dropout=dropout,
+        )
+    )
+
+
+def _phi3(dropout: float) -> Any:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    return Phi3ForCausalLM(
+        Phi3Config(
+            **MODERN,
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attention_dropout=dropout,
+        )
+    )
+
+
+def _mixtral(dropout: float) -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(
+        MixtralConfig(
+            **{**MODERN, "intermediate_size": 128},
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            attention_dropout=dropout,
+        )
+    )
+
+
+FAMILIES: dict[str, Callable[[float], Any]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "qwen3": _qwen3,
+    "mistral": _mistral,
+    "gemma": _gemma,
+    "opt": _opt,
+    "gpt_neox": _gpt_neox,
+    "phi3": _phi3,
+    "mixtral": _mixtral,
+}
+
+
+class Placement(NamedTuple):
+    """Where a run keeps its weights and its state."""
+
+    weights: str
+    state: str
+    device_fraction: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.weights}-{self.state}" + f"-{self.device_fraction}" * bool(self.device_fraction)
+
+
+PLACEMENTS = (
+    Placement("device", "device"),
+    Placement("device", "host"),
+    Placement("device", "host", 0.5),
+    Placement("host", "host"),
+    Placement("host", "disk"),
+    Placement("disk", "disk"),
+    Placement("device", "disk"),
+)
+OVERLAPS = ("serial", "exact", "delayed")
+
+BUILT: frozenset[Any] = frozenset(
+    {Placement("device", "device"), Placement("device", "host"), "serial", "exact"}
+)
+"""The placements and overlaps that the engine has so far: tests of others are skipped."""
+
+
+class LoRA(nn.Module):
+    """A frozen matrix and a trained change of low rank beside it: y = base(x) + B(A(dropout(x))), both in fp32."""
+
+    def __init__(self, base: nn.Module, rank: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        weight = base.weight
+        # transformers' Conv1D keeps its weight as [in, out], a Linear as [out, in].
+        inside, outside = weight.shape[::-1] if isinstance(base, nn.Linear) else weight.shape
+        self.base = base
+        self.dropout = nn.Dropout(dropout)
+        self.lora_a = nn.Parameter(torch.randn(rank, inside) / inside**0.5)
+        # Not zero as one would begin with: A would have no gradient at first, and half of this would go untested.
+        self.lora_b = nn.Parameter(torch.randn(outside, rank) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        base: Tensor = self.base(x)
+        change = self.dropout(x).to(self.lora_a.dtype) @ self.lora_a.T @ self.lora_b.T
+        return base + change.to(base.dtype)
+
+
+def add_adapters(
+    model: nn.Module,
+    names: Iterable[str] = ("q_proj", "c_attn", "query_key_value", "qkv_proj", "down_proj", "fc2"),
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Freeze `model` and put a `LoRA` around every matrix called one of `names`; returns it."""
+    model.requires_grad_(False)
+    wanted = set(names)
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if name in wanted and getattr(child, "weight", None) is not None and child.weight.dim() == 2
+    ]
+    assert places, f"no matrix is called one of {sorted(wanted)}"
+    for parent, name, child in places:
+        setattr(parent, name, LoRA(child, dropout=dropout))
+    return model
+
+
+@functools.cache
+def _made(family: str, dropout: float, adapters: bool) -> Any:
+    torch.manual_seed(sorted(FAMILIES).index(family))
+    model = FAMILIES[family](dropout).train()
+    return add_adapters(model, dropout=dropout) if adapters else model
+
+
+def make(family: str, dropout: float = 0.0, adapters: bool = False) -> Any:
+    """A model of `family` in training mode, the same values at every call; with `adapters` only they are trained."""
+    return clone(_made(family, dropout, adapters))

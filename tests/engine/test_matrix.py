@@ -1,0 +1,136 @@
+"""Every family of models, placement, overlap and option trains what plain torch trains.
+
+The normal suite runs a selection in which every two values meet; `-m slow` runs the whole product. `exact` has the bits
+of `serial` in the same placement, and `delayed` has its own bits again under another timing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covering import cover_pairs, pairs_of
+from families import BUILT, FAMILIES, OVERLAPS, PLACEMENTS, Placement, make
+from plain_torch import assert_same_bits, assert_trains_the_same, counted_tokens, train_engine, train_plain
+from small_models import SeparateMemory, batches
+from torch import Tensor
+
+from workbench.engine.device import CpuDevice, Device
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "family": tuple(FAMILIES),
+    "placement": PLACEMENTS,
+    "overlap": OVERLAPS,
+    "accumulation": (1, 3),
+    "clipped": (False, True),
+    "adapters": (False, True),
+    "dropout": (0.0, 0.1),
+    "memory": ("shared", "separate"),
+}
+SELECTION = cover_pairs(FACTORS, seed=4)
+STEPS = 5
+DELAY_WARMUP = 2
+LENGTHS = (24, 9, 17)  # of the micro-batches of a step: each weighs by its tokens
+LEARNING_RATES = (4e-3, 8e-3, 1e-2, 7e-3, 3e-3)
+
+
+def steps_of(accumulation: int) -> list[list[Tensor]]:
+    data = iter(batches(STEPS * accumulation))
+    return [[next(data)[:, :length] for length in LENGTHS[:accumulation]] for _ in range(STEPS)]
+
+
+def open_memory(memory: str, seed: int | None) -> Device:
+    return CpuDevice() if memory == "shared" else SeparateMemory(seed, longest_s=0.001)
+
+
+def check(row: dict[str, Any], folder: Path) -> None:
+    """Train one row of the matrix by the engine and by torch, and compare."""
+    placement: Placement = row["placement"]
+    overlap, accumulation = row["overlap"], row["accumulation"]
+    start = make(row["family"], row["dropout"], row["adapters"])
+    data = steps_of(accumulation)
+    common: dict[str, Any] = {"tokens": counted_tokens, "learning_rates": LEARNING_RATES}
+    if row["clipped"]:
+        # A part of the model's own norm: what is clipped at one number in one family is not in another.
+        common["gradient_clipping"] = train_plain(start, data[:1]).norms[0] / 3
+    options: dict[str, Any] = {
+        **common,
+        "weights": placement.weights,
+        "state": placement.state,
+        "gradient_accumulation": accumulation,
+    }
+    if placement.device_fraction:
+        options["device_fraction"] = placement.device_fraction
+    if overlap == "delayed":
+        options["delay_warmup"] = DELAY_WARMUP
+
+    def train(overlap: str, name: str, seed: int | None) -> Any:
+        if "disk" in (placement.weights, placement.state):
+            options["disk_path"] = folder / name
+            options["disk_path"].mkdir()
+        return train_engine(start, data, open_memory(row["memory"], seed), overlap=overlap, **options)
+
+    ours = train(overlap, "first", seed=1)
+    reference = train_plain(
+        start, data, delay_warmup=DELAY_WARMUP if overlap == "delayed" else None, **common
+    )
+    assert_trains_the_same(ours, reference, start)
+    if overlap == "exact":
+        assert_same_bits(ours, train("serial", "second", seed=None))
+    elif overlap == "delayed":
+        assert_same_bits(ours, train("delayed", "second", seed=2))
+
+
+def label(row: dict[str, Any]) -> str:
+    """A row in short: what is off is left out."""
+    words = [row["family"], str(row["placement"]), row["overlap"], row["memory"]]
+    words += ["accumulation"] * (row["accumulation"] > 1) + ["clipped"] * row["clipped"]
+    words += ["adapters"] * row["adapters"] + ["dropout"] * bool(row["dropout"])
+    return "-".join(words)
+
+
+def is_built(row: dict[str, Any]) -> bool:
+    return row["placement"] in BUILT and row["overlap"] in BUILT
+
+
+def case(row: dict[str, Any], name: str) -> Any:
+    return pytest.param(
+        row,
+        id=name,
+        marks=() if is_built(row) else pytest.mark.skip(reason="the engine does not have it yet"),
+    )
+
+
+def test_every_two_values_of_the_matrix_meet_in_the_selection() -> None:
+    wanted = {
+        (a, x, b, y)
+        for a, b in itertools.combinations(FACTORS, 2)
+        for x, y in itertools.product(FACTORS[a], FACTORS[b])
+    }
+    assert set().union(*map(pairs_of, SELECTION)) == wanted
+    assert len(SELECTION) <= 80
+
+
+@pytest.mark.parametrize("row", [case(row, label(row)) for row in SELECTION])
+def test_a_selection_of_the_matrix_trains_what_torch_trains(row: dict[str, Any], tmp_path: Path) -> None:
+    check(row, tmp_path)
+
+
+OPTIONS = ("accumulation", "clipped", "adapters", "dropout", "memory")
+CELLS = [
+    dict(zip(("family", "placement", "overlap"), cell, strict=True))
+    for cell in itertools.product(FAMILIES, PLACEMENTS, OVERLAPS)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [case(cell, "-".join(map(str, cell.values()))) for cell in CELLS])
+def test_the_whole_matrix_trains_what_torch_trains(cell: dict[str, Any], tmp_path: Path) -> None:
+    for number, values in enumerate(itertools.product(*(FACTORS[name] for name in OPTIONS))):
+        row = {**cell, **dict(zip(OPTIONS, values, strict=True))}
+        print(label(row))  # shown when it fails: which of the options it was
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        check(row, folder)
