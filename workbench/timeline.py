@@ -4,7 +4,8 @@ Written once for two readers: the engine executes a timeline on real memory, the
 rates, so that a plan cannot drift from the run. It knows layout and bytes, never tensors or time.
 
 Invariant: `waits` point to earlier tasks only, so that any execution that honours them ends; and every order of
-execution that honours them gives bit-identical results.
+execution that honours them gives bit-identical results. A chunk's tasks of one stage follow each other in index order,
+so that executing them in that order needs the buffers of one chunk at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from enum import Enum
 from typing import Literal
 
 from workbench.layout import Chunk, Layout, Shard
+from workbench.placement import Tier
+from workbench.state_formats import moment_bytes
 
-Tier = Literal["device", "host", "disk"]
-Overlap = Literal["serial", "exact"]
+Overlap = Literal["serial", "exact", "delayed"]
 
 
 class Lane(str, Enum):
@@ -27,6 +29,8 @@ class Lane(str, Enum):
     DOWNLOAD = "download"
     UPDATE = "update"
     UPLOAD = "upload"
+    READ = "read"
+    WRITE = "write"
 
 
 class Kind(str, Enum):
@@ -34,15 +38,21 @@ class Kind(str, Enum):
 
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a shard alone that its weights are no longer read, one without either that the micro-batch is done.
+    `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
     """
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    FETCH = "fetch"
     DOWNLOAD = "download"
+    READ_GRADIENT = "read gradient"
     ACCUMULATE = "accumulate"
     NORM = "norm"
+    WRITE_GRADIENT = "write gradient"
     VERDICT = "verdict"
+    READ_STATE = "read state"
     UPDATE = "update"
+    WRITE_STATE = "write state"
     UPLOAD = "upload"
 
 
@@ -61,28 +71,50 @@ class Task:
 
 
 @dataclass(frozen=True)
+class ShardFlow:
+    """How one shard's gradients, state and weights move in a step.
+
+    `state`: the tier of what an update reads and writes. `on_device`: it is on a device of its own, and compute does it.
+    `gathers`: gradients are copied chunk by chunk out of autograd's tensors, down to the host.
+    `accumulates`: the engine sums them over micro-batches in fp32.
+    `gradients_on_disk`: they wait for the update there.
+    `uploads`: new weights are copied to where the forward reads them.
+    """
+
+    state: Tier
+    on_device: bool
+    gathers: bool
+    accumulates: bool
+    gradients_on_disk: bool
+    uploads: bool
+
+
+@dataclass(frozen=True)
 class StepShape:
     """All that decides which tasks a step has.
 
-    `shared_memory`: device and host are one memory, so nothing is copied between them.
-    `referenced_gradients`: the gradients stay where autograd put them, so nothing is accumulated by the engine.
     `global_quantity`: the update needs something that is known only when backward has ended (the norm for clipping).
+    `overlap`: of this step. `applies_last`: a delayed step begins with the update by the last step's gradients.
     """
 
     gradient_accumulation: int
-    state: Tier
-    shared_memory: bool
-    referenced_gradients: bool
+    flows: tuple[ShardFlow, ...]
     global_quantity: bool
     overlap: Overlap
+    applies_last: bool = True
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The tasks of one step, and for each shard those that the next step's forward of it waits for."""
+    """The tasks of one step.
+
+    `ready`: for each shard the tasks after which its new weights may be read (in a delayed step by its own forward, else
+    by the next step's). `settled`: all tasks that need nothing from the model in a delayed step, none otherwise.
+    """
 
     tasks: tuple[Task, ...]
     ready: tuple[tuple[int, ...], ...]
+    settled: tuple[int, ...]
     _index: dict[tuple[Kind, int, int | None, int | None], int] = field(repr=False)
 
     def find(self, kind: Kind, micro_batch: int, shard: int | None = None, chunk: int | None = None) -> int:
@@ -91,7 +123,10 @@ class Timeline:
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout, shape: StepShape) -> None:
+        self.layout = layout
+        self.shape = shape
+        self.last = shape.gradient_accumulation - 1
         self.tasks: list[Task] = []
         self.index: dict[tuple[Kind, int, int | None, int | None], int] = {}
 
@@ -113,96 +148,165 @@ class _Builder:
         self.index[kind, micro_batch, shard_index, chunk_index] = number
         return number
 
+    def work_lane(self, shard: Shard) -> Lane:
+        return Lane.COMPUTE if self.shape.flows[shard.index].on_device else Lane.UPDATE
+
+    # The model's own part
+
+    def add_compute(self, micro_batch: int) -> tuple[dict[tuple[int, int], int], int]:
+        """Forward over the shards, backward in reverse: what makes each chunk's gradients final, and the end."""
+        before = [self.index[Kind.BACKWARD, micro_batch - 1, None, None]] if micro_batch else []
+        for shard in self.layout.shards:
+            before = [self.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, shard, waits=before)]
+        final: dict[tuple[int, int], int] = {}
+        over = []
+        for shard in reversed(self.layout.shards):
+            chunks = []
+            for chunk in reversed(shard.chunks):
+                # In whatever order gradients come: autograd decides it, and tied weights come last.
+                chunks.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk, waits=before))
+                final[shard.index, chunk.index] = chunks[-1]
+            over.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, waits=chunks or before))
+        return final, self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, waits=over or before)
+
+    # Gradients
+
+    def add_gradients(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int], int]:
+        """Every micro-batch's gradients down, summed and measured: each chunk's norm, what its update waits for, and
+        the end of the last backward."""
+        stored: dict[tuple[int, int], int] = {}
+        norms: dict[tuple[int, int], int] = {}
+        end = 0
+        for micro_batch in range(self.shape.gradient_accumulation):
+            final, end = self.add_compute(micro_batch)
+            for shard in reversed(self.layout.shards):
+                for chunk in reversed(shard.chunks):
+                    place = (shard.index, chunk.index)
+                    # Serial work starts when the micro-batch's backward has ended, overlapped work with the chunk's.
+                    waits = [end if self.shape.overlap == "serial" else final[place]]
+                    # A chunk's buffers are its own from one micro-batch to the next.
+                    waits += [stored[place]] if place in stored else []
+                    stored[place] = self._add_chunk_gradient(micro_batch, shard, chunk, waits, norms)
+        return norms, stored, end
+
+    def _add_chunk_gradient(
+        self,
+        micro_batch: int,
+        shard: Shard,
+        chunk: Chunk,
+        waits: list[int],
+        norms: dict[tuple[int, int], int],
+    ) -> int:
+        flow, work = self.shape.flows[shard.index], self.work_lane(shard)
+        place = (shard.index, chunk.index)
+        done = waits
+        if flow.gathers:
+            done = [
+                self.add(Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, shard, chunk, chunk.weight_bytes, done)
+            ]
+        sum_bytes = 4 * chunk.elements
+        if flow.accumulates:
+            if flow.gradients_on_disk and micro_batch:
+                # Not before the gradient is there: a buffer that waits for the model could keep it from going on.
+                done = [self.add(Lane.READ, Kind.READ_GRADIENT, micro_batch, shard, chunk, sum_bytes, done)]
+            done = [self.add(work, Kind.ACCUMULATE, micro_batch, shard, chunk, sum_bytes, done)]
+        if micro_batch == self.last:
+            done = [self.add(work, Kind.NORM, micro_batch, shard, chunk, chunk.weight_bytes, done)]
+            norms[place] = done[0]
+        if flow.gradients_on_disk:
+            waiting = sum_bytes if flow.accumulates else chunk.weight_bytes
+            done = [self.add(Lane.WRITE, Kind.WRITE_GRADIENT, micro_batch, shard, chunk, waiting, done)]
+        return done[0] if len(done) == 1 else waits[0]
+
+    # The update
+
+    def add_shard_update(self, shard: Shard, waits: dict[int, list[int]]) -> list[int]:
+        """A shard's chunks updated in order, each after `waits[chunk]`; what each ends with."""
+        flow, work = self.shape.flows[shard.index], self.work_lane(shard)
+        done = []
+        for chunk in shard.chunks:
+            before = waits[chunk.index]
+            state_bytes = chunk.elements * 4 + moment_bytes(
+                shard.regions[chunk.region].state_format, chunk.elements
+            )
+            if flow.state == "disk":
+                before = [self.add(Lane.READ, Kind.READ_STATE, self.last, shard, chunk, state_bytes, before)]
+            # State is read and written, the gradient read.
+            moved = 2 * state_bytes + chunk.weight_bytes
+            updated = self.add(work, Kind.UPDATE, self.last, shard, chunk, moved, before)
+            if flow.state == "disk":
+                updated = self.add(
+                    Lane.WRITE, Kind.WRITE_STATE, self.last, shard, chunk, state_bytes, [updated]
+                )
+            done.append(updated)
+        return done
+
+    def add_shard_upload(self, shard: Shard, waits: Sequence[Sequence[int]]) -> list[int]:
+        """A shard's new weights copied to where the forward reads them, chunk by chunk."""
+        lane = Lane.COMPUTE if self.shape.flows[shard.index].on_device else Lane.UPLOAD
+        return [
+            self.add(lane, Kind.UPLOAD, self.last, shard, chunk, chunk.weight_bytes, before)
+            for chunk, before in zip(shard.chunks, waits, strict=True)
+        ]
+
 
 def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     """The tasks of one step of `layout` under `shape`.
 
     Each micro-batch runs forward over the shards and backward over them in reverse; every chunk's gradients go down
-    (unless memory is shared or the state is on the device), are accumulated (unless referenced) and measured once the
-    last micro-batch's are in. Then the update: after the verdict over all chunks where it needs a global quantity, else
-    as soon as the shard's own backward is over; and the new weights go up. `serial` holds all host work of a
-    micro-batch back until its backward has ended.
+    (where they are gathered), are summed (where the engine does it) and measured once the last micro-batch's are in.
+    Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the shard's own
+    backward is over; and the new weights go up. `serial` holds all host work of a micro-batch back until its backward
+    has ended. A `delayed` step begins with the update by the last step's gradients and ends with its own verdict.
     """
-    builder = _Builder()
-    last = shape.gradient_accumulation - 1
-    travels = shape.state != "device" and not shape.shared_memory
-    work = Lane.COMPUTE if shape.state == "device" else Lane.UPDATE
-    arrived: dict[tuple[int, int], int] = {}
-    end = 0
-    for micro_batch in range(shape.gradient_accumulation):
-        backward, end = _add_compute(builder, layout, micro_batch)
-        for shard in reversed(layout.shards):
-            for chunk in reversed(shard.chunks):
-                place = (shard.index, chunk.index)
-                # Serial work starts when the micro-batch's backward has ended, overlapped work with the chunk's own.
-                waits = [end if shape.overlap == "serial" else backward[place]]
-                # A chunk's buffers are its own from one micro-batch to the next.
-                waits += [arrived[place]] if place in arrived else []
-                if travels:
-                    waits = [
-                        builder.add(
-                            Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, shard, chunk, chunk.weight_bytes, waits
-                        )
-                    ]
-                if not shape.referenced_gradients:
-                    waits = [
-                        builder.add(
-                            work, Kind.ACCUMULATE, micro_batch, shard, chunk, 4 * chunk.elements, waits
-                        )
-                    ]
-                arrived[place] = waits[0] if len(waits) == 1 else backward[place]
-    return _add_update(builder, layout, shape, arrived, last, end, work, travels)
-
-
-def _add_compute(
-    builder: _Builder, layout: Layout, micro_batch: int
-) -> tuple[dict[tuple[int, int], int], int]:
-    """Forward over the shards, backward over them in reverse: what makes each chunk's gradients final, and the end."""
-    before = [builder.index[Kind.BACKWARD, micro_batch - 1, None, None]] if micro_batch else []
-    for shard in layout.shards:
-        before = [builder.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, shard, waits=before)]
-    final: dict[tuple[int, int], int] = {}
-    over = []
-    for shard in reversed(layout.shards):
-        chunks = []
-        for chunk in reversed(shard.chunks):
-            # In whatever order gradients come: autograd decides it, and tied weights come last.
-            chunks.append(builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk, waits=before))
-            final[shard.index, chunk.index] = chunks[-1]
-        over.append(builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, waits=chunks or before))
-    return final, builder.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, waits=over or before)
-
-
-def _add_update(
-    builder: _Builder,
-    layout: Layout,
-    shape: StepShape,
-    arrived: dict[tuple[int, int], int],
-    last: int,
-    end: int,
-    work: Lane,
-    travels: bool,
-) -> Timeline:
-    norms: dict[tuple[int, int], int] = {}
-    for shard in reversed(layout.shards):
-        for chunk in reversed(shard.chunks):
-            place = (shard.index, chunk.index)
-            waits = [arrived[place]] + ([end] if shape.overlap == "serial" else [])
-            norms[place] = builder.add(work, Kind.NORM, last, shard, chunk, chunk.weight_bytes, waits)
+    builder = _Builder(layout, shape)
+    if shape.overlap == "delayed":
+        return _delayed(builder)
+    norms, stored, end = builder.add_gradients()
+    last = builder.last
     verdict = None
-    if shape.global_quantity:
-        verdict = builder.add(work, Kind.VERDICT, last, waits=[end, *norms.values()])
+    # On a device of its own there is nothing to overlap an update with: it may as well know the verdict first.
+    if shape.global_quantity or any(flow.on_device for flow in shape.flows):
+        verdict = builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=[end, *norms.values()])
     ready: list[tuple[int, ...]] = []
     for shard in layout.shards:
+        flow = shape.flows[shard.index]
         over = builder.index[Kind.BACKWARD, last, shard.index, None]
-        uploaded: list[int] = []
+        held = shape.global_quantity or flow.on_device
+        waits = {}
         for chunk in shard.chunks:
-            waits = [norms[shard.index, chunk.index], over] if verdict is None else [verdict]
-            done = builder.add(work, Kind.UPDATE, last, shard, chunk, 26 * chunk.elements, waits)
-            if travels:
-                done = builder.add(Lane.UPLOAD, Kind.UPLOAD, last, shard, chunk, chunk.weight_bytes, [done])
-            uploaded.append(done)
-        ready.append(tuple(uploaded))
+            place = (shard.index, chunk.index)
+            first = [verdict] if held and verdict is not None else [norms[place], over]
+            waits[chunk.index] = [*first, stored[place]]
+        done = builder.add_shard_update(shard, waits)
+        if flow.uploads:
+            updates = [builder.index[Kind.UPDATE, last, shard.index, c.index] for c in shard.chunks]
+            ready.append(tuple(builder.add_shard_upload(shard, [[u] for u in updates])))
+        else:
+            ready.append(tuple(done))
     if verdict is None:
-        builder.add(work, Kind.VERDICT, last, waits=[end, *norms.values()])
-    return Timeline(tuple(builder.tasks), tuple(ready), builder.index)
+        builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=[end, *norms.values()])
+    return Timeline(tuple(builder.tasks), tuple(ready), (), builder.index)
+
+
+def _delayed(builder: _Builder) -> Timeline:
+    """What the last update left goes up; then comes the update by the last step's gradients, beside this step's
+    forward and backward (Ren et al., ZeRO-Offload, 2021, §5.2)."""
+    layout, shape = builder.layout, builder.shape
+    ready: list[tuple[int, ...]] = [() for _ in layout.shards]
+    if shape.applies_last:
+        for shard in layout.shards:
+            uploads = builder.add_shard_upload(shard, [()] * len(shard.chunks))
+            ready[shard.index] = tuple(uploads)
+        for shard in layout.shards:
+            builder.add_shard_update(
+                shard, {c.index: [up] for c, up in zip(shard.chunks, ready[shard.index], strict=True)}
+            )
+    settled = tuple(range(len(builder.tasks)))
+    norms, _, end = builder.add_gradients()
+    builder.add(_verdict_lane(shape), Kind.VERDICT, builder.last, waits=[end, *norms.values()])
+    return Timeline(tuple(builder.tasks), tuple(ready), settled, builder.index)
+
+
+def _verdict_lane(shape: StepShape) -> Lane:
+    return Lane.COMPUTE if all(flow.on_device for flow in shape.flows) else Lane.UPDATE

@@ -161,7 +161,7 @@ def test_bf16_weights_follow_a_reference_with_the_split_master() -> None:
     gradients: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         parameter.register_hook(lambda g, name=name: gradients.__setitem__(name, g.clone()))
-    with _engine(model, precision="bf16") as engine:
+    with _engine(model, precision="bf16", compute="same") as engine:
         engine.backward(loss_of(model, ids))
         engine.step().result()
         state = dict(engine.state())

@@ -24,6 +24,7 @@ from workbench.optimizer.settings import AdamW
 class StateViews(NamedTuple):
     """The state of one slice of a parameter, 1-D views: `master` fp32, or `high` bf16 and `low` int16.
 
+    `working`: fp16 working weights beside a master, which an update writes.
     `offset` is the slice's first element in the parameter, `random_stream` the parameter's number (see `Piece`).
     """
 
@@ -35,6 +36,7 @@ class StateViews(NamedTuple):
     master: Tensor | None = None
     high: Tensor | None = None
     low: Tensor | None = None
+    working: Tensor | None = None
     exp_avg_scale: Tensor | None = None
     exp_avg_sq_scale: Tensor | None = None
 
@@ -42,6 +44,7 @@ class StateViews(NamedTuple):
 class Table(Protocol):
     """The pieces that are updated in one go, with what changes from step to step."""
 
+    def set_state(self, views: Any) -> None: ...
     def set_gradient(self, index: int, gradient: Tensor | None) -> None: ...
     def set_step(self, index: int, step: int) -> None: ...
     def piece_partials(self, index: int) -> Tensor: ...
@@ -52,6 +55,7 @@ class Arithmetic(Protocol):
 
     def table(self, views: Sequence[StateViews]) -> Table: ...
     def split(self, source: Tensor, high: Tensor, low: Tensor) -> None: ...
+    def narrow(self, destination: Tensor, source: Tensor) -> None: ...
     def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool) -> None: ...
     def sum_of_squares(self, table: Any) -> None: ...
     def read_partials(self, tables: Iterable[Any]) -> list[float]: ...
@@ -67,6 +71,9 @@ class TorchTable:
         self.gradients: list[Tensor | None] = [None] * len(views)
         self.steps = [0] * len(views)
         self.partials: list[Tensor] = []
+
+    def set_state(self, views: Sequence[StateViews]) -> None:
+        self.views = views
 
     def set_gradient(self, index: int, gradient: Tensor | None) -> None:
         self.gradients[index] = gradient
@@ -89,6 +96,10 @@ class TorchArithmetic:
         upper, lower = split_float32(source.to(high.device))
         high.copy_(upper)
         low.copy_(lower)
+
+    @torch.no_grad()
+    def narrow(self, destination: Tensor, source: Tensor) -> None:
+        destination.copy_(source)
 
     @torch.no_grad()
     def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool) -> None:
@@ -142,6 +153,8 @@ def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> 
         high, low = split_float32(master)
         state.high.copy_(high)
         state.low.copy_(low)
+    elif state.working is not None:
+        state.working.copy_(master)
 
 
 def _update_fp32(state: StateViews, master: Tensor, gradient: Tensor, step: int, settings: AdamW) -> None:

@@ -13,12 +13,15 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from workbench.engine.disk import padded, page_aligned
+from workbench.optimizer.extension import missing_extension
 from workbench.timeline import Lane
 
 if TYPE_CHECKING:
@@ -52,8 +55,16 @@ class Device(ABC):
     def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
         """Copy between device and host on `lane`, once `after` has happened; returns when the copy is done.
 
-        Tensors are 1-D, contiguous, of the same dtype and length.
+        Tensors are 1-D, contiguous and of the same length. Where the dtypes differ, 16 bits become fp32.
         """
+
+    def empty_pages(self, nbytes: int) -> Tensor:
+        """Host memory for disk and device: uint8, 1-D, page aligned, `nbytes` rounded up to whole pages."""
+        return page_aligned(nbytes)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Entered by a lane's thread around operations that belong on the stream of compute."""
+        return nullcontext()
 
     def before_task(self, lane: Lane) -> None:  # noqa: B027 - doing nothing is right for a device
         """Called by a lane before each task; the place where tests inject delays."""
@@ -76,7 +87,8 @@ class CpuDevice(Device):
     def __init__(self, shared_memory: bool = True) -> None:
         self.torch_device = torch.device("cpu")
         self.shared_memory = shared_memory
-        self._copier = None if shared_memory else _copier()
+        self._copier: HostOptimizer | None = None
+        self._making = threading.Lock()
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(elements, dtype=dtype)
@@ -88,14 +100,27 @@ class CpuDevice(Device):
         return None
 
     def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
-        assert self._copier is not None, "nothing is copied in a shared memory"
-        self._copier.copy(destination, source)
+        if self._copier is None:
+            with self._making:
+                if missing_extension() is not None:
+                    destination.copy_(source)
+                    return
+                self._copier = self._copier or _copier()
+        if destination.dtype == source.dtype:
+            self._copier.copy(destination, source)
+        else:
+            self._copier.accumulate(destination, source, overwrite=True)
 
     def memory_bytes(self) -> tuple[int, int] | None:
         return None
 
     def synchronize(self) -> None:
         pass
+
+    def close(self) -> None:
+        if self._copier is not None:
+            self._copier.close()
+            self._copier = None
 
 
 def _copier() -> HostOptimizer:
@@ -113,6 +138,7 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", index)
         self.shared_memory = False
         self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in (Lane.DOWNLOAD, Lane.UPLOAD)}
+        self._compute_stream = torch.cuda.current_stream(self.torch_device)
         self._registration_failed = False
         self._registered: list[tuple[mmap.mmap, int]] = []
         self._lock = threading.Lock()
@@ -151,6 +177,12 @@ class CudaDevice(Device):
                 return
             # The mapping is held until close(): memory must not be unmapped while it is registered.
             self._registered.append((mapping, address))
+
+    def empty_pages(self, nbytes: int) -> Tensor:
+        return self.empty_host(padded(nbytes), torch.uint8)
+
+    def computing(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._compute_stream)
 
     def mark(self) -> Mark:
         event = torch.cuda.Event()

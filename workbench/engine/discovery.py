@@ -1,7 +1,8 @@
 """Find the shards of a module: its repeated blocks, what comes before them and what comes after.
 
 The module tree decides, never a model's name: blocks are the children of the outermost lists whose parametrised
-members are all of one class. A parameter that appears twice (tied weights) belongs to the first shard it is met in.
+members are all of one class. A parameter that appears twice (tied weights) belongs to the first shard it is met in, and
+to none of the blocks where it is also read outside of one: a block's weights may be away when it is not running.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch import nn
 
 from workbench.layout import Layout, ParameterSpec, ShardKind, ShardSpec, build_layout
 from workbench.state_formats import StateFormat
+
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,11 @@ def find_shards(module: nn.Module) -> list[FoundShard]:
             place, known = home.setdefault(id(parameter), (shard, name))
             place.parameters.setdefault(known, parameter)
             place.owners.setdefault(known, []).append(Owner(owner, attribute))
+    for name, block_shard in inside.items():
+        for known, places in list(block_shard.owners.items()):
+            if any(block_of.get(id(place.module)) != name for place in places):
+                before.parameters[known] = block_shard.parameters.pop(known)
+                before.owners[known] = block_shard.owners.pop(known)
     shards = [s for s in (before, *inside.values(), after) if s.parameters]
     if not any(p.requires_grad for s in shards for p in s.parameters.values()):
         raise ValueError(f"{type(module).__name__} has no trainable parameter")
@@ -100,11 +108,12 @@ def lay_out(
     chunk_bytes: int,
     state_format: StateFormat = "exact",
 ) -> Layout:
-    """The layout of `shards` with floating-point weights kept as `dtype` (None: each as it is).
+    """The layout of `shards` with floating-point weights stored as `dtype` (None: each as it is; see `storage_dtypes`).
 
     The state of embeddings and of parameters with fewer than two dimensions is exact in every format: rows that are
     seldom used and gains that decide much share no scale with their neighbours, and they are few.
     """
+    stored = storage_dtypes(shards, dtype)
     return build_layout(
         [
             ShardSpec(
@@ -114,7 +123,7 @@ def lay_out(
                     ParameterSpec(
                         name,
                         tuple(p.shape),
-                        dtype_name(working_dtype(p, dtype)),
+                        dtype_name(stored[name]),
                         p.requires_grad,
                         "exact" if p.dim() < 2 or _embeds(shard, name) else state_format,
                     )
@@ -131,9 +140,22 @@ def _embeds(shard: FoundShard, name: str) -> bool:
     return any(isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag)) for owner in shard.owners[name])
 
 
-def working_dtype(parameter: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of a parameter's working weights: `dtype` where the parameter is floating point, else its own."""
-    return dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+def storage_dtypes(shards: list[FoundShard], dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+    """The dtype that each parameter's working weights are stored in: `dtype` where it is floating point, else its own.
+
+    A model that comes with fp32 parameters beside 16-bit ones means it: they stay fp32 (adapters on 16-bit weights).
+    """
+    every = [p for shard in shards for p in shard.parameters.values()]
+    mixed = any(p.dtype in SIXTEEN_BITS for p in every)
+
+    def stored(parameter: torch.Tensor) -> torch.dtype:
+        if dtype is None or not parameter.is_floating_point():
+            return parameter.dtype
+        if mixed and parameter.dtype == torch.float32 and dtype in SIXTEEN_BITS:
+            return torch.float32
+        return dtype
+
+    return {name: stored(p) for shard in shards for name, p in shard.parameters.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

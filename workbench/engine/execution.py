@@ -66,6 +66,11 @@ class StepExecution:
         self._remaining = len(timeline.tasks)
         self._failure: LaneError | None = None
         self._local = threading.local()
+        self._awaited: list[tuple[list[int], Callable[[], None]]] = []
+
+    def start(self) -> None:
+        """Start what waits for nothing."""
+        self._launch([t.index for t in self.timeline.tasks if not t.waits and t.kind not in COMPUTED])
 
     def complete(self, index: int) -> None:
         """Mark a task as done and start what it alone held back. Completing a task twice is a bug."""
@@ -79,16 +84,45 @@ class StepExecution:
                 self._missing[follower] -= 1
                 if self._missing[follower] == 0 and self.timeline.tasks[follower].kind not in COMPUTED:
                     inline.append(follower)
+            due = self._due()
             self._changed.notify_all()
             if self._failure is not None:
                 return
+        for action in due:
+            action()
+        self._launch(inline)
+
+    def _due(self) -> list[Callable[[], None]]:
+        """The awaited actions whose tasks are done now, taken off the list."""
+        if not self._awaited:
+            return []
+        due = [action for wanted, action in self._awaited if all(self._done[i] for i in wanted)]
+        if due:
+            self._awaited = [a for a in self._awaited if not all(self._done[i] for i in a[0])]
+        return due
+
+    def when_done(self, indices: Iterable[int], action: Callable[[], None]) -> None:
+        """Call `action` when all of `indices` are done: now, or later from the thread that completes the last one.
+
+        It is never called once a task has failed.
+        """
+        wanted = list(indices)
+        with self._changed:
+            if self._failure is not None:
+                return
+            if not all(self._done[i] for i in wanted):
+                self._awaited.append((wanted, action))
+                return
+        action()
+
+    def _launch(self, ready: list[int]) -> None:
         here = []
-        for follower in inline:
+        for follower in ready:
             task = self.timeline.tasks[follower]
             if self._inline or task.lane is Lane.COMPUTE:
                 here.append(follower)
             else:
-                self._lanes.submit(task.lane, lambda task=task: self._run(task))  # type: ignore[misc]
+                self._lanes.submit(task.lane, _name(task), lambda task=task: self._run(task))  # type: ignore[misc]
         self._run_inline(here)
 
     def is_done(self, index: int) -> bool:
@@ -121,8 +155,12 @@ class StepExecution:
 
     def abandon(self, reason: str) -> None:
         """Start no further task: the step cannot be finished. Tasks already handed to a lane return at once."""
+        self.fail(LaneError(reason))
+
+    def fail(self, failure: LaneError) -> None:
+        """The same, with the error that whoever waits will meet."""
         with self._changed:
-            self._failure = self._failure or LaneError(reason)
+            self._failure = self._failure or failure
             self._changed.notify_all()
 
     def _raise_failure(self) -> None:
@@ -153,13 +191,14 @@ class StepExecution:
         try:
             self._perform(task)
         except BaseException as error:
-            place = "" if task.shard is None else f" of shard {task.shard}"
-            place += "" if task.chunk is None else f", chunk {task.chunk}"
-            failure = LaneError(f"lane {task.lane.value}: {task.kind.value}{place} failed: {error}")
+            failure = LaneError(f"lane {task.lane.value}: {_name(task)} failed: {error}")
             failure.__cause__ = error
-            with self._changed:
-                self._failure = self._failure or failure
-                self._changed.notify_all()
+            self.fail(failure)
             return
         self.spans.append(Span(task.lane, task.kind, task.shard, task.chunk, start, time.perf_counter()))
         self.complete(task.index)
+
+
+def _name(task: Task) -> str:
+    place = "" if task.shard is None else f" of shard {task.shard}"
+    return task.kind.value + place + ("" if task.chunk is None else f", chunk {task.chunk}")

@@ -1,41 +1,41 @@
 """The next forward waits for what it reads: hooks that hold each block until its own weights are ready.
 
-Invariant: no parameter is read by a forward, with or without gradients, while the step before still updates it or
-copies it up. Where it is not certain when a shard is read, the whole forward waits for it.
+Invariant: no resident parameter is read by a forward, with or without gradients, while the step before still updates
+it or copies it up. Where it is not certain when a shard is read, the whole forward waits for it. Streamed blocks wait in
+the weight window instead.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.compute_clock import ComputeClock
 from workbench.engine.discovery import FoundShard
-from workbench.engine.execution import Span, StepExecution
-from workbench.timeline import Kind, Lane
+from workbench.engine.execution import StepExecution
 
 
 class ForwardGate:
     """Hooks on the model, its blocks, and the modules that own parameters outside them.
 
-    `block_called` is told of every block that runs forward with gradients, by shard, and of an input of it that
-    requires a gradient, if any does.
+    `streamed` are the shards that the weight window brings. `block_called` is told of every block that runs forward
+    with gradients, by shard, and of an input of it that requires a gradient, if any does.
     """
 
     def __init__(
         self,
         model: nn.Module,
         found: Sequence[FoundShard],
+        streamed: set[int],
+        clock: ComputeClock,
         block_called: Callable[[int, Tensor | None], None],
     ) -> None:
         self._block_called = block_called
+        self._clock = clock
         self._execution: StepExecution | None = None
-        self._waited_s = 0.0
-        self._started: float | None = None
-        self._spans: list[Span] = []
         self._called: set[int] = set()
         self._owners: dict[int, set[int]] = {}
         home = {id(p): index for index, shard in enumerate(found) for p in shard.parameters.values()}
@@ -44,12 +44,12 @@ class ForwardGate:
         self._handles: list[Any] = []
         for module in model.modules():
             if id(module) in blocks:
-                needs = sorted({home[id(p)] for p in module.parameters()})
+                needs = sorted({home[id(p)] for p in module.parameters()} - streamed)
                 hook = self._block_hook(blocks[id(module)], needs)
             elif id(module) in inside:
                 continue
             else:
-                needs = sorted({home[id(p)] for p in module._parameters.values() if p is not None})
+                needs = sorted({home[id(p)] for p in module._parameters.values() if p is not None} - streamed)
                 for shard in needs:
                     self._owners.setdefault(shard, set()).add(id(module))
                 hook = self._owner_hook(id(module), needs)
@@ -69,24 +69,18 @@ class ForwardGate:
         """All updates are done: forwards wait for nothing."""
         self._execution = None
 
-    def pause(self) -> None:
-        """Forward does not compute from now on, until it goes on or is ended."""
-        if self._started is not None:
-            now = time.perf_counter()
-            self._spans.append(Span(Lane.COMPUTE, Kind.FORWARD, None, None, self._started, now))
-            self._started = None
+    def when_ready(self, shard: int, action: Callable[[], None]) -> None:
+        """Call `action` when the shard's last update is done, now or from the thread that does it."""
+        execution = self._execution
+        if execution is None:
+            action()
+        else:
+            execution.when_done(execution.timeline.ready[shard], action)
 
-    def end_forward(self) -> list[Span]:
-        """A forward has ended: when it computed."""
-        self.pause()
+    def end_forward(self) -> None:
+        """A forward has ended."""
+        self._clock.end_forward()
         self._uncertain -= {shard for shard in self._uncertain if self._owners[shard] <= self._called}
-        spans, self._spans = self._spans, []
-        return spans
-
-    def take_waited_s(self) -> float:
-        """Seconds that forwards have waited here since the last call."""
-        waited, self._waited_s = self._waited_s, 0.0
-        return waited
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -94,8 +88,8 @@ class ForwardGate:
             handle.remove()
 
     def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled() and self._started is None:
-            self._started = time.perf_counter()
+        if torch.is_grad_enabled() and not self._clock.in_forward:
+            self._clock.begin_forward()
             self._called.clear()
         self._wait_for(sorted(self._uncertain))
 
@@ -120,13 +114,6 @@ class ForwardGate:
         if execution is None:
             return
         ready = [task for shard in shards for task in execution.timeline.ready[shard]]
-        if execution.are_done(ready):
-            return
-        computing = self._started is not None
-        self.pause()
-        start = time.perf_counter()
-        execution.wait(ready)
-        now = time.perf_counter()
-        self._waited_s += now - start
-        if computing:
-            self._started = now
+        if not execution.are_done(ready):
+            with self._clock.waiting():
+                execution.wait(ready)

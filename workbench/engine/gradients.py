@@ -1,10 +1,10 @@
 """Takes each parameter's gradient as it becomes final and tells the step when a chunk's are complete.
 
-Three ways, chosen once by where gradients have to go:
+Three ways, chosen for each shard by its route:
 
 - *referenced*: the gradient stays in `parameter.grad`, and the update reads it there (nothing is copied);
-- *accumulated*: the engine takes `parameter.grad` and adds it to an fp32 sum in the state's tier;
-- *travelling*: it is copied into a device slot of its chunk, which goes down to the host when full, and is released.
+- *taken*: the engine takes `parameter.grad` and adds it to an fp32 sum in the state's tier;
+- *gathered*: it is copied into a slot of its chunk, in the storage dtype, which goes down to the host when full.
 
 Invariant: a slot or a gradient taken here has one owner at a time: the hook until the chunk's `BACKWARD` is complete,
 then the one task that waits for it.
@@ -13,66 +13,29 @@ then the one task that waits for it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.compute_clock import ComputeClock
 from workbench.engine.device import Device, Mark
+from workbench.engine.disk import padded
 from workbench.engine.execution import StepExecution
 from workbench.engine.memory import ShardMemory
+from workbench.engine.routing import DTYPES
+from workbench.engine.slot_pool import SlotPool
 from workbench.timeline import Kind
 
-
-class SlotPool:
-    """Reusable buffers of one size. `take` waits for one that is on its way back; it grows only where none is.
-
-    So memory stays at `limit` slots while they circulate, and a step whose slots all wait for something later (a
-    chunk half full, a serial step) never deadlocks.
-    """
-
-    def __init__(self, allocate: Callable[[], Tensor], limit: int) -> None:
-        self._allocate = allocate
-        self._limit = limit
-        self._free: list[Tensor] = []
-        self._made = 0
-        self._returning = 0
-        self._broken = False
-        self._changed = threading.Condition()
-
-    def take(self) -> Tensor:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._free or self._made < self._limit or not self._returning or self._broken
-            )
-            if self._free:
-                return self._free.pop()
-            self._made += 1
-        return self._allocate()
-
-    def will_return(self) -> None:
-        """Promise that one taken slot will come back without anything further from the taker's thread."""
-        with self._changed:
-            self._returning += 1
-
-    def give_back(self, slot: Tensor) -> None:
-        """Return a slot for which `will_return` was called."""
-        with self._changed:
-            self._free.append(slot)
-            self._returning -= 1
-            self._changed.notify()
-
-    def break_off(self) -> None:
-        """Let every waiter go on: the step has failed and nothing will come back."""
-        with self._changed:
-            self._broken = True
-            self._changed.notify_all()
+HOST_SLOTS = 4
+NOTICEABLE_S = 1e-4
 
 
 @dataclass(frozen=True)
 class ClosedChunk:
-    """What one micro-batch brought for a chunk: which of its slices, and their bytes in a slot where they travel."""
+    """What one micro-batch brought for a chunk: which of its slices, and their bytes in a slot where gathered."""
 
     slices: tuple[bool, ...]
     slot: Tensor | None
@@ -87,19 +50,15 @@ class GradientIntake:
         memories: Sequence[ShardMemory],
         parameters: Sequence[Sequence[nn.Parameter]],
         device: Device,
+        clock: ComputeClock,
         *,
-        referenced: bool,
-        accumulates: bool,
-        travels: bool,
         bounded: bool,
     ) -> None:
         self.parameters = parameters
-        self.referenced = referenced
-        self.accumulates = accumulates
-        self.travels = travels
         self.has_gradient = [[False] * len(m.shard.segments) for m in memories]
         self._memories = memories
         self._device = device
+        self._clock = clock
         self._execution: StepExecution | None = None
         self._micro_batch = 0
         self._arrived = [[False] * len(m.shard.segments) for m in memories]
@@ -110,13 +69,10 @@ class GradientIntake:
         self._open: dict[tuple[int, int], Tensor] = {}
         self._closed: dict[tuple[int, int, int], ClosedChunk] = {}
         self.over_marks: dict[int, Mark] = {}
-        chunks = [chunk for m in memories for chunk in m.shard.chunks]
-        self._slot_bytes = max((chunk.weight_bytes for chunk in chunks), default=0)
-        largest = max((len(m.shard.chunks) for m in memories), default=0)
-        # A serial step lets no slot go before its backward has ended: waiting for one would be waiting for ever.
-        limit = 2 * largest + 2 if bounded else len(chunks)
-        self.device_slots = SlotPool(lambda: device.empty(self._slot_bytes, torch.uint8), limit)
-        self.host_slots = SlotPool(lambda: device.empty_host(self._slot_bytes, torch.uint8), 4)
+        self._ring = threading.Lock()
+        self._over: set[int] = set()
+        self._held: dict[int, int] = {}
+        self._make_pools(bounded)
         # Which chunks a segment has slices in: (chunk, where the slice starts in the chunk, start, count).
         self._places: list[list[list[tuple[int, int, int, int]]]] = []
         for memory in memories:
@@ -132,36 +88,61 @@ class GradientIntake:
             for segment, parameter in enumerate(members)
         ]
 
+    def _make_pools(self, bounded: bool) -> None:
+        """The slots in which chunks are gathered, and those in which they arrive on the host: the same in one memory."""
+        gathered = [m for m in self._memories if m.route.gradients == "gathered"]
+        chunks = [chunk for m in gathered for chunk in m.shard.chunks]
+        slot_bytes = max((padded(chunk.weight_bytes) for chunk in chunks), default=0)
+        largest = max((len(m.shard.chunks) for m in gathered), default=0)
+        outer = sum(len(m.shard.chunks) for m in gathered if m.shard.kind == "outer")
+        # A serial step lets no slot go before its backward has ended: waiting for one would be waiting for ever.
+        open_slots = 2 * largest + 2 if bounded else len(chunks)
+        # Without anything to wait for, gradients are in slots until their shard's backward is over.
+        ring = 2 * largest + outer + 2 if any(m.route.waiting == "ring" for m in gathered) else HOST_SLOTS
+        device = self._device
+        if device.shared_memory:
+            both = SlotPool(lambda: device.empty_pages(slot_bytes), max(open_slots + outer, ring))
+            self.device_slots = self.host_slots = both
+        else:
+            self.device_slots = SlotPool(lambda: device.empty(slot_bytes, torch.uint8), open_slots)
+            self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), ring)
+
+    # The step
+
     def begin_step(self, execution: StepExecution) -> None:
+        """Gradients belong to this step from now on."""
         self._execution = execution
         for flags in self.has_gradient:
             flags[:] = [False] * len(flags)
 
     def begin_micro_batch(self, micro_batch: int) -> None:
+        """Backward begins."""
         self._micro_batch = micro_batch
-        for flags in self._arrived:
-            flags[:] = [False] * len(flags)
-        for memory, missing in zip(self._memories, self._missing, strict=True):
-            missing[:] = [len(chunk.slices) for chunk in memory.shard.chunks]
+        self._over.clear()
+        for shard, memory in enumerate(self._memories):
+            self._arrived[shard][:] = [False] * len(self._arrived[shard])
+            self._missing[shard][:] = [len(c.slices) for c in memory.shard.chunks]
 
     def end_micro_batch(self) -> None:
-        """Backward has ended: what has not come will not come. Completes all that is still open."""
-        assert self._execution is not None
+        """Backward has ended: chunks that some parameter left without a gradient are complete as they are."""
+        execution = self._execution
+        assert execution is not None
         for shard in reversed(range(len(self._memories))):
-            for chunk in reversed(self._memories[shard].shard.chunks):
-                if self._missing[shard][chunk.index]:
-                    self._chunk_is_final(shard, chunk.index)
-            self._calls[shard] = 0
-            self._called[shard] = False
+            for chunk in reversed(range(len(self._missing[shard]))):
+                index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, shard, chunk)
+                if not execution.is_done(index):
+                    self._chunk_is_final(shard, chunk)
             self._shard_is_over(shard)
-        self._execution.complete(self._execution.timeline.find(Kind.BACKWARD, self._micro_batch))
+        self._calls = [0] * len(self._memories)
+        self._called = [False] * len(self._memories)
+        execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
 
-    def block_called(self, shard: int, hidden: Tensor | None) -> None:
-        """A block runs forward on `hidden`; when the gradient of that is known its weights are no longer read."""
-        self._calls[shard] += 1
+    def block_called(self, shard: int, input_with_gradient: Tensor | None) -> None:
+        """A block's forward runs. When every such call's input has its gradient, the block is not read again."""
         self._called[shard] = True
-        if hidden is not None:
-            hidden.register_hook(lambda gradient: self._block_left(shard))
+        self._calls[shard] += 1
+        if input_with_gradient is not None:
+            input_with_gradient.register_hook(lambda gradient: self._block_left(shard))
 
     def _block_left(self, shard: int) -> None:
         self._calls[shard] -= 1
@@ -181,7 +162,8 @@ class GradientIntake:
 
     def _arrive(self, shard: int, segment: int, parameter: Tensor) -> None:
         execution = self._execution
-        name = self._memories[shard].shard.segments[segment].name
+        memory = self._memories[shard]
+        name = memory.shard.segments[segment].name
         gradient = parameter.grad
         if execution is None or gradient is None:
             raise RuntimeError(
@@ -196,7 +178,7 @@ class GradientIntake:
             raise RuntimeError(f"{name} has a sparse gradient; the engine needs dense ones (sparse=False)")
         self._arrived[shard][segment] = True
         self.has_gradient[shard][segment] = True
-        if not self.referenced:
+        if memory.route.gradients != "referenced":
             parameter.grad = None
             self._take(shard, segment, gradient.detach().reshape(-1))
         missing = self._missing[shard]
@@ -207,14 +189,19 @@ class GradientIntake:
                 self._chunk_is_final(shard, chunk)
 
     def _take(self, shard: int, segment: int, gradient: Tensor) -> None:
-        if not self.travels:
+        memory = self._memories[shard]
+        if memory.route.gradients == "taken":
             self._taken[self._micro_batch, shard, segment] = gradient
             return
+        storage = DTYPES[memory.shard.segments[segment].dtype]
         for chunk, at, start, count in self._places[shard][segment]:
             slot = self._open.get((shard, chunk))
             if slot is None:
+                began = time.perf_counter()
                 slot = self._open[shard, chunk] = self.device_slots.take()
-            slot.view(gradient.dtype)[at : at + count].copy_(gradient[start : start + count])
+                if time.perf_counter() - began > NOTICEABLE_S:
+                    self._clock.waited(began)
+            slot.view(storage)[at : at + count].copy_(gradient[start : start + count])
 
     def _chunk_is_final(self, shard: int, chunk: int) -> None:
         execution = self._execution
@@ -224,19 +211,39 @@ class GradientIntake:
         slices = tuple(arrived[part.segment] for part in self._memories[shard].shard.chunks[chunk].slices)
         slot = self._open.pop((shard, chunk), None)
         if slot is not None:
-            self.device_slots.will_return()
-        mark = self._device.mark() if self.travels else None
+            if self._device.shared_memory:
+                self.will_return_host_slot(shard)
+            else:
+                self.device_slots.will_return()
+        mark = None if slot is None else self._device.mark()
         self._closed[self._micro_batch, shard, chunk] = ClosedChunk(slices, slot, mark)
         execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, shard, chunk))
         self._end_block(shard)
+
+    def will_return_host_slot(self, shard: int) -> None:
+        """A host slot was filled with gradients of `shard`: it comes back when its tasks have run, of which those of
+        a ring wait until the shard's backward is over."""
+        with self._ring:
+            waits = self._memories[shard].route.waiting == "ring" and shard not in self._over
+            if waits:
+                self._held[shard] = self._held.get(shard, 0) + 1
+        if not waits:
+            self.host_slots.will_return()
 
     def _shard_is_over(self, shard: int) -> None:
         execution = self._execution
         assert execution is not None
         index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, shard)
         if not execution.is_done(index):
+            with self._ring:
+                self._over.add(shard)
+                held = self._held.pop(shard, 0)
+            for _ in range(held):
+                self.host_slots.will_return()
             self.over_marks[shard] = self._device.mark()
             execution.complete(index)
+
+    # What the step's tasks read
 
     def closed(self, micro_batch: int, shard: int, chunk: int) -> ClosedChunk:
         """What a micro-batch brought for a chunk; its `BACKWARD` is complete."""
@@ -262,6 +269,9 @@ class GradientIntake:
         self._open.clear()
         self._closed.clear()
         self.over_marks.clear()
+        with self._ring:
+            self._over.clear()
+            self._held.clear()
         for members in self.parameters:
             for parameter in members:
                 parameter.grad = None

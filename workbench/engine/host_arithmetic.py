@@ -9,19 +9,36 @@ from workbench.engine.arithmetic import StateViews
 from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
 
 
+class HostTable(PieceTable):
+    """A chunk's state as the host optimizer's pieces."""
+
+    def __init__(self, views: Sequence[StateViews]) -> None:
+        super().__init__([_piece(v) for v in views])
+
+    def set_state(self, views: Sequence[StateViews]) -> None:
+        """The same pieces in other memory: a chunk whose state has been read from disk."""
+        self.move([_piece(v) for v in views])
+
+
 class HostArithmetic:
     """Owns the host optimizer and its threads."""
 
     def __init__(self, threads: int | Literal["auto"]) -> None:
         host = HostOptimizer(threads)
         self.split = host.split
+        self.narrow = host.narrow
         self.accumulate = host.accumulate
         self.sum_of_squares = host.sum_of_squares
         self.update = host.update
         self.close = host.close
 
-    def table(self, views: Sequence[StateViews]) -> PieceTable:
-        return PieceTable([Piece(**v._asdict()) for v in views])
+    def table(self, views: Sequence[StateViews]) -> HostTable:
+        return HostTable(views)
 
-    def read_partials(self, tables: Iterable[PieceTable]) -> list[float]:
+    def read_partials(self, tables: Iterable[HostTable]) -> list[float]:
         return [value for table in tables for value in table.partials.tolist()]
+
+
+def _piece(views: StateViews) -> Piece:
+    fields = views._asdict()
+    return Piece(emit=fields.pop("working"), **fields)

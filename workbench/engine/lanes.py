@@ -1,19 +1,22 @@
 """Lanes as threads: each runs its tasks one after the other, in the order they were handed over.
 
-Lane threads do no torch arithmetic: they copy through the device seam and call the host optimizer, both of which
-release the GIL and bring no second OpenMP pool to life.
+Lane threads do no torch arithmetic: they copy through the device seam, read and write files and call the host
+optimizer, all of which release the GIL and bring no second OpenMP pool to life.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from workbench.engine.device import Device
 from workbench.timeline import Lane
 
-THREADED = (Lane.DOWNLOAD, Lane.UPDATE, Lane.UPLOAD)
+CLOSE_TIMEOUT_S = 5.0
+
+_Work = tuple[str, Callable[[], None]]
 
 
 class LaneThreads:
@@ -21,17 +24,23 @@ class LaneThreads:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._queues: dict[Lane, queue.SimpleQueue[Callable[[], None] | None]] = {}
+        self._queues: dict[Lane, queue.SimpleQueue[_Work | None]] = {}
         self._threads: dict[Lane, threading.Thread] = {}
+        self._at_work: dict[Lane, tuple[str, float]] = {}
+        self._stuck = False
         self._lock = threading.Lock()
 
-    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
-        """Queue `work`, which must not raise, behind what the lane already has."""
+    def submit(self, lane: Lane, what: str, work: Callable[[], None]) -> None:
+        """Queue `work`, which must not raise, behind what the lane already has. `what` names it in errors."""
         if lane not in self._threads:
             with self._lock:
                 if lane not in self._threads:
                     self._start(lane)
-        self._queues[lane].put(work)
+        self._queues[lane].put((what, work))
+
+    def at_work(self) -> dict[Lane, tuple[str, float]]:
+        """What each busy lane works on, and since when (time.perf_counter())."""
+        return dict(self._at_work)
 
     def _start(self, lane: Lane) -> None:
         self._queues[lane] = queue.SimpleQueue()
@@ -41,16 +50,25 @@ class LaneThreads:
 
     def _run(self, lane: Lane) -> None:
         work_queue = self._queues[lane]
-        while (work := work_queue.get()) is not None:
+        while (item := work_queue.get()) is not None:
+            what, work = item
+            self._at_work[lane] = (what, time.perf_counter())
             self._device.before_task(lane)
             work()
+            # Not held while the lane waits for its next task: it may keep a step's memory alive.
+            del item, work
+            self._at_work.pop(lane, None)
+
+    def give_up(self) -> None:
+        """A lane is stuck: `close` will not wait for it for ever."""
+        self._stuck = True
 
     def close(self) -> None:
-        """Let each lane finish what it has and end its thread; idempotent."""
+        """Let each lane finish what it has and end its thread; idempotent. A lane that is stuck is left behind."""
         with self._lock:
             for work_queue in self._queues.values():
                 work_queue.put(None)
             for thread in self._threads.values():
-                thread.join()
+                thread.join(CLOSE_TIMEOUT_S if self._stuck else None)
             self._queues.clear()
             self._threads.clear()

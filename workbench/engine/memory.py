@@ -1,138 +1,222 @@
-"""The memory of one shard: working weights on the device, optimizer state in its tier, gradients that wait.
+"""The memory of one shard: working weights, optimizer state in its tier, gradients that wait.
 
-What exists depends on two facts, whether device and host share one memory and where the state lives:
+State is kept by *kind*. One kind of each region is the state's own working copy of the weights (`WORKING_KIND`): the upper
+half of a split master, an fp32 master, or the fp16 copy beside one.
 
-| | fp32 weights | bf16 weights |
-|---|---|---|
-| state beside the weights (one memory, or both on the device) | master *is* the weights | `high` *is* the weights |
-| state on the host, weights on the device | master on the host, copied up | `high` on the host, copied up |
+| working weights of the forward | where |
+|---|---|
+| aliased | the state's working copy itself (one memory, or both on the device) |
+| resident, not aliased | a tensor on the device, copied from the working copy after each update |
+| streamed | in no place of their own: slots are filled from the working copy, wherever it is |
 
-Invariant: every tensor here is allocated once, and a parameter's `data` is a view of its region's `weights` for as
-long as the engine lives.
+Invariant: every tensor here is allocated once, and a resident parameter's `data` is a view of its region's `weights`
+for as long as the engine lives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.device import Device
+from workbench.engine.disk import DiskTier, RecordFile, padded
+from workbench.engine.routing import DTYPES, ShardRoute
+from workbench.engine.stored import StoredTensor
 from workbench.layout import Chunk, Region, Segment, Shard
 from workbench.state_formats import MOMENTS
 
-WORKING_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+WORKING_KIND = {torch.float32: "master", torch.bfloat16: "high", torch.float16: "working"}
 
 
-@dataclass(frozen=True)
+def state_kinds(region: Region) -> dict[str, tuple[torch.dtype, int]]:
+    """The kinds of a region's state: dtype, and the elements of the parameter that share one of its elements."""
+    storage = DTYPES[region.dtype]
+    if storage == torch.bfloat16:
+        kinds = {"high": (torch.bfloat16, 1), "low": (torch.int16, 1)}
+    else:
+        kinds = {"master": (torch.float32, 1)}
+    if storage == torch.float16:
+        kinds["working"] = (torch.float16, 1)
+    for moment in MOMENTS[region.state_format]:
+        kinds[moment.kind] = (getattr(torch, moment.dtype), moment.elements)
+    return kinds
+
+
+@dataclass
 class RegionMemory:
-    """One region of a shard; all tensors are 1-D and, but for `moments`, `region.elements` long.
+    """One region of a shard; all tensors are 1-D and, but for moments, `region.elements` long.
 
-    `master` (fp32) or `high` and `low` (bf16, int16: the split master) hold the parameters to full precision. `moments`
-    are exp_avg and exp_avg_sq by kind, as the region's state format keeps them.
-    `gradient` holds what was copied down and waits for the norm, or the fp32 sum over micro-batches; None where
-    gradients stay where autograd puts them.
+    `kept`: the state's kinds that are in memory. `weights`: what the forward reads, None where it is streamed.
+    `published`: in a delayed engine, what slots are filled from instead of the working copy.
+    `gradients`: one set, or two in a delayed engine, of what was copied down and waits, or the fp32 sums.
     """
 
     region: Region
-    weights: Tensor
-    master: Tensor | None
-    high: Tensor | None
-    low: Tensor | None
-    moments: dict[str, Tensor]
-    gradient: Tensor | None
+    dtype: torch.dtype
+    kept: dict[str, Tensor]
+    weights: Tensor | None = None
+    published: Tensor | None = None
+    gradients: list[Tensor] = field(default_factory=list)
 
     @property
-    def emitted(self) -> Tensor:
-        """Where an update leaves the new working weights: `weights` itself unless they are copied up."""
-        emitted = self.high if self.high is not None else self.master
-        assert emitted is not None
-        return emitted
+    def working_kind(self) -> str:
+        return WORKING_KIND[self.dtype]
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        """The optimizer state by kind, as it is saved."""
-        for kind in ("master", "high", "low"):
-            tensor: Tensor | None = getattr(self, kind)
-            if tensor is not None:
-                yield kind, tensor
-        yield from self.moments.items()
+    @property
+    def working_copy(self) -> Tensor | None:
+        """Where an update leaves the new working weights; None where that is on disk."""
+        return self.kept.get(self.working_kind)
 
 
 class ShardMemory:
-    """A shard's regions, and views of them by chunk and by parameter."""
+    """A shard's regions, and views of them by chunk and by parameter. `disk` is needed where the route names it."""
 
     def __init__(
         self,
         shard: Shard,
+        route: ShardRoute,
         device: Device,
-        *,
-        state_on_device: bool,
-        gradient_dtype: Callable[[str], torch.dtype | None],
+        compute_dtypes: dict[torch.dtype, torch.dtype],
+        disk: DiskTier | None,
     ) -> None:
         self.shard = shard
+        self.route = route
         self.steps = [0] * len(shard.segments)
-        beside = device.shared_memory or state_on_device
-        in_tier = device.empty if state_on_device else device.empty_host
         self.regions: list[RegionMemory] = []
+        self.files: dict[str, RecordFile] = {}
+        """The state's kinds on disk: a record a chunk, empty where a chunk has no such kind."""
+        self.gradient_files: list[RecordFile] = []
+        """Where gradients wait on disk, one set or two."""
+        in_tier = device.empty if route.on_device else device.empty_host
+        sets = 2 if route.delayed else 1
         for region in shard.regions:
-            dtype = WORKING_DTYPES[region.dtype]
-            count = region.elements
-            master = in_tier(count, torch.float32) if dtype == torch.float32 else None
-            high = in_tier(count, dtype) if dtype != torch.float32 else None
-            low = in_tier(count, torch.int16) if dtype != torch.float32 else None
-            emitted = master if master is not None else high
-            assert emitted is not None
-            wait_as = gradient_dtype(region.dtype)
-            memory = RegionMemory(
-                region=region,
-                weights=emitted if beside else device.empty(count, dtype),
-                master=master,
-                high=high,
-                low=low,
-                moments={
-                    moment.kind: in_tier(moment.count(count), getattr(torch, moment.dtype))
-                    for moment in MOMENTS[region.state_format]
-                },
-                gradient=None if wait_as is None else in_tier(count, wait_as),
-            )
+            storage = DTYPES[region.dtype]
+            kept = {
+                kind: in_tier(-(-region.elements // per), dtype)
+                for kind, (dtype, per) in state_kinds(region).items()
+                if not self.is_filed(kind, region)
+            }
             # Gaps of alignment are saved and copied with the rest: they hold zeros, not what memory held before.
-            for _, tensor in memory.state():
+            for tensor in kept.values():
                 tensor.zero_()
+            memory = RegionMemory(region, storage, kept)
+            if route.aliased:
+                memory.weights = memory.working_copy
+            elif not route.streamed:
+                memory.weights = device.empty(region.elements, compute_dtypes.get(storage, storage))
+            elif route.delayed:
+                memory.published = device.empty_host(region.elements, storage)
+            if route.waiting == "memory":
+                wait_as = torch.float32 if route.accumulates else storage
+                memory.gradients = [in_tier(region.elements, wait_as) for _ in range(sets)]
             self.regions.append(memory)
+        if route.placement.state == "disk":
+            assert disk is not None, "the engine opens a disk tier where a placement needs one"
+            self._create_files(disk, sets)
 
-    def adopt(self, parameters: Sequence[nn.Parameter], arithmetic: Arithmetic) -> None:
-        """Take the parameters' values over, one for each segment in order, and rebind their data to `weights`."""
+    def is_filed(self, kind: str, region: Region) -> bool:
+        """Whether a kind of the state is on disk. The working copy is in memory unless the weights are on disk."""
+        if self.route.placement.state != "disk":
+            return False
+        return self.route.placement.weights == "disk" or kind != WORKING_KIND[DTYPES[region.dtype]]
+
+    def _create_files(self, disk: DiskTier, sets: int) -> None:
+        name = f"{self.shard.index:04d}-{self.shard.name}"
+        lengths: dict[str, list[int]] = {}
+        for chunk in self.shard.chunks:
+            for kind, (dtype, count) in self.filed_kinds(chunk).items():
+                lengths.setdefault(kind, [0] * len(self.shard.chunks))[chunk.index] = count * dtype.itemsize
+        self.files = {kind: disk.create(f"{name}.{kind}", sizes) for kind, sizes in lengths.items()}
+        if self.route.waiting == "disk" and self.shard.chunks:
+            sizes = [chunk.elements * self.waiting_dtype(chunk).itemsize for chunk in self.shard.chunks]
+            self.gradient_files = [disk.create(f"{name}.gradient-{i}", sizes) for i in range(sets)]
+
+    def waiting_dtype(self, chunk: Chunk) -> torch.dtype:
+        """Of a gradient of `chunk` that was gathered and waits."""
+        return torch.float32 if self.route.accumulates else DTYPES[chunk.dtype]
+
+    # Chunks on disk
+
+    def filed_kinds(self, chunk: Chunk) -> dict[str, tuple[torch.dtype, int]]:
+        """The kinds of a chunk's state that are on disk: dtype and elements."""
+        region = self.shard.regions[chunk.region]
+        return {
+            kind: (dtype, -(-chunk.elements // per))
+            for kind, (dtype, per) in state_kinds(region).items()
+            if self.is_filed(kind, region)
+        }
+
+    def staging_bytes(self, chunk: Chunk) -> int:
+        """What the kinds of a chunk that are on disk need of a staging buffer."""
+        return sum(padded(count * dtype.itemsize) for dtype, count in self.filed_kinds(chunk).values())
+
+    def stage(self, chunk: Chunk, buffer: Tensor) -> dict[str, Tensor]:
+        """Places in `buffer` (uint8, page aligned) for a chunk's kinds on disk, each padded to whole pages."""
+        places = {}
+        start = 0
+        for kind, (dtype, count) in self.filed_kinds(chunk).items():
+            size = padded(count * dtype.itemsize)
+            places[kind] = buffer[start : start + size].view(dtype)
+            start += size
+        return places
+
+    # Values in
+
+    def adopt(
+        self, parameters: Sequence[nn.Parameter], arithmetic: Arithmetic, buffer: Tensor | None
+    ) -> None:
+        """Take the parameters' values over, one for each segment in order, and rebind the data of resident ones.
+
+        `buffer` is a staging buffer, where there are kinds on disk.
+        """
+        values = [parameter.data.reshape(-1) for parameter in parameters]
         for segment, parameter in zip(self.shard.segments, parameters, strict=True):
             if parameter.is_meta:
                 raise ValueError(
                     f"parameter {segment.name} is on the meta device: give the engine `materialize`"
                 )
-            self._take(segment, parameter.data.reshape(-1), arithmetic)
+        for chunk in self.shard.chunks:
+            staged: dict[str, Tensor] = {}
+            if self.files:
+                assert buffer is not None
+                staged = self.stage(chunk, buffer)
+                for kind in ("high", "low", "master", "working"):
+                    if kind in staged:
+                        staged[kind].zero_()
+            for part, views in zip(chunk.slices, self.views(chunk, staged), strict=True):
+                _set_values(views, values[part.segment][part.start : part.start + part.count], arithmetic)
+            for kind, place in staged.items():
+                # Moments stay unwritten: such a record reads as zeros.
+                if kind in ("high", "low", "master", "working"):
+                    self.files[kind].write(chunk.index, place)
         self.push_weights()
-        for segment, parameter in zip(self.shard.segments, parameters, strict=True):
-            memory = self.regions[segment.region]
-            parameter.data = self.of_segment(memory.weights, segment).view(segment.shape)
-
-    def _take(self, segment: Segment, values: Tensor, arithmetic: Arithmetic) -> None:
-        memory = self.regions[segment.region]
-        if memory.master is not None:
-            self.of_segment(memory.master, segment).copy_(values)
-            return
-        assert memory.high is not None and memory.low is not None
-        high, low = self.of_segment(memory.high, segment), self.of_segment(memory.low, segment)
-        if values.dtype != torch.float32:
-            high.copy_(values)
-        else:
-            arithmetic.split(values.to(high.device).contiguous(), high, low)
+        if not self.route.streamed:
+            for segment, parameter in zip(self.shard.segments, parameters, strict=True):
+                weights = self.regions[segment.region].weights
+                assert weights is not None
+                parameter.data = self.of_segment(weights, segment).view(segment.shape)
 
     def push_weights(self) -> None:
-        """Copy the state's working weights to the device, where they are kept apart."""
+        """Copy the state's working copy to where the forward reads it, where that is apart."""
         for memory in self.regions:
-            if memory.weights is not memory.emitted:
-                memory.weights.copy_(memory.emitted)
+            copy = memory.working_copy
+            for target in (memory.weights, memory.published):
+                if target is not None and copy is not None and target is not copy:
+                    target.copy_(copy)
+
+    def leave(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory."""
+        for segment, parameter in zip(self.shard.segments, parameters, strict=True):
+            memory = self.regions[segment.region]
+            copy = memory.working_copy
+            if copy is not None and (memory.weights is None or memory.weights.dtype != copy.dtype):
+                parameter.data = self.of_segment(copy, segment).view(segment.shape)
+
+    # Views
 
     def of_segment(self, tensor: Tensor, segment: Segment) -> Tensor:
         """The part of a region's tensor that belongs to `segment`, 1-D."""
@@ -145,41 +229,134 @@ class ShardMemory:
         return tensor[chunk.start - base : chunk.stop - base]
 
     def slices(self, tensor: Tensor, chunk: Chunk) -> list[Tensor]:
-        """A region's tensor cut into the slices of `chunk`."""
+        """A chunk's tensor (one element for each of the chunk's) cut into its slices."""
         views = []
         for part in chunk.slices:
-            whole = self.of_segment(tensor, self.shard.segments[part.segment])
-            views.append(whole[part.start : part.start + part.count])
+            begin = self.shard.segments[part.segment].offset + part.start - chunk.start
+            views.append(tensor[begin : begin + part.count])
         return views
 
-    def views(self, chunk: Chunk) -> list[StateViews]:
-        """The state of a chunk, slice by slice."""
+    def views(self, chunk: Chunk, staged: dict[str, Tensor]) -> list[StateViews]:
+        """The state of a chunk, slice by slice; `staged` are the places of its kinds on disk."""
         memory = self.regions[chunk.region]
+        kinds = state_kinds(memory.region)
         views = []
         for part in chunk.slices:
             segment = self.shard.segments[part.segment]
-            begin = segment.offset - memory.region.start + part.start
-            kinds = {}
-            for kind, tensor in memory.state():
+            tensors = {}
+            for kind, (_, per) in kinds.items():
+                base = chunk.start if kind in staged else memory.region.start
                 # A scale stands for a block of elements; slices begin with a block.
-                per = memory.region.elements // tensor.numel()
-                kinds[kind] = tensor[begin // per : begin // per - (-part.count // per)]
+                begin = (segment.offset + part.start - base) // per
+                whole = staged[kind] if kind in staged else memory.kept[kind]
+                tensors[kind] = whole[begin : begin - (-part.count // per)]
             views.append(
                 StateViews(
                     decay=segment.decay,
                     offset=part.start,
                     random_stream=(self.shard.index << 32) + part.segment,
-                    **kinds,
+                    **tensors,
                 )
             )
         return views
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        """The shard's optimizer state as (kind, 1-D tensor), named by dtype and format where a shard has several."""
+    # What is saved
+
+    def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
+        """The shard's state as (kind, 1-D tensor), named by dtype and format where a shard has several.
+
+        What follows from other kinds is left out: the fp16 copy of an fp32 master.
+        """
         regions = [memory.region for memory in self.regions]
         several_dtypes = len({region.dtype for region in regions}) > 1
         several_formats = len({region.state_format for region in regions}) > 1
         for region, memory in zip(regions, self.regions, strict=True):
             suffix = f".{region.dtype}" * several_dtypes + f".{region.state_format}" * several_formats
-            for kind, tensor in memory.state():
-                yield kind + suffix, tensor
+            for kind, (dtype, per) in state_kinds(region).items():
+                if kind == "working":
+                    continue
+                if kind in memory.kept:
+                    yield kind + suffix, memory.kept[kind]
+                else:
+                    yield kind + suffix, self._stored(region, kind, dtype, per)
+            if self.route.delayed:
+                apart = memory.weights if memory.weights is not None else memory.published
+                assert apart is not None
+                yield "published" + suffix, apart
+
+    def stored(self, region: int, kind: str) -> StoredTensor:
+        """One kind of a region's state that is on disk."""
+        place = self.regions[region].region
+        return self._stored(place, kind, *state_kinds(place)[kind])
+
+    def _stored(self, region: Region, kind: str, dtype: torch.dtype, per: int) -> StoredTensor:
+        mine = (c for c in self.shard.chunks if self.shard.regions[c.region] is region)
+        records = [(chunk.index, -(-chunk.elements // per)) for chunk in mine]
+        return StoredTensor(self.files[kind], dtype, records)
+
+    def derive(self, arithmetic: Arithmetic, buffer: Tensor | None) -> None:
+        """After the state was written into: make what follows from it."""
+        for chunk in self.shard.chunks:
+            if self.regions[chunk.region].dtype != torch.float16:
+                continue
+            staged = {}
+            if self.files:
+                assert buffer is not None
+                staged = self.stage(chunk, buffer)
+                for kind in ("master", "working"):
+                    if kind in staged:
+                        self.files[kind].read(chunk.index, staged[kind])
+            for views in self.views(chunk, staged):
+                assert views.master is not None and views.working is not None
+                arithmetic.narrow(views.working, views.master)
+            if "working" in staged:
+                self.files["working"].write(chunk.index, staged["working"])
+        if not self.route.delayed:
+            self.push_weights()
+
+    # What it all takes
+
+    def ledger(self) -> dict[str, dict[str, int]]:
+        """Bytes by tier and by name."""
+        tier = "device" if self.route.on_device else "host"
+        ledger: dict[str, dict[str, int]] = {"device": {}, "host": {}, "disk": {}}
+
+        def add(where: str, name: str, size: int) -> None:
+            ledger[where][name] = ledger[where].get(name, 0) + size
+
+        for memory in self.regions:
+            if memory.weights is not None:
+                add("device", "weights", memory.weights.nbytes)
+            if memory.published is not None:
+                add("host", "weights", memory.published.nbytes)
+            for kind, tensor in memory.kept.items():
+                if tensor is not memory.weights:
+                    add(tier, _name_of(kind), tensor.nbytes)
+            for gradient in memory.gradients:
+                add(tier, "gradients", gradient.nbytes)
+        for kind, file in self.files.items():
+            add("disk", _name_of(kind), file.nbytes)
+        for file in self.gradient_files:
+            add("disk", "gradients", file.nbytes)
+        return ledger
+
+
+def _name_of(kind: str) -> str:
+    if kind in ("high", "low", "master"):
+        return "master weights"
+    return "weights" if kind == "working" else "exp_avg and exp_avg_sq"
+
+
+@torch.no_grad()
+def _set_values(views: StateViews, values: Tensor, arithmetic: Arithmetic) -> None:
+    """Write a slice of a parameter's values into its state."""
+    if views.master is not None:
+        views.master.copy_(values)
+        if views.working is not None:
+            views.working.copy_(views.master)
+        return
+    assert views.high is not None and views.low is not None
+    if values.dtype in (torch.float32, torch.float64):
+        arithmetic.split(values.to(views.high.device, torch.float32).contiguous(), views.high, views.low)
+    else:
+        views.high.copy_(values)

@@ -1,4 +1,5 @@
-"""The offload engine: trains any `torch.nn.Module` with its optimizer state, and the optimizer's step, on the host.
+"""The offload engine: trains any `torch.nn.Module` with its weights, its optimizer state and the optimizer's step where
+there is room for them: on the device, on the host, on disk.
 
     engine = OffloadEngine(model, optimizer=AdamW(lr=3e-4), state="host", gradient_clipping=1.0)
     for batch in batches:
@@ -8,8 +9,9 @@
 It needs no configuration file, screen or run directory. The model is called as always; hooks on it wait, block by
 block, for the weights that the step before is still updating.
 
-Invariant: at most one step has host work under way. It is settled before the next step's first backward begins, so
-every gradient buffer has one owner, and state is read by nobody else while it is written.
+Invariant: at most one step has host work under way. It is settled before the next step's first backward begins (a
+delayed step's own update, which runs beside it, before the step ends), so every gradient buffer has one owner, and
+state is read by nobody else while it is written.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -26,54 +29,78 @@ from torch import Tensor, nn
 
 from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
 from workbench.engine.checkpointing import BlockCheckpointing
-from workbench.engine.device import Device, has_bfloat16, open_device
-from workbench.engine.discovery import FoundShard, find_shards, lay_out, working_dtype
-from workbench.engine.execution import Span, StepExecution
+from workbench.engine.compute_clock import ComputeClock, exposed_seconds, lane_seconds
+from workbench.engine.device import Device, open_device
+from workbench.engine.discovery import FoundShard, find_shards, lay_out, storage_dtypes
+from workbench.engine.disk import DiskTier
+from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.forward_gate import ForwardGate
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.lanes import LaneThreads
+from workbench.engine.ledger import Ledger, memory_ledger
+from workbench.engine.loss_scale import LossScale
 from workbench.engine.memory import ShardMemory
-from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult, lane_seconds
-from workbench.engine.step_work import StepWork
+from workbench.engine.precision import Compute, Precision, compute_dtypes, working_precision
+from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
+from workbench.engine.routing import Conditions, route_shard
+from workbench.engine.step_work import GradientSet, StepWork
+from workbench.engine.stored import StoredTensor
+from workbench.engine.streamed import StreamedShard
+from workbench.engine.watchdog import Watchdog
+from workbench.engine.weight_window import WeightWindow
 from workbench.layout import Layout
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
+from workbench.placement import Tier, place
 from workbench.state_formats import MOMENTS, StateFormat
-from workbench.timeline import Kind, Lane, StepShape, Timeline, build_timeline
+from workbench.timeline import Kind, Overlap, StepShape, Timeline, build_timeline
 
-Precision = Literal["auto", "bf16", "fp32"]
 SKIPS_ALLOWED = 2
 DEFAULT_CHUNK_BYTES = 16 << 20
+DEFAULT_DELAY_WARMUP = 40
+DEFAULT_WATCHDOG_S = 600.0
 
 
 class OffloadEngine:
     """Trains `model` in place.
 
     Args:
-        model: its floating-point parameters are recast to the working precision and moved to `device`, and stay bound
-            to the engine's memory until `close`. Parameters on the meta device are given values by `materialize`.
+        model: its floating-point parameters are recast to the working precision (fp32 ones beside 16-bit ones stay
+            fp32) and moved to `device`, and stay bound to the engine's memory until `close`. Parameters on the
+            meta device are given values by `materialize`.
         optimizer: AdamW's numbers. Weight decay applies to parameters of two or more dimensions.
-        weights: the tier of the working weights; "device".
-        state: the tier of the optimizer state, "device" or "host".
-        state_format: how the state is kept on the host: "exact", or "half" or "compact" for matrices; embeddings and
-            parameters with fewer than two dimensions stay exact. On the device it is exact.
+        weights: the tier of the blocks' working weights, "device", "host" or "disk". Off the device they come block by
+            block through a ring of slots. Parameters outside the blocks stay on the device.
+        state: the tier of the optimizer state, "device", "host" or "disk"; never above that of the weights.
+        device_fraction: share of the trainable elements, in whole shards in forward order, that stay on the device with
+            their state.
+        state_format: how the state is kept off the device: "exact", or "half" or "compact" for matrices; embeddings and
+            parameters with fewer than two dimensions stay exact. On a device of its own it is exact.
         gradient_accumulation: micro-batches a step.
         gradient_clipping: the largest norm of a step's mean gradient; 0 leaves it as it is.
         overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
-            both give the same bits.
-        precision: of the working weights; "auto" is bf16 on a device that has it, else fp32.
-        activation_checkpointing: recompute each block's forward during backward.
+            both give the same bits. "delayed" applies a step's gradients during the next one, from step
+            `delay_warmup` + 1 on (Ren et al., ZeRO-Offload, 2021, §5.2).
+        precision: of the working weights; "auto" is bf16 on a device that has it, else fp32. "fp16" scales the loss.
+        compute: "auto" computes 16-bit weights in fp32 where the CPU has no such arithmetic, "same" in their own
+            precision, "fp32" always in fp32 (on the CPU).
+        activation_checkpointing: recompute each block's forward during backward. Weights that come through slots need it.
+        activations: "host" keeps what backward needs of each block's input on the host.
+        disk_path: a folder for the files of the disk tier.
         chunk_bytes: bytes of working weights that move and update together.
         threads: of the host optimizer; "auto" takes what this process may use.
         device: "cuda", "cuda:1", "cpu", "auto", or a `Device`.
         materialize: called with each shard that has parameters on the meta device, before it is laid into memory;
             has to replace them by real ones (see `FoundShard.owners`).
+        watchdog_s: a lane that works on one task for longer than this ends the step with an error that names it; 0
+            never does.
 
     Where the native extension is missing, a `MissingExtensionWarning` says so and torch's fused AdamW does its work.
 
     Raises:
-        ValueError: an argument is out of range, or the model cannot be trained, or the extension that `half` and
-            `compact` need is missing.
+        ValueError: an argument is out of range, arguments contradict each other, the model cannot be trained, or the
+            extension that `half` and `compact` need is missing.
+        DiskError: the disk has no room, or refuses.
     """
 
     def __init__(
@@ -81,100 +108,166 @@ class OffloadEngine:
         model: nn.Module,
         *,
         optimizer: AdamW | None = None,
-        weights: Literal["device"] = "device",
-        state: Literal["device", "host"] = "host",
+        weights: Tier = "device",
+        state: Tier = "host",
+        device_fraction: float = 0.0,
         state_format: StateFormat = "exact",
         gradient_accumulation: int = 1,
         gradient_clipping: float = 0.0,
-        overlap: Literal["serial", "exact"] = "exact",
+        overlap: Overlap = "exact",
+        delay_warmup: int = DEFAULT_DELAY_WARMUP,
         precision: Precision = "auto",
+        compute: Compute = "auto",
         activation_checkpointing: bool = True,
+        activations: Literal["device", "host"] = "device",
+        disk_path: str | Path | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         threads: int | Literal["auto"] = "auto",
         device: str | torch.device | Device = "auto",
         materialize: Callable[[FoundShard], None] | None = None,
+        watchdog_s: float = DEFAULT_WATCHDOG_S,
     ) -> None:
-        _check_choice("weights", weights, ("device",))
-        _check_choice("state", state, ("device", "host"))
-        _check_choice("state_format", state_format, tuple(MOMENTS))
+        for name, value, known in (
+            ("weights", weights, ("device", "host", "disk")),
+            ("state", state, ("device", "host", "disk")),
+            ("state_format", state_format, tuple(MOMENTS)),
+            ("overlap", overlap, ("serial", "exact", "delayed")),
+            ("activations", activations, ("device", "host")),
+        ):
+            _check_choice(name, value, known)
         if state == "device" and state_format != "exact":
             raise ValueError(f"state_format = {state_format!r}: on the device the state is exact")
-        _check_choice("overlap", overlap, ("serial", "exact"))
         if gradient_accumulation < 1:
             raise ValueError(f"gradient_accumulation = {gradient_accumulation}: expected 1 or more")
         if not gradient_clipping >= 0:
             raise ValueError(f"gradient_clipping = {gradient_clipping}: expected 0 (off) or more")
+        if delay_warmup < 0:
+            raise ValueError(f"delay_warmup = {delay_warmup}: expected 0 or more")
+        if "disk" in (weights, state) and not disk_path:
+            raise ValueError("disk_path: the disk tier needs a folder on a fast disk")
+        if activations == "host" and not activation_checkpointing:
+            raise ValueError("activations = 'host' needs activation checkpointing")
         self.model = model
         self.device = open_device(device)
         self.dtype = working_precision(precision, self.device)
         self._settings = optimizer or AdamW()
         self._accumulation = gradient_accumulation
+        self._overlap: Overlap = overlap
+        self._delay_warmup = delay_warmup
+        self._loss_scale = LossScale() if self.dtype == torch.float16 else None
         found = find_shards(model)
         self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format)
-        self._lanes = LaneThreads(self.device)
-
-        travels = state == "host" and not self.device.shared_memory
-        # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
-        referenced = not travels and (gradient_accumulation == 1 or self.dtype == torch.float32)
-        accumulates = not referenced and gradient_accumulation > 1
-        on_host = state == "host" or self.device.shared_memory
-        self._arithmetic = _host_arithmetic(threads, state_format) if on_host else TorchArithmetic()
-        # On the device there is nothing to overlap the update with: it may as well know the verdict first.
-        global_quantity = gradient_clipping > 0 or state == "device"
-        shape = StepShape(
-            gradient_accumulation=gradient_accumulation,
-            state=state,
+        placements = place(self.layout, weights, state, device_fraction)
+        global_quantity = gradient_clipping > 0 or self._loss_scale is not None
+        conditions = Conditions(
             shared_memory=self.device.shared_memory,
-            referenced_gradients=not accumulates,
-            global_quantity=global_quantity,
+            compute_dtypes=compute_dtypes(compute, self.device),
+            gradient_accumulation=gradient_accumulation,
+            must_wait=global_quantity or overlap != "exact",
             overlap=overlap,
         )
-        self._timeline: Timeline = build_timeline(self.layout, shape)
-        self._serial = overlap == "serial"
-
-        def gradient_dtype(dtype: str) -> torch.dtype | None:
-            if referenced:
-                return None
-            return torch.float32 if accumulates else getattr(torch, dtype)
-
-        self._memories: list[ShardMemory] = []
-        parameters: list[list[nn.Parameter]] = []
-        for shard, source in zip(self.layout.shards, found, strict=True):
-            if materialize is not None and any(p.is_meta for p in source.parameters.values()):
-                materialize(source)
-            memory = ShardMemory(
-                shard,
-                self.device,
-                state_on_device=state == "device",
-                gradient_dtype=gradient_dtype,
+        self._routes = [
+            route_shard(s, p, conditions) for s, p in zip(self.layout.shards, placements, strict=True)
+        ]
+        streamed = frozenset(
+            s.index for s, r in zip(self.layout.shards, self._routes, strict=True) if r.streamed
+        )
+        if streamed and not activation_checkpointing:
+            raise ValueError(
+                "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 bits "
+                "and computed in fp32) need it; without it backward would read what another block left in the slot"
             )
-            members = [source.parameters[segment.name] for segment in shard.segments]
-            memory.adopt(members, self._arithmetic)
-            for frozen in shard.frozen:
-                _place_frozen(source.parameters[frozen.name], self.dtype, self.device)
-            for member in members:
-                member.grad = None
-            self._memories.append(memory)
-            parameters.append(members)
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = buffer.to(self.device.torch_device)
+        self._shape = StepShape(
+            gradient_accumulation=gradient_accumulation,
+            flows=tuple(route.flow() for route in self._routes),
+            global_quantity=global_quantity,
+            overlap="exact" if overlap == "delayed" else overlap,
+        )
+        self._timelines: dict[tuple[Overlap, bool], Timeline] = {}
+        self._clock = ComputeClock()
+        self._lanes = LaneThreads(self.device)
+        self._disk: DiskTier | None = None
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._host: Arithmetic | None = None
+        self._window: WeightWindow | None = None
+        try:
+            if any("disk" in (r.placement.weights, r.placement.state) for r in self._routes):
+                assert disk_path is not None
+                self._disk = DiskTier(Path(disk_path))
+            on_host = [r for r in self._routes if not r.on_device]
+            on_device = TorchArithmetic()
+            self._host = _host_arithmetic(threads, state_format) if on_host else on_device
+            stored = storage_dtypes(found, self.dtype)
+            self._memories: list[ShardMemory] = []
+            parameters: list[list[nn.Parameter]] = []
+            self._streamed: list[StreamedShard] = []
+            buffer: Tensor | None = None
+            for shard, source, route in zip(self.layout.shards, found, self._routes, strict=True):
+                if materialize is not None and any(p.is_meta for p in source.parameters.values()):
+                    materialize(source)
+                memory = ShardMemory(shard, route, self.device, conditions.compute_dtypes, self._disk)
+                if memory.files:
+                    needed = max((memory.staging_bytes(c) for c in shard.chunks), default=0)
+                    if buffer is None or buffer.numel() < needed:
+                        buffer = self.device.empty_pages(needed)
+                members = [source.parameters[segment.name] for segment in shard.segments]
+                memory.adopt(members, on_device if route.on_device else self._host, buffer)
+                frozen = [(f.name, source.parameters[f.name], stored[f.name]) for f in shard.frozen]
+                if route.streamed:
+                    self._streamed.append(
+                        StreamedShard(
+                            memory,
+                            members,
+                            frozen,
+                            conditions.compute_dtypes,
+                            self.device,
+                            self._disk,
+                            chunk_bytes,
+                        )
+                    )
+                else:
+                    for _, parameter, dtype in frozen:
+                        dtype = conditions.compute_dtype(dtype)
+                        parameter.data = parameter.data.to(device=self.device.torch_device, dtype=dtype)
+                for member in members:
+                    member.grad = None
+                self._memories.append(memory)
+                parameters.append(members)
+            del buffer
+            for module in model.modules():
+                for name, held in module._buffers.items():
+                    if held is not None:
+                        module._buffers[name] = held.to(self.device.torch_device)
+            self._parameters = parameters
+            self._frozen = [
+                [(f.name, source.parameters[f.name]) for f in shard.frozen]
+                for shard, source in zip(self.layout.shards, found, strict=True)
+            ]
 
-        self._intake = GradientIntake(
-            self._memories,
-            parameters,
-            self.device,
-            referenced=referenced,
-            accumulates=accumulates,
-            travels=travels,
-            bounded=overlap != "serial",
-        )
-        self._work = StepWork(self._memories, self._intake, self.device, self._arithmetic, gradient_clipping)
-        self._checkpointing = BlockCheckpointing(
-            model, [s.block for s in found if s.block is not None] if activation_checkpointing else []
-        )
-        self._gate = ForwardGate(model, found, self._intake.block_called)
+            self._intake = GradientIntake(
+                self._memories, parameters, self.device, self._clock, bounded=overlap != "serial"
+            )
+            self._work = StepWork(
+                self._memories, self._intake, self.device, self._host, on_device, gradient_clipping
+            )
+            self._gate = ForwardGate(model, found, set(streamed), self._clock, self._intake.block_called)
+            if self._streamed:
+                self._window = WeightWindow(
+                    self._streamed, self.device, self._lanes, self._gate.when_ready, self._clock.waiting
+                )
+            self._activations = _activation_offload(self.device) if activations == "host" else None
+            self._checkpointing = BlockCheckpointing(
+                model,
+                [(i, s.block) for i, s in enumerate(found) if s.block is not None],
+                recomputes=activation_checkpointing,
+                window=self._window,
+                streamed=streamed,
+                around=None if self._activations is None else self._activations.around_block,
+            )
+        except BaseException:
+            self._close_resources()
+            raise
 
         self.steps = 0
         """Steps begun, skipped ones included."""
@@ -183,8 +276,10 @@ class OffloadEngine:
         self._report: StepReport | None = None
         self._micro_batches = 0
         self._tokens: list[int | None] = []
-        self._failure: BaseException | None = None
-        self._closed = False
+        self._in_step = False
+        self._uncounted = False
+        self._pending: GradientSet | None = None
+        self._watchdog = Watchdog(self._lanes, watchdog_s, self._stuck)
 
     # What the training loop calls
 
@@ -206,6 +301,7 @@ class OffloadEngine:
         Raises:
             RuntimeError: more micro-batches than `gradient_accumulation`, or `tokens` given for some of them only.
             ValueError: `tokens` is not positive.
+            LaneError: a lane's task failed.
         """
         self._raise_failure()
         if self._micro_batches == self._accumulation:
@@ -214,7 +310,7 @@ class OffloadEngine:
             raise ValueError(f"tokens = {tokens}: expected a positive number of counted tokens")
         if self._tokens and (self._tokens[0] is None) != (tokens is None):
             raise RuntimeError("tokens must be given for every micro-batch of a step or for none")
-        self._gate.pause()
+        self._gate.end_forward()
         if self._micro_batches == 0:
             self._begin_step()
         execution = self._execution
@@ -222,29 +318,38 @@ class OffloadEngine:
         self._tokens.append(tokens)
         if len(self._tokens) == self._accumulation:
             self._work.set_unscale(self._unscale())
-        self._end_forward(execution)
+        self._complete_forward(execution, self._micro_batches)
         self._intake.begin_micro_batch(self._micro_batches)
-        start = time.perf_counter()
+        began = time.perf_counter()
         # Weights of micro-batches are relative to the first, so that gradients keep their natural size.
         first = self._tokens[0]
         weight = 1.0 if tokens is None or first is None else tokens / first
+        if self._loss_scale is not None:
+            weight *= self._loss_scale.value
         try:
+            if self._activations is not None:
+                self._activations.begin_backward()
             (loss if weight == 1.0 else loss * weight).backward()
+            if self._window is not None:
+                self._window.end_backward()
             self._intake.end_micro_batch()
+            if self._activations is not None:
+                self._activations.end_micro_batch()
         except BaseException as error:
             self._abandon_step(execution, error)
             raise
-        execution.spans.append(Span(Lane.COMPUTE, Kind.BACKWARD, None, None, start, time.perf_counter()))
+        self._clock.end_backward(began)
         self._micro_batches += 1
 
     def step(self) -> StepReport:
         """End the step: its update runs on, or has run, and the next forward waits for it block by block.
 
         A step may have fewer micro-batches than `gradient_accumulation` (the end of the data); its mean is over those
-        it has. Returns at once; the report waits.
+        it has. Returns at once; the report waits. A delayed step has waited for its own gradients, not for their update.
 
         Raises:
             RuntimeError: there was no backward().
+            LaneError: a lane's task failed.
         """
         self._raise_failure()
         execution = self._execution
@@ -254,45 +359,52 @@ class OffloadEngine:
             self._work.set_unscale(self._unscale())
             for micro_batch in range(self._micro_batches, self._accumulation):
                 self._intake.begin_micro_batch(micro_batch)
-                for shard in self.layout.shards:
-                    execution.complete(self._timeline.find(Kind.FORWARD, micro_batch, shard.index))
+                self._complete_forward(execution, micro_batch)
                 self._intake.end_micro_batch()
         self._micro_batches = 0
         self._tokens = []
+        self._in_step = False
         report = self._report = StepReport(self.wait)
-        self._gate.hold_for(execution)
-        if self._serial:
-            self.wait()
+        if self._window is not None:
+            self._window.forget()
+        if self._is_delayed(self.steps):
+            self._settle()
+        else:
+            self._gate.hold_for(execution)
+            if self._overlap == "serial":
+                self.wait()
+        if self._window is not None:
+            self._window.expect_forward()
         return report
 
     def wait(self) -> None:
         """Return when no host work is left: weights and state are those after the last step.
+
+        In a delayed engine the state has then seen the last step's gradients, and the weights that the next forward reads
+        have not; `weights` gives those that have.
 
         Raises:
             NonFiniteGradientsError: gradients were not finite three steps in a row, or shards had been updated already.
             LaneError: a lane's task failed.
         """
         self._raise_failure()
-        execution, report = self._execution, self._report
-        if execution is None or report is None:
+        execution = self._execution
+        if execution is None:
             return
-        start = time.perf_counter()
-        try:
-            execution.wait_all()
-            exposed_s = self._gate.take_waited_s() + time.perf_counter() - start
-            result = self._conclude(execution, exposed_s)
-        except BaseException as error:
-            self._failure = error
-            report.fail(error)
-            raise
-        self._execution = self._report = None
-        self._gate.release()
-        report.resolve(result)
+        if self._report is not None:
+            self._settle()
+            execution = self._execution
+        if execution is not None and not self._in_step:
+            with self._clock.waiting():
+                self._guard(lambda: execution.wait(execution.timeline.settled))
+            self._count_update()
 
     def close(self) -> None:
-        """Finish the last step, end the lanes and take every hook off the model, which keeps its weights. Idempotent.
+        """Finish the last step, end the lanes and take every hook off the model, which keeps its weights.
 
-        A step that was begun and not ended by `step` is dropped.
+        What came through slots, or was computed in another dtype, is bound to its weights on the host; where those are
+        on disk it is lost with the disk's files: read `weights` before. A step that was begun and not ended by `step`
+        is dropped. Idempotent.
 
         Raises:
             NonFiniteGradientsError, LaneError: the last step could not be finished; the engine is closed all the same.
@@ -302,6 +414,14 @@ class OffloadEngine:
         try:
             if self._failure is None:
                 self.wait()
+                if self._window is not None:
+                    self._window.unbind()
+                for memory, members in zip(self._memories, self._parameters, strict=True):
+                    if self._overlap == "delayed":
+                        memory.push_weights()
+                    memory.leave(members)
+                for shard in self._streamed:
+                    shard.leave_frozen()
         finally:
             self._tear_down()
 
@@ -309,13 +429,24 @@ class OffloadEngine:
         self._closed = True
         if self._execution is not None:
             self._execution.abandon("the engine was closed")
-            self._intake.break_off()
+        self._break_off(LaneError("the engine was closed"))
+        self._watchdog.close()
         self._lanes.close()
         self._gate.remove()
         self._intake.end_step()
         self._intake.remove()
         self._checkpointing.remove()
-        self._arithmetic.close()
+        if self._activations is not None:
+            self._activations.close()
+        self._close_resources()
+
+    def _close_resources(self) -> None:
+        self._closed = True
+        self._lanes.close()
+        if self._host is not None:
+            self._host.close()
+        if self._disk is not None:
+            self._disk.close()
         self.device.close()
 
     def __enter__(self) -> OffloadEngine:
@@ -330,22 +461,48 @@ class OffloadEngine:
             # What was raised matters, not what the step that it cut off would have come to.
             self._tear_down()
 
-    # State, for checkpoints
+    # State and weights, for checkpoints
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
+    def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
         """Every tensor of the optimizer state by name (`0003-h.2/exp_avg`), in place, after `wait`.
 
-        Writing into them and calling `restore` resumes a step later.
+        Writing into them and calling `restore` resumes a step later. Names, dtypes and lengths do not depend on tiers.
         """
         self.wait()
         for memory in self._memories:
             for kind, tensor in memory.state():
                 yield f"{memory.shard.index:04d}-{memory.shard.name}/{kind}", tensor
 
-    def counters(self) -> dict[str, Any]:
-        """What the state needs beside its tensors: steps done, in all and by parameter."""
+    def weights(self) -> Iterator[dict[str, Tensor]]:
+        """The newest weights, a dictionary a shard: each parameter once, by its first name, in the storage dtype.
+
+        On the host; tensors of shards that live there are views, to be read before the next step. At most one shard that
+        is on disk, or on a device, is held in memory at a time.
+        """
         self.wait()
-        return {
+        streamed = {s.shard.index: s for s in self._streamed}
+        for memory, frozen in zip(self._memories, self._frozen, strict=True):
+            shard = memory.shard
+            found: dict[str, Tensor] = {}
+            for number, region in enumerate(memory.regions):
+                copy = region.working_copy
+                if copy is not None:
+                    whole = copy.cpu()
+                else:
+                    stored = memory.stored(number, region.working_kind)
+                    whole = stored.read(0, stored.numel())
+                for segment in (s for s in shard.segments if s.region == number):
+                    found[segment.name] = memory.of_segment(whole, segment).view(segment.shape)
+            kept = dict(streamed[shard.index].frozen_weights()) if shard.index in streamed else {}
+            for name, parameter in frozen:
+                flat = kept.get(name)
+                found[name] = parameter.detach().cpu() if flat is None else flat.view(parameter.shape)
+            yield found
+
+    def counters(self) -> dict[str, Any]:
+        """What the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
+        self.wait()
+        counters: dict[str, Any] = {
             "steps": self.steps,
             "skipped_in_a_row": self._skipped_in_a_row,
             "parameter_steps": {
@@ -354,6 +511,9 @@ class OffloadEngine:
                 for number, segment in enumerate(memory.shard.segments)
             },
         }
+        if self._loss_scale is not None:
+            counters["loss_scale"] = self._loss_scale.as_dict()
+        return counters
 
     def restore(self, counters: dict[str, Any]) -> None:
         """Take up `counters` after the tensors of `state` were written into; refreshes the working weights.
@@ -367,63 +527,179 @@ class OffloadEngine:
         if known != set(given):
             odd = sorted(known.symmetric_difference(given))
             raise ValueError(f"the counters are of another model: {odd[0]} is in only one of the two")
+        self._drop_pending()
         self.steps = int(counters["steps"])
         self._skipped_in_a_row = int(counters["skipped_in_a_row"])
+        if self._loss_scale is not None and "loss_scale" in counters:
+            self._loss_scale.load(counters["loss_scale"])
+        assert self._host is not None
         for memory in self._memories:
             memory.steps[:] = [int(given[segment.name]) for segment in memory.shard.segments]
-            memory.push_weights()
+            memory.derive(self._host, self._work.take_buffer())
+        if self._window is not None:
+            self._window.forget()
+
+    def memory(self) -> Ledger:
+        """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
+        return memory_ledger(self._memories, self._streamed, self._window, self._intake, self._work)
+
+    def disk_written_per_day(self) -> float | None:
+        """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""
+        return None if self._disk is None else self._disk.written_per_day()
 
     # How a step goes
 
-    def _begin_step(self) -> None:
-        self.wait()
-        self.steps += 1
-        self._work.begin(self._settings)
-        execution = StepExecution(self._timeline, self._lanes, self._work.perform, inline=self._serial)
+    def _is_delayed(self, step: int) -> bool:
+        return self._overlap == "delayed" and step > self._delay_warmup
+
+    def _timeline(self, delayed: bool, applies_last: bool) -> Timeline:
+        overlap: Overlap = "delayed" if delayed else self._shape.overlap
+        if (overlap, applies_last) not in self._timelines:
+            shape = replace(self._shape, overlap=overlap, applies_last=applies_last)
+            self._timelines[overlap, applies_last] = build_timeline(self.layout, shape)
+        return self._timelines[overlap, applies_last]
+
+    def _new_execution(self, *, delayed: bool, applies: GradientSet | None) -> StepExecution:
+        self._work.begin(self._settings, delayed=delayed, applies=applies)
+        timeline = self._timeline(delayed, applies is not None)
+        inline = self._overlap == "serial"
+        execution = StepExecution(timeline, self._lanes, self._work.perform, inline=inline)
         self._intake.begin_step(execution)
         self._execution = execution
+        self._uncounted = applies is not None
+        execution.start()
+        return execution
 
-    def _end_forward(self, execution: StepExecution) -> None:
-        execution.spans.extend(self._gate.end_forward())
+    def _begin_step(self) -> None:
+        """A step's first backward. A delayed step with an update by the last one's gradients is under way already."""
+        if self._report is not None:
+            self._settle()
+        self.steps += 1
+        self._in_step = True
+        if self._execution is None:
+            self._new_execution(delayed=self._is_delayed(self.steps), applies=None)
+        self._work.set_settings(self._settings)
+
+    def _complete_forward(self, execution: StepExecution, micro_batch: int) -> None:
         for shard in self.layout.shards:
-            execution.complete(self._timeline.find(Kind.FORWARD, self._micro_batches, shard.index))
+            execution.complete(execution.timeline.find(Kind.FORWARD, micro_batch, shard.index))
 
     def _unscale(self) -> float:
         counted = [t for t in self._tokens if t is not None]
-        return counted[0] / sum(counted) if counted else 1.0 / len(self._tokens)
+        mean = counted[0] / sum(counted) if counted else 1.0 / len(self._tokens)
+        return mean if self._loss_scale is None else mean / self._loss_scale.value
 
-    def _conclude(self, execution: StepExecution, exposed_s: float) -> StepResult:
+    def _settle(self) -> None:
+        """Let the step that `step` ended come to its end, and say what it came to."""
+        execution, report = self._execution, self._report
+        assert execution is not None and report is not None
+
+        def finish() -> None:
+            with self._clock.waiting():
+                execution.wait_all()
+            result = self._conclude(execution)
+            self._execution = self._report = None
+            self._gate.release()
+            if self._is_delayed(self.steps):
+                # The next step begins here: its update by these gradients runs beside its forward.
+                after = self._new_execution(delayed=True, applies=self._pending)
+                self._gate.hold_for(after)
+            report.resolve(result)
+
+        try:
+            self._guard(finish)
+        except BaseException as error:
+            report.fail(error)
+            raise
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Run `action`; what it raises stops the engine."""
+        try:
+            action()
+        except BaseException as error:
+            self._failure = error
+            self._break_off(error)
+            raise
+
+    def _conclude(self, execution: StepExecution) -> StepResult:
         verdict = self._work.verdict
         assert verdict is not None
-        if verdict.finite:
+        delayed = self._is_delayed(self.steps)
+        if delayed:
+            self._count_update()
+            self._pending = self._work.set_aside()
+        else:
             self._work.finish()
         self._intake.end_step()
-        self._skipped_in_a_row = 0 if verdict.finite else self._skipped_in_a_row + 1
-        if verdict.torn:
-            raise NonFiniteGradientsError(
-                f"step {self.steps}: the gradient of {verdict.offender} is not finite, and other shards had been "
-                "updated already; go on from the last checkpoint (clipping makes every step wait for the verdict)"
-            )
-        if self._skipped_in_a_row > SKIPS_ALLOWED:
-            raise NonFiniteGradientsError(
-                f"step {self.steps}: the gradient of {verdict.offender} is not finite, for the "
-                f"{self._skipped_in_a_row}rd step in a row; nothing was written for them"
-            )
+        scale = 1.0 if self._loss_scale is None else self._loss_scale.value
+        self._judge(verdict.finite, verdict.offender, verdict.torn)
+        spans, waits = self._clock.take()
+        spans += execution.spans
+        if self._window is not None:
+            spans += self._window.take_spans()
         return StepResult(
             step=self.steps,
             grad_norm=verdict.grad_norm,
             skipped=not verdict.finite,
             learning_rate=self._work.learning_rate,
-            lane_seconds=lane_seconds(execution.spans),
-            exposed_s=exposed_s,
-            spans=tuple(sorted(execution.spans, key=lambda span: span.start_s)),
+            lane_seconds=lane_seconds(spans),
+            exposed_seconds=exposed_seconds(spans, waits),
+            exposed_s=sum(stop - start for start, stop in waits),
+            loss_scale=scale,
+            spans=tuple(sorted(spans, key=lambda span: span.start_s)),
         )
+
+    def _judge(self, finite: bool, offender: str | None, torn: bool) -> None:
+        """Raise where training cannot go on after gradients that are not finite."""
+        self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
+        if torn:
+            raise NonFiniteGradientsError(
+                f"step {self.steps}: the gradient of {offender} is not finite, and other shards had been "
+                "updated already; go on from the last checkpoint (clipping makes every step wait for the verdict)"
+            )
+        if self._loss_scale is not None:
+            exhausted = self._loss_scale.exhausted
+            self._loss_scale.after(finite=finite)
+            if not exhausted:
+                return
+        if self._skipped_in_a_row > SKIPS_ALLOWED:
+            raise NonFiniteGradientsError(
+                f"step {self.steps}: the gradient of {offender} is not finite, for the "
+                f"{self._skipped_in_a_row}rd step in a row; nothing was written for them"
+            )
+
+    def _count_update(self) -> None:
+        """A delayed step's update by the last gradients is over: count it, once."""
+        if self._uncounted:
+            self._uncounted = False
+            self._work.finish()
+
+    def _drop_pending(self) -> None:
+        """Forget a delayed step that has begun with nothing of its own yet."""
+        if self._execution is not None and not self._in_step:
+            self._gate.release()
+            self._intake.end_step()
+            self._execution = None
+
+    # When something fails
 
     def _abandon_step(self, execution: StepExecution, error: BaseException) -> None:
         # A backward that failed half-way leaves gradients nobody can tell apart: the engine stops here.
         execution.abandon(f"backward failed: {error}")
-        self._intake.break_off()
         self._failure = error
+        self._break_off(error)
+
+    def _break_off(self, error: BaseException) -> None:
+        """Let whoever waits for a buffer or a slot go on."""
+        self._work.break_off()
+        if self._window is not None:
+            self._window.break_off(error)
+
+    def _stuck(self, error: LaneError) -> None:
+        execution = self._execution
+        if execution is not None:
+            execution.fail(error)
+        self._break_off(error)
 
     def _raise_failure(self) -> None:
         if self._closed:
@@ -432,20 +708,10 @@ class OffloadEngine:
             raise RuntimeError(f"the engine stopped after an error: {self._failure}") from self._failure
 
 
-def working_precision(precision: Precision, device: Device) -> torch.dtype:
-    """The dtype of working weights that `precision` means on `device`.
+def _activation_offload(device: Device) -> Any:
+    from workbench.engine.activation_offload import ActivationOffload
 
-    Raises:
-        ValueError: `precision` is none of auto, bf16 and fp32.
-    """
-    _check_choice("precision", precision, ("auto", "bf16", "fp32"))
-    if precision == "auto":
-        return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
-def _place_frozen(parameter: nn.Parameter, dtype: torch.dtype, device: Device) -> None:
-    parameter.data = parameter.data.to(device=device.torch_device, dtype=working_dtype(parameter, dtype))
+    return ActivationOffload(device)
 
 
 def _host_arithmetic(threads: int | Literal["auto"], state_format: StateFormat) -> Arithmetic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.engine.execution import Span
@@ -18,7 +18,8 @@ class StepResult:
     """One finished step.
 
     `grad_norm`: of the step's mean gradient, before clipping. `skipped`: it was not finite and nothing was written.
-    `lane_seconds`: busy seconds a lane. `exposed_s`: seconds in which compute waited for host work.
+    `lane_seconds`: busy seconds a lane, of which the model waited `exposed_seconds`; the rest was hidden behind it.
+    `exposed_s`: seconds in which the model waited, for whatever lane. `loss_scale`: that its backward had; 1 unless fp16.
     """
 
     step: int
@@ -26,7 +27,9 @@ class StepResult:
     skipped: bool
     learning_rate: float
     lane_seconds: dict[Lane, float]
+    exposed_seconds: dict[Lane, float]
     exposed_s: float
+    loss_scale: float
     spans: tuple[Span, ...]
 
 
@@ -62,11 +65,3 @@ class StepReport:
 
     def fail(self, failure: BaseException) -> None:
         self._failure = failure
-
-
-def lane_seconds(spans: Sequence[Span]) -> dict[Lane, float]:
-    """Busy seconds of each lane."""
-    seconds = dict.fromkeys(Lane, 0.0)
-    for span in spans:
-        seconds[span.lane] += span.seconds
-    return seconds

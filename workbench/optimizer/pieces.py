@@ -4,7 +4,7 @@ Shapes, dtypes, alignment and contiguity are checked where a tensor enters, so t
 than cross into C.
 
 Invariant: a table's tensors must not be resized or moved (`set_`, `resize_`, `.data =`) while the table lives, because
-C holds their addresses.
+C holds their addresses; `PieceTable.move` tells it of other ones.
 """
 
 from __future__ import annotations
@@ -159,6 +159,21 @@ class PieceTable:
 
     def __len__(self) -> int:
         return len(self._pieces)
+
+    def move(self, pieces: Sequence[Piece]) -> None:
+        """The same pieces in other memory. Gradients, step counts and partials stay.
+
+        Raises `ValueError` where a piece has another number of elements or another format.
+        """
+        if [p.count for p in pieces] != self._counts:
+            raise ValueError("the pieces have other numbers of elements than the table's")
+        for row, piece, old in zip(self._rows, pieces, self._pieces, strict=True):
+            if piece.state_format != old.state_format:
+                raise ValueError(f"a piece is {piece.state_format}, the table's is {old.state_format}")
+            for name in ADDRESSES:
+                tensor = getattr(piece, name)
+                setattr(row, name, 0 if tensor is None else tensor.data_ptr())
+        self._pieces = tuple(pieces)
 
     def piece_partials(self, index: int) -> Tensor:
         """The view of `partials` that belongs to one piece."""

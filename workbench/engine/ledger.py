@@ -1,0 +1,55 @@
+"""The ledger: what the engine holds in each tier, by name. Read where memory ran out, and beside the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workbench.engine.gradients import GradientIntake
+from workbench.engine.memory import ShardMemory
+from workbench.engine.step_work import StepWork
+from workbench.engine.streamed import StreamedShard
+from workbench.engine.weight_window import WeightWindow
+
+Ledger = dict[str, dict[str, int]]
+
+
+def memory_ledger(
+    memories: Iterable[ShardMemory],
+    streamed: Iterable[StreamedShard],
+    window: WeightWindow | None,
+    intake: GradientIntake,
+    work: StepWork,
+) -> Ledger:
+    """Bytes by tier ("device", "host", "disk") and by name. Activations and autograd's gradients are not the engine's."""
+    ledger: Ledger = {"device": {}, "host": {}, "disk": {}}
+
+    def add(tier: str, name: str, size: int) -> None:
+        if size:
+            ledger[tier][name] = ledger[tier].get(name, 0) + size
+
+    for memory in memories:
+        for tier, named in memory.ledger().items():
+            for name, size in named.items():
+                add(tier, name, size)
+    for shard in streamed:
+        tier, size = shard.frozen_bytes()
+        add(tier, "frozen weights", size)
+    if window is not None:
+        add("device", "weight slots", window.slot_bytes)
+        add("host", "staging", window.staging_bytes)
+    add("host", "staging", work.buffer_bytes)
+    add("host", "gradient slots", intake.host_slots.nbytes)
+    if intake.device_slots is not intake.host_slots:
+        add("device", "gradient slots", intake.device_slots.nbytes)
+    return ledger
+
+
+def ledger_text(ledger: Ledger) -> str:
+    """The ledger in one line, the largest first."""
+    parts = []
+    for tier, named in ledger.items():
+        if named:
+            largest = sorted(named.items(), key=lambda item: -item[1])
+            held = ", ".join(f"{name} {size / 2**30:,.2f} GiB" for name, size in largest)
+            parts.append(f"{tier}: {held}")
+    return "; ".join(parts) or "the engine holds nothing yet"

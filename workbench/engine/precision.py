@@ -1,0 +1,48 @@
+"""What working weights are stored in, and what they are computed in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from workbench.engine.device import Device, has_bfloat16
+
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+Compute = Literal["auto", "same", "fp32"]
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def working_precision(precision: Precision, device: Device) -> torch.dtype:
+    """The dtype that `precision` means for working weights on `device`.
+
+    Raises:
+        ValueError: `precision` is none of auto, bf16, fp16 and fp32.
+    """
+    if precision == "auto":
+        return torch.bfloat16 if has_bfloat16(device) else torch.float32
+    if precision not in DTYPES:
+        raise ValueError(f"precision = {precision!r}: expected 'auto' or {' or '.join(map(repr, DTYPES))}")
+    return DTYPES[precision]
+
+
+def compute_dtypes(compute: Compute, device: Device) -> dict[torch.dtype, torch.dtype]:
+    """What stored dtypes are computed in, where that differs.
+
+    A CPU without 16-bit arithmetic computes 16-bit weights in fp32; its own 16-bit products are hundreds of times slower.
+
+    Raises:
+        ValueError: `compute` is unknown, or fp32 is asked of a device that is no CPU.
+    """
+    if compute not in ("auto", "same", "fp32"):
+        raise ValueError(f"compute = {compute!r}: expected 'auto' or 'same' or 'fp32'")
+    on_cpu = device.torch_device.type == "cpu"
+    if compute == "fp32" and not on_cpu:
+        raise ValueError("compute = 'fp32': only on the CPU; give precision = 'fp32' on a device of its own")
+    if compute == "same" or not on_cpu:
+        return {}
+    widened = {torch.float16: torch.float32}
+    if compute == "fp32" or not has_bfloat16(device):
+        widened[torch.bfloat16] = torch.float32
+    return widened

@@ -1,0 +1,126 @@
+"""How each shard's weights, state and gradients move, decided once from its placement and the machine.
+
+Every other part of the engine asks here instead of deciding again: memory what to allocate, the intake where a gradient
+goes, the timeline which tasks a step has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from workbench.layout import Shard
+from workbench.placement import Placement
+from workbench.timeline import Overlap, ShardFlow
+
+GradientMode = Literal["referenced", "taken", "gathered"]
+Waiting = Literal["in autograd", "ring", "memory", "disk"]
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is the same for all shards of an engine.
+
+    `compute_dtypes`: what working weights of a storage dtype are computed in, where that differs.
+    `must_wait`: no update may run before backward has ended.
+    """
+
+    shared_memory: bool
+    compute_dtypes: dict[torch.dtype, torch.dtype]
+    gradient_accumulation: int
+    must_wait: bool
+    overlap: Overlap
+
+    def compute_dtype(self, storage: torch.dtype) -> torch.dtype:
+        return self.compute_dtypes.get(storage, storage)
+
+
+@dataclass(frozen=True)
+class ShardRoute:
+    """The way of one shard.
+
+    `on_device`: the state is on a device of its own. `streamed`: the weights come into a slot when they are used.
+    `aliased`: what the forward reads is the state's own working copy. `gradients`: they stay in autograd's
+    tensors, are taken from there micro-batch by micro-batch, or are gathered into chunks. `accumulates`: the engine sums
+    them in fp32. `waiting`: where they are until the update.
+    """
+
+    placement: Placement
+    on_device: bool
+    streamed: bool
+    aliased: bool
+    gradients: GradientMode
+    accumulates: bool
+    waiting: Waiting
+    delayed: bool
+
+    @property
+    def uploads(self) -> bool:
+        """Whether new weights are copied to where the forward, or the next fetch, reads them."""
+        return not self.aliased and (not self.streamed or self.delayed)
+
+    def flow(self) -> ShardFlow:
+        """The same in the timeline's words."""
+        return ShardFlow(
+            state=self.placement.state,
+            on_device=self.on_device,
+            gathers=self.gradients == "gathered",
+            accumulates=self.accumulates,
+            gradients_on_disk=self.waiting == "disk",
+            uploads=self.uploads,
+        )
+
+
+def route_shard(shard: Shard, placement: Placement, conditions: Conditions) -> ShardRoute:
+    """Decide the way of `shard`.
+
+    Raises:
+        ValueError: its weights are on disk and the overlap is delayed.
+    """
+    shared = conditions.shared_memory
+    delayed = conditions.overlap == "delayed"
+    if delayed and placement.weights == "disk":
+        raise ValueError("overlap = 'delayed' with weights = 'disk': the disk would have to hold them twice")
+    storage = {DTYPES[region.dtype] for region in shard.regions}
+    frozen = {DTYPES[spec.dtype] for spec in shard.frozen if spec.dtype in DTYPES}
+    converts = any(conditions.compute_dtype(dtype) != dtype for dtype in storage | frozen)
+    on_device = placement.state == "device" and not shared
+    comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
+    streamed = comes and shard.kind == "block"
+    aliased = not streamed and not converts and not delayed and (on_device or shared)
+    several = conditions.gradient_accumulation > 1
+    waits_on_disk = placement.state == "disk" and (conditions.must_wait or several)
+    gradients: GradientMode
+    if not (on_device or shared) or waits_on_disk or converts:
+        gradients = "gathered"
+    elif several and storage != {torch.float32}:
+        # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
+        gradients = "taken"
+    else:
+        gradients = "referenced"
+    waiting: Waiting
+    if gradients == "referenced":
+        waiting = "in autograd"
+    elif waits_on_disk:
+        waiting = "disk"
+    else:
+        waiting = "memory" if several or conditions.must_wait else "ring"
+    return ShardRoute(
+        placement=placement,
+        on_device=on_device,
+        streamed=streamed,
+        aliased=aliased,
+        gradients=gradients,
+        accumulates=several and gradients != "referenced",
+        waiting=waiting,
+        delayed=delayed,
+    )

@@ -1,0 +1,61 @@
+"""Reusable buffers of one size, which circulate between the threads that fill and empty them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+class SlotPool:
+    """Reusable buffers of one size. `take` waits for one that is on its way back; it grows only where none is.
+
+    So memory stays at `limit` slots while they circulate, and a step whose slots all wait for something later (a
+    chunk half full, a serial step) never deadlocks.
+    """
+
+    def __init__(self, allocate: Callable[[], Tensor], limit: int) -> None:
+        self._allocate = allocate
+        self._limit = limit
+        self._free: list[Tensor] = []
+        self._made = 0
+        self._made_bytes = 0
+        self._returning = 0
+        self._broken = False
+        self._changed = threading.Condition()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all the slots that were ever needed at once."""
+        return self._made_bytes
+
+    def take(self) -> Tensor:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._free or self._made < self._limit or not self._returning or self._broken
+            )
+            if self._free:
+                return self._free.pop()
+            self._made += 1
+        slot = self._allocate()
+        self._made_bytes += slot.nbytes
+        return slot
+
+    def will_return(self) -> None:
+        """Promise that one taken slot will come back without anything further from the taker's thread."""
+        with self._changed:
+            self._returning += 1
+
+    def give_back(self, slot: Tensor) -> None:
+        """Return a slot for which `will_return` was called."""
+        with self._changed:
+            self._free.append(slot)
+            self._returning -= 1
+            self._changed.notify()
+
+    def break_off(self) -> None:
+        """Let every waiter go on: the step has failed and nothing will come back."""
+        with self._changed:
+            self._broken = True
+            self._changed.notify_all()

@@ -1,0 +1,50 @@
+"""Where each shard's weights and state live: the tiers, and the placement that a few words of configuration mean.
+
+Offloading is nothing but a placement. It is decided shard by shard, so that a share of the shards may stay on the device
+and no rule depends on the number of parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.layout import Layout
+
+Tier = Literal["device", "host", "disk"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The tiers of one shard's working weights and of its optimizer state."""
+
+    weights: Tier
+    state: Tier
+
+
+def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0.0) -> tuple[Placement, ...]:
+    """The placement of every shard of `layout`.
+
+    Shards outside the blocks keep their weights on the device: they are read at any moment of a step. The first
+    shards in forward order, as many as fit in `device_fraction` of the trainable elements, stay on the device whole.
+
+    Raises:
+        ValueError: the tiers contradict each other, or the fraction is not between 0 and 1.
+    """
+    if not 0 <= device_fraction <= 1:
+        raise ValueError(f"device_fraction = {device_fraction}: expected 0 to 1")
+    if state == "device" and weights != "device":
+        raise ValueError(f"weights = {weights!r} with state = 'device': the state is larger than the weights")
+    if weights == "disk" and state != "disk":
+        raise ValueError(f"weights = 'disk' with state = {state!r}: the state has to be on disk as well")
+    total = sum(shard.elements for shard in layout.shards)
+    placements: list[Placement] = []
+    passed = 0
+    for shard in layout.shards:
+        passed += shard.elements
+        stays = state == "device" or (device_fraction > 0 and passed <= device_fraction * total)
+        if stays:
+            placements.append(Placement("device", "device"))
+        else:
+            placements.append(Placement(weights if shard.kind == "block" else "device", state))
+    return tuple(placements)
