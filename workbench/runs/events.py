@@ -7,6 +7,8 @@ Every line has `version`, `time` (unix seconds) and `kind`; the rest depends on 
 - sample: `step`, `path` (relative to the run)
 - checkpoint: `step`, `path` (relative to the run), `seconds`
 - warning: `message`
+- loss_scale: `step` (the first that has it), `scale`
+- disk: `written_per_day` (bytes a day that the disk tier wrote at this session's rate)
 - control: `id`, `verb`, `message`: the trainer has acted on this command
 - resume: `from_step` (the first step that is done again), `record` (how many metric records there were): the
   records before it whose step is `from_step` or later are void
@@ -25,7 +27,18 @@ from workbench.runs.directory import RunDirectory
 from workbench.runs.writing import append_line, read_lines
 
 EVENT_VERSION = 1
-EVENT_KINDS = ("phase", "evaluation", "sample", "checkpoint", "warning", "control", "resume", "finished")
+EVENT_KINDS = (
+    "phase",
+    "evaluation",
+    "sample",
+    "checkpoint",
+    "warning",
+    "loss_scale",
+    "disk",
+    "control",
+    "resume",
+    "finished",
+)
 
 
 @dataclass(frozen=True)

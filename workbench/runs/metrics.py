@@ -32,6 +32,10 @@ _PREFIX = struct.Struct("<8sII")
 _NAN = float("nan")
 
 
+HOST_LANES = ("download", "update", "upload", "read", "write")
+"""The lanes that may be hidden behind compute, as the engine names them."""
+
+
 @dataclass(frozen=True)
 class Column:
     name: str
@@ -52,14 +56,18 @@ METRIC_COLUMNS = (
     Column("device_bytes", "B"),
     Column("host_bytes", "B"),
     Column("compute_s", "s"),
-    Column("download_s", "s"),
-    Column("update_s", "s"),
-    Column("upload_s", "s"),
-    Column("update_exposed_s", "s"),
+    *(Column(f"{lane}_{what}", "s") for lane in HOST_LANES for what in ("s", "exposed_s")),
+    Column("exposed_s", "s"),
     Column("validation_loss", "nats/token"),
     Column("skipped", "1"),
+    Column("loss_scale", "1"),
 )
-"""What a run records a step. `skipped` is 1 where the optimizer step was left out, else 0."""
+"""What a run records a step.
+
+`<lane>_s`: seconds in which the lane was busy, of which the model waited `<lane>_exposed_s`; the rest was hidden behind
+it. `exposed_s`: seconds in which it waited, for whatever lane. `skipped`: 1 where the optimizer step was left out, else
+0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
+"""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from workbench.runs import (
     write_lanes,
     write_status,
 )
+from workbench.runs.metrics import HOST_LANES
 from workbench.timeline import Lane
 from workbench.training.throughput import duration
 
@@ -86,6 +87,7 @@ class Journal:
             validation_loss=before.validation_loss,
             elapsed_s=before.elapsed_s,
         )
+        self._loss_scale: float | None = None
         self._lock = threading.Lock()
         self._written = 0.0
         self._ended = threading.Event()
@@ -127,7 +129,7 @@ class Journal:
         optional = {"mfu": record.mfu, "validation_loss": validation_loss}
         if record.device_bytes is not None:
             optional["device_bytes"] = record.device_bytes[0]
-        lanes = result.lane_seconds
+        scale: float = getattr(result, "loss_scale", 1.0)
         self.metrics.append(
             step=record.step,
             time=time.time(),
@@ -139,15 +141,16 @@ class Journal:
             step_s=record.step_s,
             tokens_per_s=record.tokens / record.step_s,
             host_bytes=record.host_bytes,
-            compute_s=lanes[Lane.COMPUTE],
-            download_s=lanes[Lane.DOWNLOAD],
-            update_s=lanes[Lane.UPDATE],
-            upload_s=lanes[Lane.UPLOAD],
-            update_exposed_s=result.exposed_s,
             skipped=float(result.skipped),
+            loss_scale=scale,
+            **_lane_metrics(result),
             **{name: value for name, value in optional.items() if value is not None},
         )
-        if result.skipped:
+        if self._loss_scale is not None and scale != self._loss_scale:
+            self.event("loss_scale", step=record.step, scale=scale)
+        self._loss_scale = scale
+        # Above 1 a scale is still searched for, and steps that overflow are a part of the search.
+        if result.skipped and scale <= 1:
             self.warn(f"step {record.step} was skipped: its gradients are not finite")
         due = time.monotonic() - self._written >= STATUS_EVERY_S or record.step == record.total_steps
         self._update(
@@ -208,6 +211,18 @@ class Journal:
             except WorkbenchError:
                 # A disk that is full just now is met by the next real write, on the thread that can stop the run.
                 continue
+
+
+def _lane_metrics(result: StepResult) -> dict[str, float]:
+    """Busy and exposed seconds of every lane, by the names of their columns."""
+    busy = {lane.value: seconds for lane, seconds in result.lane_seconds.items()}
+    waited: dict[Lane, float] = getattr(result, "exposed_seconds", {})
+    exposed = {lane.value: seconds for lane, seconds in waited.items()}
+    metrics = {"compute_s": busy.get("compute", 0.0), "exposed_s": result.exposed_s}
+    for lane in HOST_LANES:
+        metrics[f"{lane}_s"] = busy.get(lane, 0.0)
+        metrics[f"{lane}_exposed_s"] = exposed.get(lane, 0.0)
+    return metrics
 
 
 def _lane_spans(spans: tuple[Span, ...]) -> list[LaneSpan]:
