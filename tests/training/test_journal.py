@@ -34,7 +34,9 @@ def result(**changes: object) -> StepResult:
         "skipped": False,
         "learning_rate": 2.4e-4,
         "lane_seconds": dict.fromkeys(Lane, 0.5),
-        "exposed_s": 0.1,
+        "exposed_seconds": {lane: 0.125 for lane in Lane if lane is not Lane.COMPUTE},
+        "exposed_s": 0.25,
+        "loss_scale": 1.0,
         "spans": (Span(Lane.COMPUTE, Kind.FORWARD, None, None, 10.0, 11.0),),
     }
     return StepResult(**{**values, **changes})  # type: ignore[arg-type]
@@ -126,6 +128,55 @@ def test_a_skipped_step_is_recorded_and_warned_of(
     assert read_run_metrics(run).last()["skipped"] == 1
     assert "step 120 was skipped" in capsys.readouterr().err
     assert [event.kind for event in read_events(run).events] == ["warning"]
+
+
+def test_each_lane_has_its_busy_and_its_exposed_seconds_in_the_record(run: RunDirectory) -> None:
+    busy = {lane: 1.0 + number for number, lane in enumerate(Lane)}
+    exposed = {lane: seconds / 4 for lane, seconds in busy.items() if lane is not Lane.COMPUTE}
+    with Journal(run, 200) as journal:
+        journal.step(record(), result(lane_seconds=busy, exposed_seconds=exposed, exposed_s=9.0), None)
+    last = read_run_metrics(run).last()
+    assert last["compute_s"] == busy[Lane.COMPUTE] and last["exposed_s"] == 9.0
+    for lane in exposed:
+        assert last[f"{lane.value}_s"] == busy[lane]
+        assert last[f"{lane.value}_exposed_s"] == exposed[lane]
+
+
+def test_a_loss_scale_that_moves_is_one_event_and_no_warning_for_each_overflow(run: RunDirectory) -> None:
+    with Journal(run, 200) as journal:
+        for step, (scale, skipped) in enumerate(
+            [(65536.0, True), (65536.0, True), (32768.0, True), (32768.0, False), (16384.0, False)], 1
+        ):
+            journal.step(record(step=step), result(skipped=skipped, loss_scale=scale), None)
+    metrics = read_run_metrics(run)
+    assert list(metrics.column("loss_scale")) == [65536.0, 65536.0, 32768.0, 32768.0, 16384.0]
+    assert list(metrics.column("skipped")) == [1, 1, 1, 0, 0]
+    found = [(event.kind, event.fields) for event in read_events(run).events]
+    assert found == [
+        ("loss_scale", {"step": 3, "scale": 32768.0}),
+        ("loss_scale", {"step": 5, "scale": 16384.0}),
+    ]
+
+
+def test_an_overflow_that_no_smaller_scale_mends_is_warned_of(run: RunDirectory) -> None:
+    with Journal(run, 200) as journal:
+        journal.step(record(), result(skipped=True, loss_scale=1.0), None)
+    assert [event.kind for event in read_events(run).events] == ["warning"]
+
+
+def test_reads_and_writes_of_the_disk_are_lanes_like_the_others(run: RunDirectory) -> None:
+    spans = (
+        Span(Lane.READ, Kind.READ_STATE, 3, 1, 10.0, 10.5),
+        Span(Lane.WRITE, Kind.WRITE_STATE, 3, 1, 10.5, 11.0),
+        Span(Lane.UPLOAD, Kind.FETCH, 3, None, 10.25, 10.5),
+    )
+    with Journal(run, 120) as journal:
+        journal.step(record(total_steps=120), result(spans=spans), None)
+    assert [(s.lane, s.name, s.shard, s.chunk, s.start_s, s.end_s) for s in read_lanes(run).spans] == [
+        ("read", "read state", 3, 1, 0.0, 0.5),
+        ("write", "write state", 3, 1, 0.5, 1.0),
+        ("upload", "fetch", 3, -1, 0.25, 0.5),
+    ]
 
 
 def test_each_change_of_phase_is_one_event(run: RunDirectory) -> None:
