@@ -1,0 +1,159 @@
+"""Write tensors, as they come, into safetensors files of bounded size with an index.
+
+A file is a length (8 bytes), a JSON header that says where each tensor lies, and their bytes without a gap. The header
+comes first and its contents are known last: room for the longest that it can become is left, and filled with spaces.
+
+Invariant: no tensor is held, except the few whose size would put what follows them out of alignment; those close
+the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+LARGEST_FILE_BYTES = 5 * 10**9
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+ALIGNMENT = 8
+DTYPE_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}
+METADATA = {"__metadata__": {"format": "pt"}}
+WIDEST = {"dtype": "F8_E4M3", "data_offsets": [10**15, 10**15]}
+
+
+class SafetensorsFiles:
+    """Writes `model.safetensors` into `folder`, or `model-00001-of-0000N.safetensors` and their index, when it is left.
+
+    Args:
+        folder: exists, and holds no weights yet.
+        awaited: the shape of every tensor that will be added, by name.
+        largest_bytes: of the tensors in a file; a tensor that is larger has a file of its own.
+    """
+
+    def __init__(
+        self, folder: Path, awaited: Mapping[str, tuple[int, ...]], largest_bytes: int = LARGEST_FILE_BYTES
+    ) -> None:
+        self._folder = folder
+        self._awaited = dict(awaited)
+        self._largest = largest_bytes
+        self._headers: list[dict[str, Any]] = []
+        self._file: BinaryIO | None = None
+        self._room = 0
+        self._bytes = 0
+        self._uneven: dict[str, Tensor] = {}
+
+    def __enter__(self) -> SafetensorsFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._finish()
+        elif self._file is not None:
+            self._file.close()
+
+    def await_all(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether all of `tensors` are awaited, in the shapes they have."""
+        return all(self._awaited.get(name) == tuple(tensor.shape) for name, tensor in tensors.items())
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write `tensors`, wherever they live.
+
+        Raises:
+            ValueError: one is not awaited, or not in its shape.
+            OSError: the disk does not take them.
+        """
+        for name, tensor in tensors.items():
+            if self._awaited.pop(name, None) != tuple(tensor.shape):
+                raise ValueError(f"tensor {name} of shape {list(tensor.shape)} is not awaited")
+            held = sum(uneven.nbytes for uneven in self._uneven.values())
+            if self._file is not None and self._bytes + held + tensor.nbytes > self._largest:
+                self._end_file()
+            if self._file is None:
+                self._begin_file({name: tuple(tensor.shape), **self._awaited})
+            if tensor.nbytes % ALIGNMENT:
+                self._uneven[name] = tensor
+            else:
+                self._write(name, tensor)
+
+    def _begin_file(self, may_hold: Mapping[str, tuple[int, ...]]) -> None:
+        longest = {**METADATA, **{name: {**WIDEST, "shape": shape} for name, shape in may_hold.items()}}
+        self._room = -(-len(json.dumps(longest)) // ALIGNMENT) * ALIGNMENT
+        self._bytes = 0
+        self._file = self._part(len(self._headers)).open("wb")
+        self._headers.append({})
+        self._file.write(bytes(8 + self._room))
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        assert self._file is not None
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        self._file.write(flat.view(torch.uint8).numpy().data)
+        end = self._bytes + tensor.nbytes
+        self._headers[-1][name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [self._bytes, end],
+        }
+        self._bytes = end
+
+    def _end_file(self) -> None:
+        if self._file is None:
+            return
+        # Widest items first: each tensor then begins at a multiple of its items' size.
+        for name, tensor in sorted(self._uneven.items(), key=lambda item: -item[1].element_size()):
+            self._write(name, tensor)
+        self._uneven = {}
+        header = json.dumps({**METADATA, **self._headers[-1]}).encode()
+        self._file.seek(0)
+        self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+        self._file.close()
+        self._file = None
+
+    def _finish(self) -> None:
+        if self._awaited:
+            raise ValueError(f"{len(self._awaited)} tensors were not given, one of them {min(self._awaited)}")
+        self._end_file()
+        if len(self._headers) == 1:
+            self._part(0).rename(self._folder / WEIGHTS_FILE)
+            return
+        weight_map = {}
+        for number, header in enumerate(self._headers):
+            name = f"model-{number + 1:05d}-of-{len(self._headers):05d}.safetensors"
+            self._part(number).rename(self._folder / name)
+            weight_map.update(dict.fromkeys(header, name))
+        entries = [entry for header in self._headers for entry in header.values()]
+        metadata = {
+            "total_parameters": sum(math.prod(entry["shape"]) for entry in entries),
+            "total_size": sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in entries),
+        }
+        index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+        (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"model-{number + 1:05d}.partial"
