@@ -104,7 +104,7 @@ def test_a_resumed_engine_gives_the_losses_of_one_that_never_stopped(
 def test_state_of_another_format_is_refused_by_name(trained: tuple[Any, OffloadEngine], root: Path) -> None:
     save(root, 3, trained)
     _, engine = build_engine(state_format="half")
-    with engine, pytest.raises(DamagedFileError, match="another model, placement or state format"):
+    with engine, pytest.raises(DamagedFileError, match="another model, precision, state format or overlap"):
         load_state(next(find_checkpoints(root, pytest.fail)), engine)
 
 
@@ -174,7 +174,7 @@ def test_state_of_another_model_is_refused(trained: tuple[Any, OffloadEngine], r
     [saved] = find_checkpoints(root, pytest.fail)
     some = next(iter(manifest["files"]))
     del saved.manifest["files"][some]
-    with pytest.raises(DamagedFileError, match="another model, placement or state format"):
+    with pytest.raises(DamagedFileError, match="another model, precision, state format or overlap"):
         load_state(saved, trained[1])
     saved.manifest["files"][some] = {**manifest["files"][some], "elements": 1}
     with pytest.raises(DamagedFileError, match="needs"):

@@ -1,25 +1,220 @@
-"""Write a model as the Hugging Face folder that `from_pretrained` loads."""
+"""Write a model as the Hugging Face folder that `from_pretrained` loads, from weights that come shard by shard.
+
+Names and shapes in the files are transformers' own: what it fused when it built the model (experts) is taken apart
+again, a shard at a time. What the whole model gives is found first on the meta device, where it costs nothing.
+
+Invariant: at most one shard is held at a time, except where taking apart needs tensors of several.
+"""
 
 from __future__ import annotations
 
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-LARGEST_FILE = "5GB"
+from workbench.model.safetensors_files import LARGEST_FILE_BYTES, SafetensorsFiles
+
+Tensors = dict[str, Tensor]
 
 
-def save_model(model: nn.Module, folder: Path) -> None:
-    """Write safetensors with their index, `config.json` and the generation configuration into `folder`.
+def save_model(
+    model: nn.Module,
+    shards: Iterable[Tensors],
+    folder: Path,
+    *,
+    largest_file_bytes: int = LARGEST_FILE_BYTES,
+) -> None:
+    """Write safetensors with their index, `config.json` and the generation configuration into an empty `folder`.
 
-    The weights must be at rest: call `OffloadEngine.wait` first. Raises OSError where the disk does not take them.
+    `shards` gives every parameter once, by its first name in `model.named_parameters()`; what the parameters of `model`
+    itself hold is not looked at. Of a model with adapters (PEFT) only these are written, as it saves them itself.
+
+    Raises:
+        ValueError: `shards` lacks a parameter.
+        OSError: the disk does not take it.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    if has_adapter(model):
+        _save_adapter(model, shards, folder)
+        return
+    revert = _reversal(model)
+    if revert is None:
+        dtype = _write_gathered(model, shards, folder)
+    else:
+        # Everything but weights: configurations, and the code of an architecture that brings its own.
+        _save_pretrained(model, folder, {})
+        dtype = _write_weights(model, revert, shards, folder, largest_file_bytes)
+    if dtype is not None:
+        # A streamed parameter has the dtype that it is computed in, which need not be that of its weights.
+        described: Any = model
+        described.config.dtype = str(dtype).removeprefix("torch.")
+        described.config.save_pretrained(folder)
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether `save_model` writes the model's adapters alone."""
+    return bool(getattr(model, "peft_config", None))
+
+
+def _write_weights(
+    model: nn.Module,
+    revert: Callable[[Tensors], Tensors],
+    shards: Iterable[Tensors],
+    folder: Path,
+    largest_file_bytes: int,
+) -> torch.dtype | None:
+    """Write the files of weights; the dtype of the first floating-point parameter, which stands for the model's."""
+    names = _saved_names(model)
+    buffers = _buffers(model)
+    whole = _on_meta(dict(model.named_parameters()))
+    shapes = revert(_gather([whole], names) | _on_meta(buffers))
+    first = _first_of_floating_point(model)
+    dtype = None
+    held: Tensors = {}
+    with SafetensorsFiles(
+        folder, {n: tuple(t.shape) for n, t in shapes.items()}, largest_file_bytes
+    ) as files:
+        for shard in chain(shards, [buffers]):
+            dtype = shard[first].dtype if first in shard else dtype
+            given = shard if shard is buffers else _gather([shard], names)
+            reverted = _try(revert, given)
+            if reverted is not None and files.await_all(reverted):
+                files.add(reverted)
+            else:
+                held.update(given)
+            # The next shard is read before these names are bound again.
+            del shard, given, reverted
+        if held:
+            files.add(revert(held))
+    return dtype
+
+
+def _write_gathered(model: nn.Module, shards: Iterable[Tensors], folder: Path) -> torch.dtype | None:
+    """The same with the whole model in memory, for a transformers that only does it all at once."""
+    names = _saved_names(model)
+    tensors = _gather(shards, names)
+    missing = {name for saved in names.values() for name in saved}.difference(tensors)
+    if missing:
+        raise ValueError(f"{len(missing)} tensors were not given, one of them {min(missing)}")
+    first = names.get(_first_of_floating_point(model) or "")
+    dtype = tensors[first[0]].dtype if first else None
+    _save_pretrained(model, folder, tensors | _buffers(model))
+    return dtype
+
+
+def _save_adapter(model: nn.Module, shards: Iterable[Tensors], folder: Path) -> None:
+    """Let PEFT save what it keeps of the model, with no more of it in memory than that."""
+    peft: Any = importlib.import_module("peft")
+    adapted: Any = model
+    whole = _on_meta(model.state_dict(keep_vars=True))
+    kept = [
+        tensor
+        for adapter in adapted.peft_config
+        for tensor in peft.get_peft_model_state_dict(
+            model, state_dict=dict(whole), adapter_name=adapter
+        ).values()
+    ]
+    known = {id(tensor): name for name, tensor in whole.items()}
+    wanted = {known[id(tensor)] for tensor in kept if id(tensor) in known}
+    # Where PEFT makes something new of the tensors, nobody can say of which: it gets them all.
+    everything = any(id(tensor) not in known for tensor in kept)
+    names = {
+        first: [name for name in places if everything or name in wanted]
+        for first, places in _places(model).items()
+    }
+    _save_pretrained(model, folder, whole | _buffers(model) | _gather(shards, names))
+
+
+def _save_pretrained(model: nn.Module, folder: Path, tensors: Tensors) -> None:
     from safetensors import SafetensorError
 
     saved: Any = model
     try:
-        saved.save_pretrained(folder, max_shard_size=LARGEST_FILE)
+        saved.save_pretrained(folder, state_dict=tensors, max_shard_size=LARGEST_FILE_BYTES)
     except SafetensorError as error:
         # safetensors reports a full disk as text; the run's answer to it is the one to any other OSError.
         raise OSError(f"{folder}: {error}") from error
+
+
+def _reversal(model: nn.Module) -> Callable[[Tensors], Tensors] | None:
+    """From tensors as the model has them to those of its files; None where transformers cannot tell."""
+    try:
+        loading: Any = importlib.import_module("transformers.core_model_loading")
+        loading.revert_weight_conversion(model, {})
+    except (ImportError, AttributeError, TypeError):
+        # No promised part of transformers: it may move or change.
+        return None
+
+    def revert(tensors: Tensors) -> Tensors:
+        return dict(loading.revert_weight_conversion(model, dict(tensors)))
+
+    return revert
+
+
+def _try(revert: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors | None:
+    try:
+        return revert(tensors)
+    except Exception:  # whatever an operation raises that misses a part of what it needs
+        return None
+
+
+def _places(model: nn.Module) -> dict[str, list[str]]:
+    """For each parameter, by its first name, all its names in the state dictionary."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    places: dict[str, list[str]] = {name: [] for name in first.values()}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in first:
+            places[first[id(tensor)]].append(name)
+    return places
+
+
+def _first_of_floating_point(model: nn.Module) -> str | None:
+    return next((name for name, p in model.named_parameters() if p.is_floating_point()), None)
+
+
+def _saved_names(model: nn.Module) -> dict[str, list[str]]:
+    """For each parameter, by its first name, those that it is saved under: one, unless a tie is undeclared."""
+    tied = [
+        re.compile(f"{path}.{key}" if path else key)
+        for path, module in model.named_modules()
+        for key in getattr(module, "_tied_weights_keys", None) or {}
+    ]
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    names = {}
+    for first, places in _places(model).items():
+        saved = sorted(name for name in places if name not in ignored)
+        if len(saved) > 1:
+            # The names that loading ties to another are left out, but never all.
+            saved = [name for name in saved if not any(key.search(name) for key in tied)] or saved[-1:]
+        names[first] = saved
+    return names
+
+
+def _buffers(model: nn.Module) -> Tensors:
+    """The persistent buffers by name."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    return {
+        name: tensor.detach()
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if isinstance(tensor, Tensor) and id(tensor) not in parameters and name not in ignored
+    }
+
+
+def _gather(shards: Iterable[Tensors], names: dict[str, list[str]]) -> Tensors:
+    """The tensors of `shards` under all of their `names`."""
+    return {name: t for shard in shards for first, t in shard.items() for name in names[first]}
+
+
+def _on_meta(tensors: dict[str, Any]) -> Tensors:
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor)
+    }

@@ -6,6 +6,9 @@
         state/manifest.json                                  their dtypes, lengths and checksums; all else to resume
         DONE                                                 the manifest's checksum
 
+Weights and state come from the engine a shard and a piece at a time, from whatever tier they are in, and go back into
+whatever tier they are in then: names, dtypes and lengths are the same in all.
+
 Invariant: a folder named `step-*` with a `DONE` that fits its manifest was whole when it was renamed into place. An
 older checkpoint is removed only after a newer one is.
 """
@@ -16,7 +19,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +28,11 @@ from torch import Tensor, nn
 
 from workbench.data.tokenizers import Tokenizer
 from workbench.engine import OffloadEngine
+from workbench.engine.disk import DiskError
 from workbench.errors import WorkbenchError
-from workbench.model.folder import save_model
-from workbench.training.raw_files import DamagedFileError, read_tensor, write_tensor
+from workbench.layout import ITEM_BYTES
+from workbench.model.folder import has_adapter, save_model
+from workbench.training.raw_files import DamagedFileError, StoredTensor, read_tensor, write_tensor
 
 FORMAT_VERSION = 1
 MARGIN_BYTES = 16 << 20
@@ -63,17 +68,16 @@ def save_checkpoint(
     Raises:
         WorkbenchError: the disk has no room or refuses; nothing that was there before is touched.
     """
-    tensors = dict(engine.state())
     target = root / checkpoint_name(step)
     working = root / f".{checkpoint_name(step)}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(root)
-        _check_room(root, target, model, tensors)
+        _check_room(root, target, engine, model)
         (working / "state").mkdir(parents=True)
-        save_model(model, working)
+        save_model(model, engine.weights(), working)
         tokenizer.save_pretrained(working)
-        files = _write_state(working / "state", tensors)
+        files = _write_state(working / "state", engine.state())
         manifest = {
             "version": FORMAT_VERSION,
             "step": step,
@@ -91,10 +95,11 @@ def save_checkpoint(
         _sync(working)
         _put_in_place(working, target)
         _sync(root)
-    except OSError as error:
+    except (OSError, DiskError) as error:
         shutil.rmtree(working, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
         raise WorkbenchError(
-            f"the checkpoint of step {step} could not be written to {root}: {error.strerror or error}; "
+            f"the checkpoint of step {step} could not be written to {root}: {reason}; "
             "checkpoints that were there before are untouched"
         ) from error
     _remove_old(root, keep)
@@ -111,27 +116,30 @@ def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedS
 
 
 def load_state(saved: SavedStep, engine: OffloadEngine) -> None:
-    """Read a checkpoint's state straight into the engine's memory.
+    """Read a checkpoint's state straight to where the engine keeps it, in whatever tier it was when it was saved.
 
     Raises:
         DamagedFileError: a file is missing, of another length or damaged, or the state is of another configuration;
             the engine's state is then undefined, and another checkpoint or initialisation must follow.
+        DiskError: the engine's own disk tier does not take it.
     """
     files = saved.manifest["files"]
-    tensors = dict(engine.state())
-    if set(files) != set(tensors):
-        odd = sorted(set(files).symmetric_difference(tensors))[0]
+    needed = {name: (_dtype_name(tensor), tensor.numel()) for name, tensor in engine.state()}
+    if set(files) != set(needed):
+        odd = sorted(set(files).symmetric_difference(needed))[0]
         raise DamagedFileError(
-            f"{saved.path} holds the state of another model, placement or state format ({odd})"
+            f"{saved.path} holds the state of another model, precision, state format or overlap ({odd})"
         )
-    for name, tensor in tensors.items():
+    for name, (dtype, elements) in needed.items():
         entry = files[name]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if (entry["dtype"], entry["elements"]) != (dtype, tensor.numel()):
+        if (entry["dtype"], entry["elements"]) != (dtype, elements):
             raise DamagedFileError(
                 f"{saved.path}: {name} has {entry['elements']:,} elements of {entry['dtype']}, "
-                f"the run needs {tensor.numel():,} of {dtype}"
+                f"the run needs {elements:,} of {dtype}"
             )
+    # One at a time: a tensor on disk keeps a record of itself in memory.
+    for name, tensor in engine.state():
+        entry = files[name]
         read_tensor(saved.path / "state" / entry["file"], tensor, entry["crc32"])
     engine.restore(saved.manifest["engine"])
 
@@ -161,19 +169,30 @@ def checkpoint_bytes(root: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _write_state(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _write_state(folder: Path, state: Iterable[tuple[str, Tensor | StoredTensor]]) -> dict[str, Any]:
     files = {}
-    for name, tensor in tensors.items():
+    for name, tensor in state:
         file = name.replace("/", ".")
         checksum = write_tensor(folder / file, tensor)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        files[name] = {"file": file, "dtype": dtype, "elements": tensor.numel(), "crc32": checksum}
+        files[name] = {
+            "file": file,
+            "dtype": _dtype_name(tensor),
+            "elements": tensor.numel(),
+            "crc32": checksum,
+        }
     return files
 
 
-def _check_room(root: Path, target: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    need = weights + sum(t.numel() * t.element_size() for t in tensors.values()) + MARGIN_BYTES
+def _dtype_name(tensor: Tensor | StoredTensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_room(root: Path, target: Path, engine: OffloadEngine, model: nn.Module) -> None:
+    need = MARGIN_BYTES + sum(tensor.numel() * tensor.element_size() for _, tensor in engine.state())
+    for shard in engine.layout.shards:
+        need += sum(segment.numel * ITEM_BYTES[segment.dtype] for segment in shard.segments)
+        if not has_adapter(model):
+            need += sum(parameter.bytes for parameter in shard.frozen)
     free = shutil.disk_usage(root).free
     if free < need:
         raise WorkbenchError(

@@ -1,6 +1,6 @@
-"""Tensors as raw little-endian files: written and read straight from and into their memory, with a checksum.
+"""Tensors as raw little-endian files: written and read straight from and into where they live, with a checksum.
 
-Whatever the tensor's size, at most one piece of it is held a second time, and only where it lives on a device.
+Whatever the tensor's size, at most one piece of it is held a second time, and only where it is not in host memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 import zlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import torch
 from torch import Tensor
@@ -22,13 +22,29 @@ class DamagedFileError(Exception):
     """A file is not what was written; the message names it and says how it differs."""
 
 
-def write_tensor(path: Path, tensor: Tensor) -> int:
+class StoredTensor(Protocol):
+    """A 1-D tensor that is in no memory, and is read and written by ranges of elements."""
+
+    dtype: torch.dtype
+
+    def numel(self) -> int: ...
+
+    def element_size(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """A copy of elements `start` to `stop`, on the CPU."""
+
+    def write(self, start: int, values: Tensor) -> None:
+        """Replace the elements from `start` on by `values`, which is on the CPU."""
+
+
+def write_tensor(path: Path, tensor: Tensor | StoredTensor) -> int:
     """Write a 1-D contiguous tensor's bytes to `path`, durably; returns their CRC-32."""
     _require_little_endian()
     checksum = 0
     with path.open("wb") as file:
         for start, stop in _pieces(tensor):
-            piece = tensor[start:stop].cpu()
+            piece = tensor[start:stop].cpu() if isinstance(tensor, Tensor) else tensor.read(start, stop)
             view = _bytes_of(piece)
             checksum = zlib.crc32(view, checksum)
             file.write(view)
@@ -37,7 +53,7 @@ def write_tensor(path: Path, tensor: Tensor) -> int:
     return checksum
 
 
-def read_tensor(path: Path, tensor: Tensor, checksum: int) -> None:
+def read_tensor(path: Path, tensor: Tensor | StoredTensor, checksum: int) -> None:
     """Fill a 1-D contiguous tensor with what `write_tensor` wrote.
 
     Raises:
@@ -46,31 +62,45 @@ def read_tensor(path: Path, tensor: Tensor, checksum: int) -> None:
     """
     _require_little_endian()
     expected = tensor.numel() * tensor.element_size()
+    seen = 0
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != expected:
-                raise DamagedFileError(f"{path} has {size:,} bytes instead of {expected:,}")
-            seen = 0
-            for start, stop in _pieces(tensor):
-                seen = _read_piece(file, tensor[start:stop], seen)
+        file = path.open("rb", buffering=0)
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected:
+            raise DamagedFileError(f"{path} has {size:,} bytes instead of {expected:,}")
+        for start, stop in _pieces(tensor):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
+                seen = _fill(path, file, tensor[start:stop], seen)
+                continue
+            piece = torch.empty(stop - start, dtype=tensor.dtype)
+            seen = _fill(path, file, piece, seen)
+            if isinstance(tensor, Tensor):
+                tensor[start:stop] = piece
+            else:
+                tensor.write(start, piece)
     if seen != checksum:
         raise DamagedFileError(f"{path} is damaged: its checksum is {seen:08x} instead of {checksum:08x}")
 
 
-def _read_piece(file: BinaryIO, target: Tensor, checksum: int) -> int:
-    piece = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
+def _fill(path: Path, file: BinaryIO, piece: Tensor, checksum: int) -> int:
+    """Read the next bytes of `file` into a CPU tensor; the checksum gone on with them."""
     view = _bytes_of(piece)
-    if file.readinto(view) != len(view):  # type: ignore[attr-defined]
-        raise DamagedFileError(f"{file.name} ended early")
-    if piece is not target:
-        target.copy_(piece)
+    done = 0
+    while done < len(view):
+        try:
+            count = file.readinto(view[done:])  # type: ignore[attr-defined]
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
+        if not count:
+            raise DamagedFileError(f"{path} ended early")
+        done += count
     return zlib.crc32(view, checksum)
 
 
-def _pieces(tensor: Tensor) -> list[tuple[int, int]]:
+def _pieces(tensor: Tensor | StoredTensor) -> list[tuple[int, int]]:
     step = PIECE_BYTES // tensor.element_size()
     return [(at, min(at + step, tensor.numel())) for at in range(0, tensor.numel(), step)]
 
