@@ -10,7 +10,7 @@ import torch
 from small_models import CHUNK_BYTES, MODELS, batches, clone, loss_of, torch_adamw
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.device import CudaDevice
+from workbench.engine.cuda_device import CudaDevice
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,18 +1,17 @@
 """The one seam between the engine and a device: memory, copies on lanes, and marks of what compute has issued.
 
-All that knows CUDA is here. A copy returns when it is done, whatever the device, so that a finished task is finished
-for every lane; overlap comes from the lanes being threads of their own. Only what compute has issued is not yet done
-when its hook runs, and a `Mark` stands for it.
+All that knows CUDA is behind it, in `cuda_device.py`. A lane's copy returns when it is done, whatever the device, so
+that a finished task is finished for every lane; overlap comes from the lanes being threads of their own. Only what
+compute has issued is not yet done when its hook runs, and a copy beside compute may go on after its call: a `Mark`
+stands for either.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import sys
 import threading
-import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from workbench.engine.disk import padded, page_aligned
+from workbench.engine.disk import page_aligned
 from workbench.optimizer.extension import missing_extension
 from workbench.timeline import Lane
 
 if TYPE_CHECKING:
     from workbench.optimizer.host import HostOptimizer
 
-REGISTERED_PIECE_BYTES = 1 << 30
-
 Mark = Any
-"""What compute had issued at some moment: a CUDA event, or None where compute is synchronous."""
+"""What compute had issued at some moment, or the end of a copy: a CUDA event, or None where it is over already."""
 
 
 class Device(ABC):
@@ -57,6 +54,24 @@ class Device(ABC):
 
         Tensors are 1-D, contiguous and of the same length. Where the dtypes differ, 16 bits become fp32.
         """
+
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Sequence[Mark] = ()) -> Mark:
+        """Begin a copy in the direction of `lane` that may go on beside compute, once all of `after` have happened.
+
+        Returns a mark of its end. Until compute has been told to wait for that (`hold_compute`), the caller keeps both
+        tensors, which are as for `copy` and of one dtype.
+        """
+        for mark in after:
+            self.hold_compute(mark)
+        self.copy(lane, destination, source, None)
+        return None
+
+    def hold_compute(self, mark: Mark) -> None:
+        """Let what compute issues from now on come after `mark`."""
+        assert mark is None, "a device with marks of its own orders compute by them"
+
+    def release_host(self, tensor: Tensor) -> None:  # noqa: B027 - most devices hold nothing
+        """Give back a tensor from `empty_host`, before `close`: no copy of it is under way, and none will come."""
 
     def empty_pages(self, nbytes: int) -> Tensor:
         """Host memory for disk and device: uint8, 1-D, page aligned, `nbytes` rounded up to whole pages."""
@@ -130,88 +145,6 @@ def _copier() -> HostOptimizer:
     return HostOptimizer(threads=1)
 
 
-class CudaDevice(Device):
-    """A CUDA device: copies run on streams of their own and wait for events of the compute stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        self.torch_device = torch.device("cuda", index)
-        self.shared_memory = False
-        self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in (Lane.DOWNLOAD, Lane.UPLOAD)}
-        self._compute_stream = torch.cuda.current_stream(self.torch_device)
-        self._registration_failed = False
-        self._registered: list[tuple[mmap.mmap, int]] = []
-        self._lock = threading.Lock()
-
-    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(elements, dtype=dtype, device=self.torch_device)
-
-    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
-        # torch's pinned allocator rounds sizes up to powers of two; a mapping registered in pieces is exact.
-        nbytes = elements * dtype.itemsize
-        if nbytes == 0:
-            return torch.empty(0, dtype=dtype)
-        mapping = mmap.mmap(-1, nbytes)
-        tensor = torch.frombuffer(mapping, dtype=dtype, count=elements)
-        for start in range(0, nbytes, REGISTERED_PIECE_BYTES):
-            size = min(REGISTERED_PIECE_BYTES, nbytes - start)
-            self._register(mapping, tensor.data_ptr() + start, size)
-        return tensor
-
-    def _register(self, mapping: mmap.mmap, address: int, size: int) -> None:
-        with self._lock:
-            if self._registration_failed:
-                return
-            status = torch.cuda.cudart().cudaHostRegister(address, size, 0)
-            if int(status) != 0:
-                self._registration_failed = True
-                # The runtime remembers the error until somebody asks, and the next kernel launch would be blamed.
-                with contextlib.suppress(RuntimeError):
-                    torch.zeros(1, device=self.torch_device)
-                warnings.warn(
-                    f"cudaHostRegister of {size:,} bytes failed with status {int(status)}: host memory from here on "
-                    "is pageable, and copies to and from the device are slower",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                return
-            # The mapping is held until close(): memory must not be unmapped while it is registered.
-            self._registered.append((mapping, address))
-
-    def empty_pages(self, nbytes: int) -> Tensor:
-        return self.empty_host(padded(nbytes), torch.uint8)
-
-    def computing(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._compute_stream)
-
-    def mark(self) -> Mark:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.torch_device))
-        return event
-
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
-        stream = self._streams[lane]
-        if after is not None:
-            stream.wait_event(after)
-        with torch.cuda.stream(stream):
-            destination.copy_(source, non_blocking=True)
-        stream.synchronize()
-
-    def memory_bytes(self) -> tuple[int, int] | None:
-        total = torch.cuda.get_device_properties(self.torch_device).total_memory
-        return torch.cuda.max_memory_reserved(self.torch_device), total
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.torch_device)
-
-    def close(self) -> None:
-        self.synchronize()
-        with self._lock:
-            for _, address in self._registered:
-                torch.cuda.cudart().cudaHostUnregister(address)
-            self._registered.clear()
-
-
 def open_device(device: str | torch.device | Device) -> Device:
     """The device named `device`: "cpu", "cuda", "cuda:1", or "auto" (CUDA where there is one).
 
@@ -234,13 +167,16 @@ def open_device(device: str | torch.device | Device) -> Device:
     count = torch.cuda.device_count()
     if (wanted.index or 0) >= count:
         raise ValueError(f"device {name!r}: torch sees {count} CUDA device(s) on this machine")
+    from workbench.engine.cuda_device import CudaDevice
+
     return CudaDevice(wanted)
 
 
 def has_bfloat16(device: Device) -> bool:
     """Whether bf16 arithmetic runs in hardware there."""
     if device.torch_device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        with torch.cuda.device(device.torch_device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if sys.platform != "linux":
         return False
     try:

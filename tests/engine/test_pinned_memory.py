@@ -1,0 +1,248 @@
+"""Host memory is registered piece by piece, and what the driver refuses travels through a ring of small buffers."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from workbench.engine.pinned import HostMemory, RegisteredRanges, StagingRing, Stretch, carry
+
+PAGE = 4096
+
+
+class FakeRuntime:
+    """Notes what is registered; refuses what does not fit into `room` bytes."""
+
+    def __init__(self, room: int = 1 << 40) -> None:
+        self.room = room
+        self.pieces: dict[int, int] = {}
+        self.asked: list[int] = []
+        self.error_is_pending = False
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        assert not self.error_is_pending, "an error of before was left in the runtime"
+        assert address % PAGE == 0 and flags == 0
+        self.asked.append(size)
+        if sum(self.pieces.values()) + size > self.room:
+            self.error_is_pending = True
+            return 2
+        assert is_mapped(address)
+        self.pieces[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+        size = self.pieces.pop(address)
+        assert is_mapped(address), "registered memory was unmapped"
+        ctypes.memset(address, 9, size)
+        return 0
+
+    def forget(self) -> None:
+        self.error_is_pending = False
+
+
+def memory_of(runtime: FakeRuntime, piece_bytes: int = 4 * PAGE) -> HostMemory:
+    return HostMemory(runtime, runtime.forget, piece_bytes)
+
+
+class DelayedLink:
+    """A stream whose copies happen as late as they may: when somebody waits for them, in the order they began."""
+
+    class Arrival:
+        def __init__(self, link: DelayedLink, number: int) -> None:
+            self._link, self._number = link, number
+
+        def synchronize(self) -> None:
+            self._link.run_to(self._number)
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[Tensor, Tensor]] = []
+        self._done = 0
+        self.most_begun = 0
+
+    def send(self, destination: Tensor, source: Tensor) -> DelayedLink.Arrival:
+        assert destination.numel() == source.numel()
+        self._begun.append((destination, source))
+        self.most_begun = max(self.most_begun, len(self._begun) - self._done)
+        return self.Arrival(self, len(self._begun))
+
+    def run_to(self, number: int) -> None:
+        while self._done < number:
+            destination, source = self._begun[self._done]
+            destination.copy_(source)
+            self._done += 1
+
+    def finish(self) -> None:
+        self.run_to(len(self._begun))
+
+
+def ring_of(buffers: int = 4, buffer_bytes: int = 8, available: int = 1 << 30) -> StagingRing:
+    left = itertools.repeat(True, available)
+
+    def make(nbytes: int) -> Tensor | None:
+        return torch.empty(nbytes, dtype=torch.uint8) if next(left, False) else None
+
+    return StagingRing(make, buffers, buffer_bytes)
+
+
+def is_mapped(address: int) -> bool:
+    """Whether this process has memory at `address`."""
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(start, 16) <= address < int(stop, 16) for start, stop in ranges)
+
+
+def noise(nbytes: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+def test_memory_is_exact_and_registered_in_pieces() -> None:
+    runtime = FakeRuntime()
+    memory = memory_of(runtime)
+    tensor = memory.allocate(9 * PAGE + 5)
+    assert tensor.numel() == tensor.untyped_storage().nbytes() == 9 * PAGE + 5
+    assert sorted(runtime.pieces.values()) == [PAGE + 5, 4 * PAGE, 4 * PAGE]
+    assert memory.registered_bytes == 9 * PAGE + 5
+    assert memory.allocate(0).numel() == 0
+
+
+def test_closing_unregisters_all_while_it_is_mapped_and_tensors_live_on() -> None:
+    runtime = FakeRuntime()
+    memory = memory_of(runtime)
+    kept = memory.allocate(5 * PAGE)
+    memory.allocate(PAGE)  # nobody holds this one: it has to stay mapped all the same
+    assert len(runtime.pieces) == 3
+    memory.close()
+    memory.close()
+    assert not runtime.pieces and memory.registered_bytes == 0
+    assert (kept == 9).all()
+    assert memory.cut(kept) == [Stretch(0, 5 * PAGE, False)]
+
+
+def test_a_released_tensor_is_unregistered_alone_and_its_mapping_goes_with_it() -> None:
+    runtime = FakeRuntime()
+    memory = memory_of(runtime)
+    first, second = memory.allocate(6 * PAGE), memory.allocate(PAGE)
+    memory.release(first.view(torch.int32))
+    assert list(runtime.pieces) == [second.data_ptr()]
+    address = first.data_ptr()
+    assert is_mapped(address)
+    del first
+    assert not is_mapped(address)
+    memory.release(torch.empty(3))  # not its own: nothing to do
+    assert memory.registered_bytes == PAGE
+
+
+def test_a_refusal_is_told_once_and_leaves_no_error_behind() -> None:
+    runtime = FakeRuntime(room=4 * PAGE)
+    memory = memory_of(runtime)
+    with pytest.warns(RuntimeWarning, match=r"16,384 bytes.*status 2.*after 16,384.*slower") as told:
+        tensor = memory.allocate(12 * PAGE)
+    assert not runtime.error_is_pending
+    assert len(told) == 1
+    assert memory.cut(tensor) == [Stretch(0, 4 * PAGE, True), Stretch(4 * PAGE, 12 * PAGE, False)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memory.allocate(12 * PAGE)
+        runtime.room += PAGE
+        small = memory.allocate(PAGE)
+    # As much as was refused is not asked for again; less is, and may be had.
+    assert runtime.asked == [4 * PAGE, 4 * PAGE, PAGE]
+    assert memory.cut(small) == [Stretch(0, PAGE, True)]
+
+
+def test_views_are_found_by_their_address() -> None:
+    runtime = FakeRuntime(room=8 * PAGE)
+    memory = memory_of(runtime)
+    with pytest.warns(RuntimeWarning):
+        tensor = memory.allocate(10 * PAGE).view(torch.float32)
+    view = tensor[PAGE - 10 : 2 * PAGE + 3]  # bytes 4 * PAGE - 40 to 8 * PAGE + 12
+    assert memory.cut(view) == [
+        Stretch(0, 40, True),
+        Stretch(40, 40 + 4 * PAGE, True),
+        Stretch(40 + 4 * PAGE, 4 * PAGE + 52, False),
+    ]
+
+
+def test_any_copy_is_cut_without_gaps_and_within_pieces() -> None:
+    chance = random.Random(0)
+    for _ in range(300):
+        ranges = RegisteredRanges()
+        pieces = []
+        at = 100
+        for _ in range(chance.randrange(6)):
+            at += chance.choice([0, 0, 3, 50])
+            size = chance.randrange(1, 40)
+            pieces.append((at, at + size))
+            at += size
+        for start, stop in chance.sample(pieces, len(pieces)):
+            ranges.add(start, stop - start)
+        if pieces and chance.random() < 0.3:
+            gone = pieces.pop(chance.randrange(len(pieces)))
+            ranges.remove(gone[0])
+        assert ranges.nbytes == sum(stop - start for start, stop in pieces)
+        address, nbytes = chance.randrange(60, 300), chance.randrange(0, 200)
+        stretches = ranges.cut(address, nbytes)
+        joints = [0, *(s.stop for s in stretches)]
+        assert [s.start for s in stretches] == joints[:-1] and joints[-1] == nbytes
+        for stretch in stretches:
+            assert stretch.start < stretch.stop
+            begin, end = address + stretch.start, address + stretch.stop
+            if stretch.pinned:
+                assert any(start <= begin and end <= stop for start, stop in pieces)
+            else:
+                assert not any(start < end and begin < stop for start, stop in pieces)
+
+
+@pytest.mark.parametrize("available", [0, 1, 3, 4])
+@pytest.mark.parametrize("nbytes", [0, 1, 8, 31, 32, 33, 200])
+def test_the_ring_carries_every_byte_both_ways(nbytes: int, available: int) -> None:
+    ring, link = ring_of(available=available), DelayedLink()
+    values, on_device, back = noise(nbytes), torch.zeros(nbytes, dtype=torch.uint8), noise(nbytes, seed=1)
+    expected = values.clone()
+    ring.upload(link, on_device, values)
+    values.fill_(0)  # it has been read
+    ring.download(link, back, on_device)
+    assert torch.equal(back, expected)
+    assert ring.nbytes == 8 * min(available, 4)
+
+
+def test_a_buffer_that_still_travels_is_not_filled_again_by_the_next_copy() -> None:
+    ring, link = ring_of(buffers=2), DelayedLink()
+    sent = []
+    for seed in range(5):
+        values, target = noise(24, seed), torch.zeros(24, dtype=torch.uint8)
+        ring.upload(link, target, values)
+        sent.append((values, target))
+    link.finish()
+    assert all(torch.equal(values, target) for values, target in sent)
+
+
+def test_the_ring_keeps_several_parts_under_way() -> None:
+    ring, link = ring_of(buffers=3), DelayedLink()
+    ring.download(link, torch.empty(80, dtype=torch.uint8), noise(80))
+    assert link.most_begun == 3
+
+
+def test_a_copy_is_direct_where_it_is_registered_and_staged_where_it_is_not() -> None:
+    runtime = FakeRuntime(room=8 * PAGE)
+    memory = memory_of(runtime)
+    with pytest.warns(RuntimeWarning):
+        host = memory.allocate(10 * PAGE)
+    host.copy_(noise(host.numel()))
+    expected = host.clone()
+    ring, link = ring_of(buffer_bytes=PAGE // 2), DelayedLink()
+    on_device = torch.zeros_like(host)
+    carry(link, ring, memory.cut(host), on_device, host, up=True)
+    assert link.most_begun == 2 + 4  # two pieces, and the buffers
+    link.finish()
+    assert torch.equal(on_device, expected)
+    host.zero_()
+    carry(link, ring, memory.cut(host), host, on_device, up=False)
+    assert torch.equal(host, expected)  # the staged end came last on the stream

@@ -1,0 +1,319 @@
+"""Host memory that a device reaches at full speed: mapped to the byte and registered with the driver piece by piece.
+
+torch's own pinned allocator rounds sizes up to powers of two, which is more than a host that holds a model's state can
+spare. What the driver refuses to register stays pageable, and copies of it go through a few small pinned buffers.
+
+Invariant: memory that is registered stays mapped; it is unregistered before the last reference to its mapping goes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import ctypes
+import mmap
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 1 << 30
+RING_BUFFERS = 4
+RING_BUFFER_BYTES = 8 << 20
+
+
+class Registrar(Protocol):
+    """The two calls of the CUDA runtime that pin memory; both return a status, 0 where they succeeded."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> Any: ...  # noqa: N802 - CUDA's name
+
+    def cudaHostUnregister(self, address: int) -> Any: ...  # noqa: N802 - CUDA's name
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes `start` to `stop` of a copy; `pinned`: all of them are in one registered piece."""
+
+    start: int
+    stop: int
+    pinned: bool
+
+
+class RegisteredRanges:
+    """Which addresses are registered, piece by piece, and how a copy is cut along the pieces."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def add(self, start: int, nbytes: int) -> None:
+        """Note a piece; pieces do not overlap."""
+        at = bisect.bisect(self._starts, start)
+        assert at == 0 or self._stops[at - 1] <= start, "registered pieces overlap"
+        assert at == len(self._starts) or start + nbytes <= self._starts[at], "registered pieces overlap"
+        self._starts.insert(at, start)
+        self._stops.insert(at, start + nbytes)
+
+    def remove(self, start: int) -> None:
+        """Forget the piece that begins at `start`."""
+        at = bisect.bisect_left(self._starts, start)
+        assert at < len(self._starts) and self._starts[at] == start, "no such registered piece"
+        del self._starts[at], self._stops[at]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._stops) - sum(self._starts)
+
+    def cut(self, address: int, nbytes: int) -> list[Stretch]:
+        """The stretches of a copy of `nbytes` from or to `address`, in order and without gaps.
+
+        Neighbouring pieces stay apart: the driver refuses a single copy across two registrations.
+        """
+        stretches = []
+        here, end = address, address + nbytes
+        at = max(0, bisect.bisect(self._starts, here) - 1)
+        while here < end:
+            while at < len(self._starts) and self._stops[at] <= here:
+                at += 1
+            if at == len(self._starts) or self._starts[at] >= end:
+                stop, pinned = end, False
+            elif self._starts[at] > here:
+                stop, pinned = self._starts[at], False
+            else:
+                stop, pinned = min(end, self._stops[at]), True
+            stretches.append(Stretch(here - address, stop - address, pinned))
+            here = stop
+        return stretches
+
+
+class HostMemory:
+    """Allocates host memory and registers it.
+
+    `forget_error` is called after a refusal: the runtime keeps the error until somebody asks for it, and would blame
+    whatever comes next.
+    """
+
+    def __init__(
+        self, registrar: Registrar, forget_error: Callable[[], None], piece_bytes: int = PIECE_BYTES
+    ) -> None:
+        self._registrar = registrar
+        self._forget_error = forget_error
+        self._piece_bytes = piece_bytes
+        self._ranges = RegisteredRanges()
+        self._held: dict[int, tuple[mmap.mmap, list[int]]] = {}
+        """Mappings by address, with the addresses of their registered pieces."""
+        self._refused_bytes: int | None = None
+        self._warned = False
+        self._lock = threading.Lock()
+
+    @property
+    def registered_bytes(self) -> int:
+        return self._ranges.nbytes
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """`nbytes` of zeroed host memory, uint8, 1-D, page aligned; registered as far as the driver allows.
+
+        Warns once, at the first refusal.
+        """
+        if nbytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Large pages make registering and updating faster. A forked child must not share pages that a device writes:
+        # after a fork the first write moves a page, and the device would go on with the old one.
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            with contextlib.suppress(OSError, AttributeError):
+                mapping.madvise(getattr(mmap, advice))
+        tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes)
+        address = tensor.data_ptr()
+        with self._lock:
+            pieces = self._register(address, nbytes)
+            if pieces:
+                self._held[address] = (mapping, pieces)
+        return tensor
+
+    def _register(self, address: int, nbytes: int) -> list[int]:
+        pieces: list[int] = []
+        for start in range(0, nbytes, self._piece_bytes):
+            size = min(self._piece_bytes, nbytes - start)
+            # A driver that refused so much will refuse it again; less may still be had.
+            if self._refused_bytes is not None and size >= self._refused_bytes:
+                break
+            status = int(self._registrar.cudaHostRegister(address + start, size, 0))
+            if status != 0:
+                self._refused_bytes = size
+                self._forget_error()
+                self._warn(size, status)
+                break
+            self._ranges.add(address + start, size)
+            pieces.append(address + start)
+        return pieces
+
+    def _warn(self, size: int, status: int) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"the driver would not register {size:,} bytes of host memory (cudaHostRegister: status {status}), after "
+            f"{self._ranges.nbytes:,}: what is not registered is copied to and from the device through small pinned "
+            "buffers, which is slower",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+    def release(self, tensor: Tensor) -> None:
+        """Unregister a tensor from `allocate` before `close`; no copy of it may be under way."""
+        with self._lock:
+            held = self._held.pop(tensor.data_ptr(), None)
+            if held is not None:
+                self._unregister(held[1])
+
+    def cut(self, tensor: Tensor) -> list[Stretch]:
+        """The stretches of a copy of `tensor` (contiguous host memory, any view), in bytes from its start."""
+        with self._lock:
+            return self._ranges.cut(tensor.data_ptr(), tensor.nbytes)
+
+    def close(self) -> None:
+        """Unregister everything. Tensors stay usable as plain memory; further ones may be allocated."""
+        with self._lock:
+            for _, pieces in self._held.values():
+                self._unregister(pieces)
+            self._held.clear()
+
+    def _unregister(self, pieces: list[int]) -> None:
+        for address in pieces:
+            status = int(self._registrar.cudaHostUnregister(address))
+            self._ranges.remove(address)
+            if status != 0:
+                self._forget_error()
+
+
+class Arrival(Protocol):
+    """The end of a copy."""
+
+    def synchronize(self) -> None:
+        """Return when the copy is over."""
+
+
+class Link(Protocol):
+    """A stream of copies between the device and pinned memory, which end in the order in which they began."""
+
+    def send(self, destination: Tensor, source: Tensor) -> Arrival:
+        """Begin a copy (uint8, 1-D, of one length) behind those already begun."""
+
+
+class StagingRing:
+    """Copies between the device and pageable memory through pinned buffers, one filled or emptied while others travel.
+
+    `make_buffer` gives a pinned buffer of so many bytes, or None where none is to be had: such copies are left to the
+    driver, which stages them itself and holds the caller up meanwhile.
+    """
+
+    def __init__(
+        self,
+        make_buffer: Callable[[int], Tensor | None],
+        buffers: int = RING_BUFFERS,
+        buffer_bytes: int = RING_BUFFER_BYTES,
+    ) -> None:
+        self._make_buffer = make_buffer
+        self._count = buffers
+        self._buffer_bytes = buffer_bytes
+        self._buffers: list[Tensor] | None = None
+        self._busy: list[Arrival | None] = [None] * buffers
+        self._next = 0
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers or ())
+
+    def upload(self, link: Link, destination: Tensor, source: Tensor) -> None:
+        """Begin to copy pageable `source` to the device (both uint8, 1-D). Returns when `source` has been read."""
+        with self._lock:
+            buffers = self._take_buffers()
+            if not buffers:
+                link.send(destination, source).synchronize()
+                return
+            for start in range(0, source.numel(), self._buffer_bytes):
+                stop = min(start + self._buffer_bytes, source.numel())
+                number = self._advance()
+                part = buffers[number][: stop - start]
+                _move(part, source[start:stop])
+                self._busy[number] = link.send(destination[start:stop], part)
+
+    def download(self, link: Link, destination: Tensor, source: Tensor) -> None:
+        """Copy `source` from the device to pageable `destination` (both uint8, 1-D). Returns when it is there."""
+        with self._lock:
+            buffers = self._take_buffers()
+            if not buffers:
+                link.send(destination, source).synchronize()
+                return
+            travelling: list[tuple[Arrival, Tensor, Tensor]] = []
+            for start in range(0, source.numel(), self._buffer_bytes):
+                stop = min(start + self._buffer_bytes, source.numel())
+                if len(travelling) == len(buffers):
+                    _land(*travelling.pop(0))
+                number = self._advance()
+                part = buffers[number][: stop - start]
+                arrival = link.send(part, source[start:stop])
+                travelling.append((arrival, destination[start:stop], part))
+            for flight in travelling:
+                _land(*flight)
+
+    def _take_buffers(self) -> list[Tensor]:
+        if self._buffers is None:
+            made = []
+            for _ in range(self._count):
+                buffer = self._make_buffer(self._buffer_bytes)
+                if buffer is None:
+                    break
+                made.append(buffer)
+            self._buffers = made
+        return self._buffers
+
+    def _advance(self) -> int:
+        """The next buffer's number, once what it last sent has arrived."""
+        assert self._buffers
+        number = self._next
+        self._next = (number + 1) % len(self._buffers)
+        arrival = self._busy[number]
+        if arrival is not None:
+            arrival.synchronize()
+            self._busy[number] = None
+        return number
+
+
+def carry(
+    link: Link,
+    ring: StagingRing,
+    stretches: Iterable[Stretch],
+    destination: Tensor,
+    source: Tensor,
+    *,
+    up: bool,
+) -> None:
+    """Begin a copy between host and device (both uint8, 1-D; `up`: to the device), cut as `HostMemory.cut` has it.
+
+    Pinned stretches travel on their own; what is not pinned has been read or written when this returns.
+    """
+    for stretch in stretches:
+        to, of = destination[stretch.start : stretch.stop], source[stretch.start : stretch.stop]
+        if stretch.pinned:
+            link.send(to, of)
+        elif up:
+            ring.upload(link, to, of)
+        else:
+            ring.download(link, to, of)
+
+
+def _land(arrival: Arrival, destination: Tensor, part: Tensor) -> None:
+    arrival.synchronize()
+    _move(destination, part)
+
+
+def _move(destination: Tensor, source: Tensor) -> None:
+    """A copy within the host that releases the GIL and starts no threads, which torch's own would."""
+    ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.nbytes)
