@@ -1,0 +1,40 @@
+"""What Linux says of a process: the most memory it ever had, and the bytes it moved to and from disks."""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+from typing import NamedTuple
+
+
+def peak_host_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """The highest resident size so far (VmHWM; elsewhere than on Linux what getrusage says)."""
+    try:
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return 1024 * (int(found.group(1)) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+class DiskTraffic(NamedTuple):
+    """Bytes that this process had read from and written to block devices; None where the system does not tell."""
+
+    read: int | None
+    written: int | None
+
+    def since(self, earlier: DiskTraffic) -> DiskTraffic:
+        def difference(now: int | None, before: int | None) -> int | None:
+            return None if now is None or before is None else now - before
+
+        return DiskTraffic(difference(self.read, earlier.read), difference(self.written, earlier.written))
+
+
+def disk_traffic(counters: Path = Path("/proc/self/io")) -> DiskTraffic:
+    """So far; all threads together."""
+    try:
+        text = counters.read_text()
+    except OSError:
+        return DiskTraffic(None, None)
+    values = dict(re.findall(r"^(\w+): (\d+)$", text, re.MULTILINE))
+    return DiskTraffic(int(values["read_bytes"]), int(values["write_bytes"]))
