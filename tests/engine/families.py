@@ -190,7 +190,7 @@ PLACEMENTS = (
 OVERLAPS = ("serial", "exact", "delayed")
 
 BUILT: frozenset[Any] = frozenset(
-    {Placement("device", "device"), Placement("device", "host"), "serial", "exact"}
+    {*PLACEMENTS, *OVERLAPS}
 )
 """The placements and overlaps that the engine has so far: tests of others are skipped."""
 

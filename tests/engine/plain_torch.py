@@ -8,7 +8,7 @@ applied only when backward t+1, on the weights from before it, is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,12 +27,17 @@ LossOf = Callable[[Any, Batch], Tensor]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training came to: every micro-batch's loss, every step's norm before clipping, and the last weights."""
+    """What a training came to.
 
-    losses: list[float]
-    norms: list[float]
-    parameters: dict[str, Tensor]
-    state: dict[str, Tensor]
+    `losses`: of every micro-batch. `norms`: of every step, before clipping. `parameters`: the last weights.
+    `parameter_steps`: how often each trainable one was updated. `state`: the engine's optimizer state.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    parameter_steps: dict[str, int] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
 
 
 def counted_tokens(batch: Batch) -> int:
@@ -62,7 +67,7 @@ def train_plain(
     optimizer = torch_adamw(
         model, settings.lr, settings.weight_decay, betas=settings.betas, eps=settings.eps, foreach=False
     )
-    outcome = Outcome([], [], {}, {})
+    outcome = Outcome()
     pending: tuple[list[Tensor | None], float] | None = None
 
     def apply(gradients: list[Tensor | None], lr: float) -> None:
@@ -92,7 +97,12 @@ def train_plain(
             apply(*fresh)
         else:
             pending = fresh
+    if pending is not None:
+        apply(*pending)
     outcome.parameters.update({n: p.detach().clone() for n, p in model.named_parameters()})
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            outcome.parameter_steps[name] = int(optimizer.state.get(parameter, {}).get("step", 0))
     return outcome
 
 
@@ -109,10 +119,10 @@ def train_engine(
 ) -> Outcome:
     """Train a copy of `start` by the engine, by the same losses in the same order, from the same random numbers.
 
-    The last weights are those that the model's next forward would use: with `delayed`, without the last gradient.
+    The last weights are the newest: with `delayed`, with the last gradient, which the next forward would not use yet.
     """
     model = clone(start)
-    outcome = Outcome([], [], {}, {})
+    outcome = Outcome()
     reports = []
     options = {"chunk_bytes": CHUNK_BYTES, "threads": 2, "precision": "fp32", **options}
     with OffloadEngine(model, optimizer=settings, device=device, **options) as engine:
@@ -126,6 +136,7 @@ def train_engine(
                 outcome.losses.append(loss.item())
             reports.append(engine.step())
         outcome.norms.extend(report.result().grad_norm for report in reports)
+        outcome.parameter_steps.update(engine.counters()["parameter_steps"])
         outcome.state.update(engine_state(engine))
         outcome.parameters.update(engine_weights(engine, model))
     return outcome
@@ -161,6 +172,8 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
 def assert_trains_the_same(ours: Outcome, reference: Outcome, start: nn.Module) -> None:
     """Losses and norms are the reference's but for rounding, and every parameter went where the reference's went.
 
+    Each has been updated as often as there.
+
     The distance between the two is measured against how far training moved the parameter, over all its elements: one
     unit of a ReLU that rounding switches on changes its few weights by more than any tolerance for single elements.
     """
@@ -169,6 +182,7 @@ def assert_trains_the_same(ours: Outcome, reference: Outcome, start: nn.Module) 
         torch.tensor(ours.losses), torch.tensor(reference.losses), rtol=1e-5, atol=1e-6
     )
     torch.testing.assert_close(torch.tensor(ours.norms), torch.tensor(reference.norms), rtol=1e-4, atol=1e-8)
+    assert ours.parameter_steps == reference.parameter_steps
     before = dict(start.named_parameters())
     assert ours.parameters.keys() == reference.parameters.keys() == before.keys()
     for name, theirs in reference.parameters.items():

@@ -72,6 +72,10 @@ def check(row: dict[str, Any], folder: Path) -> None:
             options["disk_path"].mkdir()
         return train_engine(start, data, open_memory(row["memory"], seed), overlap=overlap, **options)
 
+    if overlap == "delayed" and placement.weights == "disk":
+        with pytest.raises(ValueError, match="'delayed' with weights = 'disk'"):
+            train(overlap, "first", seed=1)
+        return
     ours = train(overlap, "first", seed=1)
     reference = train_plain(
         start, data, delay_warmup=DELAY_WARMUP if overlap == "delayed" else None, **common

@@ -48,7 +48,7 @@ from workbench.engine.stored import StoredTensor
 from workbench.engine.streamed import StreamedShard
 from workbench.engine.watchdog import Watchdog
 from workbench.engine.weight_window import WeightWindow
-from workbench.layout import Layout
+from workbench.layout import NORM_BLOCK, Layout
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.placement import Tier, place
@@ -57,6 +57,7 @@ from workbench.timeline import Kind, Overlap, StepShape, Timeline, build_timelin
 
 SKIPS_ALLOWED = 2
 DEFAULT_CHUNK_BYTES = 16 << 20
+SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 DEFAULT_DELAY_WARMUP = 40
 DEFAULT_WATCHDOG_S = 600.0
 
@@ -223,7 +224,7 @@ class OffloadEngine:
                             conditions.compute_dtypes,
                             self.device,
                             self._disk,
-                            chunk_bytes,
+                            max(chunk_bytes, SMALLEST_PIECE_BYTES),
                         )
                     )
                 else:
