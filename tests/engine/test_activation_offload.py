@@ -1,0 +1,465 @@
+"""Activations on the host: the same bits, memory that does not grow with depth, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from small_models import MODELS, batches, clone, loss_of
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from workbench.engine import OffloadEngine, activation_offload
+from workbench.engine.activation_offload import ActivationOffload
+from workbench.engine.device import CpuDevice, Mark
+from workbench.timeline import Lane
+
+WIDTH = 64
+ROWS = 32
+INPUT_BYTES = ROWS * WIDTH * 4
+
+
+class CopiesBesideCompute(CpuDevice):
+    """Memories of their own, and copies that go on behind the caller's back, delayed at random.
+
+    A copy fails that touches memory which nobody kept for it, or host memory that was given back.
+    """
+
+    def __init__(self, seed: int | None = 0) -> None:
+        super().__init__(shared_memory=False)
+        self._threads = {lane: ThreadPoolExecutor(1) for lane in (Lane.DOWNLOAD, Lane.UPLOAD)}
+        self._chance = None if seed is None else random.Random(seed)
+        self._begun: list[Future[None]] = []
+        self._host: dict[int, mmap.mmap] = {}
+        self.copied = dict.fromkeys(Lane, 0)
+        self.fail_after: int | None = None
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(len(memory) for memory in self._host.values())
+
+    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+        # Not from torch's allocator: that one's events are then those of the device.
+        memory = mmap.mmap(-1, elements * dtype.itemsize)
+        tensor = torch.frombuffer(memory, dtype=dtype, count=elements)
+        self._host[tensor.data_ptr()] = memory
+        return tensor
+
+    def release_host(self, tensor: Tensor) -> None:
+        del self._host[tensor.data_ptr()]
+
+    def copy_async(
+        self, lane: Lane, destination: Tensor, source: Tensor, after: Sequence[Mark] = ()
+    ) -> Future[None]:
+        if self.fail_after is not None:
+            self.fail_after -= 1
+            if self.fail_after < 0:
+                raise OSError("the link is down")
+        delay = 0.0 if self._chance is None else self._chance.random() ** 4 * 0.004
+        held = [t.untyped_storage() for t in (destination, source)]
+        host = (destination if lane is Lane.DOWNLOAD else source).data_ptr()
+        numbers = tuple(t.storage_offset() * t.element_size() for t in (destination, source))
+        nbytes = source.nbytes
+
+        def run() -> None:
+            for mark in after:
+                self._end_of(mark)
+            time.sleep(delay)
+            for storage in held:
+                # This function's list and the caller's own: without the latter it would have been reused.
+                assert torch._C._storage_Use_Count(storage._cdata) > 1, "memory went away under a copy"
+            assert host in self._host, "host memory was given back under a copy"
+            to, of = (
+                torch.empty(0, dtype=torch.uint8).set_(storage, start, (nbytes,))  # type: ignore[call-overload]
+                for storage, start in zip([s.untyped() for s in held], numbers, strict=True)
+            )
+            to.copy_(of)
+            self.copied[lane] += nbytes
+
+        self._begun.append(self._threads[lane].submit(run))
+        return self._begun[-1]
+
+    @staticmethod
+    def _end_of(mark: Future[None] | None) -> None:
+        if mark is not None:
+            mark.result(timeout=60)
+
+    def hold_compute(self, mark: Mark) -> None:
+        self._end_of(mark)
+
+    def synchronize(self) -> None:
+        for copy in self._begun:
+            copy.result(timeout=60)
+
+    def close(self) -> None:
+        self.synchronize()
+        for thread in self._threads.values():
+            thread.shutdown()
+        super().close()
+
+
+@pytest.fixture
+def device() -> Iterator[CopiesBesideCompute]:
+    device = CopiesBesideCompute()
+    yield device
+    device.close()
+
+
+@pytest.fixture(autouse=True)
+def _small_inputs_move_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1024)
+
+
+class Chain(nn.Module):
+    """Blocks with dropout, each in a checkpoint of its own; `change` makes of an input what the block is given."""
+
+    def __init__(self, depth: int = 6, change: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.2))
+            for _ in range(depth)
+        )
+        self.change = change
+
+    def forward(self, x: Tensor, offload: ActivationOffload | None) -> Tensor:
+        x = self.inner(x)
+        for index, block in enumerate(self.blocks):
+            given = self.change(x)
+            if offload is None:
+                made = checkpoint(block, given, use_reentrant=False)
+            else:
+                with offload.around_block(index):
+                    made = checkpoint(block, given, use_reentrant=False)
+            x = given + made
+        return x.square().mean()
+
+
+def gradients(
+    model: Chain, offload: ActivationOffload | None, micro_batches: int = 3, rows: Sequence[int] = (ROWS,)
+) -> list[Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    for number in range(micro_batches):
+        loss = model(torch.randn(rows[number % len(rows)], WIDTH), offload)
+        if offload is not None:
+            offload.begin_backward()
+        loss.backward()
+        if offload is not None:
+            offload.end_micro_batch()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_have_the_same_bits_whatever_the_copies_timing(seed: int) -> None:
+    model, device = Chain(), CopiesBesideCompute(seed)
+    offload = ActivationOffload(device)
+    assert_equal(gradients(model, offload), gradients(model, None))
+    # All but the last blocks' inputs went down and came up once in each micro-batch.
+    assert device.copied[Lane.DOWNLOAD] == 3 * 6 * INPUT_BYTES
+    assert device.copied[Lane.UPLOAD] == 3 * 4 * INPUT_BYTES
+    offload.close()
+    device.close()
+
+
+def middle(x: Tensor) -> Tensor:
+    """Its last dimension is a part of a longer one."""
+    return torch.cat([x, x, x], dim=1)[:, WIDTH + 1 : 2 * WIDTH + 1]
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a transposed one": lambda x: (2 * x).t().contiguous().t(),
+    "rows of a longer one": lambda x: torch.cat([x, x])[3 : 3 + len(x)],
+    "a broadcast one": lambda x: (2 * x)[:1].expand(len(x), WIDTH),
+    "one at an odd address": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(-1, WIDTH),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_comes_back_with_its_shape_strides_and_alignment(
+    device: CopiesBesideCompute, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1)
+    seen: list[tuple[Any, ...]] = []
+    model, offload = Chain(depth=4, change=VIEWS[name]), ActivationOffload(device)
+    model.blocks[0].register_forward_pre_hook(
+        lambda block, args: seen.append((args[0].shape, args[0].stride(), args[0].data_ptr() % 64))
+    )
+    assert_equal(gradients(model, offload, 1), gradients(model, None, 1))
+    assert seen[0] == seen[1]
+    assert device.copied[Lane.UPLOAD] > 0
+    offload.close()
+
+
+def test_a_view_of_scattered_parts_stays_where_it_is(device: CopiesBesideCompute) -> None:
+    model, offload = Chain(change=middle), ActivationOffload(device)
+    assert_equal(gradients(model, offload), gradients(model, None))
+    assert not any(device.copied.values())
+
+
+def test_what_is_small_or_has_no_gradient_stays_where_it_is(
+    device: CopiesBesideCompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offload = ActivationOffload(device)
+    mask = torch.ones(ROWS, WIDTH)
+    integers = torch.ones(ROWS, WIDTH, dtype=torch.int64)
+    weight = torch.ones(ROWS, WIDTH, requires_grad=True)
+    small = weight[:1].clone()
+    with offload.around_block(0):
+        made = checkpoint(
+            lambda *args: sum(a.float() for a in args), mask, integers, weight, small, use_reentrant=False
+        )
+    made.sum().backward()
+    device.synchronize()
+    assert not any(device.copied.values())
+    offload.close()
+
+
+def test_what_several_blocks_read_is_copied_once_and_stays_on_the_device(device: CopiesBesideCompute) -> None:
+    offload, depth = ActivationOffload(device), 6
+    leaf = torch.randn(ROWS, WIDTH, requires_grad=True)
+    common = leaf * 2
+
+    def run(offload: ActivationOffload | None) -> Tensor:
+        x = leaf * 3
+        for index in range(depth):
+            arguments = (lambda a, b, c: (a * b * c).sin(), x, common, common[1:2])
+            if offload is None:
+                x = checkpoint(*arguments, use_reentrant=False)
+            else:
+                with offload.around_block(index):
+                    x = checkpoint(*arguments, use_reentrant=False)
+        leaf.grad = None
+        x.sum().backward(retain_graph=True)
+        assert leaf.grad is not None
+        return leaf.grad
+
+    assert_equal([run(offload)], [run(None)])
+    device.synchronize()
+    assert device.copied[Lane.DOWNLOAD] == (depth + 1) * INPUT_BYTES
+    assert device.copied[Lane.UPLOAD] == (depth - 2) * INPUT_BYTES
+    offload.close()
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most that was allocated at once while `run` ran, above what was before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        run()
+    assert watched.profiler is not None and watched.profiler.kineto_results is not None
+    events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def test_peak_device_memory_of_inputs_does_not_grow_with_depth() -> None:
+    rows = 32 * ROWS
+    one_input = rows * WIDTH * 4  # beside which the state of the random generator, 5 kB a block, is little
+
+    def run(model: Chain, offload: ActivationOffload | None) -> None:
+        loss = model(torch.randn(rows, WIDTH, requires_grad=True), offload)
+        if offload is not None:
+            offload.begin_backward()
+        loss.backward()
+
+    def peak(depth: int, offloads: bool) -> int:
+        model, device = Chain(depth).requires_grad_(False), CopiesBesideCompute(seed=None)
+        offload = ActivationOffload(device) if offloads else None
+        peak = peak_bytes(lambda: run(model, offload))
+        if offload is not None:
+            offload.close()
+        device.close()
+        return peak
+
+    assert peak(24, offloads=False) - peak(12, offloads=False) > 11 * one_input
+    assert peak(24, offloads=True) - peak(12, offloads=True) < one_input / 2
+
+
+def test_host_buffers_are_used_again_and_grow_with_the_longest_input(device: CopiesBesideCompute) -> None:
+    model, offload = Chain(), ActivationOffload(device)
+    gradients(model, offload, 1)
+    assert offload.host_bytes == device.host_bytes == 6 * INPUT_BYTES
+    gradients(model, offload, 3)
+    assert offload.host_bytes == 6 * INPUT_BYTES
+    gradients(model, offload, 4, rows=(ROWS, 2 * ROWS, ROWS // 2, ROWS + 1))
+    assert offload.host_bytes == device.host_bytes == 12 * INPUT_BYTES
+    offload.close()
+    assert offload.host_bytes == device.host_bytes == 0
+
+
+def test_a_forward_without_a_backward_leaves_nothing_behind(device: CopiesBesideCompute) -> None:
+    model, offload = Chain(), ActivationOffload(device)
+    expected = gradients(model, None)
+    for _ in range(3):
+        model(torch.randn(ROWS, WIDTH), offload)
+    assert_equal(gradients(model, offload), expected)
+    assert offload.host_bytes == 6 * INPUT_BYTES
+    offload.close()
+
+
+def test_two_forwards_may_wait_for_their_backwards_in_any_order(device: CopiesBesideCompute) -> None:
+    model, offload = Chain(), ActivationOffload(device)
+    inputs = [torch.randn(ROWS, WIDTH) for _ in range(2)]
+    for order in ((0, 1), (1, 0)):
+        found = []
+        for used in (offload, None):
+            model.zero_grad()
+            torch.manual_seed(3)
+            losses = [model(x, used) for x in inputs]
+            for number in order:
+                losses[number].backward()
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert_equal(*found)
+    offload.close()
+
+
+def test_a_graph_that_is_kept_can_be_run_backward_again(device: CopiesBesideCompute) -> None:
+    model, offload = Chain(), ActivationOffload(device)
+    loss = model(torch.randn(ROWS, WIDTH), offload)
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    loss.backward()
+    assert_equal([p.grad for p in model.parameters() if p.grad is not None], once)
+    offload.close()
+
+
+def test_an_input_changed_in_place_while_it_travels_is_refused(device: CopiesBesideCompute) -> None:
+    offload = ActivationOffload(device)
+    x = torch.randn(ROWS, WIDTH, requires_grad=True) * 2
+    with pytest.raises(RuntimeError, match="input of block 0 was changed in place"):
+        for index in range(4):
+            with offload.around_block(index):
+                made = checkpoint(torch.sin, x, use_reentrant=False)
+            x.add_(1)
+            x = made
+    offload.close()
+
+
+class BlockError(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("when", ["forward", "recompute", "backward"])
+def test_an_error_in_a_block_leaves_nothing_behind(device: CopiesBesideCompute, when: str) -> None:
+    model, offload = Chain(), ActivationOffload(device)
+    expected = gradients(model, None)
+    runs = []
+
+    def fail(module: nn.Module, args: Any) -> None:
+        runs.append(1)
+        if len(runs) == (2 if when == "recompute" else 1) and when != "backward":
+            raise BlockError
+
+    handle = model.blocks[3][1].register_forward_pre_hook(fail)
+    x = torch.randn(ROWS, WIDTH)
+    with pytest.raises(BlockError):
+        loss = model(x, offload)
+        if when == "backward":
+            model.blocks[2][0].weight.register_hook(lambda gradient: (_ for _ in ()).throw(BlockError()))
+        loss.backward()
+    handle.remove()
+    loss = None
+    model.blocks[2][0].weight._backward_hooks = None
+    gc.collect()  # the error's frames and the error hold each other, and the graph
+    assert_equal(gradients(model, offload), expected)
+    assert offload.host_bytes == 6 * INPUT_BYTES
+    offload.close()
+    assert device.host_bytes == 0
+
+
+@pytest.mark.parametrize("healthy", [0, 3, 7])
+def test_a_copy_that_cannot_begin_reaches_the_caller(device: CopiesBesideCompute, healthy: int) -> None:
+    model, offload = Chain(), ActivationOffload(device)
+    device.fail_after = healthy
+    with pytest.raises(OSError, match="the link is down"):
+        gradients(model, offload, 1)
+    device.fail_after = None
+    offload.close()
+    assert device.host_bytes == 0
+
+
+def test_closing_takes_all_back_and_a_late_backward_is_refused_in_words(device: CopiesBesideCompute) -> None:
+    model, offload = Chain(), ActivationOffload(device)
+    loss = model(torch.randn(ROWS, WIDTH), offload)
+    offload.close()
+    assert device.host_bytes == 0
+    with pytest.raises(RuntimeError, match="engine is closed"):
+        loss.backward()
+
+
+def test_a_shared_memory_copies_nothing_and_keeps_nothing() -> None:
+    device = CpuDevice()
+    model, offload = Chain(), ActivationOffload(device)
+    assert_equal(gradients(model, offload), gradients(model, None))
+    assert offload.host_bytes == 0
+    offload.close()
+    device.close()
+
+
+def test_the_device_memory_of_a_block_is_free_when_its_backward_is_over(device: CopiesBesideCompute) -> None:
+    """Else the inputs would gather on the device during backward."""
+    model, offload = Chain(), ActivationOffload(device)
+    inputs: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def note(module: nn.Module, args: Any) -> None:
+        nonlocal most
+        inputs.append(weakref.ref(args[0]))
+        most = max(most, sum(ref() is not None for ref in inputs))
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(note)
+    gradients(model, offload, 2)
+    assert most <= 2
+    offload.close()
+
+
+@pytest.mark.parametrize("weights", ["device", "host"])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_engine_trains_the_same_bits_with_activations_on_the_host(name: str, weights: str) -> None:
+    start = MODELS[name](dropout=0.1, layers=4)
+
+    def train(activations: str) -> list[Tensor]:
+        model, device = clone(start), CopiesBesideCompute(seed=1)
+        outcome = []
+        torch.manual_seed(0)
+        with OffloadEngine(
+            model,
+            device=device,
+            precision="fp32",
+            weights=weights,  # type: ignore[arg-type]
+            activations=activations,  # type: ignore[arg-type]
+            gradient_accumulation=2,
+            gradient_clipping=0.5,
+        ) as engine:
+            data = iter(batches(6))
+            for _ in range(3):
+                for _ in range(2):
+                    loss = loss_of(model, next(data))
+                    outcome.append(loss.detach())
+                    engine.backward(loss)
+                engine.step()
+            for shard in engine.weights():
+                outcome += [weight.clone() for weight in shard.values()]
+        assert (device.copied[Lane.UPLOAD] > 0) == (activations == "host")
+        return outcome
+
+    assert_equal(train("host"), train("device"))
