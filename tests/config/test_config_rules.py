@@ -32,7 +32,19 @@ def complaint(*overrides: str, text: str = MODEL) -> str:
         (("offload.state_format=half", "offload.state=device"), "on the device the state is kept exact"),
         (
             ("offload.device_fraction=0.5", "offload.state=device"),
-            "means something only for state on the host",
+            "all of the state is on the device already",
+        ),
+        (
+            ("offload.device_fraction=0.5", "offload.state_format=compact"),
+            "on the device the state is kept exact, and one model has one format",
+        ),
+        (
+            ("offload.overlap=delayed", "offload.weights=disk", "offload.state=disk", "offload.disk_path=/d"),
+            "a delayed update keeps the weights twice",
+        ),
+        (
+            ("offload.activations=host", "train.activation_checkpointing=false"),
+            "what moves to the host is what activation checkpointing keeps",
         ),
     ],
 )
@@ -62,15 +74,6 @@ def test_the_validation_share_lies_above_zero_and_at_most_at_a_half(fraction: st
 @pytest.mark.parametrize(
     ("override", "works"),
     [
-        ("offload.weights=host", 'only "device" works'),
-        ("offload.weights=auto", 'only "device" works'),
-        ("offload.state=auto", '"device" or "host" works'),
-        ("offload.device_fraction=0.5", "only 0.0 works"),
-        ("offload.overlap=delayed", '"serial" or "exact" works'),
-        ("offload.delay_warmup=10", "only 40 works"),
-        ("offload.activations=host", 'only "device" works'),
-        ("offload.disk_path=/fast", "must stay empty"),
-        ("train.precision=fp16", '"auto", "fp32" or "bf16" works'),
         ("schedule.type=wsd", '"constant", "linear" or "cosine" works'),
         ("model.trust_remote_code=true", "only false works"),
         ("data.tokenizer=gpt2", 'only "bytes" works'),
@@ -88,16 +91,38 @@ def test_what_is_not_built_yet_is_refused_with_what_works_today(override: str, w
 @pytest.mark.parametrize(
     "override",
     [
-        *(f"offload.state={state}" for state in ("device", "host")),
-        *(f"offload.overlap={overlap}" for overlap in ("serial", "exact")),
+        *(f"offload.state={state}" for state in ("device", "host", "auto")),
+        *(f"offload.weights={weights}" for weights in ("device", "host", "auto")),
+        *(f"offload.overlap={overlap}" for overlap in ("serial", "exact", "delayed")),
+        *(f"offload.activations={place}" for place in ("device", "host")),
+        "offload.device_fraction=0.5",
+        "offload.delay_warmup=10",
+        "offload.disk_path=/fast",
         *(f"offload.state_format={state_format}" for state_format in ("exact", "half", "compact")),
         *(f"optimizer.type={kind}" for kind in ("adamw", "adam")),
-        *(f"train.precision={precision}" for precision in ("auto", "fp32", "bf16")),
+        *(f"train.precision={precision}" for precision in ("auto", "fp32", "bf16", "fp16")),
         *(f"schedule.type={schedule}" for schedule in ("constant", "linear", "cosine")),
     ],
 )
 def test_what_works_today_is_accepted(override: str) -> None:
     parse_config(MODEL, "my.toml", [override])
+
+
+@pytest.mark.parametrize("weights", ["device", "host", "disk", "auto"])
+@pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
+def test_state_on_disk_goes_with_weights_anywhere_and_with_every_format(
+    weights: str, state_format: str
+) -> None:
+    wanted = (f"offload.weights={weights}", "offload.state=disk", f"offload.state_format={state_format}")
+    assert parse_config(MODEL, "my.toml", (*wanted, "offload.disk_path=/fast")).offload.state == "disk"
+
+
+@pytest.mark.parametrize("state", ["host", "disk", "auto"])
+@pytest.mark.parametrize("weights", ["device", "host", "auto"])
+def test_a_share_on_the_device_goes_with_state_and_weights_anywhere_else(weights: str, state: str) -> None:
+    wanted = (f"offload.weights={weights}", f"offload.state={state}", "offload.device_fraction=0.25")
+    config = parse_config(MODEL, "my.toml", (*wanted, "offload.disk_path=/fast"))
+    assert config.offload.device_fraction == 0.25
 
 
 def test_every_rule_is_about_fields_that_exist() -> None:

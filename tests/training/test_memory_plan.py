@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,69 +11,250 @@ import torch
 from tiny_training import SETTINGS, build_engine
 
 from workbench.config import load_config
-from workbench.engine.discovery import find_shards, lay_out
+from workbench.engine.device import CpuDevice
+from workbench.engine.discovery import dtype_name, find_shards, lay_out
+from workbench.engine.precision import compute_dtypes, working_precision
+from workbench.engine.routing import Conditions, route_shard
 from workbench.errors import DoesNotFitError
+from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
+from workbench.placement import place
 from workbench.plan import machine
-from workbench.plan.memory import MemoryPlan, ModelShape, Workload, plan_memory
+from workbench.plan.memory import Free, MemoryPlan, plan_memory
+from workbench.plan.needs import ModelShape, engine_needs, model_needs
+from workbench.plan.routes import Workload, route
 from workbench.presets import find_preset
 from workbench.training.preparation import prepare_run
 
 GIB = 1 << 30
 
 
-def plan(**changes: Any) -> MemoryPlan:
-    dtype = changes.pop("dtype", torch.float32)
-    state_format = changes.pop("state_format", "exact")
-    free = {"free_host_bytes": GIB, "free_device_bytes": None, "free_disk_bytes": GIB}
-    free |= {name: changes.pop(name) for name in list(changes) if name in free}
-    work: dict[str, Any] = {
+CHUNK_BYTES = 1 << 17
+PAIRS = [
+    ("device", "device"),
+    ("device", "host"),
+    ("host", "host"),
+    ("device", "disk"),
+    ("host", "disk"),
+    ("disk", "disk"),
+]
+BOUNDS = ("gradient slots", "staging")
+"""Buffers that circulate: the plan has their limit, of which a run uses as many as it needs."""
+
+
+def tiny_layout(dtype: torch.dtype = torch.float32, state_format: Any = "exact") -> Layout:
+    shards = find_shards(build_on_meta(model_config("gpt2", dict(SETTINGS))))
+    return lay_out(shards, dtype, CHUNK_BYTES, state_format)
+
+
+def workload(**changes: Any) -> Workload:
+    values: dict[str, Any] = {
+        "weights": "device",
         "state": "host",
-        "shared_memory": free["free_device_bytes"] is None,
+        "shared_memory": True,
+        "precision": "float32",
         "gradient_accumulation": 1,
         "micro_batch_size": 2,
         "sequence_length": 16,
         "activation_checkpointing": True,
         "checkpoints_kept": 2,
-        "compute_dtype": str(dtype).removeprefix("torch."),
-        **changes,
+        "chunk_bytes": CHUNK_BYTES,
     }
-    shards = find_shards(build_on_meta(model_config("gpt2", dict(SETTINGS))))
-    layout = lay_out(shards, dtype, 1 << 20, state_format)
-    return plan_memory(layout, ModelShape(16, 2, 257), Workload(**work), **free)
+    return Workload(**{**values, **changes})
+
+
+def plan(**changes: Any) -> MemoryPlan:
+    dtype = changes.pop("dtype", torch.float32)
+    layout = tiny_layout(dtype, changes.pop("state_format", "exact"))
+    free = {"host": GIB, "device": None, "disk": GIB}
+    free |= {name: changes.pop(f"free_{name}") for name in list(free) if f"free_{name}" in changes}
+    work = workload(precision=dtype_name(dtype), shared_memory=free["device"] is None, **changes)
+    return plan_memory(layout, ModelShape(16, 2, 257), work, Free(**free))
 
 
 def needs(plan: MemoryPlan) -> dict[str, dict[str, int]]:
     return {tier.tier: tier.needs for tier in plan.tiers}
 
 
-@pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
-def test_weights_and_state_are_the_bytes_that_the_engine_holds(
-    dtype: torch.dtype, precision: str, state_format: str
+@pytest.mark.parametrize("shared_memory", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize(("weights", "state"), PAIRS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "fp32", "gradient_accumulation": 2},
+        {"precision": "bf16", "gradient_clipping": 1.0, "compute": "same"},
+        {"precision": "bf16", "overlap": "serial", "device_fraction": 0.5},
+        {"precision": "fp16", "state_format": "half", "gradient_accumulation": 2, "overlap": "delayed"},
+        {"precision": "bf16", "state_format": "compact", "overlap": "delayed", "compute": "same"},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_the_plan_has_the_bytes_of_the_engines_ledger(
+    tmp_path: Path, weights: str, state: str, shared_memory: bool, options: dict[str, Any]
 ) -> None:
-    model, engine = build_engine(precision=precision, chunk_bytes=1 << 20, state_format=state_format)
+    if state == "device":
+        options = {**options, "state_format": "exact", "device_fraction": 0.0}
+    if weights == "disk" and options.get("overlap") == "delayed":
+        options = {**options, "overlap": "exact"}
+    device = CpuDevice(shared_memory=shared_memory)
+    dtype = working_precision(options["precision"], device)
+    model, engine = build_engine(
+        weights=weights,
+        state=state,
+        delay_warmup=0,
+        chunk_bytes=CHUNK_BYTES,
+        disk_path=tmp_path,
+        **{**options, "device": device},
+    )
     with engine:
-        state = sum(tensor.numel() * tensor.element_size() for _, tensor in engine.state())
-    host = needs(plan(dtype=dtype, state_format=state_format))["host"]
-    assert host["weights"] + host.get("master weights", 0) + host["exp_avg and exp_avg_sq"] == state
-    del model
+        for _ in range(2):
+            for _ in range(options.get("gradient_accumulation", 1)):
+                ids = torch.arange(32).reshape(2, 16)
+                engine.backward(model(input_ids=ids, labels=ids, use_cache=False).loss)
+            engine.step()
+        engine.wait()
+        ledger = engine.memory()
+    computed_in = compute_dtypes(options.pop("compute", "auto"), device)
+    work = workload(
+        **{k: v for k, v in options.items() if k not in ("precision", "state_format")},
+        weights=weights,
+        state=state,
+        shared_memory=shared_memory,
+        precision=dtype_name(dtype),
+        compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
+    )
+    foretold = engine_needs(tiny_layout(dtype, options.get("state_format", "exact")), work)
+    for tier in ("device", "host", "disk"):
+        held = {name: size for name, size in ledger[tier].items() if name not in BOUNDS}
+        assert {name: size for name, size in foretold[tier].items() if name not in BOUNDS} == held, tier
+        for name in BOUNDS:
+            assert foretold[tier].get(name, 0) >= ledger[tier].get(name, 0), (tier, name)
 
 
-def test_what_lies_on_the_device_and_what_on_the_host_follows_the_placement() -> None:
-    split = needs(plan(dtype=torch.bfloat16, free_device_bytes=GIB, shared_memory=False))
-    assert {"weights", "gradient slots", "logits"} <= split["device"].keys()
-    assert {"master weights", "exp_avg and exp_avg_sq", "gradients"} <= split["host"].keys()
-    beside = needs(plan(dtype=torch.bfloat16, free_device_bytes=GIB, shared_memory=False, state="device"))
-    assert {"weights", "master weights", "exp_avg and exp_avg_sq", "gradients"} <= beside["device"].keys()
-    assert set(beside["host"]) == {"runtime"}
+def test_frozen_weights_lie_where_their_block_does_and_in_slots_beside_what_is_trained() -> None:
+    def spec(name: str, trainable: bool) -> ParameterSpec:
+        return ParameterSpec(name, (512, 4), "bfloat16", trainable)
+
+    shards = [
+        ShardSpec("embedding", "outer", (spec("e", False),)),
+        *(ShardSpec(f"h{i}", "block", (spec(f"h{i}.w", False), spec(f"h{i}.a", True))) for i in range(4)),
+    ]
+    layout = build_layout(shards, CHUNK_BYTES)
+    size = 512 * 4 * 2
+
+    def placed(weights: str, state: str) -> dict[str, dict[str, int]]:
+        work = workload(weights=weights, state=state, precision="bfloat16", shared_memory=False)
+        return engine_needs(layout, work)
+
+    resident, streamed, filed = placed("device", "host"), placed("host", "host"), placed("disk", "disk")
+    assert resident["device"]["frozen weights"] == 5 * size
+    assert streamed["device"] == {
+        "frozen weights": size,
+        "weight slots": 3 * 2 * size,
+        "gradient slots": streamed["device"]["gradient slots"],
+    }
+    assert streamed["host"]["frozen weights"] == filed["disk"]["frozen weights"] == 4 * size
+
+
+def test_the_plan_sends_every_shard_the_way_that_the_engine_does() -> None:
+    """Over every placement of a block and of a shard outside the blocks, and all that decides a way."""
+    seen = set()
+    for dtype, frozen_dtype in itertools.product(("float32", "bfloat16", "float16"), (None, "bfloat16")):
+        frozen = () if frozen_dtype is None else (ParameterSpec("f", (4, 4), frozen_dtype, trainable=False),)
+        parameters = (ParameterSpec("w", (4, 4), dtype), *frozen)
+        kinds = ("block", "outer")
+        layout = build_layout([ShardSpec(kind, kind, parameters) for kind in kinds], CHUNK_BYTES)
+        for (weights, state), shared, several, clipping, overlap, computed in itertools.product(
+            PAIRS, (False, True), (1, 2), (0.0, 1.0), ("serial", "exact", "delayed"), (None, "float32")
+        ):
+            if overlap == "delayed" and weights == "disk":
+                continue
+            widened = {} if computed is None else {"bfloat16": computed, "float16": computed}
+            work = workload(
+                weights=weights,
+                state=state,
+                shared_memory=shared,
+                precision=dtype,
+                gradient_accumulation=several,
+                gradient_clipping=clipping,
+                overlap=overlap,
+                compute_dtypes=widened,
+            )
+            conditions = Conditions(
+                shared_memory=shared,
+                compute_dtypes={getattr(torch, a): getattr(torch, b) for a, b in widened.items()},
+                gradient_accumulation=several,
+                must_wait=clipping > 0 or dtype == "float16" or overlap != "exact",
+                overlap=overlap,
+            )
+            for shard, placement in zip(layout.shards, place(layout, weights, state), strict=True):
+                mine, theirs = route(shard, placement, work), route_shard(shard, placement, conditions)
+                assert {name: getattr(theirs, name) for name in vars(mine)} == vars(mine), work
+                seen.add((mine.gradients, mine.waiting, mine.streamed, mine.aliased))
+    assert len(seen) > 10
+
+
+def test_an_update_that_runs_during_backward_needs_two_blocks_of_gradients_and_not_all_of_them() -> None:
+    layout = lay_out(
+        find_shards(build_on_meta(model_config("gpt2", {**SETTINGS, "n_layer": 5}))),
+        torch.float32,
+        CHUNK_BYTES,
+    )
+    size = {shard.name: 4 * shard.elements for shard in layout.shards}
+    blocks = [4 * shard.elements for shard in layout.shards if shard.kind == "block"]
+
+    def gradients(**changes: Any) -> int:
+        return model_needs(layout, ModelShape(16, 5, 257), workload(**changes))["device"]["gradients"]
+
+    assert gradients(gradient_clipping=1.0) == sum(size.values())
+    assert gradients() == sum(size.values()) - sum(blocks) + 2 * max(blocks)
+
+
+def test_streamed_weights_take_the_device_no_more_room_however_deep_the_model_is() -> None:
+    def device(layers: int) -> dict[str, int]:
+        config = model_config("gpt2", {**SETTINGS, "n_layer": layers})
+        layout = lay_out(find_shards(build_on_meta(config)), torch.bfloat16, CHUNK_BYTES)
+        work = workload(weights="host", precision="bfloat16", shared_memory=False)
+        return engine_needs(layout, work)["device"]
+
+    assert device(8) == device(4)
+
+
+def test_activations_that_wait_on_the_host_leave_the_device() -> None:
+    name = "activations (estimated)"
+    kept = needs(plan(free_device=GIB))
+    moved = needs(plan(free_device=GIB, activations="host"))
+    assert moved["device"][name] <= kept["device"][name] and name not in kept["host"]
+    assert (
+        moved["host"][name] == 2 * 2 * 16 * 16 * 4
+    )  # two blocks' inputs of 2 x 16 tokens of width 16 in fp32
+
+
+def test_a_disk_tier_on_another_disk_is_a_tier_of_its_own() -> None:
+    layout, work = tiny_layout(), workload(weights="disk", state="disk")
+    shape = ModelShape(16, 2, 257)
+    together = plan_memory(layout, shape, work, Free(GIB, None, GIB)).tiers
+    apart = plan_memory(layout, shape, work, Free(GIB, None, GIB, disk_tier=1000)).tiers
+    assert [tier.tier for tier in together] == ["host", "disk"]
+    assert [(tier.tier, tier.fits) for tier in apart] == [
+        ("host", True),
+        ("disk tier", False),
+        ("disk", True),
+    ]
+    assert together[1].needed_bytes == apart[1].needed_bytes + apart[2].needed_bytes
+
+
+def test_a_delayed_update_keeps_the_weights_and_the_gradients_twice() -> None:
+    split: dict[str, Any] = {"dtype": torch.bfloat16, "free_device": GIB}
+    prompt, delayed = needs(plan(**split, gradient_clipping=1.0)), needs(plan(**split, overlap="delayed"))
+    assert delayed["host"]["gradients"] == 2 * prompt["host"]["gradients"]
+    streamed = needs(plan(**split, overlap="delayed", weights="host"))
+    assert streamed["host"]["weights"] > 0
 
 
 def test_accumulated_gradients_take_four_bytes_where_they_wait() -> None:
-    split = needs(
-        plan(dtype=torch.bfloat16, free_device_bytes=GIB, shared_memory=False, gradient_accumulation=2)
-    )
-    assert split["host"]["accumulated gradients"] * 2 == split["host"]["exp_avg and exp_avg_sq"]
+    split = needs(plan(dtype=torch.bfloat16, free_device=GIB, gradient_accumulation=2))
+    assert split["host"]["gradients"] * 2 == split["host"]["exp_avg and exp_avg_sq"]
 
 
 def test_checkpointing_and_smaller_batches_lower_the_activations() -> None:
@@ -84,20 +266,21 @@ def test_checkpointing_and_smaller_batches_lower_the_activations() -> None:
 
 def test_a_tier_that_lacks_a_byte_does_not_fit_and_says_how_much_is_missing() -> None:
     enough = plan().tiers[0].needed_bytes
-    assert plan(free_host_bytes=enough).fits
-    short = plan(free_host_bytes=enough - 1)
+    assert plan(free_host=enough).fits
+    short = plan(free_host=enough - 1)
     assert not short.fits
     assert "host: does not fit" in short.table() and "missing" in short.table()
-    assert not plan(free_disk_bytes=1000).fits
+    assert short.missing_bytes == 1
+    assert not plan(free_disk=1000).fits
 
 
 def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from workbench.training import preparation
+    from workbench.training import fitting
 
-    monkeypatch.setattr(preparation, "free_host_bytes", lambda: 16 * GIB)
-    monkeypatch.setattr(preparation, "free_disk_bytes", lambda path: 64 * GIB)
+    monkeypatch.setattr(fitting, "free_host_bytes", lambda: 16 * GIB)
+    monkeypatch.setattr(fitting, "free_disk_bytes", lambda path: 64 * GIB)
     config = load_config(find_preset("gpt2-10b"), ["train.device=cpu"])
     with pytest.raises(DoesNotFitError) as refusal:
         prepare_run(config, tmp_path, pytest.fail)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from workbench.config import parse_config
-from workbench.errors import ConfigurationError
-from workbench.training import preparation
+from workbench.config import parse_config, to_toml
+from workbench.engine import precision as engine_precision
+from workbench.engine.disk import DiskError
+from workbench.errors import ConfigurationError, DoesNotFitError
+from workbench.training import disk_folder, fitting
 from workbench.training.preparation import Prepared, prepare_run
 
 
-def prepare(text_file: Path, *changes: str, model: dict[str, Any] | None = None) -> Prepared:
+def prepare(
+    text_file: Path,
+    *changes: str,
+    model: dict[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Prepared:
     settings = {
         "n_layer": 1,
         "n_embd": 16,
@@ -31,7 +39,7 @@ def prepare(text_file: Path, *changes: str, model: dict[str, Any] | None = None)
         '[train]\ndevice = "cpu"\nsteps = 5\nmicro_batch_size = 1\n[schedule]\nwarmup_steps = 0',
     ]
     config = parse_config("\n".join(lines), "preset.toml", changes)
-    return prepare_run(config, text_file.parent, lambda message: None)
+    return prepare_run(config, text_file.parent, tell)
 
 
 def refusal(text_file: Path, *changes: str, model: dict[str, Any] | None = None) -> str:
@@ -99,12 +107,137 @@ def test_sequences_longer_than_the_models_positions_are_refused_with_the_limit(t
     )
 
 
-def test_bf16_on_a_cpu_without_it_is_refused_with_what_works(
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sixteen_bits_on_a_cpu_without_their_arithmetic_are_computed_in_fp32(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    monkeypatch.setattr(engine_precision, "has_bfloat16", lambda device: False)
+    rows = prepare(text_file, f"train.precision={precision}").plan.tiers[0].needs
+    assert "weight slots" in rows and rows["master weights"] > 0
+    message = refusal(text_file, f"train.precision={precision}", "train.activation_checkpointing=false")
+    assert message.startswith(f'train.precision = "{precision}": cpu has no such arithmetic')
+    assert "train.activation_checkpointing = true" in message
+
+
+def test_bf16_where_it_is_computed_needs_no_slots_and_no_checkpointing(
     text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "has_bfloat16", lambda device: False)
-    message = refusal(text_file, "train.precision=bf16")
-    assert message.startswith('train.precision = "bf16": cpu has no bf16') and '"fp32" or "auto"' in message
+    monkeypatch.setattr(engine_precision, "has_bfloat16", lambda device: True)
+    prepared = prepare(text_file, "train.precision=bf16", "train.activation_checkpointing=false")
+    assert "weight slots" not in prepared.plan.tiers[0].needs
+
+
+def told(text_file: Path, *changes: str) -> list[str]:
+    said: list[str] = []
+    prepare(text_file, *changes, tell=said.append)
+    return said
+
+
+def test_auto_becomes_a_placement_that_is_told_and_kept(text_file: Path) -> None:
+    said: list[str] = []
+    prepared = prepare(text_file, "offload.weights=auto", "offload.state=auto", tell=said.append)
+    offload = prepared.config.offload
+    assert (offload.weights, offload.state) == ("device", "host")  # one memory: nothing to gain further away
+    assert (
+        'placement: offload.weights = "device", offload.state = "host", offload.device_fraction = 0' in said
+    )
+    again = parse_config(to_toml(prepared.config), "config.toml")
+    assert again == prepared.config
+
+
+def test_auto_goes_to_disk_when_memory_is_short_and_never_without_a_folder(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fast").mkdir()
+    wish = ("offload.chunk_mib=1", "offload.weights=auto", "offload.state=auto")
+    folder = f"offload.disk_path={tmp_path / 'fast'}"
+    model = {"n_layer": 12, "n_embd": 256}
+    in_memory = prepare(text_file, *wish, folder, model=model).plan.tiers[0].needed_bytes
+    monkeypatch.setattr(fitting, "free_host_bytes", lambda: in_memory - (1 << 20))
+    chosen = prepare(text_file, *wish, folder, model=model).config.offload
+    assert chosen.state == "disk"
+    with pytest.raises(DoesNotFitError) as error:
+        prepare(text_file, *wish, model=model)
+    assert error.value.exit_code == 3
+    assert 'The nearest is offload.weights = "device", offload.state = "host"' in str(error.value)
+    assert "lacks 1.00 MiB of host" in str(error.value) and "host: does not fit" in str(error.value)
+
+
+def test_a_placement_that_is_fixed_is_refused_with_one_that_would_fit(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fast").mkdir()
+    model = {"n_layer": 12, "n_embd": 256}
+    small = "offload.chunk_mib=1"
+    in_memory = prepare(text_file, small, model=model).plan.tiers[0].needed_bytes
+    monkeypatch.setattr(fitting, "free_host_bytes", lambda: in_memory - 1)
+    with pytest.raises(DoesNotFitError) as error:
+        prepare(text_file, small, f"offload.disk_path={tmp_path / 'fast'}", model=model)
+    assert 'With offload.weights = "device", offload.state = "disk"' in str(error.value)
+    assert "it would fit" in str(error.value)
+
+
+def test_a_disk_folder_that_is_not_there_or_no_folder_is_refused(text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, said in (("nowhere", "there is no such folder"), ("file", "is not a folder")):
+        for state in ("disk", "auto"):
+            message = refusal(text_file, f"offload.state={state}", f"offload.disk_path={tmp_path / name}")
+            assert message.startswith(f'offload.disk_path = "{tmp_path / name}"') and said in message
+
+
+def test_a_disk_folder_that_cannot_be_written_is_refused(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise DiskError(f"{folder} cannot hold the disk tier: Read-only file system")
+
+    monkeypatch.setattr(disk_folder, "DiskTier", refuse)
+    message = refusal(text_file, "offload.state=disk", f"offload.disk_path={tmp_path}")
+    assert "Read-only file system" in message
+
+
+def test_a_disk_folder_in_memory_or_across_a_network_is_doubted(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    fast = tmp_path / "fast one"
+    fast.mkdir()
+    monkeypatch.setattr(disk_folder, "MOUNTS", mounts)
+    wanted = ("offload.state=disk", f"offload.disk_path={fast}")
+    point = str(fast).replace(" ", "\\040")
+    for kind, doubted in (
+        ("ext4", ""),
+        ("tmpfs", "is host memory and no disk"),
+        ("nfs4", "across a network"),
+    ):
+        mounts.write_text(f"overlay / overlay rw 0 0\nx {point} {kind} rw 0 0\n")
+        warnings = [line for line in told(text_file, *wanted) if line.startswith("warning: ")]
+        assert len(warnings) == bool(doubted) and doubted in "".join(warnings), kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        (["offload.delay_warmup=7"], "offload.delay_warmup = 7 has no effect"),
+        (["offload.disk_path=/nowhere"], 'offload.disk_path = "/nowhere" has no effect'),
+        (["offload.activations=host"], 'offload.activations = "host" has no effect'),
+        (["offload.weights=host"], 'offload.weights = "host" has no effect'),
+        (["offload.device_fraction=0.5"], "offload.device_fraction = 0.5 has no effect"),
+    ],
+)
+def test_an_option_that_does_nothing_is_told(text_file: Path, changes: list[str], idle: str) -> None:
+    said = told(text_file, *changes)
+    assert [line for line in said if idle in line and line.startswith("warning: ")]
+    assert not [line for line in told(text_file) if "no effect" in line]
+
+
+def test_an_option_that_does_something_is_not_called_idle(text_file: Path, tmp_path: Path) -> None:
+    for changes in (
+        ["offload.overlap=delayed", "offload.delay_warmup=7"],
+        ["offload.state=disk", f"offload.disk_path={tmp_path}", "offload.device_fraction=0.5"],
+        ["offload.state=auto", f"offload.disk_path={tmp_path}"],
+    ):
+        assert not [line for line in told(text_file, *changes) if "no effect" in line]
 
 
 def test_a_gpu_that_is_not_there_is_refused(text_file: Path) -> None:

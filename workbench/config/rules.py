@@ -75,9 +75,27 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     ),
     Contradiction(
         ("offload.device_fraction", "offload.state"),
-        lambda run: run.offload.device_fraction > 0 and run.offload.state != "host",
-        "a share of the shards on the device means something only for state on the host",
+        lambda run: run.offload.device_fraction > 0 and run.offload.state == "device",
+        "all of the state is on the device already",
         'must be 0, or offload.state = "host"',
+    ),
+    Contradiction(
+        ("offload.device_fraction", "offload.state_format"),
+        lambda run: run.offload.device_fraction > 0 and run.offload.state_format != "exact",
+        "on the device the state is kept exact, and one model has one format",
+        'must be 0, or offload.state_format = "exact"',
+    ),
+    Contradiction(
+        ("offload.overlap", "offload.weights"),
+        lambda run: run.offload.overlap == "delayed" and run.offload.weights == "disk",
+        "a delayed update keeps the weights twice, and the disk would be read and written twice for it",
+        'must be "exact" or "serial", or offload.weights = "host"',
+    ),
+    Contradiction(
+        ("offload.activations", "train.activation_checkpointing"),
+        lambda run: run.offload.activations == "host" and not run.train.activation_checkpointing,
+        "what moves to the host is what activation checkpointing keeps",
+        'must be "device", or train.activation_checkpointing = true',
     ),
 )
 
@@ -96,15 +114,7 @@ NOT_BUILT_YET: tuple[NotBuiltYet, ...] = (
     NotBuiltYet("model.pretrained", ("",), "starting from pretrained weights"),
     NotBuiltYet("model.trust_remote_code", (False,), "code that comes with a model"),
     NotBuiltYet("data.tokenizer", ("bytes",), "any other tokenizer"),
-    NotBuiltYet("train.precision", ("auto", "fp32", "bf16"), "loss scaling for fp16"),
     NotBuiltYet("schedule.type", ("constant", "linear", "cosine"), "the wsd schedule"),
-    NotBuiltYet("offload.weights", ("device",), "keeping weights off the device"),
-    NotBuiltYet("offload.state", ("device", "host"), "state on disk or placed automatically"),
-    NotBuiltYet("offload.device_fraction", (0.0,), "splitting the state between device and host"),
-    NotBuiltYet("offload.overlap", ("serial", "exact"), "the delayed update"),
-    NotBuiltYet("offload.delay_warmup", (40,), "the delayed update"),
-    NotBuiltYet("offload.activations", ("device",), "keeping activations on the host"),
-    NotBuiltYet("offload.disk_path", ("",), "the disk tier"),
     NotBuiltYet("log.tensorboard", (False,), "writing TensorBoard events"),
     NotBuiltYet("adapter", (None,), "training an adapter"),
 )

@@ -102,7 +102,9 @@ class TrainConfig(Table):
         1.0, "Largest norm of the whole gradient, beyond which it is scaled down; 0 turns clipping off.", ge=0
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = documented(
-        "auto", 'Number format of forward and backward: "auto" is bf16 on a GPU that has it, else fp32.'
+        "auto",
+        'Number format of the weights: "auto" is bf16 where the device computes in it, else fp32; a CPU that does not '
+        "computes 16-bit weights in fp32.",
     )
     activation_checkpointing: bool = documented(
         True,
@@ -161,13 +163,16 @@ class OffloadConfig(Table):
     """Where weights and optimizer state live, and how the work on them overlaps with training."""
 
     weights: Literal["device", "host", "disk", "auto"] = documented(
-        "device", "Where the weights live between uses."
+        "device", 'Where the blocks\' weights live between uses: "auto" is the fastest place that fits.'
     )
     state: Literal["device", "host", "disk", "auto"] = documented(
-        "host", "Where the optimizer's state lives, and so where the update is computed."
+        "host", 'Where the optimizer\'s state lives: "auto" is the fastest place that fits.'
     )
     device_fraction: float = documented(
-        0.0, "Share of the shards, in forward order, whose state stays on the device.", ge=0, le=1
+        0.0,
+        "Share of the trainable weights, in whole shards in forward order, that stay on the device with their state.",
+        ge=0,
+        le=1,
     )
     state_format: Literal["exact", "half", "compact"] = documented(
         "exact", "How the state is kept on the host: 12, 8 or about 6 bytes per parameter."
@@ -191,7 +196,9 @@ class OffloadConfig(Table):
         unit="threads",
         must_be='"auto" or a whole number from 1 to 4,096',
     )
-    disk_path: str = documented("", "Folder on a fast disk, needed where weights or state live on disk.")
+    disk_path: str = documented(
+        "", "Folder on a fast local disk, which is there: needed where weights or state live on disk."
+    )
 
 
 class EvaluateConfig(Table):

@@ -21,10 +21,20 @@ def free_host_bytes() -> int:
 
 def free_disk_bytes(path: Path) -> int:
     """Room on the disk that holds `path`, or would hold it."""
+    return shutil.disk_usage(_nearest(path)).free
+
+
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two folders, which need not be there yet, share their room."""
+    return _nearest(one).stat().st_dev == _nearest(other).stat().st_dev
+
+
+def _nearest(path: Path) -> Path:
+    """The folder that is there on the way to `path`."""
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
-    return shutil.disk_usage(there).free
+    return there
 
 
 def _cgroup_limits() -> list[tuple[int, int]]:

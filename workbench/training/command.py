@@ -162,13 +162,13 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
         if directory is None:
             directory = RunDirectory.create(choice.root, choice.name)
             directory.acquire()
-            write_config(directory, to_toml(choice.config))
+            write_config(directory, to_toml(prepared.config))
         if detach:
             return _detach(directory, choice)
         with LogTee(directory.log):
             print(f"run {directory.path}", flush=True)
             try:
-                return train_session(directory, choice.config, prepared, requests, resuming=choice.resuming)
+                return train_session(directory, prepared, requests, resuming=choice.resuming)
             except WorkbenchError as error:
                 # Said while the log still listens; the command line has nothing left to say.
                 _tell(str(error))

@@ -8,34 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
 from workbench.config import RunConfig
+from workbench.config.no_effect import without_effect
 from workbench.data.prepare import TokenData, prepare
-from workbench.engine.device import Device, has_bfloat16, open_device
-from workbench.engine.discovery import dtype_name, find_shards, lay_out
-from workbench.engine.offload import working_precision
-from workbench.errors import ConfigurationError, DoesNotFitError
+from workbench.engine.device import Device, open_device
+from workbench.engine.discovery import dtype_name
+from workbench.engine.precision import compute_dtypes, working_precision
+from workbench.errors import ConfigurationError
 from workbench.model.build import build_on_meta, check_fits_data, model_config
 from workbench.optimizer.extension import missing_extension
-from workbench.plan.machine import free_disk_bytes, free_host_bytes
-from workbench.plan.memory import MemoryPlan, ModelShape, Workload, plan_memory
+from workbench.plan.memory import MemoryPlan
 from workbench.runs import RunDirectory
-from workbench.training.checkpoint import checkpoint_bytes
-from workbench.training.engine_options import MIB
+from workbench.training.disk_folder import check_disk_folder, disk_folder, doubts
+from workbench.training.fitting import StoredPrecision, fit, free_bytes, tiers
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can start. `model` has its parameters on the meta device."""
+    """A run that can start. `config` has a placement where "auto" was asked for; `model` is on the meta device."""
 
+    config: RunConfig
     model: nn.Module
     data: TokenData
     device: Device
-    dtype: torch.dtype
     plan: MemoryPlan
 
 
@@ -45,7 +43,7 @@ def prepare_run(
     """Check and prepare `config` for this machine; its run will lie under `root`, or is there as `directory`.
 
     Raises:
-        ConfigurationError: model, data or device cannot be had as configured.
+        ConfigurationError: model, data, device or disk folder cannot be had as configured.
         DoesNotFitError: a tier has too little; the message holds the table.
     """
     _quiet_transformers()
@@ -57,16 +55,18 @@ def prepare_run(
             f'offload.state_format = "{config.offload.state_format}": {missing}, or use "exact"'
         )
     device = _device(config)
-    dtype = _precision(config, device)
+    precision = _precision(config, device)
+    for sentence in without_effect(config, shared_memory=device.shared_memory):
+        tell(f"warning: {sentence}")
+    folder = disk_folder(config)
+    if folder is not None:
+        check_disk_folder(folder)
     model = build_on_meta(shape)
-    # New checkpoints take the place of those that are there.
-    disk = free_disk_bytes(root) + (checkpoint_bytes(directory.checkpoints) if directory else 0)
-    plan = _plan(config, model, shape, device, dtype, disk)
-    if not plan.fits:
-        raise DoesNotFitError(
-            f"this does not fit on this machine:\n{plan.table()}\n"
-            "Lower the model's size, train.micro_batch_size or data.sequence_length, or use a larger machine."
-        )
+    free = free_bytes(config, device, root, directory)
+    resolved, plan = fit(config, model, shape, device, precision, free, tell)
+    doubt = doubts(folder) if folder is not None and "disk" in tiers(resolved) else None
+    if doubt is not None:
+        tell(f"warning: {doubt}")
     tell("preparing the text")
     data = prepare(
         config.data.source,
@@ -82,36 +82,7 @@ def prepare_run(
             setattr(model.config, key, data.tokenizer.end_of_text)
             if getattr(model, "generation_config", None) is not None:
                 setattr(model.generation_config, key, data.tokenizer.end_of_text)
-    return Prepared(model, data, device, dtype, plan)
-
-
-def _plan(
-    config: RunConfig, model: nn.Module, shape: Any, device: Device, dtype: torch.dtype, disk_bytes: int
-) -> MemoryPlan:
-    layout = lay_out(find_shards(model), dtype, config.offload.chunk_mib * MIB, config.offload.state_format)
-    text = shape.get_text_config()
-    state = config.offload.state
-    assert state in ("device", "host"), "refused by the configuration"
-    free_device = None
-    if device.torch_device.type == "cuda":
-        free_device = torch.cuda.mem_get_info(device.torch_device)[0]
-    return plan_memory(
-        layout,
-        ModelShape(text.hidden_size, text.num_hidden_layers, text.vocab_size),
-        Workload(
-            state="device" if state == "device" else "host",
-            shared_memory=device.shared_memory,
-            gradient_accumulation=config.train.gradient_accumulation,
-            micro_batch_size=config.train.micro_batch_size,
-            sequence_length=config.data.sequence_length,
-            activation_checkpointing=config.train.activation_checkpointing,
-            checkpoints_kept=config.checkpoint.keep,
-            compute_dtype=dtype_name(dtype),
-        ),
-        free_host_bytes=free_host_bytes(),
-        free_device_bytes=free_device,
-        free_disk_bytes=disk_bytes,
-    )
+    return Prepared(resolved, model, data, device, plan)
 
 
 def _device(config: RunConfig) -> Device:
@@ -121,15 +92,17 @@ def _device(config: RunConfig) -> Device:
         raise ConfigurationError(f"train.device = {config.train.device!r}: {error}") from error
 
 
-def _precision(config: RunConfig, device: Device) -> torch.dtype:
+def _precision(config: RunConfig, device: Device) -> StoredPrecision:
     wanted = config.train.precision
-    assert wanted != "fp16", "refused by the configuration"
-    if wanted == "bf16" and not has_bfloat16(device):
+    storage = working_precision(wanted, device)
+    computed_in = compute_dtypes("auto", device)
+    if storage in computed_in and not config.train.activation_checkpointing:
         raise ConfigurationError(
-            f'train.precision = "bf16": {device.torch_device} has no bf16 arithmetic, which would be hundreds of times '
-            'slower than fp32; use "fp32" or "auto"'
+            f'train.precision = "{wanted}": {device.torch_device} has no such arithmetic, so that weights stored in 16 '
+            f"bits are computed in {dtype_name(computed_in[storage])} block by block, which needs "
+            'train.activation_checkpointing = true; or use "fp32"'
         )
-    return working_precision(wanted, device)
+    return StoredPrecision(storage, computed_in)
 
 
 def _quiet_transformers() -> None:

@@ -28,15 +28,14 @@ from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.trainer import Trainer
 
 
-def train_session(
-    run: RunDirectory, config: RunConfig, prepared: Prepared, requests: Requests, *, resuming: bool
-) -> int:
+def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, resuming: bool) -> int:
     """Train `run`, which this process has acquired, and return the exit code.
 
     Raises:
         WorkbenchError: the run could not go on; the run directory already says why.
         StopBeforeTraining: it was stopped before its first step; likewise.
     """
+    config = prepared.config
     with Journal(run, config.train.steps) as journal:
         plan: dict[str, Any] = {"memory": prepared.plan.as_dict()}
         try:

@@ -1,0 +1,268 @@
+"""What a run holds in each tier, by name: the engine's own ledger foretold, and what the model itself takes beside it.
+
+Weights, state, waiting gradients and slots are exact. Buffers that circulate (gradient slots, staging) are counted at
+their limit, which a small model may not reach. Activations, logits and gradients in autograd's hands are estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workbench.layout import ITEM_BYTES, Chunk, Layout, Region, Shard
+from workbench.placement import place
+from workbench.plan.routes import WEIGHT_KINDS, WORKING_KIND, Route, Workload, route
+from workbench.state_formats import ITEM_BYTES as MOMENT_ITEM_BYTES
+from workbench.state_formats import MOMENTS
+
+Needs = dict[str, dict[str, int]]
+"""Bytes by tier ("device", "host", "disk") and by name."""
+
+PAGE_BYTES = 4096
+SLOT_ALIGNMENT = 512
+WEIGHT_SLOTS = 3
+FETCH_BUFFERS = 3
+STAGING_BUFFERS = 4
+HOST_SLOTS = 4
+LOSS_CHUNK_BYTES = 64 << 20
+"""The logits of so many tokens at once, in fp32; beside them are their copy and its gradient."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the size of activations depends on, as the configuration classes of transformers name it."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+
+
+def engine_needs(layout: Layout, work: Workload) -> Needs:
+    """What the engine's ledger will say, buffers at their limit."""
+    return _Engine(layout, work).needs()
+
+
+def model_needs(layout: Layout, shape: ModelShape, work: Workload) -> Needs:
+    """What forward and backward take beside the engine, all of it estimated."""
+    needs: Needs = {"device": {}, "host": {}, "disk": {}}
+    item = ITEM_BYTES[work.compute_dtype(work.precision)]
+    _add(needs, "device", "gradients", _Engine(layout, work).in_autograd())
+    inputs, inside = activation_bytes(shape, work, item)
+    away = work.activations == "host" and not work.shared_memory
+    # Of what waits on the host, two blocks' inputs are on their way at a time.
+    kept = min(inputs, 2 * inputs // max(1, shape.num_hidden_layers)) if away else inputs
+    _add(needs, "device", "activations (estimated)", kept + inside)
+    _add(needs, "host", "activations (estimated)", inputs if away else 0)
+    tokens = work.micro_batch_size * work.sequence_length
+    # The logits, their copy in fp32 and its gradient; in chunks of tokens, the head's gradient is summed in fp32.
+    whole = tokens * shape.vocab_size * (item + 8)
+    chunked = 3 * LOSS_CHUNK_BYTES + 4 * shape.vocab_size * shape.hidden_size
+    _add(needs, "device", "logits", min(whole, chunked))
+    return needs
+
+
+def activation_bytes(shape: ModelShape, work: Workload, item_bytes: int) -> tuple[int, int]:
+    """What backward keeps: the blocks' inputs, and the insides of the blocks that are recomputed at a time.
+
+    One block keeps 34 bytes a token and unit of width at 16 bits without the attention scores, which fused attention
+    does not store (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, §4.1).
+    """
+    unit = work.micro_batch_size * work.sequence_length * shape.hidden_size * item_bytes
+    inside = 17 * unit
+    if work.activation_checkpointing:
+        return shape.num_hidden_layers * unit, inside
+    return 0, shape.num_hidden_layers * inside
+
+
+def checkpoint_bytes(layout: Layout, work: Workload) -> int:
+    """The weights once for whoever loads the model, and the state with a master that resumes exactly."""
+    size = sum(spec.bytes for shard in layout.shards for spec in shard.frozen)
+    for region in (region for shard in layout.shards for region in shard.regions):
+        size += region.elements * ITEM_BYTES[region.dtype]
+        # What follows from the rest is not saved: the fp16 copy of an fp32 master.
+        shares = (share for share in _shares(region) if share[0] != "working")
+        size += sum(-(-region.elements // per) * item for _, per, item in shares)
+        if work.overlap == "delayed":  # the weights that the next forward reads, one update behind
+            size += region.elements * ITEM_BYTES[work.compute_dtype(region.dtype)]
+    return size
+
+
+class _Engine:
+    """The engine's memory, shard by shard."""
+
+    def __init__(self, layout: Layout, work: Workload) -> None:
+        self.work = work
+        placements = place(layout, work.weights, work.state, work.device_fraction)
+        self.shards: list[tuple[Shard, Route]] = [
+            (shard, route(shard, placement, work))
+            for shard, placement in zip(layout.shards, placements, strict=True)
+        ]
+
+    def needs(self) -> Needs:
+        needs: Needs = {"device": {}, "host": {}, "disk": {}}
+        for shard, way in self.shards:
+            self._add_weights_and_state(needs, shard, way)
+            self._add_waiting_gradients(needs, shard, way)
+            self._add_frozen(needs, shard, way)
+        self._add_weight_slots(needs)
+        self._add_staging(needs)
+        self._add_gradient_slots(needs)
+        return needs
+
+    def in_autograd(self) -> int:
+        """Gradients that nobody has taken yet."""
+        whole = passing = largest_block = largest_parameter = 0
+        for shard, way in self.shards:
+            size = sum(region.elements * ITEM_BYTES[region.dtype] for region in shard.regions)
+            # On a device of its own every update knows the verdict first.
+            waits = self.work.must_wait or self.work.several or way.on_device or shard.kind == "outer"
+            if way.gradients == "gathered":
+                compute = (ITEM_BYTES[self.work.compute_dtype(s.dtype)] * s.numel for s in shard.segments)
+                largest_parameter = max([largest_parameter, *compute])
+            elif way.gradients == "taken" or waits:
+                whole += size * (2 if way.delayed and way.gradients == "referenced" else 1)
+            else:
+                passing += size
+                largest_block = max(largest_block, size)
+        # One block's are updated while the next one's come.
+        return whole + largest_parameter + min(passing, 2 * largest_block)
+
+    def _add_weights_and_state(self, needs: Needs, shard: Shard, way: Route) -> None:
+        tier = "device" if way.on_device else "host"
+        for region in shard.regions:
+            working = WORKING_KIND[region.dtype]
+            for kind, per, item in _shares(region):
+                size = -(-region.elements // per) * item
+                if way.is_filed(kind, region.dtype):
+                    chunks = (c for c in shard.chunks if shard.regions[c.region] is region)
+                    size = sum(padded(-(-c.elements // per) * item) for c in chunks)
+                    _add(needs, "disk", _name_of(kind), size)
+                elif way.aliased and kind == working:
+                    _add(needs, "device", "weights", size)
+                else:
+                    _add(needs, tier, _name_of(kind), size)
+            if way.aliased:
+                continue
+            if not way.streamed:
+                item = ITEM_BYTES[self.work.compute_dtype(region.dtype)]
+                _add(needs, "device", "weights", region.elements * item)
+            elif way.delayed:
+                _add(needs, "host", "weights", region.elements * ITEM_BYTES[region.dtype])
+
+    def _add_waiting_gradients(self, needs: Needs, shard: Shard, way: Route) -> None:
+        sets = 2 if way.delayed else 1
+        if way.waiting == "memory":
+            tier = "device" if way.on_device else "host"
+            for region in shard.regions:
+                item = 4 if way.accumulates else ITEM_BYTES[region.dtype]
+                _add(needs, tier, "gradients", sets * region.elements * item)
+        elif way.waiting == "disk":
+            size = sum(padded(_waiting_bytes(chunk, way)) for chunk in shard.chunks)
+            _add(needs, "disk", "gradients", sets * size)
+
+    def _add_frozen(self, needs: Needs, shard: Shard, way: Route) -> None:
+        for spec in shard.frozen:
+            item = ITEM_BYTES[spec.dtype]
+            if not way.streamed:
+                compute = ITEM_BYTES[self.work.compute_dtype(spec.dtype)]
+                _add(needs, "device", "frozen weights", spec.numel * compute)
+            elif way.placement.weights == "disk":
+                _add(needs, "disk", "frozen weights", sum(map(padded, self._frozen_pieces(spec.numel, item))))
+            else:
+                _add(needs, "host", "frozen weights", spec.numel * item)
+
+    def _frozen_pieces(self, elements: int, item: int) -> Iterator[int]:
+        """Bytes of the pieces that a frozen parameter is fetched in."""
+        per = self.work.chunk_bytes // item
+        return (min(per, elements - at) * item for at in range(0, elements, per))
+
+    def _add_weight_slots(self, needs: Needs) -> None:
+        """The ring of slots, each as large as the largest block, in the compute dtypes."""
+        streamed = [shard for shard, way in self.shards if way.streamed]
+        sizes = [
+            sum(
+                _aligned(elements * ITEM_BYTES[self.work.compute_dtype(dtype)])
+                for elements, dtype in (
+                    *((region.elements, region.dtype) for region in shard.regions),
+                    *((spec.numel, spec.dtype) for spec in shard.frozen),
+                )
+            )
+            for shard in streamed
+        ]
+        _add(needs, "device", "weight slots", min(WEIGHT_SLOTS, len(sizes)) * max(sizes, default=0))
+
+    def _add_staging(self, needs: Needs) -> None:
+        """Host buffers between memory and disk: of fetched weights, of states, of gradients."""
+        fetched = state = waiting = 0
+        for shard, way in self.shards:
+            for chunk in shard.chunks:
+                region = shard.regions[chunk.region]
+                filed = [
+                    (kind, padded(-(-chunk.elements // per) * item))
+                    for kind, per, item in _shares(region)
+                    if way.is_filed(kind, region.dtype)
+                ]
+                state = max(state, sum(size for _, size in filed))
+                if way.waiting == "disk":
+                    waiting = max(waiting, padded(_waiting_bytes(chunk, way)))
+                if way.streamed:
+                    working = WORKING_KIND[region.dtype]
+                    fetched = max([fetched, *(size for kind, size in filed if kind == working)])
+            if way.streamed and way.placement.weights == "disk":
+                for spec in shard.frozen:
+                    pieces = self._frozen_pieces(spec.numel, ITEM_BYTES[spec.dtype])
+                    fetched = max([fetched, *map(padded, pieces)])
+        # One more of the state's buffers is there from the start.
+        size = FETCH_BUFFERS * fetched + (STAGING_BUFFERS + 1) * state + STAGING_BUFFERS * waiting
+        _add(needs, "host", "staging", size)
+
+    def _add_gradient_slots(self, needs: Needs) -> None:
+        """Slots in which chunks of gradients are gathered, and those in which they arrive on the host."""
+        gathered = [(shard, way) for shard, way in self.shards if way.gradients == "gathered"]
+        chunks = sum(len(shard.chunks) for shard, _ in gathered)
+        slot = max((padded(c.weight_bytes) for shard, _ in gathered for c in shard.chunks), default=0)
+        largest = max((len(shard.chunks) for shard, _ in gathered), default=0)
+        outer = sum(len(shard.chunks) for shard, _ in gathered if shard.kind == "outer")
+        opened = chunks if self.work.overlap == "serial" else 2 * largest + 2
+        ring = any(way.waiting == "ring" for _, way in gathered)
+        arriving = 2 * largest + outer + 2 if ring else HOST_SLOTS
+        if self.work.shared_memory:
+            opened, arriving = 0, max(opened + outer, arriving)
+        elif not any(way.waiting != "memory" or way.accumulates for _, way in gathered):
+            arriving = 0  # they come down straight into the place where they wait
+        if not self.work.several:
+            opened, arriving = min(opened, chunks), min(arriving, chunks)
+        _add(needs, "device", "gradient slots", opened * slot)
+        _add(needs, "host", "gradient slots", arriving * slot)
+
+
+def padded(nbytes: int) -> int:
+    """`nbytes` rounded up to whole pages."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
+def _shares(region: Region) -> Iterator[tuple[str, int, int]]:
+    """The kinds of a region's state: how many of its elements share one of theirs, and that one's bytes."""
+    for kind, item in WEIGHT_KINDS[region.dtype].items():
+        yield kind, 1, item
+    for moment in MOMENTS[region.state_format]:
+        yield moment.kind, moment.elements, MOMENT_ITEM_BYTES[moment.dtype]
+
+
+def _waiting_bytes(chunk: Chunk, way: Route) -> int:
+    return 4 * chunk.elements if way.accumulates else chunk.weight_bytes
+
+
+def _name_of(kind: str) -> str:
+    if kind in ("high", "low", "master"):
+        return "master weights"
+    return "weights" if kind == "working" else "exp_avg and exp_avg_sq"
+
+
+def _add(needs: Needs, tier: str, name: str, size: int) -> None:
+    if size:
+        needs[tier][name] = needs[tier].get(name, 0) + size

@@ -1,0 +1,126 @@
+"""`auto`: the fastest placement that fits, and where none does the one that lacks least.
+
+Invariant: what a user has fixed stays as it is; candidates come in order of speed, and the first that fits is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.errors import DoesNotFitError
+from workbench.placement import Tier
+from workbench.plan.memory import GIB, MemoryPlan
+from workbench.state_formats import StateFormat
+from workbench.timeline import Overlap
+
+MIB = 1 << 20
+FRACTIONS = 8
+"""A share of the state that stays on the device is tried in steps of 1/8."""
+
+BY_SPEED: tuple[tuple[Tier, Tier], ...] = (
+    ("device", "device"),
+    ("device", "host"),
+    ("host", "host"),
+    ("device", "disk"),
+    ("host", "disk"),
+    ("disk", "disk"),
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a configuration says of its placement, and what else rules some of them out.
+
+    `disk`: the disk tier has a folder. `shared_memory`: the device computes in the host's memory.
+    """
+
+    weights: Tier | Literal["auto"]
+    state: Tier | Literal["auto"]
+    device_fraction: float
+    state_format: StateFormat
+    overlap: Overlap
+    activation_checkpointing: bool
+    disk: bool
+    shared_memory: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anything to choose."""
+        return "auto" in (self.weights, self.state)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One placement of a whole model."""
+
+    weights: Tier
+    state: Tier
+    device_fraction: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f'offload.weights = "{self.weights}", offload.state = "{self.state}", '
+            f"offload.device_fraction = {self.device_fraction:g}"
+        )
+
+
+def candidates(wish: Wish) -> Iterator[Candidate]:
+    """The placements that `wish` allows, the fastest first."""
+    pairs = BY_SPEED
+    if wish.shared_memory:
+        # One memory: "device" says no more than "host", and leaves less room for state formats.
+        pairs = (*BY_SPEED[1:2], *BY_SPEED[0:1], *BY_SPEED[2:])
+    for weights, state in pairs:
+        if wish.weights not in ("auto", weights) or wish.state not in ("auto", state):
+            continue
+        if "disk" in (weights, state) and not wish.disk:
+            continue
+        if weights != "device" and not wish.activation_checkpointing:
+            continue
+        if weights == "disk" and wish.overlap == "delayed":
+            continue
+        if state == "device" and (wish.state_format != "exact" or wish.device_fraction):
+            continue
+        splits = wish.state == "auto" and (weights, state) == ("device", "host")
+        if splits and not wish.device_fraction and not wish.shared_memory and wish.state_format == "exact":
+            for eighths in range(FRACTIONS - 1, 0, -1):
+                yield Candidate(weights, state, eighths / FRACTIONS)
+        yield Candidate(weights, state, wish.device_fraction)
+
+
+def choose_placement(
+    allowed: Iterable[Candidate], plan_of: Callable[[Candidate], MemoryPlan]
+) -> tuple[Candidate, MemoryPlan]:
+    """The first of `allowed` whose plan fits, with that plan.
+
+    Raises:
+        DoesNotFitError: none fits; names the one that lacks least, field by field, with its table.
+    """
+    nearest: tuple[Candidate, MemoryPlan] | None = None
+    for candidate in allowed:
+        plan = plan_of(candidate)
+        if plan.fits:
+            return candidate, plan
+        if nearest is None or plan.missing_bytes < nearest[1].missing_bytes:
+            nearest = candidate, plan
+    if nearest is None:
+        raise DoesNotFitError(
+            "offload: no placement goes with the other fields; a disk tier needs offload.disk_path, and weights off "
+            "the device need train.activation_checkpointing"
+        )
+    candidate, plan = nearest
+    raise DoesNotFitError(
+        f"no placement fits on this machine. The nearest is {candidate}, which lacks {lacking(plan)}:\n{plan.table()}"
+    )
+
+
+def lacking(plan: MemoryPlan) -> str:
+    """What the tiers of a plan lack, in words: "3.20 GiB of host"."""
+    short = [tier for tier in plan.tiers if not tier.fits]
+    return " and ".join(f"{_amount(tier.missing_bytes)} of {tier.tier}" for tier in short)
+
+
+def _amount(size: int) -> str:
+    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / MIB:,.2f} MiB"
