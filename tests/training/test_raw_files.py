@@ -36,6 +36,76 @@ def test_numbers_that_are_not_finite_keep_their_bits(tmp_path: Path) -> None:
     assert torch.equal(read.view(torch.int32), bits)
 
 
+class Kept:
+    """A stored tensor, of which only ranges can be read and written, and the most elements ever asked for at once."""
+
+    def __init__(self, elements: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.values = torch.zeros(elements, dtype=dtype)
+        self.largest = 0
+
+    def numel(self) -> int:
+        return self.values.numel()
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        assert 0 <= start < stop <= self.numel()
+        self.largest = max(self.largest, stop - start)
+        return self.values[start:stop].clone()
+
+    def write(self, start: int, values: torch.Tensor) -> None:
+        assert values.dtype == self.dtype and 0 <= start < start + values.numel() <= self.numel()
+        self.largest = max(self.largest, values.numel())
+        self.values[start : start + values.numel()] = values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("elements", [0, 1, 31, 32, 33, 1000])
+def test_a_stored_tensor_is_written_and_filled_a_piece_at_a_time(
+    tmp_path: Path, dtype: torch.dtype, elements: int
+) -> None:
+    stored, other = Kept(elements, dtype), Kept(elements, dtype)
+    stored.values = (torch.randn(elements, generator=torch.Generator().manual_seed(elements)) * 50).to(dtype)
+    checksum = write_tensor(tmp_path / "t", stored)
+    read_tensor(tmp_path / "t", other, checksum)
+    assert torch.equal(other.values, stored.values)
+    piece = raw_files.PIECE_BYTES // dtype.itemsize
+    assert stored.largest == other.largest == min(piece, elements)
+
+
+@pytest.mark.parametrize("elements", [1, 33, 1000])
+def test_the_file_of_a_stored_tensor_is_that_of_one_in_memory(tmp_path: Path, elements: int) -> None:
+    stored = Kept(elements, torch.float32)
+    stored.values = torch.randn(elements, generator=torch.Generator().manual_seed(1))
+    checksum = write_tensor(tmp_path / "stored", stored)
+    assert write_tensor(tmp_path / "memory", stored.values) == checksum
+    assert (tmp_path / "stored").read_bytes() == (tmp_path / "memory").read_bytes()
+    read = torch.zeros(elements)
+    read_tensor(tmp_path / "stored", read, checksum)
+    assert torch.equal(read, stored.values)
+
+
+def test_damage_is_refused_for_a_stored_tensor_too(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    checksum = write_tensor(path, torch.arange(100, dtype=torch.float32))
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    with pytest.raises(DamagedFileError, match="is damaged: its checksum"):
+        read_tensor(path, Kept(100, torch.float32), checksum)
+
+
+def test_what_goes_wrong_with_the_tensor_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    checksum = write_tensor(tmp_path / "t", torch.zeros(100))
+
+    class Full(Kept):
+        def write(self, start: int, values: torch.Tensor) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        read_tensor(tmp_path / "t", Full(100, torch.float32), checksum)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
