@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Literal
 
 from workbench.layout import Chunk, Layout, Shard
@@ -74,7 +75,8 @@ class Task:
 class ShardFlow:
     """How one shard's gradients, state and weights move in a step.
 
-    `state`: the tier of what an update reads and writes. `on_device`: it is on a device of its own, and compute does it.
+    `state`: the tier of what an update reads and writes. `by_compute`: the
+    update is done by compute when backward has ended, for lack of anything to overlap it with.
     `gathers`: gradients are copied chunk by chunk out of autograd's tensors, down to the host.
     `accumulates`: the engine sums them over micro-batches in fp32.
     `gradients_on_disk`: they wait for the update there.
@@ -82,7 +84,7 @@ class ShardFlow:
     """
 
     state: Tier
-    on_device: bool
+    by_compute: bool
     gathers: bool
     accumulates: bool
     gradients_on_disk: bool
@@ -117,6 +119,20 @@ class Timeline:
     settled: tuple[int, ...]
     _index: dict[tuple[Kind, int, int | None, int | None], int] = field(repr=False)
 
+    @cached_property
+    def followers(self) -> tuple[tuple[int, ...], ...]:
+        """For each task those that wait for it."""
+        followers: list[list[int]] = [[] for _ in self.tasks]
+        for task in self.tasks:
+            for earlier in task.waits:
+                followers[earlier].append(task.index)
+        return tuple(map(tuple, followers))
+
+    @cached_property
+    def wait_counts(self) -> tuple[int, ...]:
+        """For each task how many it waits for."""
+        return tuple(len(task.waits) for task in self.tasks)
+
     def find(self, kind: Kind, micro_batch: int, shard: int | None = None, chunk: int | None = None) -> int:
         """The index of a task; KeyError if the step has no such task."""
         return self._index[kind, micro_batch, shard, chunk]
@@ -149,7 +165,7 @@ class _Builder:
         return number
 
     def work_lane(self, shard: Shard) -> Lane:
-        return Lane.COMPUTE if self.shape.flows[shard.index].on_device else Lane.UPDATE
+        return Lane.COMPUTE if self.shape.flows[shard.index].by_compute else Lane.UPDATE
 
     # The model's own part
 
@@ -243,7 +259,7 @@ class _Builder:
 
     def add_shard_upload(self, shard: Shard, waits: Sequence[Sequence[int]]) -> list[int]:
         """A shard's new weights copied to where the forward reads them, chunk by chunk."""
-        lane = Lane.COMPUTE if self.shape.flows[shard.index].on_device else Lane.UPLOAD
+        lane = Lane.COMPUTE if self.shape.flows[shard.index].by_compute else Lane.UPLOAD
         return [
             self.add(lane, Kind.UPLOAD, self.last, shard, chunk, chunk.weight_bytes, before)
             for chunk, before in zip(shard.chunks, waits, strict=True)
@@ -265,14 +281,14 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     norms, stored, end = builder.add_gradients()
     last = builder.last
     verdict = None
-    # On a device of its own there is nothing to overlap an update with: it may as well know the verdict first.
-    if shape.global_quantity or any(flow.on_device for flow in shape.flows):
+    # What compute does itself overlaps with nothing: it may as well know the verdict first.
+    if shape.global_quantity or any(flow.by_compute for flow in shape.flows):
         verdict = builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=[end, *norms.values()])
     ready: list[tuple[int, ...]] = []
     for shard in layout.shards:
         flow = shape.flows[shard.index]
         over = builder.index[Kind.BACKWARD, last, shard.index, None]
-        held = shape.global_quantity or flow.on_device
+        held = shape.global_quantity or flow.by_compute
         waits = {}
         for chunk in shard.chunks:
             place = (shard.index, chunk.index)
@@ -309,4 +325,4 @@ def _delayed(builder: _Builder) -> Timeline:
 
 
 def _verdict_lane(shape: StepShape) -> Lane:
-    return Lane.COMPUTE if all(flow.on_device for flow in shape.flows) else Lane.UPDATE
+    return Lane.COMPUTE if all(flow.by_compute for flow in shape.flows) else Lane.UPDATE

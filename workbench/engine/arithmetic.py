@@ -45,8 +45,9 @@ class Table(Protocol):
     """The pieces that are updated in one go, with what changes from step to step."""
 
     def set_state(self, views: Any) -> None: ...
-    def set_gradient(self, index: int, gradient: Tensor | None) -> None: ...
-    def set_step(self, index: int, step: int) -> None: ...
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None: ...
+    def release_gradients(self) -> None: ...
+    def set_steps(self, steps: Sequence[int]) -> None: ...
     def piece_partials(self, index: int) -> Tensor: ...
 
 
@@ -75,11 +76,14 @@ class TorchTable:
     def set_state(self, views: Sequence[StateViews]) -> None:
         self.views = views
 
-    def set_gradient(self, index: int, gradient: Tensor | None) -> None:
-        self.gradients[index] = gradient
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        self.gradients = [None if g is None else g.view(-1) for g in gradients]
 
-    def set_step(self, index: int, step: int) -> None:
-        self.steps[index] = step
+    def release_gradients(self) -> None:
+        self.gradients = [None] * len(self.views)
+
+    def set_steps(self, steps: Sequence[int]) -> None:
+        self.steps = list(steps)
 
     def piece_partials(self, index: int) -> Tensor:
         return self.partials[index]

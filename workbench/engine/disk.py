@@ -1,11 +1,14 @@
 """The disk tier: files of records that lanes read and write, with direct I/O where the file system takes it.
 
+Not for what is kept beyond the engine's life: the files go with it, and a checkpoint is written elsewhere.
+
 Invariant: a record's checksum is kept in memory from its write on and compared at every read; what the disk gives back is
 what was written, or an error says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -16,8 +19,9 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -26,9 +30,14 @@ from torch import Tensor
 PAGE_BYTES = 4096
 LARGEST_CALL_BYTES = 64 << 20
 PREFIX = "workbench-state-"
-LOCK = "lock"
+LOCK = "workbench.lock"
+LONGEST_NAME = 120
 SECONDS_A_DAY = 86_400.0
 REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+_UNWRITTEN, _UNFINISHED = -1, -2
+"""In place of a checksum, which is never negative: no write was begun, or the last one did not come to its end."""
 
 
 class DiskError(RuntimeError):
@@ -41,64 +50,74 @@ def padded(nbytes: int) -> int:
 
 
 def page_aligned(nbytes: int) -> Tensor:
-    """Zeroed memory of its own pages: uint8, 1-D, `padded(nbytes)` long; it goes back to the system when freed."""
+    """Zeroed memory of its own pages: uint8, 1-D, `padded(nbytes)` long; it goes back to the system when freed.
+
+    Buffers of the engine's own: a forked child that touches one is killed.
+    """
     size = padded(nbytes)
-    return (
-        torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
-        if size
-        else torch.empty(0, dtype=torch.uint8)
-    )
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # After a fork the first write moves a shared page, and a read under way would go on into the old one: open(2), Notes.
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        with contextlib.suppress(OSError, AttributeError):
+            mapping.madvise(getattr(mmap, advice))
+    return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 class DiskTier:
-    """The files of one engine, in a folder of their own under `folder`.
+    """The files of one engine, in a folder of their own under `folder`, which is made where it is not there.
 
-    Files that processes left there which are gone now are removed.
+    What processes that are gone left in `folder` is removed. Everything goes with `close`, or else with the last reference
+    to the tier and its files, or the end of the process. `direct`: files are read and written past the page cache.
 
     Raises:
-        DiskError: the folder cannot be made or written.
+        DiskError: the folder cannot be made, written or locked; nothing is left there.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._files: list[RecordFile] = []
+        self.bytes_read = 0
+        self.bytes_written = 0
         self._lock = threading.Lock()
         self._began: float | None = None
         self._numbers = itertools.count()
-        self.bytes_read = 0
-        self.bytes_written = 0
-        self._closed = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(folder)
-            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
-            self._held = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._held, fcntl.LOCK_EX)
+            self.folder, held = _make_own(folder)
         except OSError as error:
-            raise DiskError(f"{folder} cannot hold the disk tier: {error.strerror or error}") from error
-        self.direct = self._takes_direct()
+            raise DiskError(
+                f"{folder} cannot hold the disk tier ({_reason(error)}); name another disk_path"
+            ) from error
+        self._remove = weakref.finalize(self, _remove_own, self.folder, held, os.getpid())
+        try:
+            self.direct = _takes_direct(self.folder)
+        except OSError as error:
+            self.close()
+            raise DiskError(
+                f"{folder} cannot be written ({_reason(error)}); make room, or name another disk_path"
+            ) from error
 
     def require(self, nbytes: int) -> None:
         """Raises DiskError where less than `nbytes` is free."""
         free = shutil.disk_usage(self.folder).free
         if free < nbytes:
             raise DiskError(
-                f"{self.folder.parent}: the disk tier needs {nbytes / 2**30:,.2f} GiB and the disk has "
-                f"{free / 2**30:,.2f} GiB free; make room, or name another disk_path"
+                f"{self.folder.parent}: the disk tier needs {_size(nbytes)} and the disk has {_size(free)} free; "
+                "make room, or name another disk_path"
             )
 
     def create(self, name: str, record_bytes: Sequence[int]) -> RecordFile:
-        """A file of records of these lengths, allocated in full.
+        """A file of records of these lengths, allocated in full. Names need not be unique, nor fit for a file.
 
         Raises:
-            DiskError: the disk has no room for it; nothing of it is left.
+            DiskError: the disk has no room for it, and nothing of it is left; or the tier is closed.
         """
-        # Parameter names may hold what a file name may not, and two may be alike but for that.
-        safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in name)[-120:]
-        path = self.folder / f"{next(self._numbers):05d}-{safe}"
-        file = RecordFile(self, path, name, tuple(record_bytes))
-        with self._lock:
-            self._files.append(file)
-        return file
+        if not self._remove.alive:
+            raise DiskError(f"{self.folder}: {name} cannot be made: the disk tier is closed")
+        safe = "".join(c if c.isascii() and (c.isalnum() or c in "-._") else "_" for c in name)
+        path = self.folder / f"{next(self._numbers):05d}-{safe[-LONGEST_NAME:]}"
+        return RecordFile(self, path, name, tuple(record_bytes))
 
     def written_per_day(self) -> float:
         """Bytes a day at the rate since the first write: what decides how long a disk endures."""
@@ -107,167 +126,242 @@ class DiskTier:
         return self.bytes_written / max(time.monotonic() - self._began, 1e-9) * SECONDS_A_DAY
 
     def close(self) -> None:
-        """Close and delete every file; idempotent."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            for file in self._files:
-                file.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._held)
+        """Delete every file; idempotent. A forked child's call does nothing: the files are its parent's."""
+        self._remove()
 
-    def count(self, *, read: int = 0, written: int = 0) -> None:
-        """Add to the totals."""
+    def count_read(self, nbytes: int) -> None:
+        """Add to the total."""
         with self._lock:
-            self.bytes_read += read
-            self.bytes_written += written
-            if written and self._began is None:
-                self._began = time.monotonic()
+            self.bytes_read += nbytes
 
-    def _takes_direct(self) -> bool:
-        probe = self.folder / "probe"
-        page = page_aligned(PAGE_BYTES)
-        try:
-            descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
-        except OSError:
-            return False
-        try:
-            os.pwrite(descriptor, _memory(page, PAGE_BYTES), 0)
-            return True
-        except OSError as error:
-            if error.errno in REFUSES_DIRECT:
-                return False
-            raise DiskError(f"{self.folder} cannot be written: {error.strerror or error}") from error
-        finally:
-            os.close(descriptor)
-            probe.unlink(missing_ok=True)
+    def count_written(self, nbytes: int, began: float) -> None:
+        """Add to the total what was written since `began` (time.monotonic())."""
+        with self._lock:
+            self.bytes_written += nbytes
+            if self._began is None:
+                self._began = began
 
 
 class RecordFile:
-    """Records of fixed lengths, each beginning at a page of the file. `nbytes`: what it takes of the disk."""
+    """Records of fixed lengths, each beginning at a page of the file. `nbytes`: what it takes of the disk.
+
+    Different records may be read and written at the same time; what one thread writes while another reads or writes the
+    same record is the callers' to order.
+    """
 
     def __init__(self, tier: DiskTier, path: Path, name: str, record_bytes: tuple[int, ...]) -> None:
+        if any(size < 0 for size in record_bytes):
+            raise ValueError(f"{name}: a record cannot have {min(record_bytes):,} bytes")
         self.name = name
         self.record_bytes = record_bytes
         self._tier = tier
         self._path = path
         self._starts = [0, *itertools.accumulate(padded(size) for size in record_bytes)]
         self.nbytes = self._starts[-1]
-        self._checksums: list[int | None] = [None] * len(record_bytes)
-        self._descriptor = -1
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if tier.direct else 0)
-        try:
-            self._descriptor = os.open(path, flags, 0o600)
-            if self.nbytes:
-                os.posix_fallocate(self._descriptor, 0, self.nbytes)
-        except OSError as error:
-            self.close()
-            path.unlink(missing_ok=True)
-            free = shutil.disk_usage(path.parent).free
-            raise DiskError(
-                f"{name}: {self.nbytes / 2**30:,.2f} GiB cannot be allocated in {path.parent} "
-                f"({error.strerror or error}; {free / 2**30:,.2f} GiB are free): make room, or name another disk_path"
-            ) from error
+        self._checksums = [_UNWRITTEN] * len(record_bytes)
+        self._allocate()
 
     def write(self, record: int, buffer: Tensor) -> None:
-        """Write a record from `buffer`: 1-D, on the CPU, page aligned, at least the record's pages long.
+        """Write a record from `buffer`: 1-D, contiguous, on the CPU, page aligned, at least the record's pages long.
 
         Raises:
-            DiskError: the disk does not take it.
+            ValueError: no such record, or not such a buffer.
+            DiskError: the disk does not take it; what the record held before is lost.
         """
-        size = self._check(record, buffer)
-        view = _memory(buffer, padded(size))
-        self._checksums[record] = zlib.crc32(view[:size])
-        start = self._starts[record]
-        done = 0
-        while done < len(view):
-            part = view[done : done + LARGEST_CALL_BYTES]
-            try:
-                count = os.pwritev(self._descriptor, [part], start + done)
-            except InterruptedError:
-                continue
-            except OSError as error:
-                raise DiskError(
-                    f"{self._path}: record {record} could not be written ({error.strerror or error})"
-                ) from error
-            if count <= 0:
-                raise DiskError(
-                    f"{self._path}: record {record} could not be written: the disk took {done:,} bytes"
-                )
-            # A short write of direct I/O goes on at a page.
-            done += count if count == len(part) or not self._tier.direct else count // PAGE_BYTES * PAGE_BYTES
-            if count < PAGE_BYTES and count < len(part) and self._tier.direct:
-                raise DiskError(f"{self._path}: record {record} was written short, {count:,} bytes at a time")
-        if not self._tier.direct:
-            os.posix_fadvise(self._descriptor, start, len(view), os.POSIX_FADV_DONTNEED)
-        self._tier.count(written=len(view))
+        began = time.monotonic()
+        size, view = self._memory(record, buffer)
+        checksum = zlib.crc32(view[:size])
+        self._checksums[record] = _UNFINISHED
+        with self._opened(record, "written") as descriptor:
+            self._transfer(record, "written", view, lambda part, at: os.pwritev(descriptor, [part], at))
+            if not self._tier.direct and len(view):
+                # Only what has reached the disk can be dropped; and the disk's speed shows where it is waited for.
+                os.fdatasync(descriptor)
+                self._drop_cache(descriptor, record)
+        self._checksums[record] = checksum
+        self._tier.count_written(len(view), began)
 
     def read(self, record: int, buffer: Tensor) -> None:
-        """Read a record into `buffer` (see `write`). One that was never written is zeros.
+        """Read a record into `buffer` (see `write`), padding included. One that was never written is zeros.
 
         Raises:
-            DiskError: the disk does not give it, or it is not what was written.
+            ValueError: no such record, or not such a buffer.
+            DiskError: the disk does not give it, or it is not what was written; `buffer` is to be taken for spoilt.
         """
-        size = self._check(record, buffer)
-        view = _memory(buffer, padded(size))
+        size, view = self._memory(record, buffer)
         checksum = self._checksums[record]
-        if checksum is None:
+        if checksum == _UNWRITTEN:
             ctypes.memset(buffer.data_ptr(), 0, len(view))
             return
-        start = self._starts[record]
-        done = 0
-        while done < len(view):
-            part = view[done : done + LARGEST_CALL_BYTES]
-            try:
-                count = os.preadv(self._descriptor, [part], start + done)
-            except InterruptedError:
-                continue
-            except OSError as error:
-                raise DiskError(
-                    f"{self._path}: record {record} could not be read ({error.strerror or error})"
-                ) from error
-            whole = count if count == len(part) or not self._tier.direct else count // PAGE_BYTES * PAGE_BYTES
-            if whole <= 0:
-                raise DiskError(
-                    f"{self._path}: record {record} ends after {done + max(count, 0):,} of {len(view):,} bytes"
-                )
-            done += whole
+        if checksum == _UNFINISHED:
+            raise DiskError(
+                f"{self._path}: record {record} cannot be read: its last write failed; "
+                "go on from the last checkpoint"
+            )
+        with self._opened(record, "read") as descriptor:
+            self._transfer(record, "read", view, lambda part, at: os.preadv(descriptor, [part], at))
+            if not self._tier.direct and len(view):
+                self._drop_cache(descriptor, record)
         if zlib.crc32(view[:size]) != checksum:
             raise DiskError(
-                f"{self._path}: record {record} is damaged: its checksum is not that of what was written"
+                f"{self._path}: record {record} is damaged: its checksum is not that of what was written; "
+                "check the disk, and go on from the last checkpoint"
             )
-        self._tier.count(read=len(view))
+        self._tier.count_read(len(view))
 
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+    def _allocate(self) -> None:
+        """Take the file's room, through the page cache: where the system has to write for it, that is no direct I/O."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                if self.nbytes:
+                    os.posix_fallocate(descriptor, 0, self.nbytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            free = shutil.disk_usage(self._tier.folder).free
+            raise DiskError(
+                f"{self._path}: {_size(self.nbytes)} cannot be allocated ({_reason(error)}; {_size(free)} are free); "
+                "make room, or name another disk_path"
+            ) from error
 
-    def _check(self, record: int, buffer: Tensor) -> int:
+    def _memory(self, record: int, buffer: Tensor) -> tuple[int, memoryview]:
+        """A record's length and its pages of `buffer`, which is looked at here."""
+        if not 0 <= record < len(self.record_bytes):
+            raise ValueError(f"{self.name} has records 0 to {len(self.record_bytes) - 1}, and no {record}")
         size = self.record_bytes[record]
-        if buffer.nbytes < padded(size) or buffer.data_ptr() % PAGE_BYTES:
+        length = padded(size)
+        fits = buffer.device.type == "cpu" and buffer.dim() == 1 and buffer.is_contiguous()
+        if not fits or buffer.nbytes < length or buffer.data_ptr() % PAGE_BYTES:
             raise ValueError(
-                f"{self.name}: the buffer of record {record} must begin at a page and hold {padded(size):,} bytes"
+                f"{self.name}: the buffer of record {record} must be 1-D and contiguous on the CPU, begin at a multiple "
+                f"of {PAGE_BYTES:,} and hold {length:,} bytes"
             )
-        return size
+        return size, memoryview((ctypes.c_char * length).from_address(buffer.data_ptr())).cast("B")
+
+    @contextlib.contextmanager
+    def _opened(self, record: int, done: str) -> Iterator[int]:
+        """A descriptor for one record's transfer; every refusal in it becomes a DiskError.
+
+        Held no longer than that: a thousand files do not meet the limit of open files, and no close takes a descriptor
+        from under a lane that is stuck.
+        """
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | (os.O_DIRECT if self._tier.direct else 0))
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DiskError(
+                f"{self._path}: record {record} could not be {done} ({_reason(error)}); {_advice(error)}"
+            ) from error
+
+    def _transfer(
+        self, record: int, done: str, view: memoryview, call: Callable[[memoryview, int], int]
+    ) -> None:
+        """Move all of `view`, in calls that are not too large, going on where one came up short."""
+        moved = 0
+        while moved < len(view):
+            part = view[moved : moved + LARGEST_CALL_BYTES]
+            count = call(part, self._starts[record] + moved)
+            # Direct I/O can only go on at a page.
+            whole = count // PAGE_BYTES * PAGE_BYTES if self._tier.direct else count
+            if whole == 0:
+                raise DiskError(
+                    f"{self._path}: record {record} could not be {done}: the disk stopped after {moved + count:,} of "
+                    f"{len(view):,} bytes; see that nothing cuts the file, and go on from the last checkpoint"
+                )
+            moved += whole
+
+    def _drop_cache(self, descriptor: int, record: int) -> None:
+        """Or else the page cache would hold the files in the very memory that they are to save."""
+        start, stop = self._starts[record : record + 2]
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
 
 
-def _memory(tensor: Tensor, nbytes: int) -> memoryview:
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+def _make_own(folder: Path) -> tuple[Path, int]:
+    """A fresh folder in `folder`, and the descriptor that holds its lock."""
+    while True:
+        own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+        held = -1
+        try:
+            held = os.open(own / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if os.fstat(held).st_nlink:
+                return own, held
+            os.close(held)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            _remove_own(own, held, os.getpid())
+            raise
+        # Another process took it for a leftover before it was locked.
+
+
+def _remove_own(folder: Path, held: int, process: int) -> None:
+    if os.getpid() != process:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    if held >= 0:
+        os.close(held)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    for left in folder.glob(f"{PREFIX}*"):
+    """Remove the folders whose lock nobody holds."""
+    for left in sorted(folder.glob(f"{PREFIX}*")):
         try:
             descriptor = os.open(left / LOCK, os.O_RDWR)
+        except FileNotFoundError:
+            # Its process ended before it made the lock, or is about to: then it makes another folder.
+            with contextlib.suppress(OSError):
+                left.rmdir()
+            continue
         except OSError:
-            continue  # just being made by another process, or not ours
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+            # A lock that was removed since it was opened guards nothing: there may be a new one.
+            if os.fstat(descriptor).st_nlink:
+                shutil.rmtree(left, ignore_errors=True)
         except OSError:
-            continue  # its process lives
+            continue
         finally:
             os.close(descriptor)
+
+
+def _takes_direct(folder: Path) -> bool:
+    """Whether files in `folder` can be written past the page cache."""
+    probe = folder / "probe"
+    page = page_aligned(PAGE_BYTES)
+    memory = (ctypes.c_char * PAGE_BYTES).from_address(page.data_ptr())
+    try:
+        descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        try:
+            return os.pwritev(descriptor, [memory], 0) == PAGE_BYTES
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in REFUSES_DIRECT:
+            return False
+        raise
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in NO_ROOM:
+        return "make room, and go on from the last checkpoint"
+    if error.errno == errno.ENOENT:
+        return "the engine was closed, or something else removed the file"
+    return "check the disk, and go on from the last checkpoint"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.2f} MiB"

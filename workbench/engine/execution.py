@@ -57,11 +57,8 @@ class StepExecution:
         self._perform = perform
         self._inline = inline
         self._changed = threading.Condition()
-        self._missing = [len(task.waits) for task in timeline.tasks]
-        self._followers: list[list[int]] = [[] for _ in timeline.tasks]
-        for task in timeline.tasks:
-            for earlier in task.waits:
-                self._followers[earlier].append(task.index)
+        self._missing = list(timeline.wait_counts)
+        self._followers = timeline.followers
         self._done = [False] * len(timeline.tasks)
         self._remaining = len(timeline.tasks)
         self._failure: LaneError | None = None

@@ -21,15 +21,16 @@ from workbench.engine.execution import StepExecution
 class ForwardGate:
     """Hooks on the model, its blocks, and the modules that own parameters outside them.
 
-    `streamed` are the shards that the weight window brings. `block_called` is told of every block that runs forward
-    with gradients, by shard, and of an input of it that requires a gradient, if any does.
+    Forwards wait for the shards `updated` on lanes and resident; the blocks of shards `watched` tell `block_called` when
+    they run forward with gradients: the shard, and an input of the block that requires a gradient, if any does.
     """
 
     def __init__(
         self,
         model: nn.Module,
         found: Sequence[FoundShard],
-        streamed: set[int],
+        updated: set[int],
+        watched: set[int],
         clock: ComputeClock,
         block_called: Callable[[int, Tensor | None], None],
     ) -> None:
@@ -44,12 +45,17 @@ class ForwardGate:
         self._handles: list[Any] = []
         for module in model.modules():
             if id(module) in blocks:
-                needs = sorted({home[id(p)] for p in module.parameters()} - streamed)
-                hook = self._block_hook(blocks[id(module)], needs)
+                needs = sorted({home[id(p)] for p in module.parameters()} & updated)
+                own = blocks[id(module)]
+                if not needs and own not in watched:
+                    continue
+                hook = self._block_hook(own if own in watched else None, needs)
             elif id(module) in inside:
                 continue
             else:
-                needs = sorted({home[id(p)] for p in module._parameters.values() if p is not None} - streamed)
+                needs = sorted({home[id(p)] for p in module._parameters.values() if p is not None} & updated)
+                if not needs:
+                    continue
                 for shard in needs:
                     self._owners.setdefault(shard, set()).add(id(module))
                 hook = self._owner_hook(id(module), needs)
@@ -100,10 +106,10 @@ class ForwardGate:
 
         return hook
 
-    def _block_hook(self, own: int, needs: list[int]) -> Callable[..., None]:
+    def _block_hook(self, own: int | None, needs: list[int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._wait_for(needs)
-            if torch.is_grad_enabled():
+            if own is not None and torch.is_grad_enabled():
                 inputs = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
                 self._block_called(own, next((t for t in inputs if t.requires_grad), None))
 

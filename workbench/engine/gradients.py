@@ -2,7 +2,8 @@
 
 Three ways, chosen for each shard by its route:
 
-- *referenced*: the gradient stays in `parameter.grad`, and the update reads it there (nothing is copied);
+- *referenced*: the gradient stays in `parameter.grad`, and the update reads it there (nothing is copied); where compute
+  does the update, it is only looked for when backward has ended, and the parameter has no hook;
 - *taken*: the engine takes `parameter.grad` and adds it to an fp32 sum in the state's tier;
 - *gathered*: it is copied into a slot of its chunk, in the storage dtype, which goes down to the host when full.
 
@@ -85,6 +86,7 @@ class GradientIntake:
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(shard, segment))
             for shard, members in enumerate(parameters)
+            if not memories[shard].route.collected
             for segment, parameter in enumerate(members)
         ]
 
@@ -110,10 +112,19 @@ class GradientIntake:
     # The step
 
     def begin_step(self, execution: StepExecution) -> None:
-        """Gradients belong to this step from now on."""
+        """Gradients belong to this step from now on.
+
+        Raises:
+            RuntimeError: a parameter has a gradient already, which would be added to the step's.
+        """
         self._execution = execution
         for flags in self.has_gradient:
             flags[:] = [False] * len(flags)
+        for memory, members in zip(self._memories, self.parameters, strict=True):
+            if memory.route.collected:
+                for segment, parameter in zip(memory.shard.segments, members, strict=True):
+                    if parameter.grad is not None:
+                        raise _outside(segment.name)
 
     def begin_micro_batch(self, micro_batch: int) -> None:
         """Backward begins."""
@@ -127,6 +138,9 @@ class GradientIntake:
         """Backward has ended: chunks that some parameter left without a gradient are complete as they are."""
         execution = self._execution
         assert execution is not None
+        for shard, memory in enumerate(self._memories):
+            if memory.route.collected:
+                self._collect(shard)
         for shard in reversed(range(len(self._memories))):
             for chunk in reversed(range(len(self._missing[shard]))):
                 index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, shard, chunk)
@@ -136,6 +150,15 @@ class GradientIntake:
         self._calls = [0] * len(self._memories)
         self._called = [False] * len(self._memories)
         execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
+
+    def _collect(self, shard: int) -> None:
+        """Look for the gradients of a shard that has no hooks."""
+        flags = self.has_gradient[shard]
+        for segment, parameter in enumerate(self.parameters[shard]):
+            if parameter.grad is not None:
+                flags[segment] = True
+                if parameter.grad.layout != torch.strided:
+                    raise _sparse(self._memories[shard].shard.segments[segment].name)
 
     def block_called(self, shard: int, input_with_gradient: Tensor | None) -> None:
         """A block's forward runs. When every such call's input has its gradient, the block is not read again."""
@@ -166,16 +189,14 @@ class GradientIntake:
         name = memory.shard.segments[segment].name
         gradient = parameter.grad
         if execution is None or gradient is None:
-            raise RuntimeError(
-                f"{name} received a gradient outside engine.backward(); call engine.backward(loss)"
-            )
+            raise _outside(name)
         if self._arrived[shard][segment]:
             raise RuntimeError(
                 f"{name} received its gradient twice in one backward, as re-entrant checkpointing does; "
                 "use the engine's activation checkpointing"
             )
         if gradient.layout != torch.strided:
-            raise RuntimeError(f"{name} has a sparse gradient; the engine needs dense ones (sparse=False)")
+            raise _sparse(name)
         self._arrived[shard][segment] = True
         self.has_gradient[shard][segment] = True
         if memory.route.gradients != "referenced":
@@ -254,9 +275,9 @@ class GradientIntake:
         return self._taken.get((micro_batch, shard, segment))
 
     def gradient(self, shard: int, segment: int) -> Tensor | None:
-        """A referenced gradient, 1-D."""
+        """A referenced gradient, contiguous, of the parameter's shape or flat."""
         gradient = self.parameters[shard][segment].grad
-        return None if gradient is None else gradient.reshape(-1)
+        return gradient if gradient is None or gradient.is_contiguous() else gradient.reshape(-1)
 
     def release(self, shard: int, segment: int) -> None:
         """Let a referenced gradient go: the update has read it."""
@@ -285,3 +306,11 @@ class GradientIntake:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+
+
+def _outside(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} received a gradient outside engine.backward(); call engine.backward(loss)")
+
+
+def _sparse(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} has a sparse gradient; the engine needs dense ones (sparse=False)")

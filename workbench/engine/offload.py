@@ -252,7 +252,13 @@ class OffloadEngine:
             self._work = StepWork(
                 self._memories, self._intake, self.device, self._host, on_device, gradient_clipping
             )
-            self._gate = ForwardGate(model, found, set(streamed), self._clock, self._intake.block_called)
+            # Where all updates are compute's own, they are done when backward returns, and no forward waits.
+            lanes_work = not all(route.by_compute for route in self._routes)
+            updated = {i for i in range(len(found)) if lanes_work and i not in streamed}
+            watched = {i for i, route in enumerate(self._routes) if not route.by_compute}
+            self._gate = ForwardGate(
+                model, found, updated, watched, self._clock, self._intake.block_called
+            )
             if self._streamed:
                 self._window = WeightWindow(
                     self._streamed, self.device, self._lanes, self._gate.when_ready, self._clock.waiting

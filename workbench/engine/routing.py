@@ -64,6 +64,16 @@ class ShardRoute:
     delayed: bool
 
     @property
+    def by_compute(self) -> bool:
+        """Whether compute itself updates the shard when backward has ended."""
+        return self.placement.state == "device"
+
+    @property
+    def collected(self) -> bool:
+        """Whether its gradients are found in autograd's tensors when backward has ended, and need no hooks before."""
+        return self.by_compute and self.gradients == "referenced"
+
+    @property
     def uploads(self) -> bool:
         """Whether new weights are copied to where the forward, or the next fetch, reads them."""
         return not self.aliased and (not self.streamed or self.delayed)
@@ -72,7 +82,7 @@ class ShardRoute:
         """The same in the timeline's words."""
         return ShardFlow(
             state=self.placement.state,
-            on_device=self.on_device,
+            by_compute=self.by_compute,
             gathers=self.gradients == "gathered",
             accumulates=self.accumulates,
             gradients_on_disk=self.waiting == "disk",

@@ -117,6 +117,13 @@ class StepWork:
                 table = arithmetic.table(memory.views(chunk, staged))
                 self._tables[memory.shard.index, chunk.index] = table
         self._first_staging = first
+        self._accumulated = {
+            (m.shard.index, c.index): len(c.slices)
+            for m in memories
+            if m.route.accumulates
+            for c in m.shard.chunks
+        }
+        self._slice_counts = [_slice_counts(m) for m in memories]
         self._summed: dict[tuple[int, int], list[bool]] = {}
         self._unread: list[list[int]] = []
         self._in_hand: dict[tuple[int, int], Tensor] = {}
@@ -150,12 +157,8 @@ class StepWork:
         self._applied = self._current
         if delayed:
             self._applied = applies or GradientSet(1, settings, blocked=True)
-        self._summed = {place: [False] * len(self._chunk(*place).slices) for place in self._tables}
-        self._unread = [[0] * len(m.shard.segments) for m in self._memories]
-        for memory in self._memories:
-            for chunk in memory.shard.chunks:
-                for part in chunk.slices:
-                    self._unread[memory.shard.index][part.segment] += 1
+        self._summed = {place: [False] * count for place, count in self._accumulated.items()}
+        self._unread = [list(counts) for counts in self._slice_counts]
         self.verdict = None
 
     def set_settings(self, settings: AdamW) -> None:
@@ -305,7 +308,7 @@ class StepWork:
         self._arithmetics[shard].sum_of_squares(table)
         if memory.route.waiting == "disk" or memory.route.delayed:
             # The update finds them elsewhere, or later.
-            self._clear_gradients(table, chunk)
+            table.release_gradients()
         if memory.route.waiting == "ring":
             slot = self._in_hand.pop((shard, number), None)
             if slot is not None:
@@ -324,27 +327,28 @@ class StepWork:
         self, table: Table, memory: ShardMemory, chunk: Chunk, whole: Tensor | None, gradients: GradientSet
     ) -> None:
         shard = memory.shard.index
-        slices = None if whole is None else memory.slices(whole, chunk)
-        for index, part in enumerate(chunk.slices):
-            gradient: Tensor | None = None
-            if gradients.has_gradient[shard][part.segment]:
-                if memory.route.gradients != "referenced":
-                    assert slices is not None
-                    gradient = slices[index]
-                else:
-                    kept = gradients.held
-                    full = (
+        has = gradients.has_gradient[shard]
+        found: list[Tensor | None]
+        if memory.route.gradients != "referenced":
+            assert whole is not None or not any(has[part.segment] for part in chunk.slices)
+            slices = [] if whole is None else memory.slices(whole, chunk)
+            found = [s if has[part.segment] else None for part, s in zip(chunk.slices, slices, strict=bool(slices))]
+            found = found or [None] * len(chunk.slices)
+        else:
+            held, segments = gradients.held, memory.shard.segments
+            found = []
+            for part in chunk.slices:
+                gradient = None
+                if has[part.segment]:
+                    gradient = (
                         self._intake.gradient(shard, part.segment)
-                        if kept is None
-                        else kept.get((shard, part.segment))
+                        if held is None
+                        else held.get((shard, part.segment))
                     )
-                    gradient = None if full is None else full[part.start : part.start + part.count]
-            table.set_gradient(index, gradient)
-
-    @staticmethod
-    def _clear_gradients(table: Table, chunk: Chunk) -> None:
-        for index in range(len(chunk.slices)):
-            table.set_gradient(index, None)
+                if gradient is not None and part.count != segments[part.segment].numel:
+                    gradient = gradient.view(-1)[part.start : part.start + part.count]
+                found.append(gradient)
+        table.set_gradients(found)
 
     @staticmethod
     def _in_memory(memory: ShardMemory, chunk: Chunk, number: int) -> Tensor | None:
@@ -429,16 +433,15 @@ class StepWork:
                 self._set_gradients(
                     table, memory, chunk, self._in_memory(memory, chunk, applied.number), applied
                 )
-            for index, part in enumerate(chunk.slices):
-                table.set_step(index, memory.steps[part.segment] + 1)
+            table.set_steps([memory.steps[part.segment] + 1 for part in chunk.slices])
             arithmetic.update(table, applied.settings, applied.scale)
-        self._clear_gradients(table, chunk)
+        table.release_gradients()
         if staged is not None and staged.gradient is not None:
             self._waiting.give_back(staged.gradient)
         slot = applied.arrived.pop((shard, number), None)
         if slot is not None:
             self._intake.host_slots.give_back(slot)
-        if memory.route.gradients == "referenced":
+        if memory.route.gradients == "referenced" and (not memory.route.collected or applied.held):
             for part in chunk.slices:
                 self._unread[shard][part.segment] -= 1
                 if not self._unread[shard][part.segment]:
@@ -471,3 +474,12 @@ class StepWork:
                 target.copy_(source)
         else:
             self._device.copy(Lane.UPLOAD, target, source, self._intake.over_marks.get(shard))
+
+
+def _slice_counts(memory: ShardMemory) -> list[int]:
+    """Into how many slices each parameter of a shard is cut."""
+    counts = [0] * len(memory.shard.segments)
+    for chunk in memory.shard.chunks:
+        for part in chunk.slices:
+            counts[part.segment] += 1
+    return counts

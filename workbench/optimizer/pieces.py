@@ -228,6 +228,13 @@ class PieceTable:
             raise ValueError(f"step must not be negative, not {step}")
         self._native[index].step = step
 
+    def set_steps(self, steps: Sequence[int]) -> None:
+        """`set_step` of every piece in order, at a lower cost for each. Raises `ValueError` where one is negative."""
+        if len(steps) != len(self._rows) or (steps and min(steps) < 0):
+            raise ValueError(f"steps must be {len(self._rows)} numbers, none of them negative")
+        for row, step in zip(self._rows, steps, strict=True):
+            row.step = step
+
     def _column(self, name: str) -> Tensor:
         """A 64-bit field of all pieces, as int64 in C's memory."""
         if not self._rows:
