@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ class CopiesBesideCompute(CpuDevice):
         self._chance = None if seed is None else random.Random(seed)
         self._begun: list[Future[None]] = []
         self._host: dict[int, mmap.mmap] = {}
+        self.begun = dict.fromkeys(Lane, 0)
         self.copied = dict.fromkeys(Lane, 0)
         self.fail_after: int | None = None
 
@@ -57,9 +59,7 @@ class CopiesBesideCompute(CpuDevice):
     def release_host(self, tensor: Tensor) -> None:
         del self._host[tensor.data_ptr()]
 
-    def copy_async(
-        self, lane: Lane, destination: Tensor, source: Tensor, after: Sequence[Mark] = ()
-    ) -> Future[None]:
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Future[None]:
         if self.fail_after is not None:
             self.fail_after -= 1
             if self.fail_after < 0:
@@ -71,8 +71,7 @@ class CopiesBesideCompute(CpuDevice):
         nbytes = source.nbytes
 
         def run() -> None:
-            for mark in after:
-                self._end_of(mark)
+            self._end_of(after)
             time.sleep(delay)
             for storage in held:
                 # This function's list and the caller's own: without the latter it would have been reused.
@@ -85,6 +84,7 @@ class CopiesBesideCompute(CpuDevice):
             to.copy_(of)
             self.copied[lane] += nbytes
 
+        self.begun[lane] += 1
         self._begun.append(self._threads[lane].submit(run))
         return self._begun[-1]
 
@@ -120,9 +120,15 @@ def _small_inputs_move_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Chain(nn.Module):
-    """Blocks with dropout, each in a checkpoint of its own; `change` makes of an input what the block is given."""
+    """Blocks with dropout, each in a checkpoint of its own.
 
-    def __init__(self, depth: int = 6, change: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    `change` makes of an input what the block is given. With `branches`, blocks return something more, which the loss
+    does not depend on.
+    """
+
+    def __init__(
+        self, depth: int = 6, change: Callable[[Tensor], Tensor] = lambda x: x, branches: bool = False
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.inner = nn.Linear(WIDTH, WIDTH)
@@ -131,18 +137,25 @@ class Chain(nn.Module):
             for _ in range(depth)
         )
         self.change = change
+        self.branches = branches
 
     def forward(self, x: Tensor, offload: ActivationOffload | None) -> Tensor:
         x = self.inner(x)
+        kept = []
         for index, block in enumerate(self.blocks):
+
+            def call(given: Tensor, block: nn.Module = block) -> tuple[Tensor, ...]:
+                made = block(given)
+                return (made, made.mean().exp()) if self.branches else (made,)
+
             given = self.change(x)
-            if offload is None:
-                made = checkpoint(block, given, use_reentrant=False)
-            else:
-                with offload.around_block(index):
-                    made = checkpoint(block, given, use_reentrant=False)
-            x = given + made
-        return x.square().mean()
+            with nullcontext() if offload is None else offload.around_block(index):
+                made = checkpoint(call, given, use_reentrant=False)
+            x = given + made[0]
+            kept.append(made[1:])
+        loss = x.square().mean()
+        loss.kept = kept  # type: ignore[attr-defined]
+        return loss
 
 
 def gradients(
@@ -269,7 +282,8 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return peak
 
 
-def test_peak_device_memory_of_inputs_does_not_grow_with_depth() -> None:
+@pytest.mark.parametrize("branches", [False, True])
+def test_peak_device_memory_of_inputs_does_not_grow_with_depth(branches: bool) -> None:
     rows = 32 * ROWS
     one_input = rows * WIDTH * 4  # beside which the state of the random generator, 5 kB a block, is little
 
@@ -280,7 +294,7 @@ def test_peak_device_memory_of_inputs_does_not_grow_with_depth() -> None:
         loss.backward()
 
     def peak(depth: int, offloads: bool) -> int:
-        model, device = Chain(depth).requires_grad_(False), CopiesBesideCompute(seed=None)
+        model, device = Chain(depth, branches=branches).requires_grad_(False), CopiesBesideCompute(seed=None)
         offload = ActivationOffload(device) if offloads else None
         peak = peak_bytes(lambda: run(model, offload))
         if offload is not None:
@@ -290,6 +304,17 @@ def test_peak_device_memory_of_inputs_does_not_grow_with_depth() -> None:
 
     assert peak(24, offloads=False) - peak(12, offloads=False) > 11 * one_input
     assert peak(24, offloads=True) - peak(12, offloads=True) < one_input / 2
+
+
+def test_an_input_begins_to_come_up_one_block_before_its_recompute(device: CopiesBesideCompute) -> None:
+    model, offload = Chain(depth=6), ActivationOffload(device)
+    begun: list[int] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda block, args: begun.append(device.begun[Lane.UPLOAD]))
+    gradients(model, offload, 1)
+    # Two inputs were still there; when the second of these is used, the first to come up is on its way.
+    assert begun == [0] * 6 + [0, 1, 2, 3, 4, 4]
+    offload.close()
 
 
 def test_host_buffers_are_used_again_and_grow_with_the_longest_input(device: CopiesBesideCompute) -> None:

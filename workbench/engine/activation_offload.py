@@ -5,8 +5,9 @@ Under non-reentrant checkpointing a block keeps nothing but its inputs, and torc
 memory is given back when compute is two blocks further, and they come up again one block before their recompute.
 Where the device shares the host's memory nothing is done.
 
-Invariant: device memory that a copy reads or writes is given back only after compute was told to wait for that copy,
-and a host buffer takes a new value only after the last copy from or to it.
+Invariant: device memory, and the host buffer with it, is given back only after compute was told to wait for the copies
+that read or write it; and every copy comes after what compute had issued when it began. So whoever gets the memory next
+comes after them, be it compute or another copy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from workbench.engine.device import Device, Mark
-from workbench.engine.host_pool import HostBuffer, HostPool
+from workbench.engine.host_pool import HostPool
 from workbench.timeline import Lane
 
 SMALLEST_BYTES = 1 << 20
@@ -67,7 +68,7 @@ class _Stored:
         """Several blocks read it: it stays on the device."""
         # Detached: it keeps the memory, and not what computed it.
         self.source: Tensor | None = tensor.detach().as_strided((span.elements,), (1,), span.first)
-        self.buffer: HostBuffer | None = None
+        self.buffer: Tensor | None = None
         self.down: Mark = None
         self.again: Tensor | None = None
         """`lead` elements of nothing, then the stretch."""
@@ -190,9 +191,8 @@ class ActivationOffload:
         source = stored.source
         assert source is not None
         buffer = stored.buffer = self._pool.take(source.nbytes)
-        after = (self._device.mark(), buffer.busy)
-        target = buffer.values(stored.dtype, source.numel())
-        stored.down = buffer.busy = self._device.copy_async(Lane.DOWNLOAD, target, source, after)
+        target = buffer[: source.nbytes].view(stored.dtype)
+        stored.down = self._device.copy_async(Lane.DOWNLOAD, target, source, self._device.mark())
         self._going_down.append(stored)
 
     def _let_go_down(self, call: int) -> None:
@@ -215,7 +215,7 @@ class ActivationOffload:
         self._collect()
         stored, view = packed.stored, packed.span
         for call, kept in self._live.items():
-            # Blocks that ran later have had their backward.
+            # Blocks that ran later have had their backward; a branch that was not run backward keeps their graph.
             for later in kept if call > packed.call else ():
                 if not later.shared:
                     self._leave_device(later)
@@ -238,14 +238,12 @@ class ActivationOffload:
 
     def _send_up(self, stored: _Stored) -> None:
         assert stored.buffer is not None
-        elements = stored.span.elements
-        size = stored.lead + elements
+        size = stored.lead + stored.span.elements
         again = stored.again = torch.empty(size, dtype=stored.dtype, device=self._device.torch_device)
-        # The allocator's memory may be in use up to where compute is issued now.
-        after = (self._device.mark(), stored.down)
-        source = stored.buffer.values(stored.dtype, elements)
         target = again[stored.lead :]
-        stored.up = stored.buffer.busy = self._device.copy_async(Lane.UPLOAD, target, source, after)
+        source = stored.buffer[: target.nbytes].view(stored.dtype)
+        # The allocator's memory may be in use up to where compute is issued now.
+        stored.up = self._device.copy_async(Lane.UPLOAD, target, source, self._device.mark())
         stored.up_is_awaited = False
 
     def _await_up(self, stored: _Stored) -> None:

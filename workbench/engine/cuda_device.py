@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -118,17 +117,14 @@ class CudaDevice(Device):
     # Copies
 
     def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
-        self._begin(self._lanes[lane], destination, source, (after,)).synchronize()
+        self._begin(self._lanes[lane], destination, source, after).synchronize()
 
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Sequence[Mark] = ()) -> Mark:
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
         return self._begin(self._beside_compute[lane], destination, source, after)
 
-    def _begin(
-        self, link: CudaLink, destination: Tensor, source: Tensor, after: Sequence[Mark]
-    ) -> torch.cuda.Event:
+    def _begin(self, link: CudaLink, destination: Tensor, source: Tensor, after: Mark) -> torch.cuda.Event:
         assert destination.dtype == source.dtype, "a GPU computes in the dtype that it stores"
-        for mark in after:
-            link.wait(mark)
+        link.wait(after)
         up = destination.is_cuda
         stretches = self._host.cut(source if up else destination)
         carry(link, link.ring, stretches, destination.view(torch.uint8), source.view(torch.uint8), up=up)

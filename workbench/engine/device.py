@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,15 +54,13 @@ class Device(ABC):
         Tensors are 1-D, contiguous and of the same length. Where the dtypes differ, 16 bits become fp32.
         """
 
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Sequence[Mark] = ()) -> Mark:
-        """Begin a copy in the direction of `lane` that may go on beside compute, once all of `after` have happened.
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
+        """Begin a copy in the direction of `lane` that may go on beside compute, once `after` has happened.
 
         Returns a mark of its end. Until compute has been told to wait for that (`hold_compute`), the caller keeps both
         tensors, which are as for `copy` and of one dtype.
         """
-        for mark in after:
-            self.hold_compute(mark)
-        self.copy(lane, destination, source, None)
+        self.copy(lane, destination, source, after)
         return None
 
     def hold_compute(self, mark: Mark) -> None:
