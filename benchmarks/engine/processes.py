@@ -14,13 +14,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.host_optimizer.output import reserved_stdout
+
 ROOT = Path(__file__).parents[2]
 GRACE_S = 10.0
+LONGEST_FAILURE = 400
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -67,17 +71,16 @@ def serve_case(run: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
     """The child's side: run the case that stdin holds; returns the exit code."""
     _die_with_parent()
     case = json.loads(sys.stdin.read())
-    try:
-        answer: dict[str, Any] = {"result": run(case)}
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        text = " ".join(str(error).split()) or type(error).__name__
-        answer = {"failure": f"{type(error).__name__}: {text[:400]}"}
-    print(json.dumps(answer), flush=True)
+    with reserved_stdout() as data:  # packages print on it, some of them from C
+        try:
+            answer: dict[str, Any] = {"result": run(case)}
+        except KeyboardInterrupt:
+            return 130
+        except Exception as error:
+            traceback.print_exc()
+            text = " ".join(str(error).split()) or type(error).__name__
+            answer = {"failure": f"{type(error).__name__}: {text[:LONGEST_FAILURE]}"}
+        print(json.dumps(answer), file=data, flush=True)
     return 0 if "result" in answer else 1
 
 
