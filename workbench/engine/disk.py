@@ -2,8 +2,8 @@
 
 Not for what is kept beyond the engine's life: the files go with it, and a checkpoint is written elsewhere.
 
-Invariant: a record's checksum is kept in memory from its write on and compared at every read; what the disk gives back is
-what was written, or an error says so.
+Invariant: a record's checksum is kept in memory from its write on and compared at every read; what the disk gives
+back is what was written, or an error says so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def page_aligned(nbytes: int) -> Tensor:
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # After a fork the first write moves a shared page, and a read under way would go on into the old one: open(2), Notes.
+    # After a fork the first write moves a shared page, and a read under way would go on into the old one (open(2)).
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         with contextlib.suppress(OSError, AttributeError):
             mapping.madvise(getattr(mmap, advice))
@@ -68,8 +68,8 @@ def page_aligned(nbytes: int) -> Tensor:
 class DiskTier:
     """The files of one engine, in a folder of their own under `folder`, which is made where it is not there.
 
-    What processes that are gone left in `folder` is removed. Everything goes with `close`, or else with the last reference
-    to the tier and its files, or the end of the process. `direct`: files are read and written past the page cache.
+    What processes that are gone left in `folder` is removed. Everything goes with `close`, or else with the last
+    reference to the tier and its files, or the end of the process. `direct`: reads and writes go past the page cache.
 
     Raises:
         DiskError: the folder cannot be made, written or locked; nothing is left there.
@@ -235,8 +235,8 @@ class RecordFile:
         fits = buffer.device.type == "cpu" and buffer.dim() == 1 and buffer.is_contiguous()
         if not fits or buffer.nbytes < length or buffer.data_ptr() % PAGE_BYTES:
             raise ValueError(
-                f"{self.name}: the buffer of record {record} must be 1-D and contiguous on the CPU, begin at a multiple "
-                f"of {PAGE_BYTES:,} and hold {length:,} bytes"
+                f"{self.name}: the buffer of record {record} must be 1-D and contiguous on the CPU, begin at a "
+                f"multiple of {PAGE_BYTES:,} and hold {length:,} bytes"
             )
         return size, memoryview((ctypes.c_char * length).from_address(buffer.data_ptr())).cast("B")
 
