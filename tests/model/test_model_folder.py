@@ -118,6 +118,15 @@ def test_a_tie_that_the_architecture_does_not_know_is_saved_under_both_names(tmp
     assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 
+def test_of_a_tie_with_all_names_declared_the_one_that_transformers_keeps_is_kept(tmp_path: Path) -> None:
+    model = build("gpt2")
+    names = ("lm_head.weight", "transformer.wte.weight")
+    model._tied_weights_keys = dict(zip(names, names[::-1], strict=True))
+    model.save_pretrained(tmp_path / "theirs")
+    save_model(model, shards_of(model), tmp_path / "mine")
+    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
+
+
 def test_names_that_transformers_leaves_out_are_left_out(tmp_path: Path) -> None:
     model = build("opt")
     left_out = "model.decoder.embed_positions.weight"

@@ -41,6 +41,7 @@ def test_tensors_of_every_dtype_and_odd_sizes_come_back_and_lie_aligned(tmp_path
         for number, size in enumerate(sizes)
         for dtype in sorted(DTYPE_NAMES, key=lambda dtype: (dtype.itemsize * 7) % 11)
     }
+    tensors["one more byte"] = random((1,), torch.uint8, 9)
     with SafetensorsFiles(tmp_path, shapes(tensors)) as files:
         for name, tensor in tensors.items():
             files.add({name: tensor})

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_training
 import torch
 from tiny_training import build_engine, train
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
+from workbench.engine.disk import DiskError
 from workbench.errors import WorkbenchError
 from workbench.training import checkpoint
 from workbench.training.checkpoint import (
@@ -99,6 +101,118 @@ def test_a_resumed_engine_gives_the_losses_of_one_that_never_stopped(
     with engine:
         load_state(next(find_checkpoints(root, pytest.fail)), engine)
         assert train(model, engine, 3, seed=7) == expected
+
+
+PLACEMENTS = {
+    "device": {"weights": "device", "state": "device"},
+    "state on the host": {"weights": "device", "state": "host"},
+    "host": {"weights": "host", "state": "host"},
+    "state on disk": {"weights": "device", "state": "disk"},
+    "disk": {"weights": "disk", "state": "disk"},
+}
+
+
+def placed(folder: Path, placement: str, **options: Any) -> dict[str, Any]:
+    """Engine options for one of `PLACEMENTS`."""
+    on_disk = {"disk_path": str(folder)} if PLACEMENTS[placement]["state"] == "disk" else {}
+    return {**PLACEMENTS[placement], **on_disk, **options}
+
+
+def copy_of(state: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:
+    return {n: t.clone() if isinstance(t, torch.Tensor) else t.read(0, t.numel()) for n, t in state}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("second", PLACEMENTS)
+@pytest.mark.parametrize("first", PLACEMENTS)
+def test_a_checkpoint_of_one_placement_goes_on_in_any_other(
+    tmp_path: Path, root: Path, first: str, second: str, precision: str
+) -> None:
+    model, engine = build_engine(**placed(tmp_path, first, precision=precision))
+    with engine:
+        train(model, engine, 2)
+        save(root, 2, (model, engine))
+        state = copy_of(engine.state())
+        weights = {name: t.clone() for shard in engine.weights() for name, t in shard.items()}
+    model, engine = build_engine(seed=99, **placed(tmp_path, second, precision=precision))
+    with engine:
+        load_state(next(find_checkpoints(root, pytest.fail)), engine)
+        found = copy_of(engine.state())
+        assert list(found) == list(state)
+        assert [name for name in state if not torch.equal(found[name], state[name])] == []
+        found = {name: t.clone() for shard in engine.weights() for name, t in shard.items()}
+        assert [name for name in weights if not torch.equal(found[name], weights[name])] == []
+        save(root, 3, (model, engine))
+    assert (root / "step-00000003" / "model.safetensors").read_bytes() == (
+        root / "step-00000002" / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
+@pytest.mark.parametrize("placements", [("host", "disk"), ("disk", "host"), ("disk", "disk")], ids=str)
+def test_a_checkpoint_goes_on_in_chunks_of_another_size(
+    tmp_path: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    placements: tuple[str, str],
+    state_format: str,
+) -> None:
+    monkeypatch.setitem(tiny_training.SETTINGS, "n_embd", 96)
+    options = {"precision": "bf16", "state_format": state_format}
+    chunks = {}
+    states = {}
+    for number, chunk_bytes in enumerate((1 << 17, 1 << 18)):
+        model, engine = build_engine(
+            seed=number, **placed(tmp_path, placements[number], **options, chunk_bytes=chunk_bytes)
+        )
+        with engine:
+            if number == 0:
+                train(model, engine, 2)
+                save(root, 2, (model, engine))
+            else:
+                load_state(next(find_checkpoints(root, pytest.fail)), engine)
+            chunks[number] = len(list(engine.layout.chunks()))
+            states[number] = copy_of(engine.state())
+    assert chunks[0] > chunks[1]
+    assert list(states[0]) == list(states[1])
+    assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
+
+
+@pytest.mark.parametrize("state_format", ["half", "compact"])
+@pytest.mark.parametrize("placement", ["host", "disk"])
+def test_a_checkpoint_goes_on_bit_for_bit_in_another_placement_in_every_format(
+    tmp_path: Path, root: Path, placement: str, state_format: str
+) -> None:
+    options = {"precision": "bf16", "state_format": state_format, "gradient_clipping": 1.0}
+    model, engine = build_engine(**options)
+    with engine:
+        train(model, engine, 2)
+        save(root, 2, (model, engine))
+        expected = train(model, engine, 3, seed=7)
+    model, engine = build_engine(seed=99, **placed(tmp_path, placement, **options))
+    with engine:
+        load_state(next(find_checkpoints(root, pytest.fail)), engine)
+        assert train(model, engine, 3, seed=7) == expected
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_saved_folder_has_the_weights_that_were_trained_wherever_they_live(
+    tmp_path: Path, root: Path, placement: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, engine = build_engine(**placed(tmp_path, placement))
+    with engine:
+        train(model, engine, 2)
+        path = save(root, 2, (model, engine))
+        model.eval()
+        ids = torch.arange(32).reshape(2, 16)
+        with torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits
+    loaded, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not any(report.values()), report
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(input_ids=ids, use_cache=False).logits, expected)
 
 
 def test_state_of_another_format_is_refused_by_name(trained: tuple[Any, OffloadEngine], root: Path) -> None:
@@ -253,14 +367,39 @@ def test_without_room_nothing_is_written_and_the_message_says_how_much_is_needed
     assert names(root) == ["step-00000003"]
 
 
+@pytest.mark.parametrize("placement", ["device", "host", "disk"])
+def test_the_room_asked_for_is_what_weights_and_state_will_take(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, placement: str
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    with build_engine(**placed(tmp_path, placement, precision="bf16"))[1] as engine:
+        trained = (engine.model, engine)
+        files = [*(save(root, 1, trained) / "state").iterdir(), root / "step-00000001" / "model.safetensors"]
+        tensors = sum(path.stat().st_size for path in files if path.name != "manifest.json")
+        tensors -= 8 + int.from_bytes(files[-1].read_bytes()[:8], "little")
+        needed = tensors + checkpoint.MARGIN_BYTES
+        monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(1 << 40, 0, needed - 1))
+        with pytest.raises(WorkbenchError, match="no room for the checkpoint"):
+            save(root, 2, trained)
+        monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(1 << 40, 0, needed))
+        save(root, 2, trained)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), DiskError("No space left on device")]
+)
 @pytest.mark.parametrize("moment", ["save_model", "_write_state", "_sync", "_put_in_place"])
 def test_a_disk_that_refuses_half_way_leaves_what_was_there_and_nothing_else(
-    trained: tuple[Any, OffloadEngine], root: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    trained: tuple[Any, OffloadEngine],
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    error: Exception,
 ) -> None:
     save(root, 3, trained)
 
     def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, moment, refuse)
