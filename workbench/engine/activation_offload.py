@@ -249,14 +249,14 @@ class ActivationOffload:
     def _await_up(self, stored: _Stored) -> None:
         if not stored.up_is_awaited:
             self._device.hold_compute(stored.up)
-            stored.up_is_awaited = True
+            stored.up, stored.up_is_awaited = None, True
 
     # What is let go
 
     def _leave_device(self, stored: _Stored) -> None:
         if stored.source is not None:
             self._device.hold_compute(stored.down)
-            stored.source = None
+            stored.source = stored.down = None
         if stored.again is not None:
             self._await_up(stored)
             stored.again = None
