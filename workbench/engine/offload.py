@@ -253,7 +253,7 @@ class OffloadEngine:
                 self._memories, self._intake, self.device, self._host, on_device, gradient_clipping
             )
             # Where all updates are compute's own, they are done when backward returns, and no forward waits.
-            lanes_work = not all(route.by_compute for route in self._routes)
+            lanes_work = not all(r.by_compute and r.gradients != "gathered" for r in self._routes)
             updated = {i for i in range(len(found)) if lanes_work and i not in streamed}
             watched = {i for i, route in enumerate(self._routes) if not route.by_compute}
             self._gate = ForwardGate(
