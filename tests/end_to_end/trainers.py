@@ -86,6 +86,10 @@ class Trainers:
 
     def start(self, *words: object, **options: Any) -> subprocess.Popen[str]:
         """`workbench` with `words`, its output in pipes unless `options` say otherwise."""
+        return self.start_python("-m", "workbench", *words, **options)
+
+    def start_python(self, *words: object, **options: Any) -> subprocess.Popen[str]:
+        """The same for Python itself."""
         settings: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
@@ -95,7 +99,7 @@ class Trainers:
             "env": self.environment,
             **options,
         }
-        process = subprocess.Popen([sys.executable, "-m", "workbench", *map(str, words)], **settings)
+        process = subprocess.Popen([sys.executable, *map(str, words)], **settings)
         self._started.append(process)
         return process
 

@@ -14,12 +14,14 @@ import torch
 from workbench.config import RunConfig, to_toml
 from workbench.engine import OffloadEngine
 from workbench.engine.discovery import FoundShard, find_shards
+from workbench.engine.ledger import Ledger
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.model.build import ShardInitializer
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.runs import RunDirectory, record_resume, write_config, write_plan
 from workbench.training.checkpoint import find_checkpoints, load_state, remove_leftovers, set_aside_after
 from workbench.training.engine_options import engine_options
+from workbench.training.failures import EngineFailedError, explain
 from workbench.training.journal import Journal
 from workbench.training.preparation import Prepared
 from workbench.training.random_state import seed_everything
@@ -40,23 +42,20 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
         plan: dict[str, Any] = {"memory": prepared.plan.as_dict()}
         try:
             write_plan(run, plan)
-            code, steps = _train(run, config, prepared, requests, journal, resuming=resuming)
-            write_plan(run, {**plan, "measured": _measured(prepared)})
+            code, steps, held = _train(run, config, prepared, requests, journal, resuming=resuming)
+            write_plan(run, {**plan, "measured": {**_measured(prepared), "engine": held}})
         except StopBeforeTraining as stop:
             journal.end("stopped", stop.exit_code, str(stop))
             raise
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            message = f"out of memory: {error}; lower train.micro_batch_size or data.sequence_length"
-            journal.end("failed", EXIT_ERROR, message)
-            raise WorkbenchError(message) from error
         except WorkbenchError as error:
             phase = "diverged" if isinstance(error, DivergedError) else "failed"
             journal.end(phase, error.exit_code, str(error))
+            if isinstance(error, EngineFailedError):
+                _log_traceback(run, error)
             raise
         except BaseException as error:
             journal.end("failed", EXIT_ERROR, f"{type(error).__name__}: {error}")
-            with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as log:
-                traceback.print_exception(error, file=log)
+            _log_traceback(run, error)
             raise
         if code == EXIT_DONE:
             journal.end("finished", code, f"{config.train.steps} steps")
@@ -73,7 +72,8 @@ def _train(
     journal: Journal,
     *,
     resuming: bool,
-) -> tuple[int, int]:
+) -> tuple[int, int, Ledger]:
+    """Exit code, steps done, and what the engine held at the end."""
     if config.train.deterministic:
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -90,13 +90,41 @@ def _train(
             )
         journal.warn(f"{missing}; until then torch's fused AdamW does its work, slower")
         warnings.simplefilter("ignore", MissingExtensionWarning)
-    with _engine(config, prepared, initializer, journal) as engine:
-        trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests)
-        if resuming:
-            _resume(run, engine, trainer, journal)
-            # Only now: settings that the saved state does not fit must not stand in the way of a later attempt.
-            write_config(run, to_toml(config))
-        return trainer.train(), trainer.step
+    engine: OffloadEngine | None = None
+    try:
+        with _engine(config, prepared, initializer, journal) as engine:
+            trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests)
+            if resuming:
+                _resume(run, engine, trainer, journal)
+                # Only now: settings that the saved state does not fit must not stand in the way of a later attempt.
+                write_config(run, to_toml(config))
+            code = trainer.train()
+            _tell_endurance(engine, journal)
+            return code, trainer.step, engine.memory()
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        failure = explain(error, None if engine is None else engine.memory(), run.checkpoints)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def _tell_endurance(engine: OffloadEngine, journal: Journal) -> None:
+    """What the disk tier has been written at, a day: what a drive's endurance is to be held against."""
+    per_day = engine.disk_written_per_day()
+    if per_day:
+        journal.event("disk", written_per_day=per_day)
+        print(
+            f"disk tier: {per_day / 1e12:,.2f} TB written a day at this rate; the TB that a drive is rated "
+            "for, divided by it, are the days that it lasts",
+            flush=True,
+        )
+
+
+def _log_traceback(run: RunDirectory, error: BaseException) -> None:
+    with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as log:
+        traceback.print_exception(error, file=log)
 
 
 def _engine(
