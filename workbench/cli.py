@@ -214,6 +214,18 @@ def _steer(verb: str) -> Callable[[argparse.Namespace], int]:
     return handle
 
 
+def _verify(arguments: argparse.Namespace) -> int:
+    from workbench.verify.command import STEPS, verify
+
+    return verify(
+        preset=arguments.preset,
+        overrides=arguments.set,
+        full=arguments.full,
+        steps=STEPS if arguments.steps is None else arguments.steps,
+        json=arguments.json,
+    )
+
+
 def _config_show(arguments: argparse.Namespace) -> int:
     from workbench.config_verbs import show
 
@@ -297,6 +309,18 @@ VERBS: tuple[Verb, ...] = (
         "wake a paused run, or start a stopped one from its last checkpoint",
         (_argument("run", metavar="RUN", help="the run's name, the start of it, or its folder"), _RUNS),
         _steer("resume"),
+    ),
+    Verb(
+        "verify",
+        "train a small model by a preset's own configuration and hold it to plain torch",
+        (
+            _PRESET,
+            _SET,
+            _argument("--full", action="store_true", help="verify the model itself, where memory allows"),
+            _argument("--steps", metavar="N", type=int, help="optimizer steps of each training (default: 6)"),
+            _JSON,
+        ),
+        _verify,
     ),
     Verb("presets", "list the presets that can be named", (_JSON,), _presets),
     Verb("config show", "print a preset with every default filled in", (_PRESET, _SET), _config_show),

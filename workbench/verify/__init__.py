@@ -1,0 +1,1 @@
+"""`workbench verify`: a run's own configuration against plain torch, row by row."""

@@ -1,0 +1,109 @@
+"""One recipe trained by plain torch in every way that a comparison needs, and the engine's outcome held against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.state_formats import StateFormat
+from workbench.verify.distances import (
+    Verdict,
+    compare_numbers,
+    compare_tensors,
+    distances,
+    numbers_error,
+    sizes,
+)
+from workbench.verify.plain_torch import Numbers, train_plain
+from workbench.verify.recipe import Outcome, Recipe
+from workbench.verify.shrink import Subject
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """How far rounding alone carries a training: a loss and a norm at most, and each tensor."""
+
+    losses: float
+    norms: float
+    masters: dict[str, float]
+    exp_avg: dict[str, float]
+    exp_avg_sq: dict[str, float]
+
+    @classmethod
+    def between(cls, one: Outcome, other: Outcome) -> Roundings:
+        return cls(
+            numbers_error(one.losses, other.losses),
+            numbers_error(one.norms, other.norms),
+            distances(one.masters, other.masters),
+            distances(one.exp_avg, other.exp_avg),
+            distances(one.exp_avg_sq, other.exp_avg_sq),
+        )
+
+    def or_more(self, other: Roundings) -> Roundings:
+        """The larger of two, one by one."""
+        return Roundings(
+            max(self.losses, other.losses),
+            max(self.norms, other.norms),
+            {name: max(error, other.masters[name]) for name, error in self.masters.items()},
+            {name: max(error, other.exp_avg[name]) for name, error in self.exp_avg.items()},
+            {name: max(error, other.exp_avg_sq[name]) for name, error in self.exp_avg_sq.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`plain` is what the engine is held to, trained from the weights `start`."""
+
+    start: dict[str, Tensor]
+    plain: Outcome
+    roundings: Roundings
+
+    def losses(self, ours: Outcome) -> Verdict:
+        """Of every micro-batch."""
+        return compare_numbers(ours.losses, self.plain.losses, self.roundings.losses)
+
+    def norms(self, ours: Outcome) -> Verdict:
+        """Of every step's gradient."""
+        return compare_numbers(ours.norms, self.plain.norms, self.roundings.norms)
+
+    def weights(self, ours: Outcome) -> Verdict:
+        """In full precision, as a share of the way that training moved them."""
+        way = distances(self.plain.masters, self.start)
+        return compare_tensors(ours.masters, self.plain.masters, way, self.roundings.masters)
+
+    def exp_avg(self, ours: Outcome) -> Verdict:
+        """As a share of its size."""
+        plain = self.plain.exp_avg
+        return compare_tensors(ours.exp_avg, plain, sizes(plain), self.roundings.exp_avg)
+
+    def exp_avg_sq(self, ours: Outcome) -> Verdict:
+        """As a share of its size."""
+        plain = self.plain.exp_avg_sq
+        return compare_tensors(ours.exp_avg_sq, plain, sizes(plain), self.roundings.exp_avg_sq)
+
+
+def compare_with_plain(
+    subject: Subject,
+    recipe: Recipe,
+    numbers: Numbers,
+    device: torch.device,
+    formats: dict[str, StateFormat],
+) -> Comparison:
+    """Train `recipe` by plain torch on `device`. `formats`: how the engine keeps each parameter's moments.
+
+    The two precisions draw dropout's numbers differently, so that the error of rounding is measured without dropout.
+    """
+    plain = train_plain(subject.start, recipe, numbers, device)
+    still = (
+        train_plain(subject.start, recipe, numbers, device, dropout=False) if subject.has_dropout else plain
+    )
+    truth = train_plain(subject.start, recipe, numbers.exact(), device, dropout=False)
+    roundings = Roundings.between(still, truth)
+    del still, truth
+    if any(kept != "exact" for kept in formats.values()):
+        short = train_plain(subject.start, recipe, numbers, device, formats=formats)
+        roundings = roundings.or_more(Roundings.between(plain, short))
+    start = {n: p.detach() for n, p in subject.start.named_parameters() if p.requires_grad}
+    return Comparison(start, plain, roundings)

@@ -1,0 +1,110 @@
+"""How far apart two trainings are, and how far they may be.
+
+What is allowed is measured, not chosen: plain torch is trained beside itself in float64 (and, for the short state
+formats, with moments rounded as they round), and the engine may be `MARGIN` times as far from plain torch as plain
+torch is from that. Two independent roundings of one result are 1.4 times one's size apart, and in a parameter of few
+elements a few times that.
+
+Invariant: a distance that is not a number is too far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from torch import Tensor
+
+MARGIN = 4.0
+FP32_EPSILON = 2.0**-23
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worst of several comparisons: a relative difference, what was allowed, and where it was."""
+
+    worst: float
+    allowed: float
+    where: str
+
+    @property
+    def holds(self) -> bool:
+        return self.worst <= self.allowed
+
+    @property
+    def excess(self) -> float:
+        """How many times what is allowed."""
+        if math.isnan(self.worst):
+            return math.inf
+        if self.allowed == 0:
+            return 0.0 if self.worst == 0 else math.inf
+        return self.worst / self.allowed
+
+
+def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """The one that exceeds what it is allowed by most."""
+    return max(verdicts, key=lambda verdict: verdict.excess)
+
+
+def compare_numbers(ours: Sequence[float], plain: Sequence[float], error: float) -> Verdict:
+    """Losses or norms, relative to the largest of them. `error`: by how much rounding alone changes one."""
+    if len(ours) != len(plain):
+        return Verdict(math.inf, 0.0, f"{len(ours)} of them instead of {len(plain)}")
+    finite = [abs(value) for value in plain if math.isfinite(value)]
+    scale = max(finite, default=0.0) or 1.0
+    allowed = MARGIN * max(error / scale, FP32_EPSILON)
+    verdicts = []
+    for number, (mine, theirs) in enumerate(zip(ours, plain, strict=True), start=1):
+        same = mine == theirs or not (math.isfinite(mine) or math.isfinite(theirs))
+        verdicts.append(Verdict(0.0 if same else abs(mine - theirs) / scale, allowed, f"number {number}"))
+    return worst_of(verdicts)
+
+
+def compare_tensors(
+    ours: Tensors, plain: Tensors, sizes: dict[str, float], errors: dict[str, float]
+) -> Verdict:
+    """Parameter by parameter, relative to `sizes`: by how much training moved it, or how large it is.
+
+    `errors`: the distances that rounding alone makes. A parameter may have as much as a typical one even where its own
+    happens to be less.
+    """
+    if ours.keys() != plain.keys():
+        odd = sorted(ours.keys() ^ plain.keys())[0]
+        return Verdict(math.inf, 0.0, odd)
+    shares = [errors[name] / size for name, size in sizes.items() if size > 0]
+    typical = median(shares) if shares else 0.0
+    verdicts = []
+    for name, theirs in plain.items():
+        apart = distance(ours[name], theirs)
+        size = sizes[name] or 1.0
+        allowed = MARGIN * max(errors[name], typical * sizes[name])
+        verdicts.append(Verdict(apart / size, allowed / size, name))
+    return worst_of(verdicts)
+
+
+def numbers_error(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest difference between two lists of finite numbers; what is not finite is left out."""
+    apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return max((difference for difference in apart if math.isfinite(difference)), default=0.0)
+
+
+def distances(one: Tensors, other: Tensors) -> dict[str, float]:
+    """Of every tensor from the one of the same name."""
+    return {name: distance(tensor, other[name]) for name, tensor in one.items()}
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The Euclidean one; infinite where a shape differs or a number is missing."""
+    if one.shape != other.shape:
+        return math.inf
+    apart = float((one.double() - other.double()).norm())
+    return apart if math.isfinite(apart) else math.inf
+
+
+def sizes(tensors: Tensors) -> dict[str, float]:
+    """How large each tensor is."""
+    return {name: float(tensor.double().norm()) for name, tensor in tensors.items()}

@@ -1,0 +1,237 @@
+"""Training by plain torch: what the engine is held to. It knows nothing of shards, chunks, lanes or tiers.
+
+Weights are kept in full precision and updated by `torch.optim.AdamW` (or `Adam`), one tensor at a time; the model
+reads them rounded to the precision that they are stored in. With a `delay_warmup` it is the AdamW of the one-step
+delayed parameter update (Ren et al., ZeRO-Offload, 2021, §5.2): after so many steps, gradient t is applied only when
+backward t+1, on the weights from before it, is over.
+
+The same code runs in three ways: as the reference, in the engine's own precision; in float64, which tells how far
+rounding alone carries the reference from the truth; and with moments rounded as a short state format rounds them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.optimizer.reference import split_float32
+from workbench.state_formats import BLOCK, StateFormat
+from workbench.verify.recipe import Outcome, Recipe, infinite, mean_weights, seed_micro_batch
+from workbench.verify.shrink import counted_tokens, loss_of
+
+FIRST_SCALE = 2.0**16
+PATIENCE = 2
+"""fp16: overflows until the scale is halved, as dynamic loss scaling has it (Micikevicius et al., 2018, §3.2)."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The precisions of a plain training.
+
+    `storage`: what the model's weights are rounded to. `compute`: what forward and backward run in. `state`: of
+    full-precision weights and moments. `rounds_gradients`: whether a micro-batch's gradient passes through `storage`.
+    """
+
+    storage: torch.dtype
+    compute: torch.dtype
+    state: torch.dtype = torch.float32
+    rounds_gradients: bool = True
+
+    def exact(self) -> Numbers:
+        """The truth beside it: float64, of weights rounded all the same."""
+        return Numbers(self.storage, torch.float64, torch.float64, rounds_gradients=False)
+
+
+def train_plain(
+    start: nn.Module,
+    recipe: Recipe,
+    numbers: Numbers,
+    device: torch.device,
+    *,
+    dropout: bool = True,
+    formats: dict[str, StateFormat] | None = None,
+) -> Outcome:
+    """Train a copy of `start`. Without `dropout` it is left out; `formats`: how each parameter's moments are kept."""
+    return _PlainTraining(start, recipe, numbers, device, dropout, formats or {}).run()
+
+
+class _PlainTraining:
+    def __init__(
+        self,
+        start: nn.Module,
+        recipe: Recipe,
+        numbers: Numbers,
+        device: torch.device,
+        dropout: bool,
+        formats: dict[str, StateFormat],
+    ) -> None:
+        self._recipe = recipe
+        self._numbers = numbers
+        self._device = device
+        self._formats = formats
+        self._model: Any = copy.deepcopy(start).train(dropout)
+        _move_buffers(self._model, device)
+        self._read = dict(self._model.named_parameters())
+        self._masters = {
+            name: nn.Parameter(parameter.detach().to(device, numbers.state))
+            for name, parameter in self._read.items()
+            if parameter.requires_grad
+        }
+        for parameter in self._read.values():
+            parameter.data = parameter.data.to(device, numbers.compute)
+        self._optimizer = _optimizer(self._masters, recipe)
+        self._scale = FIRST_SCALE if numbers.storage == torch.float16 else 1.0
+        self._patience = PATIENCE
+        self._outcome = Outcome()
+        self._noise = torch.Generator().manual_seed(7)
+
+    def run(self) -> Outcome:
+        recipe, outcome = self._recipe, self._outcome
+        pending: tuple[dict[str, Tensor], float] | None = None
+        for number, micro_batches in enumerate(recipe.steps):
+            self._publish()
+            gradients = self._gradients(number, micro_batches)
+            norm = self._norm(gradients)
+            finite = math.isfinite(norm)
+            outcome.norms.append(norm)
+            outcome.skipped.append(not finite)
+            outcome.loss_scales.append(self._scale)
+            if pending is not None:
+                self._apply(*pending)
+                pending = None
+            if finite:
+                fresh = self._clipped(gradients), recipe.learning_rates[number]
+                if recipe.delay_warmup is None or number < recipe.delay_warmup:
+                    self._apply(*fresh)
+                else:
+                    pending = fresh
+            self._after(finite)
+        if pending is not None:
+            self._apply(*pending)
+        self._conclude()
+        return outcome
+
+    def _publish(self) -> None:
+        """Let the model read the newest weights, rounded."""
+        for name, master in self._masters.items():
+            self._read[name].data = rounded(master.detach(), self._numbers.storage).to(self._numbers.compute)
+
+    def _gradients(self, number: int, micro_batches: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The gradient of the mean loss over the step's tokens."""
+        recipe, numbers = self._recipe, self._numbers
+        sums: dict[str, Tensor] = {}
+        weights = mean_weights([counted_tokens(ids) for ids in micro_batches])
+        for micro, (ids, weight) in enumerate(zip(micro_batches, weights, strict=True)):
+            spoils = number in recipe.poisoned and micro == len(micro_batches) - 1
+            hook = self._read[recipe.poison].register_hook(infinite) if spoils else None
+            seed_micro_batch(number, micro)
+            loss = loss_of(self._model, ids.to(self._device))
+            (loss * (recipe.loss_factor * weight * self._scale)).backward()
+            if hook is not None:
+                hook.remove()
+            self._outcome.losses.append(float(loss.detach()))
+            for name in self._masters:
+                gradient = self._read[name].grad
+                if gradient is None:
+                    continue
+                self._read[name].grad = None
+                if numbers.rounds_gradients:
+                    gradient = gradient.to(numbers.storage)
+                gradient = gradient.to(numbers.state)
+                sums[name] = gradient if name not in sums else sums[name] + gradient
+        return {name: gradient / self._scale for name, gradient in sums.items()}
+
+    @staticmethod
+    def _norm(gradients: dict[str, Tensor]) -> float:
+        return math.sqrt(math.fsum(float(g.double().square().sum()) for g in gradients.values()))
+
+    def _clipped(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._recipe.gradient_clipping:
+            for name, gradient in gradients.items():
+                self._masters[name].grad = gradient
+            named = [self._masters[name] for name in gradients]
+            torch.nn.utils.clip_grad_norm_(named, self._recipe.gradient_clipping, foreach=False)
+            self._optimizer.zero_grad()
+        return gradients
+
+    def _apply(self, gradients: dict[str, Tensor], learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        for name, gradient in gradients.items():
+            self._masters[name].grad = gradient
+            self._outcome.counts[name] = self._outcome.counts.get(name, 0) + 1
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for name, kept in self._formats.items():
+            state = self._optimizer.state.get(self._masters[name])
+            if state and kept != "exact":
+                for kind in ("exp_avg", "exp_avg_sq"):
+                    state[kind].copy_(as_kept(kind, state[kind], kept, self._noise))
+
+    def _after(self, finite: bool) -> None:
+        """fp16's search for the loss scale."""
+        if self._numbers.storage != torch.float16 or finite:
+            return
+        self._patience -= 1
+        if self._patience <= 0:
+            self._scale = max(1.0, self._scale / 2)
+
+    def _conclude(self) -> None:
+        outcome = self._outcome
+        for name, master in self._masters.items():
+            state = self._optimizer.state.get(master, {})
+            outcome.masters[name] = master.detach().cpu()
+            for kind, into in (("exp_avg", outcome.exp_avg), ("exp_avg_sq", outcome.exp_avg_sq)):
+                into[name] = state[kind].cpu() if state else torch.zeros_like(outcome.masters[name])
+            outcome.counts.setdefault(name, 0)
+
+
+def rounded(values: Tensor, storage: torch.dtype) -> Tensor:
+    """Full-precision weights as they are stored: bf16 by the split that loses nothing, see `split_float32`."""
+    if storage == torch.bfloat16:
+        return split_float32(values.float())[0].view(values.shape)
+    return values.to(storage)
+
+
+def as_kept(kind: str, moment: Tensor, state_format: StateFormat, noise: torch.Generator) -> Tensor:
+    """A moment after a short format has kept it, rounded at random; see `workbench.state_formats` for the formats."""
+    if state_format == "half":
+        random = torch.randint(1 << 16, moment.shape, generator=noise).to(moment.device)
+        bits = moment.float().contiguous().view(torch.int32).long() + random
+        return (bits & ~0xFFFF).to(torch.int32).view(torch.float32).to(moment.dtype)
+    largest = 127 if kind == "exp_avg" else 255
+    flat = moment.reshape(-1)
+    blocks = nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(1, keepdim=True) / largest**2
+    roots = (blocks.abs() / scales).sqrt().nan_to_num(0.0)
+    random = torch.rand(roots.shape, generator=noise, dtype=torch.float32).to(roots)
+    codes = (roots + random).floor().clamp(0 if kind == "exp_avg" else 1, largest)
+    return (codes.square() * scales).copysign(blocks).view(-1)[: flat.numel()].view(moment.shape)
+
+
+def _optimizer(masters: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    """torch's own, with decay on parameters of two or more dimensions."""
+    settings = recipe.settings
+    decayed = [p for p in masters.values() if p.dim() >= 2]
+    others = [p for p in masters.values() if p.dim() < 2]
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    make: Callable[..., torch.optim.Optimizer]
+    make = torch.optim.Adam if settings.coupled_decay else torch.optim.AdamW
+    used = [group for group in groups if group["params"]]
+    return make(used, lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=False)
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)

@@ -1,0 +1,268 @@
+"""The model that is verified: the run's architecture with fewer and narrower blocks, or the model itself.
+
+Only sizes change: ties, dropout, attention, activation and all else of the architecture stay as configured. Nothing is
+decided by a model's name: an architecture that refuses narrower blocks keeps its width.
+
+Invariant: what comes out has been built, run forward and run backward once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import RunConfig
+from workbench.engine.discovery import find_blocks, find_shards
+from workbench.errors import ConfigurationError
+from workbench.model.build import ShardInitializer, build_on_meta, model_config
+
+BLOCKS = 5
+"""More than the ring of device slots holds, so that slots are used again."""
+HEADS = 4
+HEAD_SIZE = 32
+VOCABULARY = 512
+POSITIONS = 64
+SEQUENCE = 32
+WINDOW = 16
+EXPERTS = 4
+MICRO_BATCH = 2
+ACCUMULATION = 3
+NOISE = 0.05
+
+_WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "word_embed_proj_dim",
+    "ffn_hidden_size",
+    "ffn_dim",
+    "n_inner",
+    "d_ff",
+)
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is verified. `start`: real fp32 weights on the CPU, from which every training begins, in training mode.
+
+    `shape`: the transformers configuration. `sequence` and `micro_batch` are the largest of a micro-batch,
+    `accumulation` is how many make a step. `seed` is the run's.
+    """
+
+    start: Any
+    shape: Any
+    seed: int
+    sequence: int
+    micro_batch: int
+    accumulation: int
+    shrunken: bool
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.start.parameters())
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.shape.get_text_config().vocab_size)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training draws random numbers, as far as modules and configuration tell."""
+        drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.start.modules())
+        options = self.shape.get_text_config().to_dict()
+        return drops or any("drop" in k and isinstance(v, float) and v > 0 for k, v in options.items())
+
+    def __str__(self) -> str:
+        text = self.shape.get_text_config()
+        size = f"{self.parameters / 1e6:.1f} million parameters"
+        blocks = len(find_blocks(self.start))
+        what = (
+            f"shrunk to {blocks} blocks of width {text.hidden_size}" if self.shrunken else "the model itself"
+        )
+        return f"{what}, {size}"
+
+
+def shrunken_subject(config: RunConfig) -> Subject:
+    """The smallest model of the configured architecture that shows what its engine does.
+
+    Raises:
+        ConfigurationError: the model cannot be built, as configured or at all.
+    """
+    settings = dict(config.model.config)
+    shape = model_config(config.model.architecture, settings)
+    build_on_meta(shape)  # what is wrong with the preset's own model is said of that, not of a smaller one
+    refused: Exception | None = None
+    for changes in _shrinkings(shape, settings):
+        try:
+            small = model_config(config.model.architecture, {**settings, **changes})
+            start = real_model(small, config.train.seed)
+            _try_out(start, small, min(SEQUENCE, config.data.sequence_length))
+        except Exception as error:
+            refused = error
+            continue
+        return Subject(
+            start,
+            small,
+            config.train.seed,
+            min(SEQUENCE, config.data.sequence_length),
+            min(MICRO_BATCH, config.train.micro_batch_size),
+            min(ACCUMULATION, config.train.gradient_accumulation),
+            shrunken=True,
+        )
+    raise ConfigurationError(
+        f"model.architecture = {config.model.architecture!r}: it does not run: {refused}"
+    )
+
+
+def full_subject(config: RunConfig) -> Subject:
+    """The configured model itself, with its own micro-batches.
+
+    Raises:
+        ConfigurationError: the model cannot be built.
+    """
+    shape = model_config(config.model.architecture, dict(config.model.config))
+    return Subject(
+        real_model(shape, config.train.seed),
+        shape,
+        config.train.seed,
+        config.data.sequence_length,
+        config.train.micro_batch_size,
+        config.train.gradient_accumulation,
+        shrunken=False,
+    )
+
+
+def real_model(shape: Any, seed: int) -> Any:
+    """A model of `shape` on the CPU in fp32, as the architecture draws it, moved a little everywhere.
+
+    Without that, gains of exactly one and biases of exactly zero would hide what decay does to them.
+    """
+    model = build_on_meta(shape)
+    initialize = ShardInitializer(model, seed)
+    for shard in find_shards(model):
+        initialize(shard)
+    generator = torch.Generator().manual_seed(seed % (1 << 62))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=NOISE)
+    return model
+
+
+def loss_of(model: Any, ids: Tensor) -> Tensor:
+    """The mean loss of [batch, length] token ids, as a run computes it; all but the first of each row count."""
+    loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
+
+
+def counted_tokens(ids: Tensor) -> int:
+    """Over how many tokens `loss_of` is the mean."""
+    return int(ids.shape[0] * (ids.shape[1] - 1))
+
+
+def _shrinkings(shape: Any, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What to change in `settings`, the most thorough first."""
+    width = _narrower(shape)
+    experts = _fewer_experts(shape)
+    rest = _shorter(shape, settings)
+    yield {**rest, **width, **experts}
+    yield {**rest, **width}
+    yield {**rest, **experts}
+    yield rest
+    yield {}
+
+
+def _own_name(shape: Any, name: str) -> str:
+    """What the architecture calls the setting that transformers calls `name` everywhere."""
+    return str(getattr(shape, "attribute_map", {}).get(name, name))
+
+
+def _number(shape: Any, name: str) -> int | None:
+    value = getattr(shape, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _narrower(shape: Any) -> dict[str, Any]:
+    width, heads = _number(shape, "hidden_size"), _number(shape, "num_attention_heads")
+    if width is None or heads is None:
+        return {}
+    head_size = _number(shape, "head_dim") or width // heads
+    few, small = min(heads, HEADS), min(head_size, HEAD_SIZE)
+    narrow = max(16, round(width * few * small / (heads * head_size) / 16) * 16)
+    if head_size * heads == width:
+        narrow = few * small
+    if narrow >= width:
+        return {}
+    changes = {_own_name(shape, "hidden_size"): narrow, _own_name(shape, "num_attention_heads"): few}
+    if _number(shape, "head_dim") is not None:
+        changes["head_dim"] = small
+    for name in _KEY_HEADS:
+        groups = _number(shape, name)
+        if groups is not None:
+            fewer = max(1, few * groups // heads)
+            changes[_own_name(shape, name)] = next(n for n in range(fewer, 0, -1) if few % n == 0)
+    for name in _WIDTHS:
+        inner = _number(shape, name)
+        if inner is not None:
+            changes[_own_name(shape, name)] = max(16, round(inner * narrow / width / 16) * 16)
+    rotated = _number(shape, "rotary_dim")
+    if rotated is not None:
+        changes["rotary_dim"] = min(rotated, small)
+    return changes
+
+
+def _fewer_experts(shape: Any) -> dict[str, Any]:
+    changes = {}
+    for name in _EXPERTS:
+        experts = _number(shape, name)
+        if experts is not None and experts > EXPERTS:
+            changes[_own_name(shape, name)] = EXPERTS
+            chosen = _number(shape, "num_experts_per_tok")
+            if chosen is not None:
+                changes["num_experts_per_tok"] = min(chosen, EXPERTS // 2)
+    return changes
+
+
+def _shorter(shape: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    layers = _number(shape, "num_hidden_layers")
+    if layers is not None and layers > BLOCKS:
+        changes[_own_name(shape, "num_hidden_layers")] = BLOCKS
+        for name, value in settings.items():
+            if isinstance(value, list) and len(value) == layers:
+                changes[name] = _one_of_each(value)
+    vocabulary = _number(shape, "vocab_size")
+    if vocabulary is not None and vocabulary > VOCABULARY:
+        changes[_own_name(shape, "vocab_size")] = VOCABULARY
+        for name in _TOKENS:
+            token = getattr(shape, name, None)
+            if isinstance(token, int) and token >= VOCABULARY:
+                changes[name] = VOCABULARY - 1
+    positions = _number(shape, "max_position_embeddings")
+    if positions is not None and positions > POSITIONS and "rope" not in " ".join(shape.to_dict()):
+        changes[_own_name(shape, "max_position_embeddings")] = POSITIONS
+    window = _number(shape, "sliding_window")
+    if window is not None:
+        changes["sliding_window"] = min(window, WINDOW)
+    return changes
+
+
+def _one_of_each(kinds: list[Any]) -> list[Any]:
+    """What is said block by block, for fewer blocks: every kind that there is, then from the first on."""
+    first = [kinds.index(kind) for number, kind in enumerate(kinds) if kinds.index(kind) == number][:BLOCKS]
+    others = (number for number in range(len(kinds)) if number not in first)
+    return [kinds[number] for number in sorted([*first, *others][:BLOCKS])]
+
+
+def _try_out(model: Any, shape: Any, sequence: int) -> None:
+    ids = torch.arange(2 * sequence).view(2, sequence) % shape.get_text_config().vocab_size
+    loss_of(model, ids).backward()
+    for parameter in model.parameters():
+        parameter.grad = None
