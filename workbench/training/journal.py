@@ -25,7 +25,6 @@ from workbench.runs import (
     write_status,
 )
 from workbench.runs.metrics import HOST_LANES
-from workbench.timeline import Lane
 from workbench.training.throughput import duration
 
 HEARTBEAT_S = 5.0
@@ -129,7 +128,7 @@ class Journal:
         optional = {"mfu": record.mfu, "validation_loss": validation_loss}
         if record.device_bytes is not None:
             optional["device_bytes"] = record.device_bytes[0]
-        scale: float = getattr(result, "loss_scale", 1.0)
+        scale = result.loss_scale
         self.metrics.append(
             step=record.step,
             time=time.time(),
@@ -216,12 +215,11 @@ class Journal:
 def _lane_metrics(result: StepResult) -> dict[str, float]:
     """Busy and exposed seconds of every lane, by the names of their columns."""
     busy = {lane.value: seconds for lane, seconds in result.lane_seconds.items()}
-    waited: dict[Lane, float] = getattr(result, "exposed_seconds", {})
-    exposed = {lane.value: seconds for lane, seconds in waited.items()}
-    metrics = {"compute_s": busy.get("compute", 0.0), "exposed_s": result.exposed_s}
+    waited = {lane.value: seconds for lane, seconds in result.exposed_seconds.items()}
+    metrics = {"compute_s": busy["compute"], "exposed_s": result.exposed_s}
     for lane in HOST_LANES:
-        metrics[f"{lane}_s"] = busy.get(lane, 0.0)
-        metrics[f"{lane}_exposed_s"] = exposed.get(lane, 0.0)
+        metrics[f"{lane}_s"] = busy[lane]
+        metrics[f"{lane}_exposed_s"] = waited[lane]
     return metrics
 
 
