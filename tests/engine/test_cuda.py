@@ -1,99 +1,220 @@
-"""The same promises on a CUDA device: run by hand where there is one, `pytest -m gpu`."""
+"""What the engine promises, on a CUDA device: `pytest -m gpu`, where there is one.
+
+Without the mark the same checks run on the CPU with a memory of its own, a few of them, so that they are known to work.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from small_models import CHUNK_BYTES, MODELS, batches, clone, loss_of, torch_adamw
+from device_places import NEEDS_CUDA, PLACES, loss_at, open_place, torch_device
+from families import PLACEMENTS, Placement
+from plain_torch import (
+    SETTINGS,
+    Outcome,
+    assert_same_bits,
+    assert_trains_the_same,
+    counted_tokens,
+    train_engine,
+    train_plain,
+)
+from small_models import CHUNK_BYTES, MODELS, batches, clone
+from torch import Tensor, nn
 
-from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.cuda_device import CudaDevice
+from workbench.engine import OffloadEngine, activation_offload
+from workbench.engine.device import Device
+from workbench.engine.loss_scale import HYSTERESIS, INITIAL_SCALE
+from workbench.optimizer.reference import ReferenceParameter, split_float32
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+STEPS = 4
+LAYERS = 5  # more than the slots of streamed weights: each slot is used again
+DELAY_WARMUP = 2
 
 
 @pytest.fixture(autouse=True)
-def _deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def _same_kernels_every_time() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
+    fused = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
     yield
+    torch.backends.cuda.enable_flash_sdp(fused[0])
+    torch.backends.cuda.enable_mem_efficient_sdp(fused[1])
     torch.use_deterministic_algorithms(False)
 
 
-def _train(start: torch.nn.Module, **options: object) -> list[torch.Tensor]:
-    model = clone(start)
-    accumulation = int(options.get("gradient_accumulation", 1))  # type: ignore[call-overload]
-    outcome = []
-    torch.manual_seed(0)
-    with OffloadEngine(
-        model,
-        optimizer=AdamW(lr=1e-2, weight_decay=0.1),
-        device="cuda",
-        chunk_bytes=CHUNK_BYTES,
-        **options,  # type: ignore[arg-type]
-    ) as engine:
-        data = iter(batches(5 * accumulation))
-        for _ in range(5):
-            for _ in range(accumulation):
-                loss = loss_of(model, next(data).cuda())
-                outcome.append(loss.detach().cpu())
-                engine.backward(loss)
-            engine.step()
-        outcome += [tensor.cpu().clone() for _, tensor in engine.state()]
-    return outcome + [p.detach().cpu() for p in model.parameters()]
+def steps_of(accumulation: int, steps: int = STEPS) -> list[list[Tensor]]:
+    data = iter(batches(steps * accumulation))
+    return [[next(data) for _ in range(accumulation)] for _ in range(steps)]
 
 
-@pytest.mark.parametrize("state", ["host", "device"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", MODELS)
-def test_exact_has_the_bits_of_serial(name: str, precision: str, state: str) -> None:
-    start = MODELS[name](dropout=0.1)
-    for accumulation, clipping in itertools.product((1, 3), (0.0, 0.5)):
-        options = {
-            "precision": precision,
-            "state": state,
-            "gradient_accumulation": accumulation,
-            "gradient_clipping": clipping,
-        }
-        serial = _train(start, overlap="serial", **options)
-        exact = _train(start, overlap="exact", **options)
-        assert all(torch.equal(a, b) for a, b in zip(serial, exact, strict=True)), options
+def options_for(placement: Placement, folder: Path, **options: Any) -> dict[str, Any]:
+    options = {"weights": placement.weights, "state": placement.state, **options}
+    if placement.device_fraction:
+        options["device_fraction"] = placement.device_fraction
+    if "disk" in (placement.weights, placement.state):
+        folder.mkdir()
+        options["disk_path"] = folder
+    return options
 
 
-@pytest.mark.parametrize("state", ["host", "device"])
-def test_fp32_follows_torchs_adamw_on_the_device(state: str) -> None:
-    reference = MODELS["llama"]().cuda()
-    model = clone(reference)
-    optimizer = torch_adamw(reference, 1e-3, 0.1, foreach=False)
-    options = {"device": "cuda", "precision": "fp32", "state": state}
-    with OffloadEngine(model, optimizer=AdamW(lr=1e-3, weight_decay=0.1), **options) as engine:  # type: ignore[arg-type]
-        for ids in batches(20):
-            theirs = loss_of(reference, ids.cuda())
-            theirs.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            ours = loss_of(model, ids.cuda())
-            engine.backward(ours)
-            engine.step()
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+def train(start: nn.Module, place: str, device: Device, **options: Any) -> Outcome:
+    data = steps_of(options.get("gradient_accumulation", 1))
+    return train_engine(start, data, device, compute_loss=loss_at(place), tokens=counted_tokens, **options)
 
 
-def test_host_memory_is_pageable_where_registration_fails_and_the_user_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+def train_plainly(start: nn.Module, place: str, **options: Any) -> Outcome:
+    """By torch alone, on the same device; what it comes to is on the CPU."""
+    data = steps_of(options.pop("gradient_accumulation", 1))
+    there = clone(start).to(torch_device(place))
+    outcome = train_plain(there, data, compute_loss=loss_at(place), tokens=counted_tokens, **options)
+    for name, parameter in outcome.parameters.items():
+        outcome.parameters[name] = parameter.cpu()
+    return outcome
+
+
+ON_CPU = [
+    ("separate", "gpt2", precision, 2, 0.5, placement)
+    for placement, precision in zip(
+        PLACEMENTS, ("fp32", "bf16", "fp16", "bf16", "fp32", "fp16", "bf16"), strict=True
+    )
+]
+ON_CUDA = [
+    pytest.param("cuda", name, precision, accumulation, clipping, placement, marks=NEEDS_CUDA)
+    for name in MODELS
+    for precision in ("fp32", "bf16", "fp16")
+    for accumulation, clipping in ((1, 0.0), (1, 0.5), (3, 0.5))
+    for placement in PLACEMENTS
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "precision", "accumulation", "clipping", "placement"), [*ON_CPU, *ON_CUDA], ids=str
+)
+def test_exact_has_the_bits_of_serial_whatever_is_late(
+    place: str,
+    name: str,
+    precision: str,
+    accumulation: int,
+    clipping: float,
+    placement: Placement,
+    tmp_path: Path,
 ) -> None:
-    class Refusing:
-        @staticmethod
-        def cudaHostRegister(address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
-            return 2
+    start = MODELS[name](dropout=0.1, layers=LAYERS)
+    common = {
+        "precision": precision,
+        "gradient_accumulation": accumulation,
+        "gradient_clipping": clipping,
+    }
+    options = options_for(placement, tmp_path / "serial", **common)
+    serial = train(start, place, open_place(place), overlap="serial", **options)
+    for seed in range(3):
+        options = options_for(placement, tmp_path / str(seed), **common)
+        assert_same_bits(serial, train(start, place, open_place(place, seed), overlap="exact", **options))
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: Refusing)
-    device = CudaDevice(torch.device("cuda"))
-    with pytest.warns(RuntimeWarning, match="pageable"):
-        memory = device.empty_host(1000, torch.float32)
-    assert memory.fill_(1.0).sum() == 1000
+
+@pytest.mark.parametrize("overlap", ["exact", "delayed"])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("place", PLACES)
+def test_fp32_trains_what_torch_trains(
+    place: str, placement: Placement, overlap: str, tmp_path: Path
+) -> None:
+    if overlap == "delayed" and placement.weights == "disk":
+        pytest.skip("delayed weights cannot be on disk")
+    start = MODELS["llama"](layers=LAYERS)
+    common: dict[str, Any] = {"gradient_accumulation": 2, "gradient_clipping": 0.5}
+    options = options_for(placement, tmp_path / "disk", **common)
+    if overlap == "delayed":
+        options["delay_warmup"] = common["delay_warmup"] = DELAY_WARMUP
+    ours = train(start, place, open_place(place, seed=1), overlap=overlap, **options)
+    assert_trains_the_same(ours, train_plainly(start, place, **common), start)
+
+
+def train_16_bits(start: nn.Module, place: str, dtype: torch.dtype, scale: float) -> Outcome:
+    """Weights rounded to `dtype` before each step and computed in it; AdamW on fp32 masters, with its gradients."""
+    model = clone(start).to(torch_device(place))  # buffers stay as they are
+    kept = {
+        n: ReferenceParameter.fresh(p.detach().clone(), decay=p.dim() >= 2)
+        for n, p in start.named_parameters()
+    }
+    outcome = Outcome()
+    compute_loss = loss_at(place)
+    for (ids,) in steps_of(1):
+        for name, parameter in model.named_parameters():
+            master = kept[name].parameter
+            rounded = split_float32(master)[0] if dtype == torch.bfloat16 else master.to(dtype)
+            parameter.data = rounded.to(torch_device(place))
+            parameter.grad = None
+        loss = compute_loss(model, ids)
+        (loss * scale).backward()
+        outcome.losses.append(loss.item())
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            kept[name].update(parameter.grad.float().cpu() / scale, SETTINGS)
+    outcome.parameters.update({name: k.parameter for name, k in kept.items()})
+    return outcome
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("bf16", 1.0), ("fp16", INITIAL_SCALE)])
+@pytest.mark.parametrize("weights", ["device", "host"])
+@pytest.mark.parametrize("place", PLACES)
+def test_16_bits_train_what_torch_trains_on_fp32_masters(
+    place: str, weights: str, precision: str, scale: float
+) -> None:
+    start = MODELS["llama"](layers=LAYERS)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    wanted = train_16_bits(start, place, dtype, scale)
+    device = open_place(place, seed=2)
+    ours = train(start, place, device, precision=precision, compute="same", weights=weights)
+    assert ours.losses == pytest.approx(wanted.losses, rel=1e-3)
+    before = dict(start.named_parameters())
+    for name, weight in ours.parameters.items():
+        assert weight.dtype == dtype
+        master = wanted.parameters[name]
+        moved = float((master - before[name].detach()).norm())
+        rounding = torch.finfo(dtype).eps * float(master.norm())
+        assert float((weight.float() - master).norm()) <= 0.03 * moved + rounding, name
+
+
+@pytest.mark.parametrize("state", ["device", "host"])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_overflow_in_fp16_writes_nothing_and_lowers_the_scale(place: str, state: str) -> None:
+    model, ids = MODELS["gpt2"](), batches(1)[0]
+    compute_loss = loss_at(place)
+    options: dict[str, Any] = {"precision": "fp16", "state": state, "chunk_bytes": CHUNK_BYTES}
+    with OffloadEngine(model, device=open_place(place, seed=3), **options) as engine:
+        before = {n: w.clone() for shard in engine.weights() for n, w in shard.items()}
+        for number in range(HYSTERESIS):
+            engine.backward(compute_loss(model, ids).float() * 1e6)
+            result = engine.step().result()
+            assert result.skipped and result.loss_scale == INITIAL_SCALE, number
+        after = {n: w.clone() for shard in engine.weights() for n, w in shard.items()}
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        engine.backward(compute_loss(model, ids))
+        result = engine.step().result()
+        assert not result.skipped and result.loss_scale == INITIAL_SCALE / 2
+
+
+@pytest.mark.parametrize("weights", ["device", "host"])
+@pytest.mark.parametrize("place", PLACES)
+def test_activations_on_the_host_change_no_bit(
+    place: str, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1024)
+    start = MODELS["gpt2"](dropout=0.1, layers=LAYERS)
+    options = {"gradient_accumulation": 2, "gradient_clipping": 0.5, "weights": weights}
+    kept = train(start, place, open_place(place), activations="device", **options)
+    for seed in range(3):
+        assert_same_bits(kept, train(start, place, open_place(place, seed), activations="host", **options))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_second_engine_trains_the_same_on_what_the_first_has_left(place: str) -> None:
+    """The allocator hands the first one's memory to the second while nothing of the first may still come."""
+    start = MODELS["llama"](layers=LAYERS)
+    first = train(start, place, open_place(place, seed=4), weights="host")
+    assert_same_bits(first, train(start, place, open_place(place, seed=5), weights="host"))

@@ -1,0 +1,376 @@
+"""Memory, streams and registration on a CUDA device: `pytest -m gpu`, where there is one."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_places import LONGEST_CYCLES, NEEDS_CUDA, PLACES, DelayedCuda, loss_at, open_place, torch_device
+from plain_torch import Outcome, assert_same_bits, train_engine
+from small_models import MODELS, SeparateMemory, batches, loss_of
+from torch import Tensor, nn
+
+from workbench.engine import OffloadEngine
+from workbench.engine.cuda_device import CudaDevice
+from workbench.engine.device import Device, Mark
+from workbench.timeline import Lane
+from workbench.training.failures import explain
+
+SIZES = (1, 4095, 1 << 20, (5 << 20) + 3, 70 << 20)
+
+
+def noise(nbytes: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+def carried(device: Device, host: Tensor, back: Tensor) -> None:
+    """Send `host` up and bring it down into `back`, on the lanes."""
+    there = device.empty(host.numel(), host.dtype)
+    device.copy(Lane.UPLOAD, there, host, None)
+    back.zero_()
+    device.copy(Lane.DOWNLOAD, back, there, device.mark())
+
+
+def carried_beside_compute(device: Device, host: Tensor, back: Tensor) -> None:
+    """The same by copies that go on, with compute between them."""
+    there = torch.empty(host.numel(), dtype=host.dtype, device=device.torch_device)
+    device.hold_compute(device.copy_async(Lane.UPLOAD, there, host, device.mark()))
+    changed = there + 1
+    back.zero_()
+    device.copy_async(Lane.DOWNLOAD, back, changed, device.mark())
+    device.synchronize()
+    back -= 1
+
+
+@pytest.mark.parametrize("carry", [carried, carried_beside_compute])
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("place", PLACES)
+def test_every_byte_arrives(place: str, nbytes: int, carry: Callable[[Device, Tensor, Tensor], None]) -> None:
+    device = open_place(place, seed=0)
+    host, back = (device.empty_host(nbytes, torch.uint8) for _ in range(2))
+    host.copy_(noise(nbytes))
+    carry(device, host, back)
+    assert torch.equal(host, back)
+    carry(device, host[nbytes // 3 :], back[nbytes // 3 :])
+    assert torch.equal(host, back)
+    device.close()
+
+
+# Registration
+
+
+class Grudging:
+    """The CUDA runtime, except that it registers no more than `room` bytes."""
+
+    def __init__(self, real: Any, room: int) -> None:
+        self._real, self._room = real, room
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        if size > self._room:
+            return 2
+        self._room -= size
+        return int(self._real.cudaHostRegister(address, size, flags))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+@pytest.fixture
+def grudging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    real = torch.cuda.cudart() if torch.cuda.is_available() else None
+
+    def limit(room: int) -> None:
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: Grudging(real, room))
+
+    return limit
+
+
+def gpu_test(function: Any) -> Any:
+    for mark in NEEDS_CUDA:
+        function = mark(function)
+    return function
+
+
+@gpu_test
+def test_host_memory_is_pinned_until_the_device_is_closed() -> None:
+    device = CudaDevice(torch.device("cuda"))
+    kept, given_back = (device.empty_host(1 << 20, torch.float32) for _ in range(2))
+    pages = device.empty_pages(5000)
+    assert kept.is_pinned() and given_back.is_pinned() and pages.is_pinned()
+    assert pages.numel() == 8192 and pages.data_ptr() % 4096 == 0
+    device.release_host(given_back)
+    assert not given_back.is_pinned() and kept.is_pinned()
+    device.close()
+    assert not kept.is_pinned() and not pages.is_pinned()
+
+
+@gpu_test
+def test_a_copy_goes_across_registered_pieces() -> None:
+    device = CudaDevice(torch.device("cuda"))
+    device._host._piece_bytes = 1 << 20
+    host, back = (device.empty_host(10 << 20, torch.uint8) for _ in range(2))
+    assert len(device._host.cut(host)) == 10
+    host.copy_(noise(host.numel()))
+    carried(device, host[1000:-1000], back[1000:-1000])
+    assert torch.equal(host[1000:-1000], back[1000:-1000])
+    device.close()
+
+
+@gpu_test
+@pytest.mark.parametrize("room", [0, 3 << 20])
+@pytest.mark.parametrize("carry", [carried, carried_beside_compute])
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_every_byte_arrives_where_registration_fails(
+    nbytes: int, carry: Callable[[Device, Tensor, Tensor], None], room: int, grudging: Callable[[int], None]
+) -> None:
+    grudging(room)
+    device = CudaDevice(torch.device("cuda"))
+    device._host._piece_bytes = 1 << 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        host, back = (device.empty_host(nbytes, torch.uint8) for _ in range(2))
+    host.copy_(noise(nbytes))
+    carry(device, host, back)
+    assert torch.equal(host, back)
+    device.close()
+
+
+@gpu_test
+def test_where_registration_fails_the_user_is_told_once_and_the_next_kernel_is_not_blamed(
+    grudging: Callable[[int], None],
+) -> None:
+    grudging(0)
+    device = CudaDevice(torch.device("cuda"))
+    with pytest.warns(RuntimeWarning, match="small pinned buffers") as told:
+        device.empty_host(1000, torch.float32)
+        device.empty_host(2000, torch.float32)
+    assert len(told) == 1
+    assert float(torch.ones(10, device="cuda").sum()) == 10
+    device.close()
+
+
+@gpu_test
+def test_an_error_of_the_real_runtime_is_not_left_for_the_next_kernel() -> None:
+    """Memory that is registered already is refused by the driver itself."""
+    device = CudaDevice(torch.device("cuda"))
+    host = device.empty_host(1 << 20, torch.uint8)
+    status = int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), 4096, 0))
+    assert status != 0
+    device._forget_error()
+    assert float(torch.ones(10, device="cuda").sum()) == 10
+    device.close()
+
+
+@gpu_test
+@pytest.mark.parametrize("options", [{"weights": "host"}, {"weights": "device", "activations": "host"}])
+def test_training_gives_the_same_bits_where_registration_fails(
+    options: dict[str, Any], grudging: Callable[[int], None]
+) -> None:
+    start = MODELS["gpt2"](layers=5)
+
+    def train() -> Outcome:
+        data = [[ids] for ids in batches(4)]
+        return train_engine(start, data, DelayedCuda(0), compute_loss=loss_at("cuda"), **options)
+
+    registered = train()
+    grudging(100_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert_same_bits(registered, train())
+
+
+# Streams
+
+
+@gpu_test
+def test_a_copy_waits_for_its_mark_and_compute_for_the_copy_it_is_held_for() -> None:
+    device = CudaDevice(torch.device("cuda"))
+    host, back = (device.empty_host(1 << 20, torch.float32) for _ in range(2))
+    there = device.empty(1 << 20, torch.float32)
+    for number in range(5):
+        host.fill_(number)
+        torch.cuda._sleep(LONGEST_CYCLES * 5)
+        there.fill_(-1)  # late; the copy has to come after it
+        device.hold_compute(device.copy_async(Lane.UPLOAD, there, host, device.mark()))
+        doubled = there * 2
+        device.copy(Lane.DOWNLOAD, back, doubled, device.mark())
+        assert (back == 2 * number).all()
+    device.close()
+
+
+@gpu_test
+def test_memory_from_the_device_is_not_written_by_what_compute_had_issued_before() -> None:
+    """The allocator hands over memory at once that a kernel of compute has yet to write."""
+    device = CudaDevice(torch.device("cuda"))
+    host = device.empty_host(1 << 22, torch.float32).fill_(7)
+    torch.cuda.synchronize()
+    before = torch.empty(1 << 22, device="cuda")
+    address = before.data_ptr()
+    torch.cuda._sleep(LONGEST_CYCLES * 20)
+    before.fill_(-1)
+    del before
+    fresh = device.empty(1 << 22, torch.float32)
+    assert fresh.data_ptr() == address
+    device.copy(Lane.UPLOAD, fresh, host, None)
+    torch.cuda.synchronize()
+    assert (fresh == 7).all()
+    device.close()
+
+
+class Impatient(DelayedCuda):
+    """Copies that do not wait for compute, and a compute that is always late."""
+
+    def mark(self) -> Mark:
+        torch.cuda._sleep(LONGEST_CYCLES)
+        return super().mark()
+
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+        super().copy(lane, destination, source, None)
+
+
+@gpu_test
+def test_these_delays_show_a_copy_that_does_not_wait() -> None:
+    start = MODELS["gpt2"](layers=5)
+    data = [[ids] for ids in batches(4)]
+    common: dict[str, Any] = {"compute_loss": loss_at("cuda"), "weights": "host"}
+    right = train_engine(start, data, DelayedCuda(0), **common)
+    with pytest.raises(Exception):  # noqa: B017 - other bits, or gradients that are not finite
+        assert_same_bits(right, train_engine(start, data, Impatient(0), **common))
+
+
+@gpu_test
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_lanes_use_the_device_that_they_were_given() -> None:
+    model = MODELS["llama"](layers=5)
+    with OffloadEngine(model, device="cuda:1", weights="host") as engine:
+        for ids in batches(3):
+            engine.backward(loss_of(model, ids.to("cuda:1")))
+            engine.step()
+    assert torch.cuda.memory_reserved(0) == 0
+
+
+@gpu_test
+def test_lane_threads_are_on_the_device_before_their_first_task() -> None:
+    device = CudaDevice(torch.device("cuda", torch.cuda.device_count() - 1))
+    seen: list[int] = []
+
+    def work() -> None:
+        device.before_task(Lane.UPDATE)
+        seen.append(torch.cuda.current_device())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [device.torch_device.index]
+    device.close()
+
+
+# How much
+
+
+class Wide(nn.Module):
+    """Blocks whose inputs and weights are large beside all else."""
+
+    def __init__(self, depth: int, width: int = 1024) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, width)
+        self.h = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.h:
+            x = x + block(x)
+        return x.float().square().mean()
+
+
+@gpu_test
+def test_device_memory_does_not_grow_with_depth_with_weights_and_activations_on_the_host() -> None:
+    def peak(depth: int, **options: Any) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model = Wide(depth)
+        with OffloadEngine(model, device="cuda", precision="bf16", **options) as engine:
+            for _ in range(3):
+                x = torch.randn(4096, 8, device="cuda", dtype=torch.bfloat16)
+                engine.backward(model(x))
+                engine.step()
+        return torch.cuda.max_memory_allocated() - before
+
+    one_input, one_weight = 4096 * 1024 * 2, 1024 * 1024 * 2
+    grown = peak(24) - peak(12)
+    assert grown > 11 * (one_input + one_weight)
+    grown = peak(24, weights="host", activations="host") - peak(12, weights="host", activations="host")
+    assert grown < one_weight
+
+
+class Full(SeparateMemory):
+    """A device whose memory is used up when `is_full` is set."""
+
+    is_full = False
+
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        if self.is_full:
+            raise torch.OutOfMemoryError("the device is out of memory")
+        return super().empty(elements, dtype)
+
+
+@pytest.fixture
+def all_memory() -> Iterator[None]:
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_running_out_of_device_memory_is_told_with_what_the_engine_holds(
+    place: str, tmp_path: Path, all_memory: None
+) -> None:
+    model = Wide(depth=6)
+    device: Device = open_place("cuda") if place == "cuda" else Full()
+    options: dict[str, Any] = {"device": device, "precision": "fp32", "gradient_clipping": 1.0}
+    with pytest.raises(torch.OutOfMemoryError) as caught:  # noqa: SIM117 - the engine is closed by the error
+        with OffloadEngine(model, **options) as engine:
+            if place == "cuda":
+                used = torch.cuda.memory_reserved() + (32 << 20)
+                torch.cuda.set_per_process_memory_fraction(used / torch.cuda.mem_get_info()[1])
+            else:
+                device.is_full = True  # type: ignore[attr-defined]
+            try:
+                x = torch.randn(100_000 if place == "cuda" else 4, 8)
+                engine.backward(model(x.to(torch_device(place))))
+                engine.step()
+            finally:
+                held = engine.memory()
+    told = explain(caught.value, held, tmp_path)
+    assert told is not None
+    assert "out of memory" in str(told) and "device: weights 0.0" in str(told)
+    assert held["device"]["weights"] >= 6 * 1024 * 1024 * 4
+    loss_of(MODELS["gpt2"](), batches(1)[0]).backward()  # and the process goes on
+
+
+def test_a_device_is_told_before_its_lane_works() -> None:
+    """`before_task` is where a lane's thread is put on its device."""
+    seen: list[tuple[Lane, str]] = []
+
+    class Told(SeparateMemory):
+        def before_task(self, lane: Lane) -> None:
+            seen.append((lane, threading.current_thread().name))
+
+    model = MODELS["gpt2"]()
+    with OffloadEngine(model, device=Told(), weights="host") as engine:
+        engine.backward(loss_of(model, batches(1)[0]))
+        engine.step()
+    assert {
+        (Lane.DOWNLOAD, "lane-download"),
+        (Lane.UPDATE, "lane-update"),
+        (Lane.UPLOAD, "lane-upload"),
+    } <= set(seen)
