@@ -99,5 +99,5 @@ def test_where_none_fits_the_one_that_lacks_least_is_named_field_by_field() -> N
 
 
 def test_where_fields_rule_out_every_placement_they_are_named() -> None:
-    with pytest.raises(DoesNotFitError, match="offload.disk_path"):
+    with pytest.raises(DoesNotFitError, match=r"offload\.disk_path"):
         choose_placement(candidates(wish(weights="disk", disk=False)), lambda candidate: plan(1, 1))
