@@ -117,15 +117,17 @@ class CudaDevice(Device):
     # Copies
 
     def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
-        self._begin(self._lanes[lane], destination, source, after).synchronize()
+        self._begin(self._lanes[lane], lane, destination, source, after).synchronize()
 
     def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
-        return self._begin(self._beside_compute[lane], destination, source, after)
+        return self._begin(self._beside_compute[lane], lane, destination, source, after)
 
-    def _begin(self, link: CudaLink, destination: Tensor, source: Tensor, after: Mark) -> torch.cuda.Event:
+    def _begin(
+        self, link: CudaLink, lane: Lane, destination: Tensor, source: Tensor, after: Mark
+    ) -> torch.cuda.Event:
         assert destination.dtype == source.dtype, "a GPU computes in the dtype that it stores"
         link.wait(after)
-        up = destination.is_cuda
+        up = lane is Lane.UPLOAD
         stretches = self._host.cut(source if up else destination)
         carry(link, link.ring, stretches, destination.view(torch.uint8), source.view(torch.uint8), up=up)
         return link.mark()
