@@ -1,7 +1,7 @@
 """Where each shard's weights and state live: the tiers, and the placement that a few words of configuration mean.
 
-Offloading is nothing but a placement. It is decided shard by shard, so that a share of the shards may stay on the device
-and no rule depends on the number of parameters.
+Offloading is nothing but a placement. It is decided shard by shard, so that a share of the shards may stay on the
+device and no rule depends on the number of parameters.
 """
 
 from __future__ import annotations

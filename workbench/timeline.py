@@ -110,8 +110,8 @@ class StepShape:
 class Timeline:
     """The tasks of one step.
 
-    `ready`: for each shard the tasks after which its new weights may be read (in a delayed step by its own forward, else
-    by the next step's). `settled`: all tasks that need nothing from the model in a delayed step, none otherwise.
+    `ready`: for each shard the tasks after which its new weights may be read (in a delayed step by its own forward,
+    else by the next step's). `settled`: all tasks that need nothing from the model in a delayed step, none otherwise.
     """
 
     tasks: tuple[Task, ...]

@@ -1,8 +1,8 @@
 """The next forward waits for what it reads: hooks that hold each block until its own weights are ready.
 
 Invariant: no resident parameter is read by a forward, with or without gradients, while the step before still updates
-it or copies it up. Where it is not certain when a shard is read, the whole forward waits for it. Streamed blocks wait in
-the weight window instead.
+it or copies it up. Where it is not certain when a shard is read, the whole forward waits for it. Streamed blocks
+wait in the weight window instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workbench.engine.execution import StepExecution
 class ForwardGate:
     """Hooks on the model, its blocks, and the modules that own parameters outside them.
 
-    Forwards wait for the shards `updated` on lanes and resident; the blocks of shards `watched` tell `block_called` when
-    they run forward with gradients: the shard, and an input of the block that requires a gradient, if any does.
+    Forwards wait for the shards `updated` on lanes and resident; the blocks of shards `watched` tell `block_called`
+    when they run forward with gradients: the shard, and an input of the block that requires a gradient, if any does.
     """
 
     def __init__(

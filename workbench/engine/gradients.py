@@ -91,7 +91,8 @@ class GradientIntake:
         ]
 
     def _make_pools(self, bounded: bool) -> None:
-        """The slots in which chunks are gathered, and those in which they arrive on the host: the same in one memory."""
+        """The slots in which chunks are gathered, and those in which they arrive on the host: the same in one
+        memory."""
         gathered = [m for m in self._memories if m.route.gradients == "gathered"]
         chunks = [chunk for m in gathered for chunk in m.shard.chunks]
         slot_bytes = max((padded(chunk.weight_bytes) for chunk in chunks), default=0)

@@ -20,7 +20,8 @@ def memory_ledger(
     intake: GradientIntake,
     work: StepWork,
 ) -> Ledger:
-    """Bytes by tier ("device", "host", "disk") and by name. Activations and autograd's gradients are not the engine's."""
+    """Bytes by tier ("device", "host", "disk") and by name. Activations and autograd's gradients are not the
+    engine's."""
     ledger: Ledger = {"device": {}, "host": {}, "disk": {}}
 
     def add(tier: str, name: str, size: int) -> None:

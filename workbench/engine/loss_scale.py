@@ -1,7 +1,7 @@
 """Dynamic loss scaling for fp16: the scale that keeps small gradients from vanishing, searched while training.
 
-Micikevicius et al., Mixed Precision Training, 2018, §3.2. After an overflow the step is left out; the scale is halved when
-overflows have used up the hysteresis, and doubled after a window of steps without one.
+Micikevicius et al., Mixed Precision Training, 2018, §3.2. After an overflow the step is left out; the scale is
+halved when overflows have used up the hysteresis, and doubled after a window of steps without one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The memory of one shard: working weights, optimizer state in its tier, gradients that wait.
 
-State is kept by *kind*. One kind of each region is the state's own working copy of the weights (`WORKING_KIND`): the upper
-half of a split master, an fp32 master, or the fp16 copy beside one.
+State is kept by *kind*. One kind of each region is the state's own working copy of the weights (`WORKING_KIND`): the
+upper half of a split master, an fp32 master, or the fp16 copy beside one.
 
 | working weights of the forward | where |
 |---|---|

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
+from workbench.engine.assembly import assemble
 from workbench.engine.checkpointing import BlockCheckpointing
 from workbench.engine.compute_clock import ComputeClock, exposed_seconds, lane_seconds
 from workbench.engine.device import Device, open_device
-from workbench.engine.discovery import FoundShard, find_shards, lay_out, storage_dtypes
+from workbench.engine.discovery import FoundShard, find_shards, lay_out
 from workbench.engine.disk import DiskTier
 from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.forward_gate import ForwardGate
@@ -39,25 +40,22 @@ from workbench.engine.gradients import GradientIntake
 from workbench.engine.lanes import LaneThreads
 from workbench.engine.ledger import Ledger, memory_ledger
 from workbench.engine.loss_scale import LossScale
-from workbench.engine.memory import ShardMemory
 from workbench.engine.precision import Compute, Precision, compute_dtypes, working_precision
 from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
 from workbench.engine.routing import Conditions, route_shard
 from workbench.engine.step_work import GradientSet, StepWork
 from workbench.engine.stored import StoredTensor
-from workbench.engine.streamed import StreamedShard
 from workbench.engine.watchdog import Watchdog
 from workbench.engine.weight_window import WeightWindow
-from workbench.layout import NORM_BLOCK, Layout
+from workbench.layout import Layout
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.placement import Tier, place
 from workbench.state_formats import MOMENTS, StateFormat
-from workbench.timeline import Kind, Overlap, StepShape, Timeline, build_timeline
+from workbench.timeline import Kind, Lane, Overlap, StepShape, Timeline, build_timeline
 
 SKIPS_ALLOWED = 2
 DEFAULT_CHUNK_BYTES = 16 << 20
-SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 DEFAULT_DELAY_WARMUP = 40
 DEFAULT_WATCHDOG_S = 600.0
 
@@ -85,8 +83,8 @@ class OffloadEngine:
         precision: of the working weights; "auto" is bf16 on a device that has it, else fp32. "fp16" scales the loss.
         compute: "auto" computes 16-bit weights in fp32 where the CPU has no such arithmetic, "same" in their own
             precision, "fp32" always in fp32 (on the CPU).
-        activation_checkpointing: recompute each block's forward during backward. Weights that come through slots need it.
-        activations: "host" keeps what backward needs of each block's input on the host.
+        activation_checkpointing: recompute each block's forward during backward. Weights that come through slots
+        need it. activations: "host" keeps what backward needs of each block's input on the host.
         disk_path: a folder for the files of the disk tier.
         chunk_bytes: bytes of working weights that move and update together.
         threads: of the host optimizer; "auto" takes what this process may use.
@@ -167,20 +165,16 @@ class OffloadEngine:
             must_wait=global_quantity or overlap != "exact",
             overlap=overlap,
         )
-        self._routes = [
-            route_shard(s, p, conditions) for s, p in zip(self.layout.shards, placements, strict=True)
-        ]
-        streamed = frozenset(
-            s.index for s, r in zip(self.layout.shards, self._routes, strict=True) if r.streamed
-        )
+        routes = [route_shard(s, p, conditions) for s, p in zip(self.layout.shards, placements, strict=True)]
+        streamed = frozenset(s.index for s, r in zip(self.layout.shards, routes, strict=True) if r.streamed)
         if streamed and not activation_checkpointing:
             raise ValueError(
-                "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 bits "
-                "and computed in fp32) need it; without it backward would read what another block left in the slot"
+                "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 "
+                "bits and computed in fp32) need it; without it backward would read what another block left there"
             )
         self._shape = StepShape(
             gradient_accumulation=gradient_accumulation,
-            flows=tuple(route.flow() for route in self._routes),
+            flows=tuple(route.flow() for route in routes),
             global_quantity=global_quantity,
             overlap="exact" if overlap == "delayed" else overlap,
         )
@@ -193,75 +187,45 @@ class OffloadEngine:
         self._host: Arithmetic | None = None
         self._window: WeightWindow | None = None
         try:
-            if any("disk" in (r.placement.weights, r.placement.state) for r in self._routes):
+            if any("disk" in (r.placement.weights, r.placement.state) for r in routes):
                 assert disk_path is not None
                 self._disk = DiskTier(Path(disk_path))
-            on_host = [r for r in self._routes if not r.on_device]
+            on_host = [r for r in routes if not r.on_device]
             on_device = TorchArithmetic()
             self._host = _host_arithmetic(threads, state_format) if on_host else on_device
-            stored = storage_dtypes(found, self.dtype)
-            self._memories: list[ShardMemory] = []
-            parameters: list[list[nn.Parameter]] = []
-            self._streamed: list[StreamedShard] = []
-            buffer: Tensor | None = None
-            for shard, source, route in zip(self.layout.shards, found, self._routes, strict=True):
-                if materialize is not None and any(p.is_meta for p in source.parameters.values()):
-                    materialize(source)
-                memory = ShardMemory(shard, route, self.device, conditions.compute_dtypes, self._disk)
-                if memory.files:
-                    needed = max((memory.staging_bytes(c) for c in shard.chunks), default=0)
-                    if buffer is None or buffer.numel() < needed:
-                        buffer = self.device.empty_pages(needed)
-                members = [source.parameters[segment.name] for segment in shard.segments]
-                memory.adopt(members, on_device if route.on_device else self._host, buffer)
-                frozen = [(f.name, source.parameters[f.name], stored[f.name]) for f in shard.frozen]
-                if route.streamed:
-                    self._streamed.append(
-                        StreamedShard(
-                            memory,
-                            members,
-                            frozen,
-                            conditions.compute_dtypes,
-                            self.device,
-                            self._disk,
-                            max(chunk_bytes, SMALLEST_PIECE_BYTES),
-                        )
-                    )
-                else:
-                    for _, parameter, dtype in frozen:
-                        dtype = conditions.compute_dtype(dtype)
-                        parameter.data = parameter.data.to(device=self.device.torch_device, dtype=dtype)
-                for member in members:
-                    member.grad = None
-                self._memories.append(memory)
-                parameters.append(members)
-            del buffer
-            for module in model.modules():
-                for name, held in module._buffers.items():
-                    if held is not None:
-                        module._buffers[name] = held.to(self.device.torch_device)
-            self._parameters = parameters
-            self._frozen = [
-                [(f.name, source.parameters[f.name]) for f in shard.frozen]
-                for shard, source in zip(self.layout.shards, found, strict=True)
-            ]
-
+            self._assembly = assemble(
+                model,
+                found,
+                self.layout,
+                routes,
+                conditions,
+                storage=self.dtype,
+                device=self.device,
+                disk=self._disk,
+                on_host=self._host,
+                on_device=on_device,
+                chunk_bytes=chunk_bytes,
+                materialize=materialize,
+            )
+            memories, parameters = self._assembly.memories, self._assembly.parameters
             self._intake = GradientIntake(
-                self._memories, parameters, self.device, self._clock, bounded=overlap != "serial"
+                memories, parameters, self.device, self._clock, bounded=overlap != "serial"
             )
             self._work = StepWork(
-                self._memories, self._intake, self.device, self._host, on_device, gradient_clipping
+                memories, self._intake, self.device, self._host, on_device, gradient_clipping
             )
             # Where all updates are compute's own, they are done when backward returns, and no forward waits.
-            lanes_work = not all(r.by_compute and r.gradients != "gathered" for r in self._routes)
+            lanes_work = not all(r.by_compute and r.gradients != "gathered" for r in routes)
             updated = {i for i in range(len(found)) if lanes_work and i not in streamed}
-            watched = {i for i, route in enumerate(self._routes) if not route.by_compute}
-            self._gate = ForwardGate(
-                model, found, updated, watched, self._clock, self._intake.block_called
-            )
-            if self._streamed:
+            watched = {i for i, route in enumerate(routes) if not route.by_compute}
+            self._gate = ForwardGate(model, found, updated, watched, self._clock, self._intake.block_called)
+            if self._assembly.streamed:
                 self._window = WeightWindow(
-                    self._streamed, self.device, self._lanes, self._gate.when_ready, self._clock.waiting
+                    self._assembly.streamed,
+                    self.device,
+                    self._lanes,
+                    self._gate.when_ready,
+                    self._clock.waiting,
                 )
             self._activations = _activation_offload(self.device) if activations == "host" else None
             self._checkpointing = BlockCheckpointing(
@@ -352,7 +316,8 @@ class OffloadEngine:
         """End the step: its update runs on, or has run, and the next forward waits for it block by block.
 
         A step may have fewer micro-batches than `gradient_accumulation` (the end of the data); its mean is over those
-        it has. Returns at once; the report waits. A delayed step has waited for its own gradients, not for their update.
+        it has. Returns at once; the report waits. A delayed step has waited for its own gradients, not for their
+        update.
 
         Raises:
             RuntimeError: there was no backward().
@@ -387,8 +352,8 @@ class OffloadEngine:
     def wait(self) -> None:
         """Return when no host work is left: weights and state are those after the last step.
 
-        In a delayed engine the state has then seen the last step's gradients, and the weights that the next forward reads
-        have not; `weights` gives those that have.
+        In a delayed engine the state has then seen the last step's gradients, and the weights that the next forward
+        reads have not; `weights` gives those that have.
 
         Raises:
             NonFiniteGradientsError: gradients were not finite three steps in a row, or shards had been updated already.
@@ -423,12 +388,10 @@ class OffloadEngine:
                 self.wait()
                 if self._window is not None:
                     self._window.unbind()
-                for memory, members in zip(self._memories, self._parameters, strict=True):
-                    if self._overlap == "delayed":
+                if self._overlap == "delayed":
+                    for memory in self._assembly.memories:
                         memory.push_weights()
-                    memory.leave(members)
-                for shard in self._streamed:
-                    shard.leave_frozen()
+                self._assembly.leave()
         finally:
             self._tear_down()
 
@@ -476,35 +439,18 @@ class OffloadEngine:
         Writing into them and calling `restore` resumes a step later. Names, dtypes and lengths do not depend on tiers.
         """
         self.wait()
-        for memory in self._memories:
+        for memory in self._assembly.memories:
             for kind, tensor in memory.state():
                 yield f"{memory.shard.index:04d}-{memory.shard.name}/{kind}", tensor
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """The newest weights, a dictionary a shard: each parameter once, by its first name, in the storage dtype.
 
-        On the host; tensors of shards that live there are views, to be read before the next step. At most one shard that
-        is on disk, or on a device, is held in memory at a time.
+        On the host; tensors of shards that live there are views, to be read before the next step. At most one shard
+        that is on disk, or on a device, is held in memory at a time.
         """
         self.wait()
-        streamed = {s.shard.index: s for s in self._streamed}
-        for memory, frozen in zip(self._memories, self._frozen, strict=True):
-            shard = memory.shard
-            found: dict[str, Tensor] = {}
-            for number, region in enumerate(memory.regions):
-                copy = region.working_copy
-                if copy is not None:
-                    whole = copy.cpu()
-                else:
-                    stored = memory.stored(number, region.working_kind)
-                    whole = stored.read(0, stored.numel())
-                for segment in (s for s in shard.segments if s.region == number):
-                    found[segment.name] = memory.of_segment(whole, segment).view(segment.shape)
-            kept = dict(streamed[shard.index].frozen_weights()) if shard.index in streamed else {}
-            for name, parameter in frozen:
-                flat = kept.get(name)
-                found[name] = parameter.detach().cpu() if flat is None else flat.view(parameter.shape)
-            yield found
+        return self._assembly.weights()
 
     def counters(self) -> dict[str, Any]:
         """What the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
@@ -514,7 +460,7 @@ class OffloadEngine:
             "skipped_in_a_row": self._skipped_in_a_row,
             "parameter_steps": {
                 segment.name: memory.steps[number]
-                for memory in self._memories
+                for memory in self._assembly.memories
                 for number, segment in enumerate(memory.shard.segments)
             },
         }
@@ -529,7 +475,7 @@ class OffloadEngine:
             ValueError: the counters are of another model.
         """
         self.wait()
-        known = {s.name for m in self._memories for s in m.shard.segments}
+        known = {s.name for m in self._assembly.memories for s in m.shard.segments}
         given = counters["parameter_steps"]
         if known != set(given):
             odd = sorted(known.symmetric_difference(given))
@@ -540,7 +486,7 @@ class OffloadEngine:
         if self._loss_scale is not None and "loss_scale" in counters:
             self._loss_scale.load(counters["loss_scale"])
         assert self._host is not None
-        for memory in self._memories:
+        for memory in self._assembly.memories:
             memory.steps[:] = [int(given[segment.name]) for segment in memory.shard.segments]
             memory.derive(self._host, self._work.take_buffer())
         if self._window is not None:
@@ -548,7 +494,9 @@ class OffloadEngine:
 
     def memory(self) -> Ledger:
         """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
-        return memory_ledger(self._memories, self._streamed, self._window, self._intake, self._work)
+        return memory_ledger(
+            self._assembly.memories, self._assembly.streamed, self._window, self._intake, self._work
+        )
 
     def disk_written_per_day(self) -> float | None:
         """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""
@@ -644,6 +592,9 @@ class OffloadEngine:
         spans += execution.spans
         if self._window is not None:
             spans += self._window.take_spans()
+        if self._overlap == "serial":
+            # The model's own thread did the lanes' work: it waited for all of it.
+            waits += [(span.start_s, span.stop_s) for span in spans if span.lane is not Lane.COMPUTE]
         return StepResult(
             step=self.steps,
             grad_norm=verdict.grad_norm,

@@ -30,7 +30,8 @@ def working_precision(precision: Precision, device: Device) -> torch.dtype:
 def compute_dtypes(compute: Compute, device: Device) -> dict[torch.dtype, torch.dtype]:
     """What stored dtypes are computed in, where that differs.
 
-    A CPU without 16-bit arithmetic computes 16-bit weights in fp32; its own 16-bit products are hundreds of times slower.
+    A CPU without 16-bit arithmetic computes 16-bit weights in fp32; its own 16-bit products are hundreds of times
+    slower.
 
     Raises:
         ValueError: `compute` is unknown, or fp32 is asked of a device that is no CPU.

@@ -19,7 +19,8 @@ class StepResult:
 
     `grad_norm`: of the step's mean gradient, before clipping. `skipped`: it was not finite and nothing was written.
     `lane_seconds`: busy seconds a lane, of which the model waited `exposed_seconds`; the rest was hidden behind it.
-    `exposed_s`: seconds in which the model waited, for whatever lane. `loss_scale`: that its backward had; 1 unless fp16.
+    `exposed_s`: seconds in which the model waited, for whatever lane. `loss_scale`: that its backward had; 1 unless
+    fp16.
     """
 
     step: int

@@ -50,8 +50,8 @@ class ShardRoute:
 
     `on_device`: the state is on a device of its own. `streamed`: the weights come into a slot when they are used.
     `aliased`: what the forward reads is the state's own working copy. `gradients`: they stay in autograd's
-    tensors, are taken from there micro-batch by micro-batch, or are gathered into chunks. `accumulates`: the engine sums
-    them in fp32. `waiting`: where they are until the update.
+    tensors, are taken from there micro-batch by micro-batch, or are gathered into chunks. `accumulates`: the engine
+    sums them in fp32. `waiting`: where they are until the update.
     """
 
     placement: Placement

@@ -332,7 +332,9 @@ class StepWork:
         if memory.route.gradients != "referenced":
             assert whole is not None or not any(has[part.segment] for part in chunk.slices)
             slices = [] if whole is None else memory.slices(whole, chunk)
-            found = [s if has[part.segment] else None for part, s in zip(chunk.slices, slices, strict=bool(slices))]
+            found = [
+                s if has[part.segment] else None for part, s in zip(chunk.slices, slices, strict=bool(slices))
+            ]
             found = found or [None] * len(chunk.slices)
         else:
             held, segments = gradients.held, memory.shard.segments

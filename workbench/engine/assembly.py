@@ -1,0 +1,123 @@
+"""Lays a module's parameters into memory: shards found, placed and routed, each taken over in turn.
+
+At most one shard is in memory twice, so that a model larger than the host can be made shard by shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.arithmetic import Arithmetic
+from workbench.engine.device import Device
+from workbench.engine.discovery import FoundShard, storage_dtypes
+from workbench.engine.disk import DiskTier
+from workbench.engine.memory import ShardMemory
+from workbench.engine.routing import Conditions, ShardRoute
+from workbench.engine.streamed import StreamedShard
+from workbench.layout import NORM_BLOCK, Layout
+
+SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """All shards in memory, in forward order. `parameters`: one for each segment. `frozen`: by name."""
+
+    layout: Layout
+    memories: list[ShardMemory]
+    parameters: list[list[nn.Parameter]]
+    frozen: list[list[tuple[str, nn.Parameter]]]
+    streamed: list[StreamedShard]
+
+    def weights(self) -> Iterator[dict[str, Tensor]]:
+        """The newest weights, a dictionary a shard; see `OffloadEngine.weights`."""
+        streamed = {s.shard.index: s for s in self.streamed}
+        for memory, frozen in zip(self.memories, self.frozen, strict=True):
+            yield _shard_weights(memory, frozen, streamed.get(memory.shard.index))
+
+    def leave(self) -> None:
+        """Bind what was streamed, or computed in another dtype, to its weights on the host."""
+        for memory, members in zip(self.memories, self.parameters, strict=True):
+            memory.leave(members)
+        for shard in self.streamed:
+            shard.leave_frozen()
+
+
+def assemble(
+    model: nn.Module,
+    found: Sequence[FoundShard],
+    layout: Layout,
+    routes: Sequence[ShardRoute],
+    conditions: Conditions,
+    *,
+    storage: torch.dtype,
+    device: Device,
+    disk: DiskTier | None,
+    on_host: Arithmetic,
+    on_device: Arithmetic,
+    chunk_bytes: int,
+    materialize: Callable[[FoundShard], None] | None,
+) -> Assembly:
+    """Take the parameters and buffers of `model` over, shard by shard.
+
+    Raises:
+        ValueError: a parameter is on the meta device and there is no `materialize`.
+        DiskError: the disk has no room, or refuses.
+    """
+    stored = storage_dtypes(list(found), storage)
+    assembly = Assembly(layout, [], [], [], [])
+    buffer: Tensor | None = None
+    for shard, source, route in zip(layout.shards, found, routes, strict=True):
+        if materialize is not None and any(p.is_meta for p in source.parameters.values()):
+            materialize(source)
+        memory = ShardMemory(shard, route, device, conditions.compute_dtypes, disk)
+        if memory.files:
+            needed = max((memory.staging_bytes(c) for c in shard.chunks), default=0)
+            if buffer is None or buffer.numel() < needed:
+                buffer = device.empty_pages(needed)
+        members = [source.parameters[segment.name] for segment in shard.segments]
+        memory.adopt(members, on_device if route.on_device else on_host, buffer)
+        frozen = [(f.name, source.parameters[f.name], stored[f.name]) for f in shard.frozen]
+        if route.streamed:
+            piece_bytes = max(chunk_bytes, SMALLEST_PIECE_BYTES)
+            assembly.streamed.append(
+                StreamedShard(memory, members, frozen, conditions.compute_dtypes, device, disk, piece_bytes)
+            )
+        else:
+            for _, parameter, dtype in frozen:
+                dtype = conditions.compute_dtype(dtype)
+                parameter.data = parameter.data.to(device=device.torch_device, dtype=dtype)
+        for member in members:
+            member.grad = None
+        assembly.memories.append(memory)
+        assembly.parameters.append(members)
+        assembly.frozen.append([(name, parameter) for name, parameter, _ in frozen])
+    for module in model.modules():
+        for name, held in module._buffers.items():
+            if held is not None:
+                module._buffers[name] = held.to(device.torch_device)
+    return assembly
+
+
+def _shard_weights(
+    memory: ShardMemory, frozen: Sequence[tuple[str, nn.Parameter]], streamed: StreamedShard | None
+) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for number, region in enumerate(memory.regions):
+        copy = region.working_copy
+        if copy is not None:
+            whole = copy.cpu()
+        else:
+            stored = memory.stored(number, region.working_kind)
+            whole = stored.read(0, stored.numel())
+        for segment in (s for s in memory.shard.segments if s.region == number):
+            found[segment.name] = memory.of_segment(whole, segment).view(segment.shape)
+    kept = {} if streamed is None else dict(streamed.frozen_weights())
+    for name, parameter in frozen:
+        flat = kept.get(name)
+        found[name] = parameter.detach().cpu() if flat is None else flat.view(parameter.shape)
+    return found
