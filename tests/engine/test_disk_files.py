@@ -233,16 +233,26 @@ def test_written_per_day_is_the_rate_since_the_first_write_began(
 # What the disk does wrong
 
 
-def test_short_transfers_are_continued(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_write, real_read = os.pwritev, os.preadv
-    # Direct I/O has to go on at a page, wherever it came up short.
-    most = PAGE_BYTES + 512 if tier.direct else 1000
-    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: real_write(fd, [parts[0][:most]], at))
-    monkeypatch.setattr(os, "preadv", lambda fd, parts, at: real_read(fd, [parts[0][:most]], at))
+def test_short_transfers_are_continued_at_a_page_where_they_are_direct(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets: list[int] = []
+
+    def short(real: Transfer) -> Transfer:
+        def transfer(descriptor: int, buffers: list[Any], offset: int) -> int:
+            offsets.append(offset)
+            return min(real(descriptor, [buffers[0][: 2 * PAGE_BYTES]], offset), PAGE_BYTES + 100)
+
+        return transfer
+
+    monkeypatch.setattr(os, "pwritev", short(os.pwritev))
+    monkeypatch.setattr(os, "preadv", short(os.preadv))
     file, (buffer,) = written(tier, (5 * PAGE_BYTES,))
     out = page_aligned(5 * PAGE_BYTES)
     file.read(0, out)
     assert torch.equal(out, buffer)
+    forward = PAGE_BYTES if tier.direct else PAGE_BYTES + 100
+    assert offsets == list(range(0, 5 * PAGE_BYTES, forward)) * 2
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EIO])
@@ -365,8 +375,14 @@ def test_a_record_that_is_not_there_is_refused(tier: DiskTier, record: int) -> N
     assert path_of(tier).stat().st_size == file.nbytes
 
 
+def test_a_record_of_negative_length_is_refused_before_a_file_is_made(tier: DiskTier) -> None:
+    with pytest.raises(ValueError, match="cannot have -1 bytes"):
+        tier.create("state", [10, -1])
+    assert [p.name for p in tier.folder.iterdir()] == [disk.LOCK]
+
+
 def test_names_that_no_file_could_have_and_equal_names_are_taken(tier: DiskTier) -> None:
-    names = ["a/b", "a/b", "../up", "ä" * 300, "x" * 300]
+    names = ["a/b", "a/b", "../up", "𝒜" * 300, "x" * 300]
     files = [tier.create(name, [10]) for name in names]
     for seed, file in enumerate(files):
         file.write(0, filled(10, seed))
@@ -440,24 +456,36 @@ def test_without_direct_io_what_is_written_or_read_leaves_the_page_cache(
     tier.close()
 
 
-def test_page_aligned_memory_is_whole_zeroed_pages_and_goes_back_when_freed() -> None:
-    def mapped(address: int) -> bool:
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            start, stop = (int(part, 16) for part in line.split()[0].split("-"))
-            if start <= address < stop:
-                return True
-        return False
+def flags_of_mapping(address: int) -> list[str] | None:
+    """What the system knows of the mapping that holds `address`; None where nothing is mapped."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            start, stop = (int(part, 16) for part in first.split("-"))
+            inside = start <= address < stop
+        elif inside and first == "VmFlags:":
+            return rest
+    return None
 
+
+def test_page_aligned_memory_is_whole_zeroed_pages_and_goes_back_when_freed() -> None:
     for nbytes in (1, PAGE_BYTES, 3 * PAGE_BYTES + 5):
         buffer = page_aligned(nbytes)
         assert buffer.dtype == torch.uint8 and buffer.shape == (padded(nbytes),)
         assert buffer.data_ptr() % PAGE_BYTES == 0 and not buffer.any()
     assert page_aligned(0).numel() == 0
-    # Larger than any gap in the address space that something else is likely to take meanwhile.
+    # So large that nothing else is likely to take its place meanwhile.
     large = page_aligned(1 << 30)
     address = large.data_ptr() + large.numel() // 2
     view = large[10:20]
     del large
-    assert mapped(address)
+    assert flags_of_mapping(address) is not None
     del view
-    assert not mapped(address)
+    assert flags_of_mapping(address) is None
+
+
+def test_a_fork_does_not_move_memory_that_is_being_read_into() -> None:
+    buffer = page_aligned(PAGE_BYTES)
+    flags = flags_of_mapping(buffer.data_ptr())
+    assert flags is not None and "dc" in flags, "the system is told not to copy these pages on a fork"

@@ -76,7 +76,7 @@ def test_a_small_disk_of_its_own_fills_up(tmp_path: Path) -> None:
         tier.close()
         assert not any(tmp_path.iterdir())
     finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
 def test_room_can_be_asked_for_ahead(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +192,30 @@ def test_a_tier_whose_folder_is_swept_away_while_it_is_made_makes_another(
     disk._remove_leftovers(tmp_path)
     assert tier.folder.is_dir()
     tier.close()
+
+
+def test_a_lock_that_was_replaced_since_it_was_opened_lets_nobody_remove_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"{disk.PREFIX}taken-over"
+    folder.mkdir()
+    (folder / disk.LOCK).touch()
+    real = fcntl.flock
+    held: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not held:
+            (folder / disk.LOCK).unlink()
+            held.append(os.open(folder / disk.LOCK, os.O_RDWR | os.O_CREAT))
+            real(held[0], fcntl.LOCK_EX)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(disk.fcntl, "flock", flock)
+    disk._remove_leftovers(tmp_path)
+    assert held and (folder / disk.LOCK).exists()
+    os.close(held[0])
+    disk._remove_leftovers(tmp_path)
+    assert not folder.exists()
 
 
 def test_tiers_opened_and_closed_at_once_never_remove_each_others_files(tmp_path: Path) -> None:
