@@ -1,0 +1,349 @@
+"""What people do between and within steps: evaluate, ask for input gradients, fail, go on. Plain torch is the truth."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hard_models import ROWS, WIDTH, Block, DropoutInBlocks, Stack, loss_of_hard, plain_batch
+from plain_torch import SETTINGS, engine_weights, total_norm
+from small_models import CHUNK_BYTES, SeparateMemory, clone, torch_adamw
+from torch import Tensor, nn
+
+from workbench.engine import OffloadEngine
+
+WAYS: dict[str, dict[str, Any]] = {
+    "state-host": {"weights": "device", "state": "host"},
+    "weights-host": {"weights": "host", "state": "host"},
+    "weights-host-clipped": {"weights": "host", "state": "host", "gradient_clipping": 0.1},
+    "weights-disk": {"weights": "disk", "state": "disk"},
+    "delayed": {"weights": "host", "state": "host", "overlap": "delayed", "delay_warmup": 1},
+}
+IN_ORDER = [way for way in WAYS if way != "delayed"]
+
+
+def open_engine(model: nn.Module, way: str, folder: Path, **options: Any) -> OffloadEngine:
+    given = {**WAYS[way], **options}
+    if given["state"] == "disk":
+        given["disk_path"] = folder
+    return OffloadEngine(
+        model,
+        optimizer=SETTINGS,
+        device=SeparateMemory(1, longest_s=0.001),
+        chunk_bytes=CHUNK_BYTES,
+        threads=2,
+        precision="fp32",
+        **given,
+    )
+
+
+def open_torch(model: nn.Module) -> torch.optim.AdamW:
+    return torch_adamw(
+        model, SETTINGS.lr, SETTINGS.weight_decay, betas=SETTINGS.betas, eps=SETTINGS.eps, foreach=False
+    )
+
+
+def torch_step(model: nn.Module, optimizer: torch.optim.AdamW, clipping: float = 0.0) -> float:
+    norm = total_norm([p for p in model.parameters() if p.requires_grad])
+    if clipping:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clipping)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def assert_weights_are(engine: OffloadEngine, model: nn.Module, reference: nn.Module) -> None:
+    ours = engine_weights(engine, model)
+    for name, theirs in reference.named_parameters():
+        torch.testing.assert_close(ours[name], theirs.detach(), rtol=1e-4, atol=2e-5, msg=name)
+
+
+def stack(seed: int = 0, **options: Any) -> Stack:
+    torch.manual_seed(seed)
+    return Stack(**options).train()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_evaluation_between_steps_and_micro_batches_changes_no_bit_of_training(
+    way: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    start = DropoutInBlocks().train()
+
+    def train(evaluates: bool, folder: Path) -> tuple[list[float], dict[str, Tensor]]:
+        model, losses = clone(start), []
+        folder.mkdir()
+        with open_engine(model, way, folder, gradient_accumulation=2) as engine:
+            for step in range(4):
+                for micro in range(2):
+                    torch.manual_seed(10 * step + micro)
+                    loss = loss_of_hard(model, plain_batch(2 * step + micro))
+                    losses.append(loss.item())
+                    engine.backward(loss)
+                    if evaluates:
+                        with torch.no_grad():
+                            loss_of_hard(model.eval(), plain_batch(99))
+                        model.train()
+                engine.step()
+                if evaluates:
+                    with torch.no_grad():
+                        model.eval()
+                        first = loss_of_hard(model, plain_batch(99)).item()
+                        assert loss_of_hard(model, plain_batch(99)).item() == first
+                        model.train()
+                    with torch.inference_mode():
+                        loss_of_hard(model, plain_batch(98))
+            return losses, engine_weights(engine, model)
+
+    plain, evaluated = train(False, tmp_path / "plain"), train(True, tmp_path / "evaluated")
+    assert plain[0] == evaluated[0]
+    assert all(torch.equal(plain[1][name], evaluated[1][name]) for name in plain[1])
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_evaluation_sees_the_weights_after_the_last_step(way: str, tmp_path: Path) -> None:
+    model, reference = stack(), stack()
+    optimizer = open_torch(reference)
+    with open_engine(model, way, tmp_path) as engine:
+        for step in range(3):
+            loss_of_hard(reference, plain_batch(step)).backward()
+            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+            engine.backward(loss_of_hard(model, plain_batch(step)))
+            engine.step()  # not waited for
+            with torch.no_grad():
+                ours, theirs = (loss_of_hard(m, plain_batch(50)) for m in (model, reference))
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_the_gradient_of_an_input_is_torchs(way: str, tmp_path: Path) -> None:
+    model, reference = stack(), stack()
+    optimizer = open_torch(reference)
+    with open_engine(model, way, tmp_path) as engine:
+        for step in range(3):
+            ours, theirs = (plain_batch(step)[0].requires_grad_() for _ in range(2))
+            loss_of_hard(reference, (theirs, None)).backward()
+            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+            engine.backward(loss_of_hard(model, (ours, None)))
+            engine.step()
+            assert ours.grad is not None and theirs.grad is not None
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_two_forwards_may_share_one_backward(way: str, tmp_path: Path) -> None:
+    """As contrastive losses have it: every block is called twice before its first gradient comes."""
+    model, reference = stack(), stack()
+    optimizer = open_torch(reference)
+    with open_engine(model, way, tmp_path) as engine:
+        for step in range(3):
+            losses = []
+            for network in (reference, model):
+                one, two = (loss_of_hard(network, plain_batch(2 * step + i)) for i in range(2))
+                losses.append(one + two + (one - two).square())
+            losses[0].backward()
+            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+            engine.backward(losses[1])
+            engine.step()
+        assert_weights_are(engine, model, reference)
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_a_forward_that_is_thrown_away_does_no_harm(way: str, tmp_path: Path) -> None:
+    model, reference = stack(), stack()
+    optimizer = open_torch(reference)
+    with open_engine(model, way, tmp_path, gradient_accumulation=2) as engine:
+        for step in range(3):
+            for micro in range(2):
+                (loss_of_hard(reference, plain_batch(2 * step + micro)) / 2).backward()
+                kept = loss_of_hard(model, plain_batch(2 * step + micro))
+                loss_of_hard(model, plain_batch(77))
+                engine.backward(kept)
+                loss_of_hard(model, plain_batch(78))
+            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+            engine.step()
+        assert_weights_are(engine, model, reference)
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_train_and_eval_may_be_switched_between_micro_batches(way: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reference = DropoutInBlocks().train()
+    model = clone(reference)
+    optimizer = open_torch(reference)
+    with open_engine(model, way, tmp_path, gradient_accumulation=2) as engine:
+        for step in range(3):
+            for micro, training in enumerate((True, False)):
+                for network in (reference, model):
+                    torch.manual_seed(step)
+                    loss = loss_of_hard(network.train(training), plain_batch(2 * step + micro))
+                    if network is reference:
+                        (loss / 2).backward()
+                    else:
+                        engine.backward(loss)
+            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+            engine.step()
+        assert_weights_are(engine, model, reference)
+
+
+class RunningStatistics(Stack):
+    """Blocks that update a buffer in forward."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Block(inner=50)
+            self.normal = nn.BatchNorm1d(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.normal(self.inner(x))
+            return out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(RunningStatistics.Part() for _ in range(3))
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_blocks_with_running_statistics_train_and_evaluate(way: str, tmp_path: Path) -> None:
+    """Recomputing counts a batch twice into the statistics, as every checkpointing does; weights are torch's."""
+    torch.manual_seed(0)
+    reference = RunningStatistics().train()
+    model = clone(reference)
+    optimizer = open_torch(reference)
+    with open_engine(model, way, tmp_path) as engine:
+        for step in range(4):
+            loss_of_hard(reference, plain_batch(step)).backward()
+            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+            engine.backward(loss_of_hard(model, plain_batch(step)))
+            engine.step()
+        assert_weights_are(engine, model, reference)
+        assert int(model.blocks[0].normal.num_batches_tracked) >= 4
+        with torch.no_grad():
+            assert torch.isfinite(loss_of_hard(model.eval(), plain_batch(9)))
+
+
+class Failing(Stack):
+    """Raises in a block's forward, in its recompute, or in its backward, where it is told to."""
+
+    class Part(Block):
+        fails = ""
+        runs = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.runs += 1
+            if self.fails == "forward" or (self.fails == "recompute" and self.runs % 2 == 0):
+                raise KeyError("the block breaks")
+            out = super().forward(x)
+            if self.fails == "backward" and out.requires_grad:
+                out.register_hook(self._break)
+            return out
+
+        @staticmethod
+        def _break(gradient: Tensor) -> None:
+            raise KeyError("the block breaks")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Failing.Part() for _ in range(4))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_after_an_exception_in_a_blocks_forward_training_goes_on_as_if_it_had_not_been_called(
+    way: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    start = Failing().train()
+    outcomes = []
+    for breaks in (False, True):
+        model, folder = clone(start), tmp_path / str(breaks)
+        folder.mkdir()
+        with open_engine(model, way, folder, gradient_accumulation=2) as engine:
+            for step in range(4):
+                for micro in range(2):
+                    if breaks:
+                        model.blocks[2].fails = "forward"
+                        with pytest.raises(KeyError, match="the block breaks"):
+                            loss_of_hard(model, plain_batch(77))
+                        model.blocks[2].fails = ""
+                    engine.backward(loss_of_hard(model, plain_batch(2 * step + micro)))
+                engine.step()
+            outcomes.append(engine_weights(engine, model))
+    assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
+
+
+@pytest.mark.parametrize("fails", ["recompute", "backward"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_in_a_blocks_backward_reaches_the_caller_and_stops_the_engine_in_words(
+    way: str, fails: str, tmp_path: Path
+) -> None:
+    """Gradients that came half-way cannot be told apart from whole ones. The fixture sees that no thread is left."""
+    torch.manual_seed(0)
+    model = Failing().train()
+    with open_engine(model, way, tmp_path, gradient_accumulation=2) as engine:
+        for step in range(2):
+            engine.backward(loss_of_hard(model, plain_batch(step)))
+        engine.step()
+        engine.wait()
+        model.blocks[1].fails = fails
+        model.blocks[1].runs = 0
+        loss = loss_of_hard(model, plain_batch(3))
+        with pytest.raises(KeyError, match="the block breaks"):
+            engine.backward(loss)
+        model.blocks[1].fails = ""
+        with pytest.raises(RuntimeError, match="stopped after an error"):
+            engine.backward(torch.zeros((), requires_grad=True))
+        with pytest.raises(RuntimeError, match="stopped after an error"):
+            engine.step()
+        if WAYS[way]["weights"] != "device":
+            # The weights do not come any more: this must not look like a forward.
+            with pytest.raises((RuntimeError, KeyError)):
+                loss_of_hard(model, plain_batch(4))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_closed_engines_model_is_torchs_again_and_nothing_holds_it(way: str, tmp_path: Path) -> None:
+    model = stack()
+    engine = open_engine(model, way, tmp_path)
+    for step in range(2):
+        engine.backward(loss_of_hard(model, plain_batch(step)))
+        engine.step()
+    newest = engine_weights(engine, model)
+    engine.close()
+    if WAYS[way]["weights"] != "disk":
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.detach(), newest[name]), name
+        expected = stack()
+        with torch.no_grad():
+            for name, parameter in expected.named_parameters():
+                parameter.copy_(newest[name])
+        for network in (model, expected):
+            loss_of_hard(network, plain_batch(5)).backward()
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            assert torch.equal(ours.grad, theirs.grad)
+    held = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_a_block_may_be_called_by_itself(way: str, tmp_path: Path) -> None:
+    """With gradients or without, outside of any forward of the model, as probes and analyses do."""
+    model, reference = stack(), stack()
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(5))
+    with open_engine(model, way, tmp_path) as engine:
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                assert torch.equal(model.blocks[2](x), reference.blocks[2](x))
+        engine.backward(loss_of_hard(model, plain_batch(0)))
+        engine.step()
+        optimizer = open_torch(reference)
+        loss_of_hard(reference, plain_batch(0)).backward()
+        torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+        assert_weights_are(engine, model, reference)
