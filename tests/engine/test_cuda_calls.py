@@ -225,7 +225,10 @@ def test_an_engine_trains_the_same_bits_on_it_however_much_is_registered(
 ) -> None:
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1024)
 
+    asked = []
+
     def pinned_buffer(nbytes: int) -> Tensor | None:
+        asked.append(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8) if buffers else None
 
     monkeypatch.setattr(cuda_device, "_pinned_buffer", pinned_buffer)
@@ -236,3 +239,4 @@ def test_an_engine_trains_the_same_bits_on_it_however_much_is_registered(
     assert not cuda.registered
     told = [w for w in recwarn if "would not register" in str(w.message)]
     assert len(told) == (room < 1 << 40)
+    assert bool(asked) == (room < 1 << 40), "what is registered needs no buffers, and what is not does"

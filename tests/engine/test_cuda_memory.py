@@ -21,12 +21,12 @@ from workbench.engine.device import Device, Mark
 from workbench.timeline import Lane
 from workbench.training.failures import explain
 
-SIZES = (1, 4095, 1 << 20, (5 << 20) + 3, 70 << 20)
+SIZES = (1, 4095, 1 << 20, (5 << 20) + 3, (40 << 20) + 7)
 
 
-def noise(nbytes: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator)
+def counting(nbytes: int) -> Tensor:
+    """Bytes whose period divides no size of a piece or a buffer."""
+    return torch.arange(nbytes, dtype=torch.int32).remainder_(251).to(torch.uint8)
 
 
 def carried(device: Device, host: Tensor, back: Tensor) -> None:
@@ -54,7 +54,7 @@ def carried_beside_compute(device: Device, host: Tensor, back: Tensor) -> None:
 def test_every_byte_arrives(place: str, nbytes: int, carry: Callable[[Device, Tensor, Tensor], None]) -> None:
     device = open_place(place, seed=0)
     host, back = (device.empty_host(nbytes, torch.uint8) for _ in range(2))
-    host.copy_(noise(nbytes))
+    host.copy_(counting(nbytes))
     carry(device, host, back)
     assert torch.equal(host, back)
     carry(device, host[nbytes // 3 :], back[nbytes // 3 :])
@@ -116,7 +116,7 @@ def test_a_copy_goes_across_registered_pieces() -> None:
     device._host._piece_bytes = 1 << 20
     host, back = (device.empty_host(10 << 20, torch.uint8) for _ in range(2))
     assert len(device._host.cut(host)) == 10
-    host.copy_(noise(host.numel()))
+    host.copy_(counting(host.numel()))
     carried(device, host[1000:-1000], back[1000:-1000])
     assert torch.equal(host[1000:-1000], back[1000:-1000])
     device.close()
@@ -135,7 +135,7 @@ def test_every_byte_arrives_where_registration_fails(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         host, back = (device.empty_host(nbytes, torch.uint8) for _ in range(2))
-    host.copy_(noise(nbytes))
+    host.copy_(counting(nbytes))
     carry(device, host, back)
     assert torch.equal(host, back)
     device.close()
@@ -247,12 +247,13 @@ def test_these_delays_show_a_copy_that_does_not_wait() -> None:
 @gpu_test
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_lanes_use_the_device_that_they_were_given() -> None:
+    before = torch.cuda.memory_reserved(0)
     model = MODELS["llama"](layers=5)
     with OffloadEngine(model, device="cuda:1", weights="host") as engine:
         for ids in batches(3):
             engine.backward(loss_of(model, ids.to("cuda:1")))
             engine.step()
-    assert torch.cuda.memory_reserved(0) == 0
+    assert torch.cuda.memory_reserved(0) == before
 
 
 @gpu_test
