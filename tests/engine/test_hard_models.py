@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,32 @@ def test_fp32_adapters_beside_bf16_weights_keep_their_precision_and_the_bits_of_
         if "lora" in name:
             moved = float((theirs - before[name].detach()).norm())
             assert float((outcomes[0].parameters[name] - theirs).norm()) <= 0.02 * moved, name
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("name", ["two_lists", "layer_drop", "any_order", "backwards", "dead_block"])
+def test_nothing_is_fetched_from_a_slow_disk_while_it_is_written(
+    name: str, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is fetched ahead in backward may be a block that was left and is being updated, or one that never ran."""
+
+    def slow(write: Any) -> Any:
+        def late(*given: Any) -> int:
+            time.sleep(0.002)
+            return int(write(*given))
+
+        return late
+
+    monkeypatch.setattr(os, "pwritev", slow(os.pwritev))
+    start = make_hard(name)
+    data = steps_of(name, 1)
+    ours = train_engine(
+        start,
+        data,
+        CpuDevice() if shared else SeparateMemory(2),
+        compute_loss=loss_of_hard,
+        weights="disk",
+        state="disk",
+        disk_path=tmp_path,
+    )
+    assert_trains_the_same(ours, train_plain(start, data, compute_loss=loss_of_hard), start)

@@ -27,13 +27,12 @@ IN_ORDER = [way for way in WAYS if way != "delayed"]
 
 
 def open_engine(model: nn.Module, way: str, folder: Path, **options: Any) -> OffloadEngine:
-    given = {**WAYS[way], **options}
+    given = {"device": SeparateMemory(1, longest_s=0.001), **WAYS[way], **options}
     if given["state"] == "disk":
         given["disk_path"] = folder
     return OffloadEngine(
         model,
         optimizer=SETTINGS,
-        device=SeparateMemory(1, longest_s=0.001),
         chunk_bytes=CHUNK_BYTES,
         threads=2,
         precision="fp32",
@@ -117,6 +116,26 @@ def test_evaluation_sees_the_weights_after_the_last_step(way: str, tmp_path: Pat
             with torch.no_grad():
                 ours, theirs = (loss_of_hard(m, plain_batch(50)) for m in (model, reference))
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_evaluation_after_the_last_backward_of_a_step_sees_whole_weights(way: str, tmp_path: Path) -> None:
+    """Blocks are updated as backward goes: whoever reads them before `step` must not get some old and some new."""
+    model, reference = stack(blocks=6), stack(blocks=6)
+    optimizer = open_torch(reference)
+    seen: list[Tensor] = []
+    with open_engine(model, way, tmp_path, device=SeparateMemory(3, longest_s=0.01)) as engine:
+        for step in range(4):
+            with torch.no_grad():
+                old = loss_of_hard(reference, plain_batch(50))
+            loss_of_hard(reference, plain_batch(step)).backward()
+            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
+            engine.backward(loss_of_hard(model, plain_batch(step)))
+            with torch.no_grad():
+                new = loss_of_hard(reference, plain_batch(50))
+                seen.append(loss_of_hard(model, plain_batch(50)))
+            engine.step()
+            assert min(abs(seen[-1] - old), abs(seen[-1] - new)) <= 1e-5 * new, (old, seen[-1], new)
 
 
 @pytest.mark.parametrize("way", IN_ORDER)
