@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gc
-import mmap
-import random
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,131 +14,16 @@ from small_models import MODELS, batches, clone, loss_of
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
+from watched_copies import CopiesAtTheLastMoment, CopiesInThreads, HostWatched
 
 from workbench.engine import OffloadEngine, activation_offload
 from workbench.engine.activation_offload import ActivationOffload
-from workbench.engine.device import CpuDevice, Mark
+from workbench.engine.device import CpuDevice
 from workbench.timeline import Lane
 
 WIDTH = 64
 ROWS = 32
 INPUT_BYTES = ROWS * WIDTH * 4
-
-
-class HostWatched(CpuDevice):
-    """Memories of their own, and host memory that is not torch's: the allocator's events are those of the device.
-
-    A copy fails that touches memory which nobody kept for it, or host memory that was given back.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(shared_memory=False)
-        self._host: dict[int, mmap.mmap] = {}
-        self.begun = dict.fromkeys(Lane, 0)
-        self.copied = dict.fromkeys(Lane, 0)
-        self.fail_after: int | None = None
-
-    @property
-    def host_bytes(self) -> int:
-        return sum(len(memory) for memory in self._host.values())
-
-    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
-        memory = mmap.mmap(-1, elements * dtype.itemsize)
-        tensor = torch.frombuffer(memory, dtype=dtype, count=elements)
-        self._host[tensor.data_ptr()] = memory
-        return tensor
-
-    def release_host(self, tensor: Tensor) -> None:
-        del self._host[tensor.data_ptr()]
-
-    def begin(self, lane: Lane, destination: Tensor, source: Tensor) -> Callable[[], None]:
-        """What carries the copy out."""
-        if self.fail_after is not None:
-            self.fail_after -= 1
-            if self.fail_after < 0:
-                raise OSError("the link is down")
-        self.begun[lane] += 1
-        held = [t.untyped_storage() for t in (destination, source)]
-        starts = [t.storage_offset() * t.element_size() for t in (destination, source)]
-        host = (destination if lane is Lane.DOWNLOAD else source).data_ptr()
-        nbytes = source.nbytes
-
-        def run() -> None:
-            for storage in held:
-                # This list has one reference and somebody else another, or the allocator would have it back by now.
-                assert torch._C._storage_Use_Count(storage._cdata) > 1, "memory went away under a copy"
-            assert host in self._host, "host memory was given back under a copy"
-            to, of = (
-                torch.empty(0, dtype=torch.uint8).set_(storage, start, (nbytes,))  # type: ignore[call-overload]
-                for storage, start in zip(held, starts, strict=True)
-            )
-            to.copy_(of)
-            self.copied[lane] += nbytes
-
-        return run
-
-
-class CopiesInThreads(HostWatched):
-    """Copies go on behind the caller's back, delayed at random."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._chance = random.Random(seed)
-        self._threads = {lane: ThreadPoolExecutor(1) for lane in (Lane.DOWNLOAD, Lane.UPLOAD)}
-        self._futures: list[Future[None]] = []
-
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Future[None]:
-        run = self.begin(lane, destination, source)
-        delay = self._chance.random() ** 4 * 0.004
-
-        def late() -> None:
-            time.sleep(delay)
-            run()
-
-        self._futures.append(self._threads[lane].submit(late))
-        return self._futures[-1]
-
-    def hold_compute(self, mark: Mark) -> None:
-        if mark is not None:
-            mark.result(timeout=60)
-
-    def synchronize(self) -> None:
-        for future in self._futures:
-            future.result(timeout=60)
-
-    def close(self) -> None:
-        self.synchronize()
-        for thread in self._threads.values():
-            thread.shutdown()
-        super().close()
-
-
-class CopiesAtTheLastMoment(HostWatched):
-    """A copy is carried out when somebody waits for it, with those before it on its lane, and not a moment sooner."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: dict[Lane, list[Callable[[], None]]] = {Lane.DOWNLOAD: [], Lane.UPLOAD: []}
-
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
-        run = self.begin(lane, destination, source)
-        self._waiting[lane].append(run)
-        return lane, run
-
-    def hold_compute(self, mark: Mark) -> None:
-        if mark is not None:
-            lane, run = mark
-            while run in self._waiting[lane]:
-                self._waiting[lane].pop(0)()
-
-    def synchronize(self) -> None:
-        for waiting in self._waiting.values():
-            while waiting:
-                waiting.pop(0)()
-
-    def close(self) -> None:
-        self.synchronize()
-        super().close()
 
 
 @pytest.fixture

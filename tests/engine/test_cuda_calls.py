@@ -147,6 +147,17 @@ def test_a_lanes_copy_waits_for_its_mark_and_is_over_when_it_returns(cuda: FakeC
     device.close()
 
 
+def test_a_copy_between_two_places_on_the_host_waits_for_its_mark_itself(cuda: FakeCuda) -> None:
+    device = CudaDevice(torch.device("cuda", 0))
+    one, other = (device.empty_host(100, torch.float32).fill_(value) for value in (1, 2))
+    mark = device.mark()
+    cuda.notes.clear()
+    device.copy(Lane.UPLOAD, one, other, mark)
+    assert torch.equal(one, other)
+    assert cuda.notes == [("the host waits for", "compute")]
+    device.close()
+
+
 def test_a_copy_beside_compute_makes_nobody_wait_until_compute_is_held(cuda: FakeCuda) -> None:
     device = OnTheCpu()
     there, host = pair(device)

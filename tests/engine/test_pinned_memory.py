@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.engine.pinned import HostMemory, RegisteredRanges, StagingRing, Stretch, carry
+from workbench.engine.pinned import HostMemory, RegisteredRanges, Stretch
+from workbench.engine.staging_ring import StagingRing, carry
 
 PAGE = 4096
 
@@ -123,6 +124,30 @@ def test_closing_unregisters_all_while_it_is_mapped_and_tensors_live_on() -> Non
     assert not runtime.pieces and memory.registered_bytes == 0
     assert (kept == 9).all()
     assert memory.cut(kept) == [Stretch(0, 5 * PAGE, False)]
+
+
+def flags_of(address: int) -> list[str]:
+    """What the kernel notes of the mapping at `address` (proc(5), VmFlags)."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            start, stop = word.split("-")
+            here = int(start, 16) <= address < int(stop, 16)
+        elif here and word == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError("not mapped")
+
+
+def test_a_forked_child_has_no_part_in_what_is_registered_and_has_its_copy_afterwards() -> None:
+    memory = memory_of(FakeRuntime())
+    tensor = memory.allocate(3 * PAGE)
+    assert "dc" in flags_of(tensor.data_ptr())
+    memory.close()
+    assert "dc" not in flags_of(tensor.data_ptr())
+    with pytest.warns(RuntimeWarning):
+        pageable = memory_of(FakeRuntime(room=0)).allocate(PAGE)
+    assert "dc" not in flags_of(pageable.data_ptr())
 
 
 def test_a_released_tensor_is_unregistered_alone_and_its_mapping_goes_with_it() -> None:

@@ -1,7 +1,7 @@
 """Host memory that a device reaches at full speed: mapped to the byte and registered with the driver piece by piece.
 
 torch's own pinned allocator rounds sizes up to powers of two, which is more than a host that holds a model's state can
-spare. What the driver refuses to register stays pageable, and copies of it go through a few small pinned buffers.
+spare. What the driver refuses to register stays pageable (see staging_ring.py for how it is copied).
 
 Invariant: memory that is registered stays mapped; it is unregistered before the last reference to its mapping goes.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import ctypes
 import mmap
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,8 +21,6 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 1 << 30
-RING_BUFFERS = 4
-RING_BUFFER_BYTES = 8 << 20
 
 
 class Registrar(Protocol):
@@ -122,16 +119,15 @@ class HostMemory:
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
         mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Large pages make registering and updating faster. A forked child must not share pages that a device writes:
-        # after a fork the first write moves a page, and the device would go on with the old one.
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            with contextlib.suppress(OSError, AttributeError):
-                mapping.madvise(getattr(mmap, advice))
+        _advise(mapping, "MADV_HUGEPAGE")  # registering and updating are faster so
         tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes)
         address = tensor.data_ptr()
         with self._lock:
             pieces = self._register(address, nbytes)
             if pieces:
+                # A forked child must not share pages that a device writes: after a fork the first write moves a page,
+                # and the device would go on with the old one.
+                _advise(mapping, "MADV_DONTFORK")
                 self._held[address] = (mapping, pieces)
         return tensor
 
@@ -169,7 +165,7 @@ class HostMemory:
         with self._lock:
             held = self._held.pop(tensor.data_ptr(), None)
             if held is not None:
-                self._unregister(held[1])
+                self._unregister(*held)
 
     def cut(self, tensor: Tensor) -> list[Stretch]:
         """The stretches of a copy of `tensor` (contiguous host memory, any view), in bytes from its start."""
@@ -179,141 +175,20 @@ class HostMemory:
     def close(self) -> None:
         """Unregister everything. Tensors stay usable as plain memory; further ones may be allocated."""
         with self._lock:
-            for _, pieces in self._held.values():
-                self._unregister(pieces)
+            for mapping, pieces in self._held.values():
+                self._unregister(mapping, pieces)
             self._held.clear()
 
-    def _unregister(self, pieces: list[int]) -> None:
+    def _unregister(self, mapping: mmap.mmap, pieces: list[int]) -> None:
         for address in pieces:
             status = int(self._registrar.cudaHostUnregister(address))
             self._ranges.remove(address)
             if status != 0:
                 self._forget_error()
+        _advise(mapping, "MADV_DOFORK")
 
 
-class Arrival(Protocol):
-    """The end of a copy."""
-
-    def synchronize(self) -> None:
-        """Return when the copy is over."""
-
-
-class Link(Protocol):
-    """A stream of copies between the device and pinned memory, which end in the order in which they began."""
-
-    def send(self, destination: Tensor, source: Tensor) -> Arrival:
-        """Begin a copy (uint8, 1-D, of one length) behind those already begun."""
-
-
-class StagingRing:
-    """Copies between the device and pageable memory through pinned buffers, one filled or emptied while others travel.
-
-    `make_buffer` gives a pinned buffer of so many bytes, or None where none is to be had: such copies are left to the
-    driver, which stages them itself and holds the caller up meanwhile.
-    """
-
-    def __init__(
-        self,
-        make_buffer: Callable[[int], Tensor | None],
-        buffers: int = RING_BUFFERS,
-        buffer_bytes: int = RING_BUFFER_BYTES,
-    ) -> None:
-        self._make_buffer = make_buffer
-        self._count = buffers
-        self._buffer_bytes = buffer_bytes
-        self._buffers: list[Tensor] | None = None
-        self._busy: list[Arrival | None] = [None] * buffers
-        self._next = 0
-        self._lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers or ())
-
-    def upload(self, link: Link, destination: Tensor, source: Tensor) -> None:
-        """Begin to copy pageable `source` to the device (both uint8, 1-D). Returns when `source` has been read."""
-        with self._lock:
-            buffers = self._take_buffers()
-            if not buffers:
-                link.send(destination, source).synchronize()
-                return
-            for start in range(0, source.numel(), self._buffer_bytes):
-                stop = min(start + self._buffer_bytes, source.numel())
-                number = self._advance()
-                part = buffers[number][: stop - start]
-                _move(part, source[start:stop])
-                self._busy[number] = link.send(destination[start:stop], part)
-
-    def download(self, link: Link, destination: Tensor, source: Tensor) -> None:
-        """Copy `source` from the device to pageable `destination` (both uint8, 1-D). Returns when it is there."""
-        with self._lock:
-            buffers = self._take_buffers()
-            if not buffers:
-                link.send(destination, source).synchronize()
-                return
-            travelling: list[tuple[Arrival, Tensor, Tensor]] = []
-            for start in range(0, source.numel(), self._buffer_bytes):
-                stop = min(start + self._buffer_bytes, source.numel())
-                if len(travelling) == len(buffers):
-                    _land(*travelling.pop(0))
-                number = self._advance()
-                part = buffers[number][: stop - start]
-                arrival = link.send(part, source[start:stop])
-                travelling.append((arrival, destination[start:stop], part))
-            for flight in travelling:
-                _land(*flight)
-
-    def _take_buffers(self) -> list[Tensor]:
-        if self._buffers is None:
-            made = []
-            for _ in range(self._count):
-                buffer = self._make_buffer(self._buffer_bytes)
-                if buffer is None:
-                    break
-                made.append(buffer)
-            self._buffers = made
-        return self._buffers
-
-    def _advance(self) -> int:
-        """The next buffer's number, once what it last sent has arrived."""
-        assert self._buffers
-        number = self._next
-        self._next = (number + 1) % len(self._buffers)
-        arrival = self._busy[number]
-        if arrival is not None:
-            arrival.synchronize()
-            self._busy[number] = None
-        return number
-
-
-def carry(
-    link: Link,
-    ring: StagingRing,
-    stretches: Iterable[Stretch],
-    destination: Tensor,
-    source: Tensor,
-    *,
-    up: bool,
-) -> None:
-    """Begin a copy between host and device (both uint8, 1-D; `up`: to the device), cut as `HostMemory.cut` has it.
-
-    Pinned stretches travel on their own; what is not pinned has been read or written when this returns.
-    """
-    for stretch in stretches:
-        to, of = destination[stretch.start : stretch.stop], source[stretch.start : stretch.stop]
-        if stretch.pinned:
-            link.send(to, of)
-        elif up:
-            ring.upload(link, to, of)
-        else:
-            ring.download(link, to, of)
-
-
-def _land(arrival: Arrival, destination: Tensor, part: Tensor) -> None:
-    arrival.synchronize()
-    _move(destination, part)
-
-
-def _move(destination: Tensor, source: Tensor) -> None:
-    """A copy within the host that releases the GIL and starts no threads, which torch's own would."""
-    ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.nbytes)
+def _advise(mapping: mmap.mmap, advice: str) -> None:
+    """Tell the kernel, where it and this Python know the word."""
+    with contextlib.suppress(OSError, AttributeError):
+        mapping.madvise(getattr(mmap, advice))
