@@ -189,11 +189,6 @@ PLACEMENTS = (
 )
 OVERLAPS = ("serial", "exact", "delayed")
 
-BUILT: frozenset[Any] = frozenset(
-    {*PLACEMENTS, *OVERLAPS}
-)
-"""The placements and overlaps that the engine has so far: tests of others are skipped."""
-
 
 class LoRA(nn.Module):
     """A frozen matrix and a trained change of low rank beside it: y = base(x) + B(A(dropout(x))), both in fp32."""
