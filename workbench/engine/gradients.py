@@ -62,6 +62,7 @@ class GradientIntake:
         self._clock = clock
         self._execution: StepExecution | None = None
         self._micro_batch = 0
+        self._is_last = False
         self._arrived = [[False] * len(m.shard.segments) for m in memories]
         self._missing = [[len(c.slices) for c in m.shard.chunks] for m in memories]
         self._calls = [0] * len(memories)
@@ -70,6 +71,8 @@ class GradientIntake:
         self._open: dict[tuple[int, int], Tensor] = {}
         self._closed: dict[tuple[int, int, int], ClosedChunk] = {}
         self.over_marks: dict[int, Mark] = {}
+        self.retire: Callable[[int, Callable[[], None]], None] | None = None
+        """Told of each shard that a step's last backward is done with; it lets what follows begin."""
         self._ring = threading.Lock()
         self._over: set[int] = set()
         self._held: dict[int, int] = {}
@@ -127,9 +130,10 @@ class GradientIntake:
                     if parameter.grad is not None:
                         raise _outside(segment.name)
 
-    def begin_micro_batch(self, micro_batch: int) -> None:
+    def begin_micro_batch(self, micro_batch: int, *, last: bool) -> None:
         """Backward begins."""
         self._micro_batch = micro_batch
+        self._is_last = last
         self._over.clear()
         for shard, memory in enumerate(self._memories):
             self._arrived[shard][:] = [False] * len(self._arrived[shard])
@@ -255,14 +259,18 @@ class GradientIntake:
     def _shard_is_over(self, shard: int) -> None:
         execution = self._execution
         assert execution is not None
+        with self._ring:
+            if shard in self._over:
+                return
+            self._over.add(shard)
+            held = self._held.pop(shard, 0)
+        for _ in range(held):
+            self.host_slots.will_return()
+        self.over_marks[shard] = self._device.mark()
         index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, shard)
-        if not execution.is_done(index):
-            with self._ring:
-                self._over.add(shard)
-                held = self._held.pop(shard, 0)
-            for _ in range(held):
-                self.host_slots.will_return()
-            self.over_marks[shard] = self._device.mark()
+        if self.retire is not None and self._is_last:
+            self.retire(shard, lambda: execution.complete(index))
+        else:
             execution.complete(index)
 
     # What the step's tasks read

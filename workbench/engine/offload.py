@@ -227,6 +227,7 @@ class OffloadEngine:
                     self._gate.when_ready,
                     self._clock.waiting,
                 )
+                self._intake.retire = self._window.retire
             self._activations = _activation_offload(self.device) if activations == "host" else None
             self._checkpointing = BlockCheckpointing(
                 model,
@@ -290,7 +291,8 @@ class OffloadEngine:
         if len(self._tokens) == self._accumulation:
             self._work.set_unscale(self._unscale())
         self._complete_forward(execution, self._micro_batches)
-        self._intake.begin_micro_batch(self._micro_batches)
+        last = len(self._tokens) == self._accumulation
+        self._intake.begin_micro_batch(self._micro_batches, last=last)
         began = time.perf_counter()
         # Weights of micro-batches are relative to the first, so that gradients keep their natural size.
         first = self._tokens[0]
@@ -302,7 +304,7 @@ class OffloadEngine:
                 self._activations.begin_backward()
             (loss if weight == 1.0 else loss * weight).backward()
             if self._window is not None:
-                self._window.end_backward()
+                self._window.end_backward(last=last)
             self._intake.end_micro_batch()
             if self._activations is not None:
                 self._activations.end_micro_batch()
@@ -311,6 +313,8 @@ class OffloadEngine:
             raise
         self._clock.end_backward(began)
         self._micro_batches += 1
+        if last:
+            self._hold_forwards(execution)
 
     def step(self) -> StepReport:
         """End the step: its update runs on, or has run, and the next forward waits for it block by block.
@@ -329,22 +333,21 @@ class OffloadEngine:
             raise RuntimeError("step() without a backward() before it")
         if self._micro_batches < self._accumulation:
             self._work.set_unscale(self._unscale())
+            if self._window is not None:
+                self._window.end_backward(last=True)
             for micro_batch in range(self._micro_batches, self._accumulation):
-                self._intake.begin_micro_batch(micro_batch)
+                self._intake.begin_micro_batch(micro_batch, last=micro_batch == self._accumulation - 1)
                 self._complete_forward(execution, micro_batch)
                 self._intake.end_micro_batch()
+            self._hold_forwards(execution)
         self._micro_batches = 0
         self._tokens = []
         self._in_step = False
         report = self._report = StepReport(self.wait)
-        if self._window is not None:
-            self._window.forget()
         if self._is_delayed(self.steps):
             self._settle()
-        else:
-            self._gate.hold_for(execution)
-            if self._overlap == "serial":
-                self.wait()
+        elif self._overlap == "serial":
+            self.wait()
         if self._window is not None:
             self._window.expect_forward()
         return report
@@ -535,6 +538,13 @@ class OffloadEngine:
             self._new_execution(delayed=self._is_delayed(self.steps), applies=None)
         self._work.set_settings(self._settings)
 
+    def _hold_forwards(self, execution: StepExecution) -> None:
+        """A step's last backward has ended: whatever runs forward now waits for its new weights."""
+        if not self._is_delayed(self.steps):
+            self._gate.hold_for(execution)
+            if self._window is not None:
+                self._window.forget()
+
     def _complete_forward(self, execution: StepExecution, micro_batch: int) -> None:
         for shard in self.layout.shards:
             execution.complete(execution.timeline.find(Kind.FORWARD, micro_batch, shard.index))
@@ -559,6 +569,8 @@ class OffloadEngine:
                 # The next step begins here: its update by these gradients runs beside its forward.
                 after = self._new_execution(delayed=True, applies=self._pending)
                 self._gate.hold_for(after)
+                if self._window is not None:
+                    self._window.forget()
             report.resolve(result)
 
         try:

@@ -5,7 +5,8 @@ holds it. After a forward it is released at once; after a recompute only when th
 backward has ended, because its backward still reads it. What comes next is fetched ahead into slots that are free.
 
 Invariant: a slot is filled only after the mark that its last reader left, and never while a block in it is in use; a
-block's weights are fetched only after their last update is done, and are forgotten when a new one may come.
+block's weights are fetched only after their last update is done and before the next one begins, and what was fetched
+is forgotten when new weights may come.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class WeightWindow:
         self._changed = threading.Condition()
         self._current: int | None = None
         """The block that a recompute has bound and whose backward may still run."""
-        self._backward = False
+        self._retired: dict[int, Callable[[], None] | None] = {}
+        """Blocks that may be updated from now on; with what waits until a fetch that is under way has landed."""
         self._failure: BaseException | None = None
         self._spans: list[Span] = []
 
@@ -112,19 +114,37 @@ class WeightWindow:
 
     # What the engine calls
 
-    def end_backward(self) -> None:
-        """A micro-batch's backward has ended: nothing reads a block any more."""
+    def retire(self, shard: int, then: Callable[[], None]) -> None:
+        """A step is done with a block: fetch it no more, and call `then`, which lets its update begin, when nothing
+        reads its weights any more, now or from a lane."""
+        with self._changed:
+            slot = self._slot_of(shard) if shard in self._place else None
+            landing = slot is not None and slot.missing > 0
+            self._retired[shard] = then if landing else None
+        if not landing:
+            then()
+
+    def end_backward(self, *, last: bool) -> None:
+        """A micro-batch's backward has ended: nothing reads a block any more. After the step's last one returns when
+        no fetch is under way."""
         with self._changed:
             if self._current is not None:
                 self._release(self._current)
                 self._current = None
+            if last and any(slot.missing for slot in self._slots) and self._failure is None:
+                with self._waiting():
+                    self._changed.wait_for(
+                        lambda: not any(slot.missing for slot in self._slots) or self._failure is not None
+                    )
+            self._raise_failure()
 
     def forget(self) -> None:
-        """New weights may come: nothing that was fetched may be read again. Call between steps."""
+        """New weights may come: nothing that was fetched may be read again. Call when a step's backward has ended."""
         with self._changed:
             for slot in self._slots:
                 # One that is still being filled stays so until its pieces have landed; nobody will find it.
                 slot.shard = None
+            self._retired.clear()
             self._current = None
 
     def expect_forward(self) -> None:
@@ -168,7 +188,7 @@ class WeightWindow:
             place = at + direction * ahead
             if not 0 <= place < len(self._order):
                 return
-            if self._slot_of(self._order[place]) is not None:
+            if self._slot_of(self._order[place]) is not None or self._order[place] in self._retired:
                 continue
             first, last = sorted((max(at, 0), place))
             needed = set(self._order[first : last + 1])
@@ -258,10 +278,16 @@ class WeightWindow:
         if buffer is not None:
             self._staging.give_back(buffer)
         self._note(Lane.UPLOAD, shard, start)
+        then = None
         with self._changed:
             slot.missing -= 1
             if not slot.missing:
+                then = self._retired.pop(shard, None)
+                if then is not None:
+                    self._retired[shard] = None
                 self._changed.notify_all()
+        if then is not None:
+            then()
 
     def _note(self, lane: Lane, shard: int, start: float) -> None:
         with self._changed:
