@@ -124,7 +124,7 @@ def train_engine(
     model = clone(start)
     outcome = Outcome()
     reports = []
-    options = {"chunk_bytes": CHUNK_BYTES, "threads": 2, "precision": "fp32", **options}
+    options = {"chunk_bytes": CHUNK_BYTES, "threads": 2, "precision": "fp32", "watchdog_s": 60.0, **options}
     with OffloadEngine(model, optimizer=settings, device=device, **options) as engine:
         for number, micro_batches in enumerate(steps):
             if learning_rates is not None:

@@ -16,6 +16,7 @@ from small_models import SeparateMemory
 
 from workbench.engine import OffloadEngine
 from workbench.engine.device import CpuDevice
+from workbench.timeline import Lane
 
 STEPS = 5
 DELAY_WARMUP = 2
@@ -190,3 +191,42 @@ def test_nothing_is_fetched_from_a_slow_disk_while_it_is_written(
         disk_path=tmp_path,
     )
     assert_trains_the_same(ours, train_plain(start, data, compute_loss=loss_of_hard), start)
+
+
+class OneSlowLane(SeparateMemory):
+    """Every task of one lane begins late: what the others hold in the meantime piles up as high as it can."""
+
+    def __init__(self, slow: Lane) -> None:
+        super().__init__()
+        self._slow = slow
+
+    def before_task(self, lane: Lane) -> None:
+        if lane is self._slow:
+            time.sleep(0.004)
+
+
+@pytest.mark.parametrize("clipping", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "slow", [lane for lane in Lane if lane is not Lane.COMPUTE], ids=lambda lane: lane.value
+)
+@pytest.mark.parametrize("weights", ["host", "disk"])
+def test_no_lane_waits_for_a_buffer_that_only_it_could_give_back(
+    weights: str, slow: Lane, clipping: float, tmp_path: Path
+) -> None:
+    """More chunks than buffers, sums that wait on disk, one lane far behind, blocks that bring nothing at first."""
+    start = make_hard("two_heads")
+    data = steps_of("two_heads", 2)
+    ours = train_engine(
+        start,
+        data,
+        OneSlowLane(slow),
+        compute_loss=loss_of_hard,
+        weights=weights,
+        state="disk",
+        disk_path=tmp_path,
+        gradient_accumulation=2,
+        gradient_clipping=clipping,
+        watchdog_s=5.0,
+    )
+    reference = train_plain(start, data, compute_loss=loss_of_hard, gradient_clipping=clipping)
+    assert_trains_the_same(ours, reference, start)
