@@ -7,31 +7,55 @@ import itertools
 import pytest
 
 from workbench.layout import NORM_BLOCK, Layout, ParameterSpec, ShardSpec, build_layout
-from workbench.timeline import Kind, Lane, StepShape, Timeline, build_timeline
+from workbench.timeline import Kind, Lane, ShardFlow, StepShape, Timeline, build_timeline
+
+
+def flow(state: str, *, one_memory: bool, accumulates: bool, waits_on_disk: bool) -> ShardFlow:
+    by_compute = state == "device"
+    on_disk = waits_on_disk and state == "disk"
+    return ShardFlow(
+        state=state,  # type: ignore[arg-type]
+        by_compute=by_compute,
+        gathers=on_disk or not (one_memory or by_compute),
+        accumulates=accumulates,
+        gradients_on_disk=on_disk,
+        uploads=not (one_memory or by_compute),
+    )
+
 
 SHAPES = [
     StepShape(
         gradient_accumulation=accumulation,
-        state=state,  # type: ignore[arg-type]
-        shared_memory=shared,
-        referenced_gradients=referenced,
+        flows=tuple(
+            flow(state, one_memory=shared, accumulates=accumulation > 1, waits_on_disk=wide)
+            for state in states
+        ),
         global_quantity=wide,
         overlap=overlap,  # type: ignore[arg-type]
     )
-    for accumulation, state, shared, referenced, wide, overlap in itertools.product(
-        (1, 3), ("device", "host"), (False, True), (False, True), (False, True), ("serial", "exact")
+    for accumulation, states, shared, wide, overlap in itertools.product(
+        (1, 3),
+        (("device",) * 3, ("host",) * 3, ("disk",) * 3, ("device", "host", "disk")),
+        (False, True),
+        (False, True),
+        ("serial", "exact", "delayed"),
     )
 ]
 
 
-def _layout() -> Layout:
+def name(shape: StepShape) -> str:
+    states = "-".join(f.state for f in shape.flows)
+    return f"{shape.overlap}-{shape.gradient_accumulation}-{states}-{shape.global_quantity}-{shape.flows[-1].gathers}"
+
+
+def layout() -> Layout:
     def spec(name: str, kind: str) -> ShardSpec:
         return ShardSpec(name, kind, (ParameterSpec(f"{name}.w", (2, NORM_BLOCK), "bfloat16"),))  # type: ignore[arg-type]
 
     return build_layout([spec("embedding", "outer"), spec("h.0", "block"), spec("h.1", "block")], 1)
 
 
-def _ancestors(timeline: Timeline, index: int) -> set[int]:
+def ancestors(timeline: Timeline, index: int) -> set[int]:
     seen: set[int] = set()
     waiting = list(timeline.tasks[index].waits)
     while waiting:
@@ -42,99 +66,121 @@ def _ancestors(timeline: Timeline, index: int) -> set[int]:
     return seen
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=name)
 def test_tasks_wait_for_earlier_ones_only_and_each_is_found_by_what_it_is(shape: StepShape) -> None:
-    timeline = build_timeline(_layout(), shape)
+    timeline = build_timeline(layout(), shape)
     for number, task in enumerate(timeline.tasks):
         assert task.index == number and all(wait < number for wait in task.waits)
         assert timeline.find(task.kind, task.micro_batch, task.shard, task.chunk) == number
+        assert timeline.wait_counts[number] == len(task.waits)
+        assert all(task.index in timeline.followers[earlier] for earlier in task.waits)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap != "delayed"], ids=name)
 def test_an_update_waits_for_all_its_gradients_and_for_the_verdict_where_it_needs_one(
     shape: StepShape,
 ) -> None:
-    layout = _layout()
-    timeline = build_timeline(layout, shape)
+    made = layout()
+    timeline = build_timeline(made, shape)
     last = shape.gradient_accumulation - 1
-    for shard, chunk in layout.chunks():
-        before = _ancestors(timeline, timeline.find(Kind.UPDATE, last, shard.index, chunk.index))
+    verdict = timeline.find(Kind.VERDICT, last)
+    for shard, chunk in made.chunks():
+        before = ancestors(timeline, timeline.find(Kind.UPDATE, last, shard.index, chunk.index))
         for micro_batch in range(shape.gradient_accumulation):
             assert timeline.find(Kind.BACKWARD, micro_batch, shard.index, chunk.index) in before
-        # Weights are written in place where there is one memory: nobody may read them any more.
-        over = timeline.find(Kind.BACKWARD, last, shard.index)
-        ended = timeline.find(Kind.BACKWARD, last)
-        assert over in before or ended in before
-        verdict = timeline.find(Kind.VERDICT, last)
-        assert (verdict in before) == shape.global_quantity
         assert timeline.find(Kind.NORM, last, shard.index, chunk.index) in before
+        assert timeline.find(Kind.BACKWARD, last, shard.index) in before, "its weights may still be read"
+        held = shape.global_quantity or shape.flows[shard.index].by_compute
+        assert (verdict in before) == held
+        if shape.overlap == "exact" and not held:
+            assert timeline.find(Kind.BACKWARD, last) not in before
 
 
-@pytest.mark.parametrize(
-    "shape", [s for s in SHAPES if s.overlap == "exact" and not s.global_quantity], ids=str
-)
-def test_without_a_global_quantity_a_blocks_update_waits_for_no_other_shard(shape: StepShape) -> None:
-    layout = _layout()
-    timeline = build_timeline(layout, shape)
+@pytest.mark.parametrize("shape", SHAPES, ids=name)
+def test_what_is_on_disk_is_read_before_it_is_used_and_written_after(shape: StepShape) -> None:
+    made = layout()
+    timeline = build_timeline(made, shape)
     last = shape.gradient_accumulation - 1
-    update = timeline.find(Kind.UPDATE, last, 2, 0)
-    before = [timeline.tasks[t] for t in _ancestors(timeline, update)]
-    assert {t.shard for t in before if t.micro_batch == last and t.kind is not Kind.FORWARD} <= {2, None}
-    assert timeline.find(Kind.BACKWARD, last) not in {t.index for t in before}
+    for shard, chunk in made.chunks():
+        place = (shard.index, chunk.index)
+        of_shard = shape.flows[shard.index]
+        if of_shard.state == "disk":
+            read, update, write = (
+                timeline.find(kind, last, *place) for kind in (Kind.READ_STATE, Kind.UPDATE, Kind.WRITE_STATE)
+            )
+            assert read in timeline.tasks[update].waits and update in timeline.tasks[write].waits
+            assert (timeline.tasks[read].lane, timeline.tasks[write].lane) == (Lane.READ, Lane.WRITE)
+        if not of_shard.gradients_on_disk:
+            continue
+        for micro_batch in range(shape.gradient_accumulation):
+            written = timeline.find(Kind.WRITE_GRADIENT, micro_batch, *place)
+            if micro_batch == last:
+                assert timeline.find(Kind.NORM, last, *place) in ancestors(timeline, written)
+                if shape.overlap != "delayed":
+                    assert written in ancestors(timeline, timeline.find(Kind.READ_STATE, last, *place))
+            else:
+                again = timeline.find(Kind.READ_GRADIENT, micro_batch + 1, *place)
+                assert written in ancestors(timeline, again)
+                # A buffer that waits for the model could keep the model from going on.
+                arrived = timeline.find(Kind.BACKWARD, micro_batch + 1, *place)
+                assert arrived in ancestors(timeline, again)
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "exact"], ids=str)
-def test_gradients_go_down_while_backward_goes_on(shape: StepShape) -> None:
-    timeline = build_timeline(_layout(), shape)
-    for task in timeline.tasks:
-        if task.kind in (Kind.DOWNLOAD, Kind.ACCUMULATE, Kind.NORM):
-            ended = timeline.find(Kind.BACKWARD, task.micro_batch)
-            assert ended not in _ancestors(timeline, task.index)
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "exact"], ids=name)
+def test_the_next_forward_of_a_shard_waits_for_its_own_update_alone(shape: StepShape) -> None:
+    made = layout()
+    timeline = build_timeline(made, shape)
+    for shard in made.shards:
+        assert {timeline.tasks[i].shard for i in timeline.ready[shard.index]} == {shard.index}
+        for chunk in shard.chunks:
+            update = timeline.find(Kind.UPDATE, shape.gradient_accumulation - 1, shard.index, chunk.index)
+            assert any(i == update or update in ancestors(timeline, i) for i in timeline.ready[shard.index])
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if not s.referenced_gradients], ids=str)
-def test_micro_batches_are_summed_one_after_the_other(shape: StepShape) -> None:
-    layout = _layout()
-    timeline = build_timeline(layout, shape)
-    for micro_batch in range(1, shape.gradient_accumulation):
-        for shard, chunk in layout.chunks():
-            later = timeline.find(Kind.ACCUMULATE, micro_batch, shard.index, chunk.index)
-            earlier = timeline.find(Kind.ACCUMULATE, micro_batch - 1, shard.index, chunk.index)
-            assert earlier in _ancestors(timeline, later)
-
-
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "serial"], ids=str)
-def test_serial_host_work_starts_when_backward_has_ended(shape: StepShape) -> None:
-    timeline = build_timeline(_layout(), shape)
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "serial"], ids=name)
+def test_serial_host_work_of_a_micro_batch_begins_when_its_backward_has_ended(shape: StepShape) -> None:
+    timeline = build_timeline(layout(), shape)
     for task in timeline.tasks:
         if task.kind not in (Kind.FORWARD, Kind.BACKWARD):
-            ended = timeline.find(Kind.BACKWARD, task.micro_batch)
-            assert ended in _ancestors(timeline, task.index)
+            assert timeline.find(Kind.BACKWARD, task.micro_batch) in ancestors(timeline, task.index)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_next_forward_of_a_shard_waits_for_that_shard_alone(shape: StepShape) -> None:
-    layout = _layout()
-    timeline = build_timeline(layout, shape)
-    for shard in layout.shards:
-        ready = timeline.ready[shard.index]
-        assert len(ready) == len(shard.chunks)
-        assert {timeline.tasks[t].shard for t in ready} == {shard.index}
-        kind = Kind.UPLOAD if shape.state == "host" and not shape.shared_memory else Kind.UPDATE
-        assert {timeline.tasks[t].kind for t in ready} == {kind}
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "serial"], ids=name)
+def test_a_serial_step_in_index_order_has_the_buffers_of_one_chunk_in_use(shape: StepShape) -> None:
+    timeline = build_timeline(layout(), shape)
+    for taken, given_back in ((Kind.READ_STATE, Kind.WRITE_STATE), (Kind.DOWNLOAD, Kind.WRITE_GRADIENT)):
+        pairs = [t for t in timeline.tasks if t.kind in (taken, given_back)]
+        if not any(t.kind is given_back for t in pairs):
+            continue
+        on_disk = [t for t in pairs if t.shard is not None and shape.flows[t.shard].state == "disk"]
+        for first, second in zip(on_disk[::2], on_disk[1::2], strict=True):
+            assert (first.kind, second.kind) == (taken, given_back)
+            assert (first.shard, first.chunk) == (second.shard, second.chunk)
 
 
-def test_updates_after_a_verdict_come_in_forward_order_and_backward_runs_in_reverse() -> None:
-    shape = StepShape(1, "host", False, True, True, "exact")
-    timeline = build_timeline(_layout(), shape)
-    updates = [(t.shard, t.chunk) for t in timeline.tasks if t.kind is Kind.UPDATE]
-    downs = [(t.shard, t.chunk) for t in timeline.tasks if t.kind is Kind.DOWNLOAD]
-    assert updates == sorted(updates) and downs == sorted(updates, reverse=True)
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "delayed"], ids=name)
+def test_a_delayed_step_updates_beside_its_forward_by_gradients_that_are_there(shape: StepShape) -> None:
+    made = layout()
+    timeline = build_timeline(made, shape)
+    last = shape.gradient_accumulation - 1
+    computed = {t.index for t in timeline.tasks if t.kind in (Kind.FORWARD, Kind.BACKWARD)}
+    for index in timeline.settled:
+        assert not computed & ({index} | ancestors(timeline, index))
+    for shard, chunk in made.chunks():
+        update = timeline.find(Kind.UPDATE, last, shard.index, chunk.index)
+        upload = timeline.find(Kind.UPLOAD, last, shard.index, chunk.index)
+        assert {update, upload} <= set(timeline.settled)
+        assert upload in ancestors(timeline, update), "what was not published yet would be overwritten"
+        assert upload in timeline.ready[shard.index] and update not in timeline.ready[shard.index]
 
 
-def test_where_nothing_travels_nothing_is_on_the_copy_lanes() -> None:
-    for shape in SHAPES:
-        lanes = {task.lane for task in build_timeline(_layout(), shape).tasks}
-        travels = shape.state == "host" and not shape.shared_memory
-        assert (Lane.DOWNLOAD in lanes) == (Lane.UPLOAD in lanes) == travels
-        assert (Lane.UPDATE in lanes) == (shape.state == "host")
+def test_a_delayed_step_with_nothing_to_apply_has_no_update() -> None:
+    shape = next(s for s in SHAPES if s.overlap == "delayed")
+    first = build_timeline(
+        layout(),
+        StepShape(
+            shape.gradient_accumulation, shape.flows, shape.global_quantity, "delayed", applies_last=False
+        ),
+    )
+    assert {Kind.UPDATE, Kind.UPLOAD}.isdisjoint(t.kind for t in first.tasks)
+    assert first.settled == ()
