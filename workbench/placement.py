@@ -6,7 +6,9 @@ device and no rule depends on the number of parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from workbench.layout import Layout
@@ -22,11 +24,18 @@ class Placement:
     state: Tier
 
 
+def stay_on_device(trainable: Sequence[int], device_fraction: float) -> list[bool]:
+    """Which shards, by their trainable parameters in forward order, stay on the device: the first, while they are no
+    more than `device_fraction` of all."""
+    limit = device_fraction * sum(trainable)
+    return [device_fraction > 0 and passed <= limit for passed in accumulate(trainable)]
+
+
 def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0.0) -> tuple[Placement, ...]:
     """The placement of every shard of `layout`.
 
     Shards outside the blocks keep their weights on the device: they are read at any moment of a step. The first
-    shards in forward order, as many as fit in `device_fraction` of the trainable elements, stay on the device whole.
+    shards in forward order, as many as fit in `device_fraction` of the trainable parameters, stay on the device whole.
 
     Raises:
         ValueError: the tiers contradict each other, or the fraction is not between 0 and 1.
@@ -37,13 +46,10 @@ def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0
         raise ValueError(f"weights = {weights!r} with state = 'device': the state is larger than the weights")
     if weights == "disk" and state != "disk":
         raise ValueError(f"weights = 'disk' with state = {state!r}: the state has to be on disk as well")
-    total = sum(shard.elements for shard in layout.shards)
+    stay = stay_on_device([shard.trainable_parameters for shard in layout.shards], device_fraction)
     placements: list[Placement] = []
-    passed = 0
-    for shard in layout.shards:
-        passed += shard.elements
-        stays = state == "device" or (device_fraction > 0 and passed <= device_fraction * total)
-        if stays:
+    for shard, stays in zip(layout.shards, stay, strict=True):
+        if state == "device" or stays:
             placements.append(Placement("device", "device"))
         else:
             placements.append(Placement(weights if shard.kind == "block" else "device", state))

@@ -35,10 +35,6 @@ def complaint(*overrides: str, text: str = MODEL) -> str:
             "all of the state is on the device already",
         ),
         (
-            ("offload.device_fraction=0.5", "offload.state_format=compact"),
-            "on the device the state is kept exact, and one model has one format",
-        ),
-        (
             ("offload.overlap=delayed", "offload.weights=disk", "offload.state=disk", "offload.disk_path=/d"),
             "a delayed update keeps the weights twice",
         ),

@@ -42,9 +42,11 @@ BOUNDS = ("gradient slots", "staging")
 """Buffers that circulate: the plan has their limit, of which a run uses as many as it needs."""
 
 
-def tiny_layout(dtype: torch.dtype = torch.float32, state_format: Any = "exact") -> Layout:
+def tiny_layout(
+    dtype: torch.dtype = torch.float32, state_format: Any = "exact", device_fraction: float = 0.0
+) -> Layout:
     shards = find_shards(build_on_meta(model_config("gpt2", dict(SETTINGS))))
-    return lay_out(shards, dtype, CHUNK_BYTES, state_format)
+    return lay_out(shards, dtype, CHUNK_BYTES, state_format, device_fraction)
 
 
 def workload(**changes: Any) -> Workload:
@@ -84,6 +86,7 @@ def needs(plan: MemoryPlan) -> dict[str, dict[str, int]]:
         {"precision": "fp32", "gradient_accumulation": 2},
         {"precision": "bf16", "gradient_clipping": 1.0, "compute": "same"},
         {"precision": "bf16", "overlap": "serial", "device_fraction": 0.5},
+        {"precision": "bf16", "state_format": "compact", "device_fraction": 0.6, "compute": "same"},
         {"precision": "fp16", "state_format": "half", "gradient_accumulation": 2, "overlap": "delayed"},
         {"precision": "bf16", "state_format": "compact", "overlap": "delayed", "compute": "same"},
     ],
@@ -123,7 +126,10 @@ def test_the_plan_has_the_bytes_of_the_engines_ledger(
         precision=dtype_name(dtype),
         compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
     )
-    foretold = engine_needs(tiny_layout(dtype, options.get("state_format", "exact")), work)
+    layout = tiny_layout(
+        dtype, options.get("state_format", "exact"), options.get("device_fraction", 0.0)
+    )
+    foretold = engine_needs(layout, work)
     for tier in ("device", "host", "disk"):
         held = {name: size for name, size in ledger[tier].items() if name not in BOUNDS}
         assert {name: size for name, size in foretold[tier].items() if name not in BOUNDS} == held, tier

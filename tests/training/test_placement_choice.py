@@ -55,7 +55,7 @@ def test_what_other_fields_rule_out_is_not_tried() -> None:
     assert {weights for weights, _, _ in names(activation_checkpointing=False)} == {"device"}
     assert "disk" not in {weights for weights, _, _ in names(overlap="delayed")}
     formats = names(state_format="compact")
-    assert "device" not in {state for _, state, _ in formats} and {share for _, _, share in formats} == {0.0}
+    assert "device" not in {state for _, state, _ in formats}
 
 
 def test_in_one_memory_no_share_is_tried_and_the_state_counts_as_the_hosts() -> None:

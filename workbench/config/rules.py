@@ -80,12 +80,6 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         'must be 0, or offload.state = "host"',
     ),
     Contradiction(
-        ("offload.device_fraction", "offload.state_format"),
-        lambda run: run.offload.device_fraction > 0 and run.offload.state_format != "exact",
-        "on the device the state is kept exact, and one model has one format",
-        'must be 0, or offload.state_format = "exact"',
-    ),
-    Contradiction(
         ("offload.overlap", "offload.weights"),
         lambda run: run.offload.overlap == "delayed" and run.offload.weights == "disk",
         "a delayed update keeps the weights twice, and the disk would be read and written twice for it",

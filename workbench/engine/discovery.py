@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from workbench.layout import Layout, ParameterSpec, ShardKind, ShardSpec, build_layout
+from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -107,13 +108,17 @@ def lay_out(
     dtype: torch.dtype | None,
     chunk_bytes: int,
     state_format: StateFormat = "exact",
+    device_fraction: float = 0.0,
 ) -> Layout:
     """The layout of `shards` with floating-point weights stored as `dtype` (None: each as it is; see `storage_dtypes`).
 
     The state of embeddings and of parameters with fewer than two dimensions is exact in every format: rows that are
-    seldom used and gains that decide much share no scale with their neighbours, and they are few.
+    seldom used and gains that decide much share no scale with their neighbours, and they are few. So is that of the
+    shards whose state stays on the device (see `place`).
     """
     stored = storage_dtypes(shards, dtype)
+    trainable = [sum(p.numel() for p in s.parameters.values() if p.requires_grad) for s in shards]
+    stay = stay_on_device(trainable, device_fraction)
     return build_layout(
         [
             ShardSpec(
@@ -125,12 +130,12 @@ def lay_out(
                         tuple(p.shape),
                         dtype_name(stored[name]),
                         p.requires_grad,
-                        "exact" if p.dim() < 2 or _embeds(shard, name) else state_format,
+                        "exact" if stays or p.dim() < 2 or _embeds(shard, name) else state_format,
                     )
                     for name, p in shard.parameters.items()
                 ),
             )
-            for shard in shards
+            for shard, stays in zip(shards, stay, strict=True)
         ],
         chunk_bytes,
     )

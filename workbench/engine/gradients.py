@@ -67,7 +67,8 @@ class GradientIntake:
         self._missing = [[len(c.slices) for c in m.shard.chunks] for m in memories]
         self._calls = [0] * len(memories)
         self._called = [False] * len(memories)
-        self._taken: dict[tuple[int, int, int], Tensor] = {}
+        self._taken: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
+        """Gradients of one micro-batch, each with how many of its slices are still to be summed."""
         self._open: dict[tuple[int, int], Tensor] = {}
         self._closed: dict[tuple[int, int, int], ClosedChunk] = {}
         self.over_marks: dict[int, Mark] = {}
@@ -217,7 +218,7 @@ class GradientIntake:
     def _take(self, shard: int, segment: int, gradient: Tensor) -> None:
         memory = self._memories[shard]
         if memory.route.gradients == "taken":
-            self._taken[self._micro_batch, shard, segment] = gradient
+            self._taken[self._micro_batch, shard, segment] = (gradient, len(self._places[shard][segment]))
             return
         storage = DTYPES[memory.shard.segments[segment].dtype]
         for chunk, at, start, count in self._places[shard][segment]:
@@ -279,9 +280,16 @@ class GradientIntake:
         """What a micro-batch brought for a chunk; its `BACKWARD` is complete."""
         return self._closed[micro_batch, shard, chunk]
 
-    def taken(self, micro_batch: int, shard: int, segment: int) -> Tensor | None:
-        """The gradient that one micro-batch brought, 1-D; None where none came."""
-        return self._taken.get((micro_batch, shard, segment))
+    def taken(self, micro_batch: int, shard: int, segment: int) -> Tensor:
+        """The gradient that one micro-batch brought, 1-D. Ask once for each of the parameter's slices: with the last
+        one it is no longer kept."""
+        place = (micro_batch, shard, segment)
+        gradient, left = self._taken[place]
+        if left > 1:
+            self._taken[place] = (gradient, left - 1)
+        else:
+            del self._taken[place]
+        return gradient
 
     def gradient(self, shard: int, segment: int) -> Tensor | None:
         """A referenced gradient, contiguous, of the parameter's shape or flat."""

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from workbench.engine.assembly import Assembly
 from workbench.engine.gradients import GradientIntake
-from workbench.engine.memory import ShardMemory
 from workbench.engine.step_work import StepWork
-from workbench.engine.streamed import StreamedShard
 from workbench.engine.weight_window import WeightWindow
 
 Ledger = dict[str, dict[str, int]]
 
 
 def memory_ledger(
-    memories: Iterable[ShardMemory],
-    streamed: Iterable[StreamedShard],
+    assembly: Assembly,
     window: WeightWindow | None,
     intake: GradientIntake,
     work: StepWork,
+    activation_bytes: int,
 ) -> Ledger:
-    """Bytes by tier ("device", "host", "disk") and by name. Activations and autograd's gradients are not the
-    engine's."""
+    """Bytes by tier ("device", "host", "disk") and by name. What autograd holds on the device is not the engine's;
+    `activation_bytes` are those it has moved to the host."""
     ledger: Ledger = {"device": {}, "host": {}, "disk": {}}
 
     def add(tier: str, name: str, size: int) -> None:
         if size:
             ledger[tier][name] = ledger[tier].get(name, 0) + size
 
-    for memory in memories:
+    for memory in assembly.memories:
         for tier, named in memory.ledger().items():
             for name, size in named.items():
                 add(tier, name, size)
-    for shard in streamed:
+    for shard in assembly.streamed:
         tier, size = shard.frozen_bytes()
         add(tier, "frozen weights", size)
+    streamed = {shard.shard.index for shard in assembly.streamed}
+    for index, frozen in enumerate(assembly.frozen):
+        if index not in streamed:
+            add("device", "frozen weights", sum(parameter.nbytes for _, parameter in frozen))
+    add("host", "activations", activation_bytes)
     if window is not None:
         add("device", "weight slots", window.slot_bytes)
         add("host", "staging", window.staging_bytes)

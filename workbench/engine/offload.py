@@ -155,7 +155,7 @@ class OffloadEngine:
         self._delay_warmup = delay_warmup
         self._loss_scale = LossScale() if self.dtype == torch.float16 else None
         found = find_shards(model)
-        self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format)
+        self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format, device_fraction)
         placements = place(self.layout, weights, state, device_fraction)
         global_quantity = gradient_clipping > 0 or self._loss_scale is not None
         conditions = Conditions(
@@ -497,9 +497,8 @@ class OffloadEngine:
 
     def memory(self) -> Ledger:
         """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
-        return memory_ledger(
-            self._assembly.memories, self._assembly.streamed, self._window, self._intake, self._work
-        )
+        moved = 0 if self._activations is None else self._activations.host_bytes
+        return memory_ledger(self._assembly, self._window, self._intake, self._work, moved)
 
     def disk_written_per_day(self) -> float | None:
         """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""

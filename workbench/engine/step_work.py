@@ -294,7 +294,6 @@ class StepWork:
                 source = arrived[index]
             else:
                 taken = self._intake.taken(task.micro_batch, shard, part.segment)
-                assert taken is not None
                 source = taken[part.start : part.start + part.count]
             arithmetic.accumulate(sums[index], source, overwrite=not summed[index])
             summed[index] = True

@@ -84,7 +84,7 @@ def candidates(wish: Wish) -> Iterator[Candidate]:
         if state == "device" and (wish.state_format != "exact" or wish.device_fraction):
             continue
         splits = wish.state == "auto" and (weights, state) == ("device", "host")
-        if splits and not wish.device_fraction and not wish.shared_memory and wish.state_format == "exact":
+        if splits and not wish.device_fraction and not wish.shared_memory:
             for eighths in range(FRACTIONS - 1, 0, -1):
                 yield Candidate(weights, state, eighths / FRACTIONS)
         yield Candidate(weights, state, wish.device_fraction)

@@ -5,6 +5,7 @@ The arithmetic is in `workbench.plan`; here it meets the machine's free memory a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from workbench.config import RunConfig
 from workbench.engine.device import Device
 from workbench.engine.discovery import dtype_name, find_shards, lay_out
 from workbench.errors import DoesNotFitError
+from workbench.layout import Layout
 from workbench.plan.machine import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.memory import Free, MemoryPlan, plan_memory
 from workbench.plan.needs import ModelShape
@@ -55,13 +57,20 @@ def fit(
     Raises:
         DoesNotFitError: none fits, or that which the configuration fixes does not.
     """
-    layout = lay_out(
-        find_shards(model), precision.storage, config.offload.chunk_mib * MIB, config.offload.state_format
-    )
+    shards = find_shards(model)
+
+    @functools.cache
+    def layout_of(device_fraction: float) -> Layout:
+        offload = config.offload
+        return lay_out(
+            shards, precision.storage, offload.chunk_mib * MIB, offload.state_format, device_fraction
+        )
+
     text = shape.get_text_config()
     sizes = ModelShape(text.hidden_size, text.num_hidden_layers, text.vocab_size)
 
     def plan_of(candidate: Candidate) -> MemoryPlan:
+        layout = layout_of(candidate.device_fraction)
         return plan_memory(layout, sizes, _workload(config, candidate, device, precision), free)
 
     wish = _wish(config, device)
