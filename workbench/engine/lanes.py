@@ -63,12 +63,16 @@ class LaneThreads:
         """A lane is stuck: `close` will not wait for it for ever."""
         self._stuck = True
 
-    def close(self) -> None:
-        """Let each lane finish what it has and end its thread; idempotent. A lane that is stuck is left behind."""
+    def close(self) -> bool:
+        """Let each lane finish what it has and end its thread; idempotent.
+
+        A lane that is stuck is waited for a few seconds and then left behind; False where that was so.
+        """
         with self._lock:
             for work_queue in self._queues.values():
                 work_queue.put(None)
             for thread in self._threads.values():
                 thread.join(CLOSE_TIMEOUT_S if self._stuck else None)
-            self._queues.clear()
-            self._threads.clear()
+            self._threads = {lane: t for lane, t in self._threads.items() if t.is_alive()}
+            self._queues = {lane: self._queues[lane] for lane in self._threads}
+            return not self._threads

@@ -38,7 +38,7 @@ from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.forward_gate import ForwardGate
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.lanes import LaneThreads
-from workbench.engine.ledger import Ledger, memory_ledger
+from workbench.engine.ledger import Ledger, ledger_text, memory_ledger
 from workbench.engine.loss_scale import LossScale
 from workbench.engine.precision import Compute, Precision, compute_dtypes, working_precision
 from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
@@ -274,6 +274,7 @@ class OffloadEngine:
             RuntimeError: more micro-batches than `gradient_accumulation`, or `tokens` given for some of them only.
             ValueError: `tokens` is not positive.
             LaneError: a lane's task failed.
+            torch.OutOfMemoryError: with what the engine holds.
         """
         self._raise_failure()
         if self._micro_batches == self._accumulation:
@@ -308,6 +309,10 @@ class OffloadEngine:
             self._intake.end_micro_batch()
             if self._activations is not None:
                 self._activations.end_micro_batch()
+        except torch.OutOfMemoryError as error:
+            held = ledger_text(self.memory())
+            self._abandon_step(execution, error)
+            raise torch.OutOfMemoryError(f"{error}; the engine holds {held}") from error
         except BaseException as error:
             self._abandon_step(execution, error)
             raise
@@ -415,7 +420,9 @@ class OffloadEngine:
 
     def _close_resources(self) -> None:
         self._closed = True
-        self._lanes.close()
+        if not self._lanes.close():
+            # A lane is still at work, on memory that must stay as it is.
+            return
         if self._host is not None:
             self._host.close()
         if self._disk is not None:
@@ -665,6 +672,8 @@ class OffloadEngine:
             self._window.break_off(error)
 
     def _stuck(self, error: LaneError) -> None:
+        self._lanes.give_up()
+        self._failure = self._failure or error
         execution = self._execution
         if execution is not None:
             execution.fail(error)

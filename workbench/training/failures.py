@@ -31,7 +31,8 @@ def explain(error: BaseException, held: Ledger | None, checkpoints: Path) -> Eng
     `held` is what the engine held when it happened, None where it was still being built. `checkpoints`: the run's.
     """
     chain = list(_causes(error))
-    short = next((cause for cause in chain if _is_out_of_memory(cause)), None)
+    # The innermost: the engine's own error holds the ledger already.
+    short = next((cause for cause in reversed(chain) if _is_out_of_memory(cause)), None)
     if short is not None:
         place = "while the engine was being built" if held is None else f"the engine held {ledger_text(held)}"
         return EngineFailedError(

@@ -1,0 +1,104 @@
+"""A lane that is stuck is named and stops the step; one that fails says why; neither leaves a thread behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import CHUNK_BYTES, SeparateMemory, batches, gpt2, loss_of
+from torch import Tensor
+
+from workbench.engine import LaneError, OffloadEngine
+from workbench.engine.device import CpuDevice
+from workbench.engine.disk import DiskError, RecordFile
+from workbench.timeline import Lane
+
+
+class Blocked(SeparateMemory):
+    """Copies of one lane wait until they are let go."""
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+        self._lane = lane
+
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any) -> None:
+        if lane is self._lane:
+            assert self.let_go.wait(60)
+        super().copy(lane, destination, source, after)
+
+
+def train(engine: OffloadEngine, model: Any, steps: int = 3) -> None:
+    for ids in batches(steps):
+        engine.backward(loss_of(model, ids))
+        engine.step()
+    engine.wait()
+
+
+@pytest.mark.parametrize(
+    ("lane", "options", "words"),
+    [
+        (Lane.DOWNLOAD, {}, "lane download: download of shard 3, chunk 0 has been stuck"),
+        (Lane.UPLOAD, {"gradient_clipping": 1.0}, "lane upload: upload of shard 0, chunk 0 has been stuck"),
+        (Lane.UPLOAD, {"weights": "host"}, "lane upload: fetch of shard 1 has been stuck"),
+    ],
+)
+def test_a_stuck_lane_is_named_with_its_task_and_the_caller_goes_on(
+    lane: Lane, options: dict[str, Any], words: str
+) -> None:
+    model = gpt2()
+    device = Blocked(lane)
+    with OffloadEngine(model, device=device, chunk_bytes=CHUNK_BYTES, watchdog_s=0.3, **options) as engine:
+        try:
+            with pytest.raises(LaneError, match=words):
+                train(engine, model)
+            with pytest.raises(RuntimeError, match="stopped after an error"):
+                engine.backward(torch.zeros(1, requires_grad=True).sum())
+        finally:
+            device.let_go.set()
+
+
+def test_a_watchdog_leaves_a_lane_alone_that_works_on_one_short_task_after_the_other() -> None:
+    model = gpt2()
+    with OffloadEngine(model, device=SeparateMemory(seed=0), chunk_bytes=CHUNK_BYTES, watchdog_s=5) as engine:
+        train(engine, model, steps=6)
+        assert engine.steps == 6
+    assert not [t for t in threading.enumerate() if t.name == "lane-watchdog"]
+
+
+@pytest.mark.parametrize("overlap", ["serial", "exact", "delayed"])
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_a_disk_that_fails_stops_the_step_with_its_own_words_and_nothing_is_left(
+    call: str, overlap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = gpt2()
+
+    def refuse(self: RecordFile, record: int, buffer: Tensor) -> None:
+        raise DiskError(f"{self.name}: record {record}: the disk has gone")
+
+    options: dict[str, Any] = {"state": "disk", "overlap": overlap, "delay_warmup": 0, "disk_path": tmp_path}
+    with (
+        pytest.raises(LaneError, match="the disk has gone") as raised,
+        OffloadEngine(model, device=CpuDevice(), chunk_bytes=CHUNK_BYTES, **options) as engine,
+    ):
+        train(engine, model, steps=2)
+        monkeypatch.setattr(RecordFile, call, refuse)
+        train(engine, model)
+    assert isinstance(raised.value.__cause__, DiskError)
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_runs_out_in_backward_is_reported_with_what_the_engine_holds() -> None:
+    model = gpt2()
+    with OffloadEngine(model, device=CpuDevice(), chunk_bytes=CHUNK_BYTES) as engine:
+        loss = loss_of(model, batches(1)[0])
+
+        def run_out(gradient: Tensor) -> None:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+        next(model.parameters()).register_hook(run_out)
+        with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 2 GiB.*device: weights .*host: exp_avg"):
+            engine.backward(loss)
