@@ -39,6 +39,7 @@ from workbench.verify.training_checks import (
     check_overflow,
     check_ties,
     check_training,
+    check_update,
 )
 
 STEPS = 6
@@ -53,6 +54,7 @@ CHECKS: dict[str, Check] = {
     "overflow": check_overflow,
     "tied weights": check_ties,
     "training": check_training,
+    "update": check_update,
     "lanes held up": check_timing,
     "save and resume": check_resume,
 }

@@ -34,9 +34,9 @@ WATCHDOG_S = 60.0
 class EngineOutcome(Outcome):
     """The same, and what only an engine has.
 
-    `raw`: the state bit by bit. `weights`: the newest ones as the engine hands them out. `tied`: whether parameters that
-    were one are one still. `stopped`: the error by which gradients that were not finite ended it. `untouched`: whether
-    the state was the same before and after the poisoned steps.
+    `raw`: the state bit by bit. `weights`: the newest ones as the engine hands them out. `tied`: whether parameters
+    that were one are one still. `stopped`: the error by which gradients that were not finite ended it. `untouched`:
+    whether the state was the same before and after the poisoned steps.
     """
 
     raw: dict[str, Tensor] = field(default_factory=dict)
@@ -130,8 +130,13 @@ def take_steps(
 
 def conclude(engine: OffloadEngine, outcome: EngineOutcome) -> None:
     """Read weights, state and counts into `outcome`."""
-    outcome.raw = raw_state(engine)
+    read_state(engine, outcome)
     outcome.weights = {name: w.clone() for shard in engine.weights() for name, w in shard.items()}
+
+
+def read_state(engine: OffloadEngine, outcome: EngineOutcome) -> None:
+    """Read state and counts into `outcome`, bit by bit and by parameter."""
+    outcome.raw = raw_state(engine)
     outcome.counts = dict(engine.counters()["parameter_steps"])
     for shard in engine.layout.shards:
         several_dtypes = len({region.dtype for region in shard.regions}) > 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from workbench.state_formats import BLOCK, StateFormat
 from workbench.verify.recipe import Outcome, Recipe, infinite, mean_weights, seed_micro_batch
 from workbench.verify.shrink import counted_tokens, loss_of
 
+SHAKEN_LOSS = 1.3
 FIRST_SCALE = 2.0**16
 PATIENCE = 2
 """fp16: overflows until the scale is halved, as dynamic loss scaling has it (Micikevicius et al., 2018, §3.2)."""
@@ -36,16 +37,24 @@ class Numbers:
 
     `storage`: what the model's weights are rounded to. `compute`: what forward and backward run in. `state`: of
     full-precision weights and moments. `rounds_gradients`: whether a micro-batch's gradient passes through `storage`.
+    `shake`: the relative error, drawn at random, of every weight that the model reads; backward then runs on a
+    multiple of the loss, so that all its roundings are others. `noise_seed`: of what is drawn here.
     """
 
     storage: torch.dtype
     compute: torch.dtype
     state: torch.dtype = torch.float32
     rounds_gradients: bool = True
+    shake: float = 0.0
+    noise_seed: int = 7
 
     def exact(self) -> Numbers:
         """The truth beside it: float64, of weights rounded all the same."""
         return Numbers(self.storage, torch.float64, torch.float64, rounds_gradients=False)
+
+    def shaken(self, seed: int = 1) -> Numbers:
+        """The same with other rounding errors of the same size."""
+        return replace(self, shake=torch.finfo(self.compute).eps / 2, noise_seed=seed)
 
 
 def train_plain(
@@ -53,12 +62,10 @@ def train_plain(
     recipe: Recipe,
     numbers: Numbers,
     device: torch.device,
-    *,
-    dropout: bool = True,
     formats: dict[str, StateFormat] | None = None,
 ) -> Outcome:
-    """Train a copy of `start`. Without `dropout` it is left out; `formats`: how each parameter's moments are kept."""
-    return _PlainTraining(start, recipe, numbers, device, dropout, formats or {}).run()
+    """Train a copy of `start`. `formats`: how each parameter's moments are kept, where not exact."""
+    return _PlainTraining(start, recipe, numbers, device, formats or {}).run()
 
 
 class _PlainTraining:
@@ -68,14 +75,13 @@ class _PlainTraining:
         recipe: Recipe,
         numbers: Numbers,
         device: torch.device,
-        dropout: bool,
         formats: dict[str, StateFormat],
     ) -> None:
         self._recipe = recipe
         self._numbers = numbers
         self._device = device
         self._formats = formats
-        self._model: Any = copy.deepcopy(start).train(dropout)
+        self._model: Any = copy.deepcopy(start)
         _move_buffers(self._model, device)
         self._read = dict(self._model.named_parameters())
         self._masters = {
@@ -89,7 +95,7 @@ class _PlainTraining:
         self._scale = FIRST_SCALE if numbers.storage == torch.float16 else 1.0
         self._patience = PATIENCE
         self._outcome = Outcome()
-        self._noise = torch.Generator().manual_seed(7)
+        self._noise = torch.Generator().manual_seed(numbers.noise_seed)
 
     def run(self) -> Outcome:
         recipe, outcome = self._recipe, self._outcome
@@ -120,19 +126,24 @@ class _PlainTraining:
     def _publish(self) -> None:
         """Let the model read the newest weights, rounded."""
         for name, master in self._masters.items():
-            self._read[name].data = rounded(master.detach(), self._numbers.storage).to(self._numbers.compute)
+            weights = rounded(master.detach(), self._numbers.storage).to(self._numbers.compute)
+            if self._numbers.shake:
+                error = torch.randn(weights.shape, generator=self._noise).to(self._device)
+                weights = (weights * (1 + self._numbers.shake * error)).to(weights.dtype)
+            self._read[name].data = weights
 
     def _gradients(self, number: int, micro_batches: Sequence[Tensor]) -> dict[str, Tensor]:
         """The gradient of the mean loss over the step's tokens."""
         recipe, numbers = self._recipe, self._numbers
         sums: dict[str, Tensor] = {}
+        scale = self._scale * (SHAKEN_LOSS if numbers.shake else 1.0)
         weights = mean_weights([counted_tokens(ids) for ids in micro_batches])
         for micro, (ids, weight) in enumerate(zip(micro_batches, weights, strict=True)):
             spoils = number in recipe.poisoned and micro == len(micro_batches) - 1
             hook = self._read[recipe.poison].register_hook(infinite) if spoils else None
             seed_micro_batch(number, micro)
             loss = loss_of(self._model, ids.to(self._device))
-            (loss * (recipe.loss_factor * weight * self._scale)).backward()
+            (loss * (recipe.loss_factor * weight * scale)).backward()
             if hook is not None:
                 hook.remove()
             self._outcome.losses.append(float(loss.detach()))
@@ -145,7 +156,7 @@ class _PlainTraining:
                     gradient = gradient.to(numbers.storage)
                 gradient = gradient.to(numbers.state)
                 sums[name] = gradient if name not in sums else sums[name] + gradient
-        return {name: gradient / self._scale for name, gradient in sums.items()}
+        return {name: gradient / scale for name, gradient in sums.items()}
 
     @staticmethod
     def _norm(gradients: dict[str, Tensor]) -> float:

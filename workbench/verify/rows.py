@@ -17,7 +17,7 @@ import torch
 from workbench.engine.device import Device
 from workbench.engine.discovery import find_shards, lay_out
 from workbench.state_formats import StateFormat
-from workbench.verify.comparison import Comparison, compare_with_plain
+from workbench.verify.comparison import Comparison, compare_with_plain, runs_exactly
 from workbench.verify.distances import Verdict
 from workbench.verify.engine_training import Bench, EngineOutcome
 from workbench.verify.plain_torch import Numbers
@@ -69,10 +69,16 @@ class Trial:
 
     def compare(self, recipe: Recipe) -> Comparison:
         """Another recipe by plain torch."""
-        return compare_with_plain(self.bench.subject, recipe, self.numbers, self.device, self._formats)
+        return compare_with_plain(
+            self.bench.subject, recipe, self.numbers, self.device, self.formats, exact=self._runs_exactly
+        )
 
     @cached_property
-    def _formats(self) -> dict[str, StateFormat]:
+    def _runs_exactly(self) -> bool:
+        return runs_exactly(self.bench.subject, self.recipe, self.numbers, self.device)
+
+    @cached_property
+    def formats(self) -> dict[str, StateFormat]:
         found = find_shards(self.bench.subject.start)
         layout = lay_out(found, self.numbers.storage, 1, self.bench.config.offload.state_format)
         return {

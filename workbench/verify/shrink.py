@@ -31,6 +31,8 @@ WINDOW = 16
 EXPERTS = 4
 MICRO_BATCH = 2
 ACCUMULATION = 3
+LARGEST = 50_000_000
+"""Parameters of a small model."""
 NOISE = 0.05
 
 _WIDTHS = (
@@ -102,6 +104,9 @@ def shrunken_subject(config: RunConfig) -> Subject:
     for changes in _shrinkings(shape, settings):
         try:
             small = model_config(config.model.architecture, {**settings, **changes})
+            size = sum(parameter.numel() for parameter in build_on_meta(small).parameters())
+            if size > LARGEST:
+                raise ValueError(f"its smallest form here has {size / 1e6:,.0f} million parameters")
             start = real_model(small, config.train.seed)
             _try_out(start, small, min(SEQUENCE, config.data.sequence_length))
         except Exception as error:
@@ -117,7 +122,8 @@ def shrunken_subject(config: RunConfig) -> Subject:
             shrunken=True,
         )
     raise ConfigurationError(
-        f"model.architecture = {config.model.architecture!r}: it does not run: {refused}"
+        f"model.architecture = {config.model.architecture!r}: no small model of it can be made: {refused}; "
+        "--full verifies the model itself"
     )
 
 
@@ -169,13 +175,16 @@ def counted_tokens(ids: Tensor) -> int:
 
 def _shrinkings(shape: Any, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What to change in `settings`, the most thorough first."""
-    width = _narrower(shape)
-    experts = _fewer_experts(shape)
-    rest = _shorter(shape, settings)
-    yield {**rest, **width, **experts}
-    yield {**rest, **width}
-    yield {**rest, **experts}
-    yield rest
+    width, experts = _narrower(shape), _fewer_experts(shape)
+    free_heads = {name: value for name, value in width.items() if name != "head_dim"}
+    depth, rest = _shallower(shape, settings), _shorter(shape)
+    yield {**rest, **depth, **experts, **width}
+    yield {**rest, **depth, **experts, **free_heads}
+    yield {**rest, **depth, **free_heads}
+    yield {**rest, **experts, **width}
+    yield {**rest, **depth, **experts}
+    yield {**rest, **depth}
+    yield depth
     yield {}
 
 
@@ -201,7 +210,7 @@ def _narrower(shape: Any) -> dict[str, Any]:
     if narrow >= width:
         return {}
     changes = {_own_name(shape, "hidden_size"): narrow, _own_name(shape, "num_attention_heads"): few}
-    if _number(shape, "head_dim") is not None:
+    if "head_dim" in shape.to_dict():
         changes["head_dim"] = small
     for name in _KEY_HEADS:
         groups = _number(shape, name)
@@ -230,7 +239,7 @@ def _fewer_experts(shape: Any) -> dict[str, Any]:
     return changes
 
 
-def _shorter(shape: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def _shallower(shape: Any, settings: dict[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     layers = _number(shape, "num_hidden_layers")
     if layers is not None and layers > BLOCKS:
@@ -238,6 +247,11 @@ def _shorter(shape: Any, settings: dict[str, Any]) -> dict[str, Any]:
         for name, value in settings.items():
             if isinstance(value, list) and len(value) == layers:
                 changes[name] = _one_of_each(value)
+    return changes
+
+
+def _shorter(shape: Any) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
     vocabulary = _number(shape, "vocab_size")
     if vocabulary is not None and vocabulary > VOCABULARY:
         changes[_own_name(shape, "vocab_size")] = VOCABULARY

@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from workbench.verify.distances import Verdict, compare_tensors, sizes
-from workbench.verify.engine_training import EngineOutcome, same_bits, tied_names
+from workbench.engine import AdamW
+from workbench.verify.distances import FP32_EPSILON, Verdict, compare_tensors, sizes, worst_of
+from workbench.verify.engine_training import EngineOutcome, read_state, same_bits, take_steps, tied_names
 from workbench.verify.plain_torch import rounded, train_plain
 from workbench.verify.recipe import Recipe, make_steps
 from workbench.verify.rows import Row, Trial, measured, stated
@@ -202,6 +203,48 @@ def check_training(trial: Trial) -> Iterator[Row]:
     odd_weights = same_bits(handed, stored)
     wrong = f"{odd_weights} is not its state, rounded" if odd_weights else None
     yield stated(steps, "weights as they are saved: bits of the state", wrong)
+
+
+def check_update(trial: Trial) -> Iterator[Row]:
+    """What the last step made of each weight, by AdamW's formula in float64 from the engine's own moments.
+
+    Whatever the precision of forward and backward, only the roundings of one update are allowed. Moments that are kept
+    short were not short yet when the update read them: their parameters are left to the other rows.
+    """
+    recipe, last = trial.recipe, len(trial.recipe.steps) - 1
+    before, after = EngineOutcome(), EngineOutcome()
+    with trial.bench.engine(recipe) as engine:
+        take_steps(engine, recipe, before, 0, last)
+        read_state(engine, before)
+        take_steps(engine, recipe, after, last)
+        read_state(engine, after)
+    settings = replace(recipe.settings, lr=recipe.learning_rates[last])
+    verdicts = [
+        _updated(name, before, after, settings)
+        for name, kept in trial.formats.items()
+        if kept == "exact" and after.counts[name] > before.counts[name]
+    ]
+    compared = f"step {last + 1} of each weight by AdamW's formula"
+    if verdicts:
+        yield measured("update", compared, {"weight": worst_of(verdicts)})
+    else:
+        yield stated("update", compared, "no parameter was updated")
+
+
+def _updated(name: str, before: EngineOutcome, after: EngineOutcome, settings: AdamW) -> Verdict:
+    old, new = before.masters[name].double(), after.masters[name].double()
+    exp_avg, exp_avg_sq = after.exp_avg[name].double(), after.exp_avg_sq[name].double()
+    beta1, beta2 = settings.betas
+    count = after.counts[name]
+    decays = old.dim() >= 2 and not settings.coupled_decay
+    kept = old * (1 - settings.lr * settings.weight_decay) if decays else old
+    root = (exp_avg_sq / (1 - beta2**count)).sqrt() + settings.eps
+    step = settings.lr * exp_avg / (1 - beta1**count) / root
+    allowed = FP32_EPSILON * (2 * old.abs() + 8 * step.abs())
+    apart = (kept - step - new).abs()
+    worst = int((apart / allowed.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
+    size = float(old.view(-1)[worst].abs()) or 1.0
+    return Verdict(float(apart.view(-1)[worst]) / size, float(allowed.view(-1)[worst]) / size, name)
 
 
 def verdict_of_weights(trial: Trial, ours: EngineOutcome) -> dict[str, Verdict]:
