@@ -84,7 +84,7 @@ class ChunkedLoss:
         if not tally.in_chunks:
             return f"the loss of {name} is no cross entropy of what its head gives"
         (loss, *expected), (loss_in_chunks, *gradients) = own, chunked
-        exact = expected[0].dtype == torch.float32
+        exact = all(g.dtype == torch.float32 for g in expected)
         if _distance(loss, loss_in_chunks) > (1e-6 if exact else 1e-3):
             return f"the loss of {name} is {float(loss):.7g}, and {float(loss_in_chunks):.7g} in chunks"
         if any(_distance(a, b) > (1e-5 if exact else 0.03) for a, b in zip(expected, gradients, strict=True)):
@@ -113,7 +113,12 @@ class ChunkedLoss:
             loss = self._own(ids, labels, **kwargs)
         # In fp16 gradients would be lost without a loss scale.
         scale = 4096.0 if leaves and leaves[0].dtype == torch.float16 else 1.0
-        return [loss.detach(), *torch.autograd.grad(loss * scale, leaves)]
+        found = (
+            torch.autograd.grad(loss * scale, leaves, allow_unused=True)
+            if leaves and loss.requires_grad
+            else ()
+        )
+        return [loss.detach(), *(g for g in found if g is not None)]
 
     def _deferred(self, tally: Tally, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         head = self._head

@@ -208,7 +208,7 @@ def _cross_entropy(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any
     unusual = (
         asked["input"] is not me
         or me.dim() != 2
-        or targets.dim() != 1
+        or targets.shape != me.shape[:1]
         or targets.dtype != torch.int64
         or any(asked.get(name) is not None for name in ("weight", "size_average", "reduce"))
         or asked.get("label_smoothing", 0.0) != 0.0
