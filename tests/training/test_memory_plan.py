@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ from workbench.config import load_config
 from workbench.engine.device import CpuDevice
 from workbench.engine.discovery import dtype_name, find_shards, lay_out
 from workbench.engine.precision import compute_dtypes, working_precision
-from workbench.engine.routing import Conditions, route_shard
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
-from workbench.placement import place
 from workbench.plan import machine
 from workbench.plan.memory import Free, MemoryPlan, plan_memory
 from workbench.plan.needs import ModelShape, engine_needs, model_needs
-from workbench.plan.routes import Workload, route
+from workbench.plan.workload import Workload
 from workbench.presets import find_preset
 from workbench.training.preparation import prepare_run
 
@@ -126,9 +123,7 @@ def test_the_plan_has_the_bytes_of_the_engines_ledger(
         precision=dtype_name(dtype),
         compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
     )
-    layout = tiny_layout(
-        dtype, options.get("state_format", "exact"), options.get("device_fraction", 0.0)
-    )
+    layout = tiny_layout(dtype, options.get("state_format", "exact"), options.get("device_fraction", 0.0))
     foretold = engine_needs(layout, work)
     for tier in ("device", "host", "disk"):
         held = {name: size for name, size in ledger[tier].items() if name not in BOUNDS}
@@ -160,44 +155,6 @@ def test_frozen_weights_lie_where_their_block_does_and_in_slots_beside_what_is_t
         "gradient slots": streamed["device"]["gradient slots"],
     }
     assert streamed["host"]["frozen weights"] == filed["disk"]["frozen weights"] == 4 * size
-
-
-def test_the_plan_sends_every_shard_the_way_that_the_engine_does() -> None:
-    """Over every placement of a block and of a shard outside the blocks, and all that decides a way."""
-    seen = set()
-    for dtype, frozen_dtype in itertools.product(("float32", "bfloat16", "float16"), (None, "bfloat16")):
-        frozen = () if frozen_dtype is None else (ParameterSpec("f", (4, 4), frozen_dtype, trainable=False),)
-        parameters = (ParameterSpec("w", (4, 4), dtype), *frozen)
-        kinds = ("block", "outer")
-        layout = build_layout([ShardSpec(kind, kind, parameters) for kind in kinds], CHUNK_BYTES)
-        for (weights, state), shared, several, clipping, overlap, computed in itertools.product(
-            PAIRS, (False, True), (1, 2), (0.0, 1.0), ("serial", "exact", "delayed"), (None, "float32")
-        ):
-            if overlap == "delayed" and weights == "disk":
-                continue
-            widened = {} if computed is None else {"bfloat16": computed, "float16": computed}
-            work = workload(
-                weights=weights,
-                state=state,
-                shared_memory=shared,
-                precision=dtype,
-                gradient_accumulation=several,
-                gradient_clipping=clipping,
-                overlap=overlap,
-                compute_dtypes=widened,
-            )
-            conditions = Conditions(
-                shared_memory=shared,
-                compute_dtypes={getattr(torch, a): getattr(torch, b) for a, b in widened.items()},
-                gradient_accumulation=several,
-                must_wait=clipping > 0 or dtype == "float16" or overlap != "exact",
-                overlap=overlap,
-            )
-            for shard, placement in zip(layout.shards, place(layout, weights, state), strict=True):
-                mine, theirs = route(shard, placement, work), route_shard(shard, placement, conditions)
-                assert {name: getattr(theirs, name) for name in vars(mine)} == vars(mine), work
-                seen.add((mine.gradients, mine.waiting, mine.streamed, mine.aliased))
-    assert len(seen) > 10
 
 
 def test_an_update_that_runs_during_backward_needs_two_blocks_of_gradients_and_not_all_of_them() -> None:

@@ -16,9 +16,9 @@ from workbench.engine.device import Device
 from workbench.engine.discovery import FoundShard, storage_dtypes
 from workbench.engine.disk import DiskTier
 from workbench.engine.memory import ShardMemory
-from workbench.engine.routing import Conditions, ShardRoute
 from workbench.engine.streamed import StreamedShard
 from workbench.layout import NORM_BLOCK, Layout
+from workbench.routing import ShardRoute
 
 SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 
@@ -52,7 +52,7 @@ def assemble(
     found: Sequence[FoundShard],
     layout: Layout,
     routes: Sequence[ShardRoute],
-    conditions: Conditions,
+    computed_in: dict[torch.dtype, torch.dtype],
     *,
     storage: torch.dtype,
     device: Device,
@@ -74,7 +74,7 @@ def assemble(
     for shard, source, route in zip(layout.shards, found, routes, strict=True):
         if materialize is not None and any(p.is_meta for p in source.parameters.values()):
             materialize(source)
-        memory = ShardMemory(shard, route, device, conditions.compute_dtypes, disk)
+        memory = ShardMemory(shard, route, device, computed_in, disk)
         if memory.files:
             needed = max((memory.staging_bytes(c) for c in shard.chunks), default=0)
             if buffer is None or buffer.numel() < needed:
@@ -85,11 +85,11 @@ def assemble(
         if route.streamed:
             piece_bytes = max(chunk_bytes, SMALLEST_PIECE_BYTES)
             assembly.streamed.append(
-                StreamedShard(memory, members, frozen, conditions.compute_dtypes, device, disk, piece_bytes)
+                StreamedShard(memory, members, frozen, computed_in, device, disk, piece_bytes)
             )
         else:
             for _, parameter, dtype in frozen:
-                dtype = conditions.compute_dtype(dtype)
+                dtype = computed_in.get(dtype, dtype)
                 parameter.data = parameter.data.to(device=device.torch_device, dtype=dtype)
         for member in members:
             member.grad = None

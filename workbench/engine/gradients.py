@@ -26,7 +26,7 @@ from workbench.engine.device import Device, Mark
 from workbench.engine.disk import padded
 from workbench.engine.execution import StepExecution
 from workbench.engine.memory import ShardMemory
-from workbench.engine.routing import DTYPES
+from workbench.engine.precision import DTYPES
 from workbench.engine.slot_pool import SlotPool
 from workbench.timeline import Kind
 

@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.device import Device
 from workbench.engine.disk import DiskTier, RecordFile, padded
-from workbench.engine.routing import DTYPES, ShardRoute
+from workbench.engine.precision import DTYPES
 from workbench.engine.stored import StoredTensor
 from workbench.layout import Chunk, Region, Segment, Shard
+from workbench.routing import WORKING_KIND, ShardRoute
 from workbench.state_formats import MOMENTS
-
-WORKING_KIND = {torch.float32: "master", torch.bfloat16: "high", torch.float16: "working"}
 
 
 def state_kinds(region: Region) -> dict[str, tuple[torch.dtype, int]]:
@@ -64,7 +63,7 @@ class RegionMemory:
 
     @property
     def working_kind(self) -> str:
-        return WORKING_KIND[self.dtype]
+        return WORKING_KIND[self.region.dtype]
 
     @property
     def working_copy(self) -> Tensor | None:
@@ -119,10 +118,8 @@ class ShardMemory:
             self._create_files(disk, sets)
 
     def is_filed(self, kind: str, region: Region) -> bool:
-        """Whether a kind of the state is on disk. The working copy is in memory unless the weights are on disk."""
-        if self.route.placement.state != "disk":
-            return False
-        return self.route.placement.weights == "disk" or kind != WORKING_KIND[DTYPES[region.dtype]]
+        """Whether a kind of a region's state is on disk."""
+        return self.route.is_filed(kind, region.dtype)
 
     def _create_files(self, disk: DiskTier, sets: int) -> None:
         name = f"{self.shard.index:04d}-{self.shard.name}"

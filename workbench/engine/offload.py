@@ -32,7 +32,7 @@ from workbench.engine.assembly import assemble
 from workbench.engine.checkpointing import BlockCheckpointing
 from workbench.engine.compute_clock import ComputeClock, exposed_seconds, lane_seconds
 from workbench.engine.device import Device, open_device
-from workbench.engine.discovery import FoundShard, find_shards, lay_out
+from workbench.engine.discovery import FoundShard, dtype_name, find_shards, lay_out
 from workbench.engine.disk import DiskTier
 from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.forward_gate import ForwardGate
@@ -42,20 +42,22 @@ from workbench.engine.ledger import Ledger, ledger_text, memory_ledger
 from workbench.engine.loss_scale import LossScale
 from workbench.engine.precision import Compute, Precision, compute_dtypes, working_precision
 from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
-from workbench.engine.routing import Conditions, route_shard
 from workbench.engine.step_work import GradientSet, StepWork
 from workbench.engine.stored import StoredTensor
 from workbench.engine.watchdog import Watchdog
 from workbench.engine.weight_window import WeightWindow
 from workbench.layout import Layout
+from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.placement import Tier, place
+from workbench.routing import Conditions, route_shard
 from workbench.state_formats import MOMENTS, StateFormat
 from workbench.timeline import Kind, Lane, Overlap, StepShape, Timeline, build_timeline
 
 SKIPS_ALLOWED = 2
 DEFAULT_CHUNK_BYTES = 16 << 20
+SMALL_MODEL_BYTES = 64 << 20
 DEFAULT_DELAY_WARMUP = 40
 DEFAULT_WATCHDOG_S = 600.0
 
@@ -158,12 +160,14 @@ class OffloadEngine:
         self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format, device_fraction)
         placements = place(self.layout, weights, state, device_fraction)
         global_quantity = gradient_clipping > 0 or self._loss_scale is not None
+        computed_in = compute_dtypes(compute, self.device)
         conditions = Conditions(
             shared_memory=self.device.shared_memory,
-            compute_dtypes=compute_dtypes(compute, self.device),
+            compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
             gradient_accumulation=gradient_accumulation,
             must_wait=global_quantity or overlap != "exact",
             overlap=overlap,
+            lanes_pay=_lanes_pay(self.layout),
         )
         routes = [route_shard(s, p, conditions) for s, p in zip(self.layout.shards, placements, strict=True)]
         streamed = frozenset(s.index for s, r in zip(self.layout.shards, routes, strict=True) if r.streamed)
@@ -198,7 +202,7 @@ class OffloadEngine:
                 found,
                 self.layout,
                 routes,
-                conditions,
+                computed_in,
                 storage=self.dtype,
                 device=self.device,
                 disk=self._disk,
@@ -704,6 +708,14 @@ def _host_arithmetic(threads: int | Literal["auto"], state_format: StateFormat) 
         f"{missing}; until then torch's fused AdamW does its work, slower", MissingExtensionWarning, 3
     )
     return TorchArithmetic()
+
+
+def _lanes_pay(layout: Layout) -> bool:
+    """Whether updates beside compute are worth handing over in one memory: not where they are small and compute has
+    every core."""
+    if torch.get_num_threads() < usable_cpus():
+        return True
+    return sum(shard.weight_bytes for shard in layout.shards) > SMALL_MODEL_BYTES
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:

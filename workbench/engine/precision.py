@@ -11,7 +11,15 @@ from workbench.engine.device import Device, has_bfloat16
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compute = Literal["auto", "same", "fp32"]
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+"""torch's dtypes by the names that a layout has."""
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def working_precision(precision: Precision, device: Device) -> torch.dtype:
@@ -22,9 +30,11 @@ def working_precision(precision: Precision, device: Device) -> torch.dtype:
     """
     if precision == "auto":
         return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    if precision not in DTYPES:
-        raise ValueError(f"precision = {precision!r}: expected 'auto' or {' or '.join(map(repr, DTYPES))}")
-    return DTYPES[precision]
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"precision = {precision!r}: expected 'auto' or {' or '.join(map(repr, PRECISIONS))}"
+        )
+    return PRECISIONS[precision]
 
 
 def compute_dtypes(compute: Compute, device: Device) -> dict[torch.dtype, torch.dtype]:

@@ -21,7 +21,7 @@ from workbench.engine.device import Device
 from workbench.engine.disk import padded
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.memory import ShardMemory
-from workbench.engine.routing import DTYPES
+from workbench.engine.precision import DTYPES
 from workbench.engine.slot_pool import SlotPool
 from workbench.layout import Chunk
 from workbench.optimizer.settings import AdamW
@@ -109,6 +109,9 @@ class StepWork:
             default=0,
         )
         self._waiting = SlotPool(lambda: device.empty_pages(waiting_bytes), STAGING_BUFFERS)
+        # The update lane may wait only for buffers that come back without it: those of first sums, which go straight
+        # to disk, and not those that are read and wait for the update lane's next task.
+        self._first_sums = SlotPool(lambda: device.empty_pages(waiting_bytes), STAGING_BUFFERS)
         first = device.empty_pages(staging_bytes) if staging_bytes else None
         self._tables: dict[tuple[int, int], Table] = {}
         for memory, arithmetic in zip(memories, self._arithmetics, strict=True):
@@ -128,7 +131,7 @@ class StepWork:
         self._unread: list[list[int]] = []
         self._in_hand: dict[tuple[int, int], Tensor] = {}
         """Host slots between the tasks of one chunk: what came down."""
-        self._sums: dict[tuple[int, int], Tensor] = {}
+        self._sums: dict[tuple[int, int], tuple[Tensor, SlotPool]] = {}
         """Buffers between the tasks of one chunk: its sum, where that waits on disk."""
         self._staged: dict[tuple[int, int], _Staged] = {}
         self._current = GradientSet(0, AdamW())
@@ -210,6 +213,7 @@ class StepWork:
         self._intake.break_off()
         self._staging.break_off()
         self._waiting.break_off()
+        self._first_sums.break_off()
 
     @property
     def learning_rate(self) -> float:
@@ -220,7 +224,7 @@ class StepWork:
     def buffer_bytes(self) -> int:
         """Host buffers between memory and disk."""
         first = 0 if self._first_staging is None else self._first_staging.nbytes
-        return self._staging.nbytes + self._waiting.nbytes + first
+        return self._staging.nbytes + self._waiting.nbytes + self._first_sums.nbytes + first
 
     def take_buffer(self) -> Tensor | None:
         """A staging buffer for use while no step is under way."""
@@ -266,7 +270,7 @@ class StepWork:
         self._waiting.will_return()
         file = memory.gradient_files[self._current.number]
         file.read(number, buffer[: padded(file.record_bytes[number])])
-        self._sums[shard, number] = buffer
+        self._sums[shard, number] = (buffer, self._waiting)
 
     def _accumulate(self, task: Task) -> None:
         shard, number, memory, chunk = self._place(task)
@@ -274,9 +278,9 @@ class StepWork:
         summed = self._summed[shard, number]
         if memory.route.waiting == "disk":
             if (shard, number) not in self._sums:
-                self._sums[shard, number] = self._waiting.take()
-                self._waiting.will_return()
-            whole = self._sums[shard, number].view(torch.float32)[: chunk.elements]
+                self._sums[shard, number] = (self._first_sums.take(), self._first_sums)
+                self._first_sums.will_return()
+            whole = self._sums[shard, number][0].view(torch.float32)[: chunk.elements]
         else:
             in_memory = self._in_memory(memory, chunk, self._current.number)
             assert in_memory is not None
@@ -317,7 +321,7 @@ class StepWork:
         """The chunk's gradient as it is at its norm; None where it is in autograd's tensors or there is none."""
         place = (memory.shard.index, chunk.index)
         if place in self._sums:
-            return self._sums[place].view(torch.float32)[: chunk.elements]
+            return self._sums[place][0].view(torch.float32)[: chunk.elements]
         if place in self._in_hand:
             return self._in_hand[place].view(DTYPES[chunk.dtype])[: chunk.elements]
         return self._in_memory(memory, chunk, self._current.number)
@@ -362,9 +366,9 @@ class StepWork:
         file = memory.gradient_files[self._current.number]
         size = padded(file.record_bytes[number])
         if (shard, number) in self._sums:
-            buffer = self._sums.pop((shard, number))
+            buffer, pool = self._sums.pop((shard, number))
             file.write(number, buffer[:size])
-            self._waiting.give_back(buffer)
+            pool.give_back(buffer)
         elif (shard, number) in self._in_hand:
             slot = self._in_hand.pop((shard, number))
             file.write(number, slot[:size])

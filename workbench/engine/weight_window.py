@@ -61,6 +61,8 @@ class WeightWindow:
         self._shards = {s.shard.index: s for s in shards}
         self._order = [s.shard.index for s in shards]
         self._place = {index: place for place, index in enumerate(self._order)}
+        self._called: list[int] = []
+        """Blocks in the order in which they ran forward since the last backward."""
         self._device = device
         self._lanes = lanes
         self._when_ready = when_ready
@@ -97,6 +99,7 @@ class WeightWindow:
         with self._changed:
             if recompute and self._current is not None and self._current != shard:
                 self._release(self._current)
+            self._learn(shard, recompute)
             slot = self._slot_of(shard) or self._begin_fetch(shard, wanted=True)
             slot.in_use = True
             self._current = shard if recompute else None
@@ -171,6 +174,15 @@ class WeightWindow:
             shard.unbind()
 
     # Within the lock
+
+    def _learn(self, shard: int, recompute: bool) -> None:
+        """What comes next is what came next in the last forward, whatever the order in the tree."""
+        if not recompute:
+            self._called.append(shard)
+        elif self._called:
+            self._order = list(dict.fromkeys([*self._called, *self._order]))
+            self._place = {index: place for place, index in enumerate(self._order)}
+            self._called = []
 
     def _slot_of(self, shard: int) -> _Slot | None:
         return next((slot for slot in self._slots if slot.shard == shard), None)
@@ -299,5 +311,7 @@ class WeightWindow:
         self.break_off(failure)
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
+        if isinstance(self._failure, LaneError):
             raise self._failure
+        if self._failure is not None:
+            raise RuntimeError(f"the engine stopped after an error: {self._failure}") from self._failure

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.layout import Layout
 from workbench.plan.needs import ModelShape, checkpoint_bytes, engine_needs, model_needs
-from workbench.plan.routes import Workload
+from workbench.plan.workload import Workload
 
 GIB = 1 << 30
 HOST_RUNTIME_BYTES = 448 << 20

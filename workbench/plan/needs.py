@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES, Chunk, Layout, Region, Shard
 from workbench.placement import place
-from workbench.plan.routes import WEIGHT_KINDS, WORKING_KIND, Route, Workload, route
+from workbench.plan.workload import WEIGHT_KINDS, Workload
+from workbench.routing import WORKING_KIND, ShardRoute, route_shard
 from workbench.state_formats import ITEM_BYTES as MOMENT_ITEM_BYTES
 from workbench.state_formats import MOMENTS
 
@@ -93,8 +94,8 @@ class _Engine:
     def __init__(self, layout: Layout, work: Workload) -> None:
         self.work = work
         placements = place(layout, work.weights, work.state, work.device_fraction)
-        self.shards: list[tuple[Shard, Route]] = [
-            (shard, route(shard, placement, work))
+        self.shards: list[tuple[Shard, ShardRoute]] = [
+            (shard, route_shard(shard, placement, work.conditions()))
             for shard, placement in zip(layout.shards, placements, strict=True)
         ]
 
@@ -127,7 +128,7 @@ class _Engine:
         # One block's are updated while the next one's come.
         return whole + largest_parameter + min(passing, 2 * largest_block)
 
-    def _add_weights_and_state(self, needs: Needs, shard: Shard, way: Route) -> None:
+    def _add_weights_and_state(self, needs: Needs, shard: Shard, way: ShardRoute) -> None:
         tier = "device" if way.on_device else "host"
         for region in shard.regions:
             working = WORKING_KIND[region.dtype]
@@ -149,7 +150,7 @@ class _Engine:
             elif way.delayed:
                 _add(needs, "host", "weights", region.elements * ITEM_BYTES[region.dtype])
 
-    def _add_waiting_gradients(self, needs: Needs, shard: Shard, way: Route) -> None:
+    def _add_waiting_gradients(self, needs: Needs, shard: Shard, way: ShardRoute) -> None:
         sets = 2 if way.delayed else 1
         if way.waiting == "memory":
             tier = "device" if way.on_device else "host"
@@ -160,7 +161,7 @@ class _Engine:
             size = sum(padded(_waiting_bytes(chunk, way)) for chunk in shard.chunks)
             _add(needs, "disk", "gradients", sets * size)
 
-    def _add_frozen(self, needs: Needs, shard: Shard, way: Route) -> None:
+    def _add_frozen(self, needs: Needs, shard: Shard, way: ShardRoute) -> None:
         for spec in shard.frozen:
             item = ITEM_BYTES[spec.dtype]
             if not way.streamed:
@@ -253,7 +254,7 @@ def _shares(region: Region) -> Iterator[tuple[str, int, int]]:
         yield moment.kind, moment.elements, MOMENT_ITEM_BYTES[moment.dtype]
 
 
-def _waiting_bytes(chunk: Chunk, way: Route) -> int:
+def _waiting_bytes(chunk: Chunk, way: ShardRoute) -> int:
     return 4 * chunk.elements if way.accumulates else chunk.weight_bytes
 
 

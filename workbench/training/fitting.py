@@ -23,7 +23,7 @@ from workbench.plan.machine import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.memory import Free, MemoryPlan, plan_memory
 from workbench.plan.needs import ModelShape
 from workbench.plan.placement import Candidate, Wish, candidates, choose_placement
-from workbench.plan.routes import Workload
+from workbench.plan.workload import Workload
 from workbench.runs import RunDirectory
 from workbench.training.checkpoint import checkpoint_bytes
 from workbench.training.disk_folder import disk_folder

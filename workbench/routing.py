@@ -1,15 +1,14 @@
 """How each shard's weights, state and gradients move, decided once from its placement and the machine.
 
-Every other part of the engine asks here instead of deciding again: memory what to allocate, the intake where a gradient
-goes, the timeline which tasks a step has.
+Written once for two readers: the engine's parts ask here what to allocate, where a gradient goes and which tasks a step
+has, the planner what all that takes. No torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-import torch
 
 from workbench.layout import Shard
 from workbench.placement import Placement
@@ -18,29 +17,28 @@ from workbench.timeline import Overlap, ShardFlow
 GradientMode = Literal["referenced", "taken", "gathered"]
 Waiting = Literal["in autograd", "ring", "memory", "disk"]
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+WORKING_KIND = {"float32": "master", "bfloat16": "high", "float16": "working"}
+"""The kind of the state from which the forward's weights are copied, or which they are, by the dtype they are stored
+in."""
 
 
 @dataclass(frozen=True)
 class Conditions:
     """What is the same for all shards of an engine.
 
-    `compute_dtypes`: what working weights of a storage dtype are computed in, where that differs.
-    `must_wait`: no update may run before backward has ended.
+    `compute_dtypes`: what working weights of a storage dtype are computed in, where that differs. `must_wait`: no
+    update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains more
+    than handing it over costs.
     """
 
     shared_memory: bool
-    compute_dtypes: dict[torch.dtype, torch.dtype]
+    compute_dtypes: Mapping[str, str]
     gradient_accumulation: int
     must_wait: bool
     overlap: Overlap
+    lanes_pay: bool = True
 
-    def compute_dtype(self, storage: torch.dtype) -> torch.dtype:
+    def compute_dtype(self, storage: str) -> str:
         return self.compute_dtypes.get(storage, storage)
 
 
@@ -61,12 +59,8 @@ class ShardRoute:
     gradients: GradientMode
     accumulates: bool
     waiting: Waiting
+    by_compute: bool
     delayed: bool
-
-    @property
-    def by_compute(self) -> bool:
-        """Whether compute itself updates the shard when backward has ended."""
-        return self.placement.state == "device"
 
     @property
     def collected(self) -> bool:
@@ -77,6 +71,12 @@ class ShardRoute:
     def uploads(self) -> bool:
         """Whether new weights are copied to where the forward, or the next fetch, reads them."""
         return not self.aliased and (not self.streamed or self.delayed)
+
+    def is_filed(self, kind: str, dtype: str) -> bool:
+        """Whether a kind of the state is on disk; the working copy is in memory unless the weights are on disk."""
+        if self.placement.state != "disk":
+            return False
+        return self.placement.weights == "disk" or kind != WORKING_KIND[dtype]
 
     def flow(self) -> ShardFlow:
         """The same in the timeline's words."""
@@ -100,8 +100,8 @@ def route_shard(shard: Shard, placement: Placement, conditions: Conditions) -> S
     delayed = conditions.overlap == "delayed"
     if delayed and placement.weights == "disk":
         raise ValueError("overlap = 'delayed' with weights = 'disk': the disk would have to hold them twice")
-    storage = {DTYPES[region.dtype] for region in shard.regions}
-    frozen = {DTYPES[spec.dtype] for spec in shard.frozen if spec.dtype in DTYPES}
+    storage = {region.dtype for region in shard.regions}
+    frozen = {spec.dtype for spec in shard.frozen}
     converts = any(conditions.compute_dtype(dtype) != dtype for dtype in storage | frozen)
     on_device = placement.state == "device" and not shared
     comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
@@ -112,18 +112,20 @@ def route_shard(shard: Shard, placement: Placement, conditions: Conditions) -> S
     gradients: GradientMode
     if not (on_device or shared) or waits_on_disk or converts:
         gradients = "gathered"
-    elif several and storage != {torch.float32}:
+    elif several and storage != {"float32"}:
         # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
         gradients = "taken"
     else:
         gradients = "referenced"
+    on_lanes = not shared or conditions.lanes_pay or delayed or gradients != "referenced"
+    by_compute = placement.state == "device" or (placement.state == "host" and not on_lanes)
     waiting: Waiting
     if gradients == "referenced":
         waiting = "in autograd"
     elif waits_on_disk:
         waiting = "disk"
     else:
-        waiting = "memory" if several or conditions.must_wait else "ring"
+        waiting = "memory" if several or conditions.must_wait or by_compute else "ring"
     return ShardRoute(
         placement=placement,
         on_device=on_device,
@@ -132,5 +134,6 @@ def route_shard(shard: Shard, placement: Placement, conditions: Conditions) -> S
         gradients=gradients,
         accumulates=several and gradients != "referenced",
         waiting=waiting,
+        by_compute=by_compute,
         delayed=delayed,
     )
