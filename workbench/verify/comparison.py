@@ -9,12 +9,13 @@ from torch import Tensor
 
 from workbench.state_formats import StateFormat
 from workbench.verify.distances import (
+    FEW,
     Verdict,
     compare_numbers,
     compare_tensors,
     distances,
     numbers_error,
-    sizes,
+    sizes_of,
 )
 from workbench.verify.plain_torch import Numbers, train_plain
 from workbench.verify.recipe import Outcome, Recipe
@@ -36,7 +37,7 @@ class Roundings:
         return cls(
             numbers_error(one.losses, other.losses),
             numbers_error(one.norms, other.norms),
-            distances(one.masters, other.masters),
+            distances(one.masters, other.masters, FEW),
             distances(one.exp_avg, other.exp_avg),
             distances(one.exp_avg_sq, other.exp_avg_sq),
         )
@@ -71,17 +72,18 @@ class Comparison:
     def weights(self, ours: Outcome) -> Verdict:
         """In full precision, as a share of the way that training moved them."""
         way = distances(self.plain.masters, self.start)
-        return compare_tensors(ours.masters, self.plain.masters, way, self.roundings.masters)
+        errors = self.roundings.masters
+        return compare_tensors(ours.masters, self.plain.masters, way, errors, FEW)
 
     def exp_avg(self, ours: Outcome) -> Verdict:
         """As a share of its size."""
         plain = self.plain.exp_avg
-        return compare_tensors(ours.exp_avg, plain, sizes(plain), self.roundings.exp_avg)
+        return compare_tensors(ours.exp_avg, plain, sizes_of(plain), self.roundings.exp_avg)
 
     def exp_avg_sq(self, ours: Outcome) -> Verdict:
         """As a share of its size."""
         plain = self.plain.exp_avg_sq
-        return compare_tensors(ours.exp_avg_sq, plain, sizes(plain), self.roundings.exp_avg_sq)
+        return compare_tensors(ours.exp_avg_sq, plain, sizes_of(plain), self.roundings.exp_avg_sq)
 
 
 def runs_exactly(subject: Subject, recipe: Recipe, numbers: Numbers, device: torch.device) -> bool:

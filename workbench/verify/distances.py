@@ -19,6 +19,8 @@ from torch import Tensor
 
 MARGIN = 10.0
 FP32_EPSILON = 2.0**-23
+FEW = 0.01
+"""The share of a parameter's weights that rounding alone may send anywhere; `check_update` looks at every one."""
 
 Tensors = dict[str, Tensor]
 
@@ -65,21 +67,27 @@ def compare_numbers(ours: Sequence[float], plain: Sequence[float], error: float)
 
 
 def compare_tensors(
-    ours: Tensors, plain: Tensors, sizes: dict[str, float], errors: dict[str, float]
+    ours: Tensors,
+    plain: Tensors,
+    sizes: dict[str, float],
+    errors: dict[str, float],
+    left_out: float = 0.0,
 ) -> Verdict:
     """Parameter by parameter, relative to `sizes`: by how much training moved it, or how large it is.
 
     `errors`: the distances that rounding alone makes. A parameter may have as much as a typical one even where its own
-    happens to be less.
+    happens to be less. `left_out` as in `distance`.
     """
     if ours.keys() != plain.keys():
         odd = sorted(ours.keys() ^ plain.keys())[0]
         return Verdict(math.inf, 0.0, odd)
+    # Whatever way an update takes, its result is rounded: a quarter of the last place on average.
+    errors = {name: max(errors[name], FP32_EPSILON / 4 * size) for name, size in sizes_of(plain).items()}
     shares = [errors[name] / size for name, size in sizes.items() if size > 0]
     typical = median(shares) if shares else 0.0
     verdicts = []
     for name, theirs in plain.items():
-        apart = distance(ours[name], theirs)
+        apart = distance(ours[name], theirs, left_out)
         size = sizes[name] or 1.0
         allowed = MARGIN * max(errors[name], typical * sizes[name])
         verdicts.append(Verdict(apart / size, allowed / size, name))
@@ -92,23 +100,28 @@ def numbers_error(one: Sequence[float], other: Sequence[float]) -> float:
     return max((difference for difference in apart if math.isfinite(difference)), default=0.0)
 
 
-def distances(one: Tensors, other: Tensors) -> dict[str, float]:
+def distances(one: Tensors, other: Tensors, left_out: float = 0.0) -> dict[str, float]:
     """Of every tensor from the one of the same name."""
-    return {name: distance(tensor, other[name]) for name, tensor in one.items()}
+    return {name: distance(tensor, other[name], left_out) for name, tensor in one.items()}
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    """The sum of all elements' differences; infinite where a shape differs or one is not a number.
+def distance(one: Tensor, other: Tensor, left_out: float = 0.0) -> float:
+    """The sum of all elements' differences, without the largest ones: `left_out` is their share, two elements at least.
 
-    Not the Euclidean one: AdamW turns a gradient that is nothing but rounding into a whole step, and a few such
-    elements would decide that alone.
+    Infinite where a shape differs or a difference is not a number. AdamW turns a gradient that is nothing but rounding
+    into a whole step; a few such elements would decide a distance of weights, above all a Euclidean one.
     """
     if one.shape != other.shape:
         return math.inf
-    apart = float((one.double() - other.double()).abs().sum())
-    return apart if math.isfinite(apart) else math.inf
+    apart = (one.double() - other.double()).abs().view(-1)
+    total = float(apart.sum())
+    if not math.isfinite(total):
+        return math.inf
+    if left_out and apart.numel() > 2:
+        total -= float(apart.topk(max(2, int(left_out * apart.numel()))).values.sum())
+    return max(0.0, total)
 
 
-def sizes(tensors: Tensors) -> dict[str, float]:
+def sizes_of(tensors: Tensors) -> dict[str, float]:
     """How large each tensor is, in the same measure."""
     return {name: float(tensor.double().abs().sum()) for name, tensor in tensors.items()}

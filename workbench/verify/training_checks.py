@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine import AdamW
-from workbench.verify.distances import FP32_EPSILON, Verdict, compare_tensors, sizes, worst_of
+from workbench.verify.distances import FP32_EPSILON, Verdict, compare_tensors, sizes_of, worst_of
 from workbench.verify.engine_training import EngineOutcome, read_state, same_bits, take_steps, tied_names
 from workbench.verify.plain_torch import rounded, train_plain
 from workbench.verify.recipe import Recipe, make_steps
@@ -147,17 +147,24 @@ def check_ties(trial: Trial) -> Iterator[Row]:
         return
     recipe = trial.recipe.first(1)
     ours, comparison = trial.bench.train(recipe), trial.compare(recipe)
-    apart = train_plain(_untied(trial.bench.subject.start), recipe, trial.numbers, trial.device)
+    settings = recipe.settings
+    bare = replace(recipe, settings=replace(settings, weight_decay=0.0))
+    start = _untied(trial.bench.subject.start)
+    apart = train_plain(start, bare, trial.numbers, trial.device)
     rescaled = _clipped_by(recipe, comparison.plain.norms[0]) / _clipped_by(recipe, apart.norms[0])
     wanted: dict[str, Tensor] = {}
     for names in groups:
         known = next(name for name in names if name in ours.exp_avg)
         parts = [apart.exp_avg[name] * rescaled for name in names]
         wanted[known] = torch.stack(parts).sum(0)
+        if settings.coupled_decay and wanted[known].dim() >= 2:
+            # Decay is part of such a gradient, and the one weight has one.
+            decay = rounded(start.get_parameter(known).detach(), trial.numbers.storage)
+            wanted[known] += (1 - settings.betas[0]) * settings.weight_decay * decay
     verdict = compare_tensors(
         {name: ours.exp_avg[name] for name in wanted},
         wanted,
-        sizes(wanted),
+        sizes_of(wanted),
         {name: comparison.roundings.exp_avg[name] for name in wanted},
     )
     row = measured("tied weights", compared, {"gradient": verdict})
