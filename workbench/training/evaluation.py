@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.data.sampling import evaluation_batches
+from workbench.engine.chunked_loss import ChunkedLoss
 
 
 @torch.no_grad()
@@ -21,8 +22,13 @@ def validation_loss(
     total_tokens: int,
     device: torch.device,
     interrupted: Callable[[], bool],
+    loss: ChunkedLoss | None = None,
 ) -> float | None:
-    """Nats a predicted token over about `total_tokens` tokens of `tokens` (1-D ids); None when interrupted."""
+    """Nats a predicted token over about `total_tokens` tokens of `tokens` (1-D ids); None when interrupted.
+
+    `loss` is the model's, for a batch; one that nobody has checked if it is not given.
+    """
+    loss = loss or ChunkedLoss(model)
     training = model.training
     model.eval()
     total, counted = 0.0, 0
@@ -31,9 +37,8 @@ def validation_loss(
             if interrupted():
                 return None
             ids = batch.to(device)
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             predicted = batch.shape[0] * (batch.shape[1] - 1)
-            total += float(loss) * predicted
+            total += float(loss(ids, ids, use_cache=False)) * predicted
             counted += predicted
     finally:
         model.train(training)

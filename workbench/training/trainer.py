@@ -20,6 +20,7 @@ from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
 from workbench.data.sampling import WindowSampler
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
+from workbench.engine.chunked_loss import CHECK_TOKENS, ChunkedLoss
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.optimizer.schedules import LearningRateSchedule
 from workbench.runs import Command, ControlReader, write_sample
@@ -64,6 +65,7 @@ class Trainer:
         self._config = config
         self._model = model
         self._engine = engine
+        self._loss = ChunkedLoss(model)
         self._data = data
         self._journal = journal
         self._requests = requests
@@ -135,6 +137,7 @@ class Trainer:
         requests.training = True
         journal.begin_at(self.step)
         journal.phase("training")
+        self._check_loss()
         while self.step < config.train.steps and not self._interrupted():
             try:
                 self._train_step()
@@ -147,6 +150,16 @@ class Trainer:
         if not self._interrupted():
             self._sample()
         return EXIT_DONE if requests.stop_code is None else requests.stop_code
+
+    def _check_loss(self) -> None:
+        """See that the loss comes out in chunks as the model has it, on the same tokens whether resumed or not."""
+        few = min(CHECK_TOKENS, self._config.data.sequence_length)
+        ids = self._data.train[None, :few].long().to(self._engine.device.torch_device)
+        self._loss.check(ids, use_cache=False)
+        if self._loss.refusal is not None:
+            self._journal.warn(
+                f"{self._loss.refusal}; the model's own loss is used, with all logits in memory"
+            )
 
     def _train_step(self) -> None:
         config, engine = self._config, self._engine
@@ -162,7 +175,7 @@ class Trainer:
                 told = now
                 self._journal.progress(f"micro-batch {micro_batch + 1} of {micro_batches}")
             ids = self._sampler.next().to(device)
-            loss = self._model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss = self._loss(ids, ids, use_cache=False)
             # Every position but the first of a sequence is predicted.
             counted = ids.shape[0] * (ids.shape[1] - 1)
             engine.backward(loss, tokens=counted)
@@ -274,6 +287,7 @@ class Trainer:
             total_tokens=config.evaluate.tokens,
             device=self._engine.device.torch_device,
             interrupted=self._interrupted,
+            loss=self._loss,
         )
         self._settle(loss)
         if loss is None:
