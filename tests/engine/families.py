@@ -1,7 +1,8 @@
 """Tiny random models of nine families of causal language models, and what the matrix crosses them with.
 
 Widths are small and odd on purpose: every block has at least two chunks of the smallest size, and some parameters are
-cut by a chunk's end. All nine take `input_ids` and `labels`, so one training loop serves them.
+cut by a chunk's end. Some families have more blocks than there are device slots, some have fewer. All nine take
+`input_ids` and `labels`, so one training loop serves them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _gpt2(dropout: float) -> Any:
     return GPT2LMHeadModel(
         GPT2Config(
             **COMMON,
-            n_layer=3,
+            n_layer=4,
             n_embd=WIDTH,
             n_head=HEADS,
             n_inner=WIDER,
@@ -54,7 +55,7 @@ def _llama(dropout: float) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
-        LlamaConfig(**MODERN, num_hidden_layers=3, num_key_value_heads=2, attention_dropout=dropout)
+        LlamaConfig(**MODERN, num_hidden_layers=5, num_key_value_heads=2, attention_dropout=dropout)
     )
 
 
@@ -78,7 +79,7 @@ def _mistral(dropout: float) -> Any:
 
     return MistralForCausalLM(
         MistralConfig(
-            **MODERN, num_hidden_layers=3, num_key_value_heads=1, sliding_window=8, attention_dropout=dropout
+            **MODERN, num_hidden_layers=4, num_key_value_heads=1, sliding_window=8, attention_dropout=dropout
         )
     )
 
@@ -117,7 +118,7 @@ def _gpt_neox(dropout: float) -> Any:
     return GPTNeoXForCausalLM(
         GPTNeoXConfig(
             **{**MODERN, "intermediate_size": WIDER},
-            num_hidden_layers=3,
+            num_hidden_layers=4,
             hidden_dropout=dropout,
             attention_dropout=dropout,
         )

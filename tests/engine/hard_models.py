@@ -36,9 +36,9 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """An embedding, blocks and a head on [ROWS, WIDTH] inputs; the loss is a mean square."""
+    """An embedding, more blocks than there are slots, and a head, on [ROWS, WIDTH] inputs; a mean square."""
 
-    def __init__(self, blocks: int = 4, dropout: float = 0.0) -> None:
+    def __init__(self, blocks: int = 5, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList(Block(dropout=dropout) for _ in range(blocks))

@@ -33,7 +33,7 @@ SELECTION = cover_pairs(FACTORS, seed=4)
 STEPS = 5
 DELAY_WARMUP = 2
 LENGTHS = (24, 9, 17)  # of the micro-batches of a step: each weighs by its tokens
-LEARNING_RATES = (4e-3, 8e-3, 1e-2, 7e-3, 3e-3)
+LEARNING_RATES = (1e-3, 2e-3, 3e-3, 2e-3, 1e-3)
 
 
 def steps_of(accumulation: int) -> list[list[Tensor]]:
