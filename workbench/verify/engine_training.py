@@ -17,17 +17,20 @@ from torch import Tensor
 
 from workbench.config import RunConfig
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
+from workbench.engine.chunked_loss import ChunkedLoss
 from workbench.engine.device import Device
 from workbench.layout import Region, Segment
 from workbench.optimizer.reference import join_float32
 from workbench.state_formats import BLOCK
 from workbench.training.engine_options import engine_options
 from workbench.verify.recipe import Outcome, Recipe, infinite, seed_micro_batch
-from workbench.verify.shrink import Subject, counted_tokens, loss_of
+from workbench.verify.shrink import Subject, counted_tokens
 
 SMALLEST_CHUNK = 1
 """Bytes: the engine makes it one block of the norm, so that a small model has several chunks as well."""
 WATCHDOG_S = 60.0
+LOSS_CHUNK = 10
+"""Tokens, so that every micro-batch of a small model is several chunks of the loss."""
 
 
 @dataclass
@@ -82,7 +85,7 @@ class Bench:
         outcome = EngineOutcome()
         with self.engine(recipe, device, **changes) as engine:
             try:
-                take_steps(engine, recipe, outcome)
+                self.take_steps(engine, recipe, outcome)
             except NonFiniteGradientsError as error:
                 outcome.stopped = str(error)
                 return outcome
@@ -90,42 +93,57 @@ class Bench:
             outcome.tied = tied_names(engine.model) == tied_names(self.subject.start)
         return outcome
 
+    def take_steps(
+        self,
+        engine: OffloadEngine,
+        recipe: Recipe,
+        outcome: Outcome,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Train steps `start` to `stop` of `recipe`, adding to `outcome`.
 
-def take_steps(
-    engine: OffloadEngine, recipe: Recipe, outcome: Outcome, start: int = 0, stop: int | None = None
-) -> None:
-    """Train steps `start` to `stop` of `recipe`, adding to `outcome`.
+        Around poisoned steps the engine is waited for and its state compared.
+        """
+        model: Any = engine.model
+        loss_in_chunks = self._loss(engine, recipe)
+        device = engine.device.torch_device
+        parameters = dict(model.named_parameters())
+        reports: list[StepReport] = []
+        losses: list[Tensor] = []
+        before: dict[str, Tensor] | None = None
+        for number in range(start, len(recipe.steps) if stop is None else stop):
+            if number in recipe.poisoned and before is None:
+                before = decisive_state(engine)
+            micro_batches = recipe.steps[number]
+            engine.learning_rate = recipe.learning_rates[number]
+            for micro, ids in enumerate(micro_batches):
+                spoils = number in recipe.poisoned and micro == len(micro_batches) - 1
+                hook = parameters[recipe.poison].register_hook(infinite) if spoils else None
+                seed_micro_batch(number, micro)
+                on_device = ids.to(device)
+                loss = loss_in_chunks(on_device, on_device, use_cache=False)
+                losses.append(loss.detach())
+                factor = recipe.loss_factor
+                engine.backward(loss if factor == 1.0 else loss * factor, tokens=counted_tokens(ids))
+                if hook is not None:
+                    hook.remove()
+            reports.append(engine.step())
+            if number in recipe.poisoned:
+                assert isinstance(outcome, EngineOutcome) and before is not None
+                outcome.untouched &= same_bits(before, decisive_state(engine)) is None
+        outcome.losses += map(float, losses)
+        results = [report.result() for report in reports]
+        outcome.norms += [result.grad_norm for result in results]
+        outcome.skipped += [result.skipped for result in results]
+        outcome.loss_scales += [result.loss_scale for result in results]
 
-    Around poisoned steps the engine is waited for and its state compared.
-    """
-    model: Any = engine.model
-    device = engine.device.torch_device
-    parameters = dict(model.named_parameters())
-    reports: list[StepReport] = []
-    before: dict[str, Tensor] | None = None
-    for number in range(start, len(recipe.steps) if stop is None else stop):
-        if number in recipe.poisoned and before is None:
-            before = decisive_state(engine)
-        micro_batches = recipe.steps[number]
-        engine.learning_rate = recipe.learning_rates[number]
-        for micro, ids in enumerate(micro_batches):
-            spoils = number in recipe.poisoned and micro == len(micro_batches) - 1
-            hook = parameters[recipe.poison].register_hook(infinite) if spoils else None
-            seed_micro_batch(number, micro)
-            loss = loss_of(model, ids.to(device))
-            outcome.losses.append(float(loss.detach()))
-            factor = recipe.loss_factor
-            engine.backward(loss if factor == 1.0 else loss * factor, tokens=counted_tokens(ids))
-            if hook is not None:
-                hook.remove()
-        reports.append(engine.step())
-        if number in recipe.poisoned:
-            assert isinstance(outcome, EngineOutcome) and before is not None
-            outcome.untouched &= same_bits(before, decisive_state(engine)) is None
-    results = [report.result() for report in reports]
-    outcome.norms += [result.grad_norm for result in results]
-    outcome.skipped += [result.skipped for result in results]
-    outcome.loss_scales += [result.loss_scale for result in results]
+    def _loss(self, engine: OffloadEngine, recipe: Recipe) -> ChunkedLoss:
+        """The loss as a run has it: in chunks of tokens, where the model's own comes out the same so."""
+        model: Any = engine.model
+        loss = ChunkedLoss(model, chunk_tokens=LOSS_CHUNK if self.subject.shrunken else None)
+        loss.check(recipe.steps[0][0].to(engine.device.torch_device), use_cache=False)
+        return loss
 
 
 def conclude(engine: OffloadEngine, outcome: EngineOutcome) -> None:

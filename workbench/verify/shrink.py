@@ -163,7 +163,7 @@ def real_model(shape: Any, seed: int) -> Any:
 
 
 def loss_of(model: Any, ids: Tensor) -> Tensor:
-    """The mean loss of [batch, length] token ids, as a run computes it; all but the first of each row count."""
+    """The model's own mean loss of [batch, length] token ids; all but the first of each row count."""
     loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
     return loss
 

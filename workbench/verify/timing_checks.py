@@ -9,7 +9,7 @@ from pathlib import Path
 from workbench.data.tokenizers import load_tokenizer
 from workbench.model.build import ShardInitializer, build_on_meta
 from workbench.training.checkpoint import find_checkpoints, load_state, save_checkpoint
-from workbench.verify.engine_training import EngineOutcome, conclude, same_bits, take_steps
+from workbench.verify.engine_training import EngineOutcome, conclude, same_bits
 from workbench.verify.rows import Row, Trial, measured, stated
 from workbench.verify.slow_lanes import slow_device
 from workbench.verify.training_checks import verdict_of_weights
@@ -48,7 +48,7 @@ def check_resume(trial: Trial) -> Iterator[Row]:
     resumed = EngineOutcome()
     with tempfile.TemporaryDirectory(prefix="workbench-verify-") as folder:
         with bench.engine(recipe) as engine:
-            take_steps(engine, recipe, resumed, 0, middle)
+            bench.take_steps(engine, recipe, resumed, 0, middle)
             save_checkpoint(
                 Path(folder),
                 middle,
@@ -62,7 +62,7 @@ def check_resume(trial: Trial) -> Iterator[Row]:
         initializer = ShardInitializer(model, bench.subject.seed + 1)
         with bench.engine(recipe, model=model, materialize=initializer) as engine:
             load_state(next(find_checkpoints(Path(folder), _raise)), engine)
-            take_steps(engine, recipe, resumed, middle)
+            bench.take_steps(engine, recipe, resumed, middle)
             conclude(engine, resumed)
     yield stated(
         "save and resume",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench.engine import AdamW
 from workbench.verify.distances import FP32_EPSILON, Verdict, compare_tensors, sizes_of, worst_of
-from workbench.verify.engine_training import EngineOutcome, read_state, same_bits, take_steps, tied_names
+from workbench.verify.engine_training import EngineOutcome, read_state, same_bits, tied_names
 from workbench.verify.plain_torch import rounded, train_plain
 from workbench.verify.recipe import Recipe, make_steps
 from workbench.verify.rows import Row, Trial, measured, stated
@@ -221,9 +221,9 @@ def check_update(trial: Trial) -> Iterator[Row]:
     recipe, last = trial.recipe, len(trial.recipe.steps) - 1
     before, after = EngineOutcome(), EngineOutcome()
     with trial.bench.engine(recipe) as engine:
-        take_steps(engine, recipe, before, 0, last)
+        trial.bench.take_steps(engine, recipe, before, 0, last)
         read_state(engine, before)
-        take_steps(engine, recipe, after, last)
+        trial.bench.take_steps(engine, recipe, after, last)
         read_state(engine, after)
     settings = replace(recipe.settings, lr=recipe.learning_rates[last])
     verdicts = [
