@@ -25,9 +25,7 @@ def open_engine(model: torch.nn.Module, device: Device, tmp_path: Path, **option
 
 def masters(engine: OffloadEngine) -> dict[str, torch.Tensor]:
     """The fp32 master of every parameter, from wherever it is kept."""
-    kept = {
-        name: t if isinstance(t, torch.Tensor) else t.read(0, t.numel()) for name, t in engine.state()
-    }
+    kept = {name: t if isinstance(t, torch.Tensor) else t.read(0, t.numel()) for name, t in engine.state()}
     found = {}
     for shard in engine.layout.shards:
         prefix = f"{shard.index:04d}-{shard.name}"
@@ -46,7 +44,10 @@ def reference(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """fp32 arithmetic on weights rounded to `dtype`, gradients rounded to it, AdamW on fp32 masters."""
     model = clone(start)
-    kept = {n: ReferenceParameter.fresh(p.detach().clone(), decay=p.dim() >= 2) for n, p in model.named_parameters()}
+    kept = {
+        n: ReferenceParameter.fresh(p.detach().clone(), decay=p.dim() >= 2)
+        for n, p in model.named_parameters()
+    }
     losses = []
     for ids in data:
         for name, parameter in model.named_parameters():
@@ -131,7 +132,9 @@ def test_an_overflow_in_fp16_is_skipped_and_lowers_the_scale_when_patience_is_us
         assert set(engine.counters()["parameter_steps"].values()) == {0}
 
 
-def test_a_loss_scale_halves_after_its_patience_doubles_after_its_window_and_goes_on_where_it_was_saved() -> None:
+def test_a_loss_scale_halves_after_its_patience_doubles_after_its_window_and_goes_on_where_it_was_saved() -> (
+    None
+):
     scale = LossScale()
     for _ in range(HYSTERESIS):
         scale.after(finite=False)

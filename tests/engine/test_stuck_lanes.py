@@ -100,5 +100,7 @@ def test_memory_that_runs_out_in_backward_is_reported_with_what_the_engine_holds
             raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
         next(model.parameters()).register_hook(run_out)
-        with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 2 GiB.*device: weights .*host: exp_avg"):
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"tried to allocate 2 GiB.*device: weights .*host: exp_avg"
+        ):
             engine.backward(loss)
