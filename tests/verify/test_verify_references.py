@@ -1,0 +1,168 @@
+"""The plain training that the engine is held to: it is torch's own, and its distances are those of rounding."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trials import small_config
+from torch import Tensor, nn
+
+from workbench.engine import AdamW
+from workbench.verify.distances import Verdict, compare_numbers, compare_tensors, distance, worst_of
+from workbench.verify.plain_torch import Numbers, as_kept, train_plain
+from workbench.verify.recipe import Recipe, make_steps
+from workbench.verify.shrink import Subject, counted_tokens, loss_of, shrunken_subject
+
+FP32 = Numbers(torch.float32, torch.float32)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return shrunken_subject(small_config())
+
+
+def recipe_of(subject: Subject, **changes: object) -> Recipe:
+    recipe = Recipe(
+        steps=make_steps(subject, 5, 3),
+        settings=AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        learning_rates=(1e-3, 5e-4, 1e-3, 2e-3, 1e-3),
+        accumulation=3,
+        gradient_clipping=0.5,
+    )
+    return replace(recipe, **changes)
+
+
+def by_hand(subject: Subject, recipe: Recipe) -> dict[str, Tensor]:
+    """The loop that everybody writes."""
+    model = copy.deepcopy(subject.start)
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=recipe.settings.eps,
+        foreach=False,
+    )
+    pending: list[Tensor] | None = None
+    last_rate = 0.0
+    for number, (micro_batches, rate) in enumerate(zip(recipe.steps, recipe.learning_rates, strict=True)):
+        total = sum(map(counted_tokens, micro_batches))
+        for ids in micro_batches:
+            (loss_of(model, ids) * (counted_tokens(ids) / total)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clipping, foreach=False)
+        fresh = [p.grad for p in model.parameters() if p.grad is not None]
+        now = [(fresh, rate)] if recipe.delay_warmup is None or number < recipe.delay_warmup else []
+        if pending is not None:
+            now.insert(0, (pending, last_rate))
+        for gradients, lr in now:
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+        optimizer.zero_grad()
+        pending, last_rate = (None, 0.0) if now and now[-1][0] is fresh else (fresh, rate)
+    if pending is not None:
+        for parameter, gradient in zip(model.parameters(), pending, strict=True):
+            parameter.grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = last_rate
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("delay_warmup", [None, 0, 2])
+def test_it_is_the_loop_that_everybody_writes(subject: Subject, delay_warmup: int | None) -> None:
+    recipe = recipe_of(subject, delay_warmup=delay_warmup)
+    wanted = by_hand(subject, recipe)
+    plain = train_plain(subject.start, recipe, FP32, CPU)
+    start = dict(subject.start.named_parameters())
+    for name, value in wanted.items():
+        way = distance(value, start[name].detach())
+        assert distance(plain.masters[name], value, 0.01) <= 1e-4 * way, name
+    assert set(plain.counts.values()) == {5}
+
+
+def test_delayed_training_is_another_training(subject: Subject) -> None:
+    plain, delayed = (
+        train_plain(subject.start, recipe_of(subject, delay_warmup=w), FP32, CPU) for w in (None, 2)
+    )
+    assert plain.losses[:9] == delayed.losses[:9]
+    assert plain.losses[9:] != delayed.losses[9:]
+
+
+def test_rounding_carries_it_a_little_and_other_errors_of_that_size_as_far(subject: Subject) -> None:
+    recipe = recipe_of(subject).first(1)
+    plain = train_plain(subject.start, recipe, FP32, CPU)
+    for other in (FP32.exact(), FP32.shaken()):
+        beside = train_plain(subject.start, recipe, other, CPU)
+        for name, moment in plain.exp_avg.items():
+            share = distance(beside.exp_avg[name], moment) / float(moment.abs().sum())
+            assert 1e-9 < share < 1e-5, name
+
+
+def test_an_infinite_gradient_is_left_out_and_fp16_lowers_its_scale(subject: Subject) -> None:
+    name = next(iter(dict(subject.start.named_parameters())))
+    recipe = recipe_of(subject, poison=name, poisoned=frozenset((1, 2)))
+    for storage in (torch.float32, torch.float16):
+        plain = train_plain(subject.start, recipe, Numbers(storage, torch.float32), CPU)
+        assert plain.skipped == [False, True, True, False, False]
+        assert set(plain.counts.values()) == {3}
+        scales = [2.0**16] * 3 + [2.0**15] * 2 if storage == torch.float16 else [1.0] * 5
+        assert plain.loss_scales == scales
+
+
+@pytest.mark.parametrize(("state_format", "error"), [("half", 0.01), ("compact", 0.03)])
+@pytest.mark.parametrize("kind", ["exp_avg", "exp_avg_sq"])
+def test_a_moment_kept_short_is_near_itself_and_right_on_average(
+    kind: str, state_format: str, error: float
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    moment = torch.randn(3000, generator=generator)
+    moment = moment.square() if kind == "exp_avg_sq" else moment
+    kept = [as_kept(kind, moment, state_format, generator) for _ in range(200)]  # type: ignore[arg-type]
+    assert distance(kept[0], moment) < error * float(moment.abs().sum())
+    assert distance(torch.stack(kept).mean(0), moment) < 0.2 * distance(kept[0], moment) + 1e-3
+    assert torch.equal(kept[0].sign(), moment.sign())
+
+
+def test_what_is_not_a_number_is_too_far() -> None:
+    nan, inf = math.nan, math.inf
+    assert not compare_numbers([nan], [1.0], 0.0).holds
+    assert not compare_numbers([1.0], [inf], 0.0).holds
+    assert compare_numbers([inf], [nan], 0.0).holds
+    assert not compare_numbers([1.0], [1.0, 2.0], 0.0).holds
+    one = {"a": torch.ones(4), "b": torch.ones(4)}
+    spoilt = {**one, "b": torch.tensor([1.0, nan, 1.0, 1.0])}
+    size, error = {"a": 4.0, "b": 4.0}, {"a": 1e-3, "b": 1e-3}
+    assert compare_tensors(one, one, size, error).holds
+    found = compare_tensors(spoilt, one, size, error, 0.01)
+    assert not found.holds and found.where == "b"
+    assert not compare_tensors({"a": one["a"]}, one, size, error).holds
+    assert not compare_tensors({**one, "b": torch.ones(3)}, one, size, error).holds
+
+
+def test_a_few_weights_may_go_anywhere_and_many_may_not() -> None:
+    one, other = torch.zeros(1000), torch.zeros(1000)
+    other[:10] = 1.0
+    assert distance(one, other) == 10 and distance(one, other, 0.01) == 0
+    other[:20] = 1.0
+    assert distance(one, other, 0.01) == 10
+
+
+def test_the_worst_is_what_exceeds_its_own_allowance_most() -> None:
+    near, far = Verdict(5.0, 10.0, "near"), Verdict(1e-3, 1e-4, "far")
+    assert worst_of([near, far, Verdict(0.0, 0.0, "same")]) is far
+    assert worst_of([near, Verdict(math.nan, 1.0, "nan")]).where == "nan"
+
+
+def test_gains_and_biases_are_not_where_decay_would_not_show(subject: Subject) -> None:
+    small = [p for p in subject.start.parameters() if p.dim() < 2]
+    assert small and all(((p - p.round()).abs() > 1e-6).all() for p in small)
+    assert isinstance(subject.start, nn.Module)

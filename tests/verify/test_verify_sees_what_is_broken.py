@@ -1,0 +1,248 @@
+"""An engine that trains wrongly is found out: each of its breakages makes the row fail that stands for it.
+
+The engine is broken from outside, in one place each; the same configuration holds in every row while it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from small_trials import failed, rows_of, small_config
+from torch import nn
+
+import workbench.engine.offload as offload
+from workbench.engine.forward_gate import ForwardGate
+from workbench.engine.memory import ShardMemory
+from workbench.engine.offload import OffloadEngine
+from workbench.engine.step_work import StepWork, Verdict
+from workbench.engine.weight_window import WeightWindow
+from workbench.timeline import Kind, Lane, Task, Timeline
+
+Patch = pytest.MonkeyPatch
+
+BFLOAT16 = ("train.precision=bf16",)
+ACCUMULATES = ("train.precision=bf16", "train.gradient_accumulation=3")
+DELAYED = ("offload.overlap=delayed", "offload.weights=host")
+CONFIGURATIONS = [(), BFLOAT16, ACCUMULATES, DELAYED, ("train.gradient_clipping=0.0",)]
+
+
+@pytest.mark.parametrize("overrides", CONFIGURATIONS, ids=lambda o: "-".join(o) or "as it is")
+def test_a_whole_engine_holds_in_every_row(overrides: tuple[str, ...]) -> None:
+    rows = rows_of(small_config(*overrides))
+    assert failed(rows) == []
+    assert {row.name for row in rows} >= {
+        "first step",
+        "clipping",
+        "update",
+        "lanes held up",
+        "save and resume",
+    }
+
+
+def drop_a_micro_batch(patch: Patch) -> None:
+    accumulate = StepWork._accumulate
+
+    def dropping(self: StepWork, task: Task) -> None:
+        if task.micro_batch == 1:
+            slot = self._in_hand.pop((task.shard, task.chunk), None)  # type: ignore[arg-type]
+            if slot is not None:
+                self._intake.host_slots.give_back(slot)
+            return
+        accumulate(self, task)
+
+    patch.setattr(StepWork, "_accumulate", dropping)
+
+
+def upload_one_step_late(patch: Patch) -> None:
+    upload = StepWork._upload
+    held: dict[tuple[int, Any, Any], Task] = {}
+
+    def late(self: StepWork, task: Task) -> None:
+        place = (id(self), task.shard, task.chunk)
+        if place in held:
+            upload(self, task)
+        held[place] = task
+
+    # The first step's weights never come up; every later one's do.
+    patch.setattr(StepWork, "_upload", late)
+
+
+def fill_a_slot_too_late(patch: Patch) -> None:
+    """Each piece lands in its slot when the next one should, after the forward has read it."""
+    copy = WeightWindow._copy
+    held: dict[int, tuple[Any, Any]] = {}
+
+    class Late:
+        def __init__(self, device: Any, window: int) -> None:
+            self._device, self._window = device, window
+
+        def copy(self, lane: Lane, target: Any, source: Any, after: Any) -> None:
+            if self._window in held:
+                self._device.copy(lane, *held[self._window], after)
+            held[self._window] = (target, source.clone())
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._device, name)
+
+    def late(self: WeightWindow, *arguments: Any) -> None:
+        if not isinstance(self._device, Late):
+            self._device = Late(self._device, id(self))  # type: ignore[assignment]
+        copy(self, *arguments)
+
+    patch.setattr(WeightWindow, "_copy", late)
+
+
+def let_the_forward_not_wait(patch: Patch) -> None:
+    patch.setattr(ForwardGate, "_wait_for", lambda self, shards: None)
+
+
+def without_waits(patch: Patch, kind: Kind, for_kinds: tuple[Kind, ...]) -> None:
+    """Tasks of `kind` do not wait for those of `for_kinds`."""
+    build = offload.build_timeline
+
+    def broken(*arguments: Any) -> Timeline:
+        timeline = build(*arguments)
+        kinds = [task.kind for task in timeline.tasks]
+        tasks = tuple(
+            replace(t, waits=tuple(w for w in t.waits if kinds[w] not in for_kinds)) if t.kind is kind else t
+            for t in timeline.tasks
+        )
+        return replace(timeline, tasks=tasks)
+
+    patch.setattr(offload, "build_timeline", broken)
+
+
+def update_before_the_verdict(patch: Patch) -> None:
+    without_waits(patch, Kind.UPDATE, (Kind.VERDICT,))
+
+
+def download_before_the_gradient(patch: Patch) -> None:
+    without_waits(patch, Kind.DOWNLOAD, (Kind.BACKWARD,))
+
+
+def decay_everything(patch: Patch) -> None:
+    views = ShardMemory.views
+
+    def decaying(self: ShardMemory, *arguments: Any) -> Any:
+        return [view._replace(decay=True) for view in views(self, *arguments)]
+
+    patch.setattr(ShardMemory, "views", decaying)
+
+
+def after_creation(patch: Patch, do: Callable[[OffloadEngine], None]) -> None:
+    create = OffloadEngine.__init__
+
+    def creating(self: OffloadEngine, *arguments: Any, **options: Any) -> None:
+        create(self, *arguments, **options)
+        do(self)
+
+    patch.setattr(OffloadEngine, "__init__", creating)
+
+
+def lose_a_tied_gradient(patch: Patch) -> None:
+    """The head reads the same weights, and its gradient goes to a parameter of its own that nobody updates."""
+
+    def untie(engine: OffloadEngine) -> None:
+        head = engine.model.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.data)
+
+    after_creation(patch, untie)
+
+
+def forget_step_counts(patch: Patch) -> None:
+    restore = OffloadEngine.restore
+
+    def forgetting(self: OffloadEngine, counters: dict[str, Any]) -> None:
+        forgotten = dict.fromkeys(counters["parameter_steps"], 0)
+        restore(self, {**counters, "parameter_steps": forgotten})
+
+    patch.setattr(OffloadEngine, "restore", forgetting)
+
+
+def forget_the_learning_rate(patch: Patch) -> None:
+    patch.setattr(OffloadEngine, "learning_rate", property(lambda self: 1e-2, lambda self, value: None))
+
+
+def write_an_overflow(patch: Patch) -> None:
+    judge = StepWork._judge
+
+    def judging(self: StepWork, task: Task) -> None:
+        judge(self, task)
+        self._current.blocked = False
+
+    patch.setattr(StepWork, "_judge", judging)
+
+
+def ignore_clipping(patch: Patch) -> None:
+    judge = StepWork._judge
+
+    def judging(self: StepWork, task: Task) -> None:
+        self._clipping = 0.0
+        judge(self, task)
+
+    patch.setattr(StepWork, "_judge", judging)
+
+
+def weigh_micro_batches_alike(patch: Patch) -> None:
+    backward = OffloadEngine.backward
+    patch.setattr(OffloadEngine, "backward", lambda self, loss, tokens=None: backward(self, loss))
+
+
+def never_delay(patch: Patch) -> None:
+    patch.setattr(OffloadEngine, "_is_delayed", lambda self, step: False)
+
+
+def claim_another_norm(patch: Patch) -> None:
+    judge = StepWork._judge
+
+    def judging(self: StepWork, task: Task) -> None:
+        judge(self, task)
+        assert self.verdict is not None
+        self.verdict = Verdict(self.verdict.grad_norm * 1.001, self.verdict.finite)
+
+    patch.setattr(StepWork, "_judge", judging)
+
+
+BROKEN: list[tuple[Callable[[Patch], None], tuple[str, ...], str, str]] = [
+    # What is broken; in which configuration; the check and its row that have to say so.
+    (drop_a_micro_batch, ACCUMULATES, "accumulation", "accumulation"),
+    (weigh_micro_batches_alike, (), "accumulation", "accumulation"),
+    (weigh_micro_batches_alike, ACCUMULATES, "training", "6 steps"),
+    (upload_one_step_late, (), "lanes held up", "separate memory"),
+    (fill_a_slot_too_late, BFLOAT16, "training", "6 steps"),
+    (fill_a_slot_too_late, DELAYED, "lanes held up", "separate memory"),
+    (let_the_forward_not_wait, (), "lanes held up", "lanes held up"),
+    (update_before_the_verdict, (), "clipping", "clipping"),
+    (download_before_the_gradient, (), "lanes held up", "lanes held up"),
+    (decay_everything, (), "update", "update"),
+    (decay_everything, ("offload.state=device",), "training", "6 steps"),
+    (lose_a_tied_gradient, (), "tied weights", "tied weights"),
+    (lose_a_tied_gradient, (), "first step", "first step"),
+    (forget_step_counts, (), "save and resume", "save and resume"),
+    (forget_the_learning_rate, (), "update", "update"),
+    (write_an_overflow, (), "overflow", "overflow"),
+    (ignore_clipping, (), "clipping", "clipping"),
+    (claim_another_norm, (), "first step", "first step"),
+    (never_delay, DELAYED, "training", "6 steps"),
+]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "overrides", "check", "row"),
+    BROKEN,
+    ids=[f"{b.__name__}-{check}" for b, _, check, _ in BROKEN],
+)
+def test_an_engine_that_is_broken_fails_a_row(
+    break_it: Callable[[Patch], None],
+    overrides: tuple[str, ...],
+    check: str,
+    row: str,
+    monkeypatch: Patch,
+) -> None:
+    config = small_config(*overrides)
+    break_it(monkeypatch)
+    wrong = [r.name for r in rows_of(config, [check]) if not r.holds]
+    assert row in wrong or check in wrong

@@ -1,0 +1,70 @@
+"""The small model is the configured one in all but its size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from small_trials import small_config
+
+from workbench.engine.discovery import find_blocks
+from workbench.errors import ConfigurationError
+from workbench.verify import shrink
+from workbench.verify.engine_training import tied_names
+from workbench.verify.shrink import Subject, full_subject, shrunken_subject
+
+# The architecture, what its preset says, and what has to be left of it.
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gpt2": ({"n_layer": 50, "n_embd": 4096, "n_head": 32, "attn_pdrop": 0.3}, {"attn_pdrop": 0.3}),
+    "llama": ({"num_attention_heads": 32, "num_key_value_heads": 8}, {"num_key_value_heads": 1}),
+    "qwen3": ({"tie_word_embeddings": True}, {"tie_word_embeddings": True, "head_dim": 32}),
+    "mistral": ({"sliding_window": 4096}, {"sliding_window": 16}),
+    "gemma": ({}, {"head_dim": 32, "num_attention_heads": 4}),
+    "opt": ({}, {"word_embed_proj_dim": 128, "ffn_dim": 512}),
+    "gpt_neox": ({}, {"hidden_size": 128, "intermediate_size": 512}),
+    "phi3": ({}, {"num_hidden_layers": 5}),
+    "mixtral": ({}, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "falcon": ({}, {"hidden_size": 128}),
+}
+
+
+def subject_of(architecture: str, settings: dict[str, Any]) -> Subject:
+    config = small_config(
+        "data.sequence_length=4096", "train.micro_batch_size=8", "train.gradient_accumulation=7"
+    )
+    model = config.model.model_copy(update={"architecture": architecture, "config": settings})
+    return shrunken_subject(config.model_copy(update={"model": model}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_architecture_becomes_small_and_stays_itself(family: str) -> None:
+    settings, kept = FAMILIES[family]
+    subject = subject_of(family, settings)
+    assert subject.parameters < 5_000_000
+    assert len(find_blocks(subject.start)) == shrink.BLOCKS
+    for name, value in kept.items():
+        assert getattr(subject.shape, name) == value, name
+    assert bool(tied_names(subject.start)) == bool(subject.shape.tie_word_embeddings)
+    assert (subject.sequence, subject.micro_batch, subject.accumulation) == (32, 2, 3)
+    assert all(not p.is_meta and p.grad is None for p in subject.start.parameters())
+    assert subject.start.training
+
+
+def test_what_is_small_already_stays_as_it_is() -> None:
+    config = small_config()
+    small, whole = shrunken_subject(config), full_subject(config)
+    assert small.parameters == whole.parameters
+    assert small.shape.to_dict() == whole.shape.to_dict()
+
+
+def test_of_what_is_said_block_by_block_every_kind_is_kept() -> None:
+    assert shrink._one_of_each(["a"] * 5 + ["b"] + ["a"] * 5) == ["a", "a", "a", "a", "b"]
+    assert shrink._one_of_each([0, 1, 2, 3, 4, 5, 6]) == [0, 1, 2, 3, 4]
+
+
+def test_a_model_that_cannot_be_made_small_is_refused_before_it_takes_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shrink, "LARGEST", 1000)
+    with pytest.raises(ConfigurationError, match=r"no small model of it can be made.*--full"):
+        subject_of("gpt2", {})
