@@ -68,18 +68,18 @@ def test_a_case_is_measured_kept_and_not_measured_again(tmp_path: Path) -> None:
         "--output",
         str(output),
         "--cases",
-        "tiny/torch,device-host/compact/exact/clip",
+        "tiny/torch,device-host/compact/delayed/clip",
     )
     first = run(*arguments)
     assert first.returncode == 0, first.stderr
     cases = json.loads(output.read_text())["cases"]
-    engine = cases["tiny/engine/device-host/compact/exact/clip@2x32,cpu"]["result"]
+    engine = cases["tiny/engine/device-host/compact/delayed/clip@2x32,cpu"]["result"]
     plain = cases["tiny/torch@2x32,cpu"]["result"]
     for result in (engine, plain):
         assert len(result["step_s"]) == 2
         assert result["tokens_per_s"] == pytest.approx(64 / result["median_step_s"])
-    # The same model on the same tokens: they train the same, though in two state formats.
-    assert engine["losses"] == pytest.approx(plain["losses"], rel=1e-3)
+    # The same model on the same tokens: they train the same, though in two state formats, until updates are delayed.
+    assert engine["losses"][:3] == pytest.approx(plain["losses"][:3], rel=1e-3)
     assert engine["lane_seconds"]["update"] > 0
     assert not list(tmp_path.glob(".*"))
     row = next(line for line in first.stdout.splitlines() if line.startswith("torch "))

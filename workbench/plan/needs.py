@@ -213,8 +213,9 @@ class _Engine:
                 for spec in shard.frozen:
                     pieces = self._frozen_pieces(spec.numel, ITEM_BYTES[spec.dtype])
                     fetched = max([fetched, *map(padded, pieces)])
-        # One more of the state's buffers is there from the start.
-        size = FETCH_BUFFERS * fetched + (STAGING_BUFFERS + 1) * state + STAGING_BUFFERS * waiting
+        # One more of the state's buffers is there from the start, and first sums have buffers of their own.
+        gradient_buffers = STAGING_BUFFERS * (2 if self.work.several else 1)
+        size = FETCH_BUFFERS * fetched + (STAGING_BUFFERS + 1) * state + gradient_buffers * waiting
         _add(needs, "host", "staging", size)
 
     def _add_gradient_slots(self, needs: Needs) -> None:
