@@ -10,8 +10,10 @@ NATIVE := $(wildcard native/*.c native/*.h native/*.py)
 run: setup
 	$(BIN)/workbench run presets/quickstart.toml
 
+# Each file of tests stays in one process. Threads that wait sleep: spinning, they would hold up the other processes.
 test: setup check
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow and not gpu" \
+		--numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .
