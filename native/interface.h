@@ -57,7 +57,10 @@ wb_pool *wb_pool_create(int threads, int instruction_set);
 void wb_pool_stop(wb_pool *pool);
 void wb_pool_free(wb_pool *pool);
 
-int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings);
+/* `partials`: NULL, or where the sums of squares go as in wb_sum_of_squares; then the elements under a sum that is not
+ * finite are left untouched. */
+int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
+                  double *partials);
 /* One float64 partial per 65,536 elements of each piece, in table order; 0 for a piece without a gradient. */
 int64_t wb_sum_of_squares(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, double *partials);
 

@@ -4,6 +4,9 @@
  * bfloat16 ones beside a float32 master, coupled decay) is first prepared in float32, a few thousand elements at a time,
  * so that it stays in the processor's own cache; 16-bit working weights are written from there likewise.
  *
+ * Where the sums of squares are wanted too, a block of elements is measured right before it is updated: memory is read
+ * once for both.
+ *
  * Invariant: how the work is cut never shows in a result. Slices hold whole blocks of a piece, and random bits follow
  * the element's place in its parameter.
  */
@@ -31,6 +34,7 @@ typedef struct {
     int64_t item_count;
     int64_t elements;
     int64_t slice_length;
+    double *partials; /* where the gradients' sums of squares go, or NULL */
 } update_call;
 
 /* As torch.optim.AdamW folds them in Python: all in double, rounded where they meet a tensor. */
@@ -151,6 +155,36 @@ static int64_t range_limit(const wb_piece *piece, const wb_adamw *settings)
     return piece->state_format == WB_EXACT ? INT64_MAX : KEY_ELEMENTS;
 }
 
+static void update_elements(const update_call *call, const update_item *item, int64_t from, int64_t stop)
+{
+    int64_t limit = range_limit(item->piece, call->settings);
+    while (from < stop) {
+        int64_t count = stop - from;
+        if (limit < INT64_MAX)
+            count = smaller(count, limit - from % limit);
+        update_range(call, item, from, count);
+        from += count;
+    }
+}
+
+/* The sums of squares that begin between `begin` and `end`, elements of an item; each is followed by the update of what it
+ * was taken of, which is in the cache then. What is not finite is left as it is. */
+static void measure_and_update(const update_call *call, const update_item *item, int64_t begin, int64_t end)
+{
+    const wb_piece *piece = item->piece;
+    size_t width = piece->gradient_type == WB_FLOAT32 ? 4 : 2;
+    int64_t block = (begin + WB_PARTIAL_ELEMENTS - 1) / WB_PARTIAL_ELEMENTS;
+    int64_t first = block * WB_PARTIAL_ELEMENTS;
+    for (; first < smaller(piece->count, end); block++, first += WB_PARTIAL_ELEMENTS) {
+        int64_t count = smaller(WB_PARTIAL_ELEMENTS, piece->count - first);
+        const char *values = (const char *)piece->gradient + (size_t)first * width;
+        double sum = call->kernels->sum_of_squares(values, piece->gradient_type, count);
+        call->partials[piece->first_partial + block] = sum;
+        if (isfinite(sum))
+            update_elements(call, item, first, first + count);
+    }
+}
+
 static void update_slice(void *context, int64_t slice)
 {
     const update_call *call = context;
@@ -168,20 +202,16 @@ static void update_slice(void *context, int64_t slice)
     for (const update_item *item = call->items + first; item < call->items + call->item_count; item++) {
         if (item->start >= end)
             break;
-        int64_t limit = range_limit(item->piece, call->settings);
         int64_t from = begin > item->start ? begin - item->start : 0;
-        int64_t stop = smaller(item->piece->count, end - item->start);
-        while (from < stop) {
-            int64_t count = stop - from;
-            if (limit < INT64_MAX)
-                count = smaller(count, limit - from % limit);
-            update_range(call, item, from, count);
-            from += count;
-        }
+        if (call->partials)
+            measure_and_update(call, item, from, end - item->start);
+        else
+            update_elements(call, item, from, smaller(item->piece->count, end - item->start));
     }
 }
 
-int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings)
+int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
+                  double *partials)
 {
     for (int64_t i = 0; i < piece_count; i++)
         if (pieces[i].gradient && pieces[i].step < 1)
@@ -198,6 +228,9 @@ int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, co
     int64_t item_count = 0, elements = 0;
     for (int64_t i = 0; i < piece_count; i++) {
         const wb_piece *piece = pieces + i;
+        if (partials && !piece->gradient)
+            for (int64_t block = 0; block * WB_PARTIAL_ELEMENTS < piece->count; block++)
+                partials[piece->first_partial + block] = 0.0;
         if (!piece->gradient || piece->count == 0)
             continue;
         update_item *item = items + item_count;
@@ -217,7 +250,7 @@ int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, co
     }
     if (elements > 0) {
         int64_t length = pool_slice_length(elements, pool_slices(pool, elements));
-        update_call call = {pool_kernels(pool), settings, items, item_count, elements, length};
+        update_call call = {pool_kernels(pool), settings, items, item_count, elements, length, partials};
         pool_run(pool, (elements + length - 1) / length, update_slice, &call);
     }
     pool_leave(pool);

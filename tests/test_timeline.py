@@ -184,3 +184,36 @@ def test_a_delayed_step_with_nothing_to_apply_has_no_update() -> None:
     )
     assert {Kind.UPDATE, Kind.UPLOAD}.isdisjoint(t.kind for t in first.tasks)
     assert first.settled == ()
+
+
+@pytest.mark.parametrize("global_quantity", [False, True])
+@pytest.mark.parametrize("overlap", ["serial", "exact"])
+def test_collected_shards_are_measured_and_updated_in_one_task_each_or_in_one_for_both(
+    overlap: str, global_quantity: bool
+) -> None:
+    made = layout()
+    collected = ShardFlow(
+        state="host",
+        by_compute=True,
+        gathers=False,
+        accumulates=False,
+        gradients_on_disk=False,
+        uploads=False,
+        collected=True,
+    )
+    on_lanes = flow("disk", one_memory=True, accumulates=False, waits_on_disk=False)
+    timeline = build_timeline(made, StepShape(1, (collected, on_lanes, collected), global_quantity, overlap))  # type: ignore[arg-type]
+    verdict, update = timeline.find(Kind.VERDICT, 0), timeline.find(Kind.UPDATE, 0)
+    assert timeline.find(Kind.BACKWARD, 0) in ancestors(timeline, update)
+    at_once = overlap == "exact" and not global_quantity
+    if at_once:
+        assert update in ancestors(timeline, verdict), "its norm is part of the verdict"
+        with pytest.raises(KeyError):
+            timeline.find(Kind.NORM, 0)
+    else:
+        assert {verdict, timeline.find(Kind.NORM, 0)} <= ancestors(timeline, update)
+    assert timeline.ready[0] == timeline.ready[2] == (update,)
+    assert not [t for t in timeline.tasks if t.shard in (0, 2) and t.chunk is not None]
+    assert timeline.find(Kind.UPDATE, 0, 1, 0) in timeline.ready[1] + tuple(
+        i for ready in timeline.ready[1] for i in timeline.tasks[ready].waits
+    )

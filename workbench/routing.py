@@ -65,7 +65,7 @@ class ShardRoute:
     @property
     def collected(self) -> bool:
         """Whether its gradients are found in autograd's tensors when backward has ended, and need no hooks before."""
-        return self.by_compute and self.gradients == "referenced"
+        return self.by_compute and self.gradients == "referenced" and not self.delayed
 
     @property
     def uploads(self) -> bool:
@@ -87,6 +87,7 @@ class ShardRoute:
             accumulates=self.accumulates,
             gradients_on_disk=self.waiting == "disk",
             uploads=self.uploads,
+            collected=self.collected,
         )
 
 

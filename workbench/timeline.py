@@ -39,6 +39,8 @@ class Kind(str, Enum):
 
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a shard alone that its weights are no longer read, one without either that the micro-batch is done.
+    A `NORM` or an `UPDATE` without a shard is that of all collected shards; such an update that waits for no verdict
+    is their `NORM` as well.
     `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
     """
 
@@ -77,6 +79,7 @@ class ShardFlow:
 
     `state`: the tier of what an update reads and writes. `by_compute`: the
     update is done by compute when backward has ended, for lack of anything to overlap it with.
+    `collected`: so are all that its gradients need, in one task for all such shards.
     `gathers`: gradients are copied chunk by chunk out of autograd's tensors, down to the host.
     `accumulates`: the engine sums them over micro-batches in fp32.
     `gradients_on_disk`: they wait for the update there.
@@ -89,6 +92,7 @@ class ShardFlow:
     accumulates: bool
     gradients_on_disk: bool
     uploads: bool
+    collected: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ class _Builder:
         over = []
         for shard in reversed(self.layout.shards):
             chunks = []
-            for chunk in reversed(shard.chunks):
+            for chunk in reversed(() if self.shape.flows[shard.index].collected else shard.chunks):
                 # In whatever order gradients come: autograd decides it, and tied weights come last.
                 chunks.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk, waits=before))
                 final[shard.index, chunk.index] = chunks[-1]
@@ -196,7 +200,7 @@ class _Builder:
         for micro_batch in range(self.shape.gradient_accumulation):
             final, end = self.add_compute(micro_batch)
             for shard in reversed(self.layout.shards):
-                for chunk in reversed(shard.chunks):
+                for chunk in reversed(() if self.shape.flows[shard.index].collected else shard.chunks):
                     place = (shard.index, chunk.index)
                     # Serial work starts when the micro-batch's backward has ended, overlapped work with the chunk's.
                     waits = [end if self.shape.overlap == "serial" else final[place]]
@@ -204,6 +208,21 @@ class _Builder:
                     waits += [stored[place]] if place in stored else []
                     stored[place] = self._add_chunk_gradient(micro_batch, shard, chunk, waits, norms)
         return norms, stored, end
+
+    @property
+    def collected(self) -> list[Shard]:
+        """The shards whose norm and update are one task."""
+        return [shard for shard in self.layout.shards if self.shape.flows[shard.index].collected]
+
+    def add_collected_norm(self, end: int) -> int:
+        """The norm of all collected shards, when the last backward has ended."""
+        nbytes = sum(chunk.weight_bytes for shard in self.collected for chunk in shard.chunks)
+        return self.add(Lane.COMPUTE, Kind.NORM, self.last, nbytes=nbytes, waits=[end])
+
+    def add_collected_update(self, before: int) -> int:
+        """The update of all collected shards."""
+        nbytes = sum(_moved_bytes(shard, chunk) for shard in self.collected for chunk in shard.chunks)
+        return self.add(Lane.COMPUTE, Kind.UPDATE, self.last, nbytes=nbytes, waits=[before])
 
     def _add_chunk_gradient(
         self,
@@ -242,13 +261,10 @@ class _Builder:
         done = []
         for chunk in shard.chunks:
             before = waits[chunk.index]
-            state_bytes = chunk.elements * 4 + moment_bytes(
-                shard.regions[chunk.region].state_format, chunk.elements
-            )
+            state_bytes = _state_bytes(shard, chunk)
             if flow.state == "disk":
                 before = [self.add(Lane.READ, Kind.READ_STATE, self.last, shard, chunk, state_bytes, before)]
-            # State is read and written, the gradient read.
-            moved = 2 * state_bytes + chunk.weight_bytes
+            moved = _moved_bytes(shard, chunk)
             updated = self.add(work, Kind.UPDATE, self.last, shard, chunk, moved, before)
             if flow.state == "disk":
                 updated = self.add(
@@ -279,14 +295,26 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     if shape.overlap == "delayed":
         return _delayed(builder)
     norms, stored, end = builder.add_gradients()
+    measured = [end, *norms.values()]
     last = builder.last
-    verdict = None
-    # What compute does itself overlaps with nothing: it may as well know the verdict first.
+    verdict = collected = None
+    if builder.collected:
+        # An update that needs no verdict measures on its way, and reads its gradients once for both.
+        at_once = shape.overlap == "exact" and not shape.global_quantity
+        collected = builder.add_collected_update(end) if at_once else None
+        measured.append(builder.add_collected_norm(end) if collected is None else collected)
+    # What else compute does itself overlaps with nothing: it may as well know the verdict first.
     if shape.global_quantity or any(flow.by_compute for flow in shape.flows):
-        verdict = builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=[end, *norms.values()])
+        verdict = builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=measured)
     ready: list[tuple[int, ...]] = []
     for shard in layout.shards:
         flow = shape.flows[shard.index]
+        if flow.collected:
+            assert verdict is not None
+            if collected is None:
+                collected = builder.add_collected_update(verdict)
+            ready.append((collected,))
+            continue
         over = builder.index[Kind.BACKWARD, last, shard.index, None]
         held = shape.global_quantity or flow.by_compute
         waits = {}
@@ -301,7 +329,7 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
         else:
             ready.append(tuple(done))
     if verdict is None:
-        builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=[end, *norms.values()])
+        builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=measured)
     return Timeline(tuple(builder.tasks), tuple(ready), (), builder.index)
 
 
@@ -322,6 +350,15 @@ def _delayed(builder: _Builder) -> Timeline:
     norms, _, end = builder.add_gradients()
     builder.add(_verdict_lane(shape), Kind.VERDICT, builder.last, waits=[end, *norms.values()])
     return Timeline(tuple(builder.tasks), tuple(ready), settled, builder.index)
+
+
+def _state_bytes(shard: Shard, chunk: Chunk) -> int:
+    return chunk.elements * 4 + moment_bytes(shard.regions[chunk.region].state_format, chunk.elements)
+
+
+def _moved_bytes(shard: Shard, chunk: Chunk) -> int:
+    """By an update: the state is read and written, the gradient read."""
+    return 2 * _state_bytes(shard, chunk) + chunk.weight_bytes
 
 
 def _verdict_lane(shape: StepShape) -> Lane:

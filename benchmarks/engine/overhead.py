@@ -1,6 +1,7 @@
 """`overhead`: tokens a second of the engine beside a plain torch loop and the Hugging Face Trainer.
 
-The contenders take turns in one process, so that whatever disturbs the machine for a while disturbs all of them.
+The contenders take turns in one process, in short samples and in an order that is drawn anew each time, so that whatever
+disturbs the machine for a while disturbs all of them, and none always follows the same other.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import random
 import statistics
 import tempfile
 import time
@@ -28,9 +30,9 @@ SHAPES = {
     "124M": Shape("124M", 12, 768, 12, vocab_size=50_257),
 }
 TOKENS = (64, 256, 1024)
-REPETITIONS = 11
-SAMPLE_S = 0.3
-"""A sample is at least this long, and at least two steps."""
+REPETITIONS = 31
+SAMPLE_S = 0.1
+"""A sample is at least this long, and follows a step that is not timed."""
 PLAIN, TRAINER, AUTO, HOST = "plain torch", "HF Trainer", "engine auto", "engine host"
 GOALS = {AUTO: 1.0, HOST: 0.95}
 SAME_LOSS = 0.02
@@ -115,13 +117,12 @@ def _take_turns(
                 contender.seconds(3)
                 first_loss[name] = contender.mean_loss
                 if name == PLAIN:
-                    steps = max(2, math.ceil(SAMPLE_S / ((time.perf_counter() - begin) / 4)))
+                    steps = max(1, math.ceil(SAMPLE_S / ((time.perf_counter() - begin) / 4)))
             step_s: dict[str, list[float]] = {name: [] for name in contenders}
-            order = list(contenders)
+            order = random.Random(count)
             for _ in range(repetitions):
-                for name in order:
+                for name in order.sample(list(contenders), len(contenders)):
                     step_s[name].append(contenders[name].seconds(steps) / steps)
-                order.reverse()
             sampled += [Sampled(n, count, tuple(step_s[n]), first_loss[n]) for n in contenders]
         del contenders
         gc.collect()  # the next one needs the memory

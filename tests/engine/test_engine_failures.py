@@ -132,6 +132,42 @@ def test_without_clipping_a_torn_step_stops_the_engine_at_once() -> None:
             engine.step()
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_update_that_measures_on_its_way_stops_the_engine_at_once(value: float) -> None:
+    """In one memory, with the state beside the weights, norm and update are one pass where nothing is clipped."""
+    model, ids = MODELS["llama"](), batches(2)
+    name = "model.layers.0.mlp.up_proj.weight"
+    with OffloadEngine(model, device="cpu", state="device") as engine:
+        engine.backward(loss_of(model, ids[0]))
+        assert math.isfinite(engine.step().result().grad_norm)
+        _poison(model, name, value)
+        engine.backward(loss_of(model, ids[1]))
+        report = engine.step()
+        with pytest.raises(NonFiniteGradientsError, match=name):
+            report.result()
+
+
+@pytest.mark.parametrize(("clipping", "overlap"), [(1.0, "exact"), (0.0, "serial")])
+def test_an_update_that_knows_the_verdict_leaves_the_step_out(clipping: float, overlap: str) -> None:
+    model, ids = MODELS["llama"](), batches(2)
+    with OffloadEngine(
+        model,
+        device="cpu",
+        state="device",
+        gradient_clipping=clipping,
+        overlap=overlap,  # type: ignore[arg-type]
+    ) as engine:
+        before = [p.detach().clone() for p in model.parameters()]
+        handle = _poison(model, "model.layers.0.mlp.up_proj.weight", math.nan)
+        engine.backward(loss_of(model, ids[0]))
+        assert engine.step().result().skipped
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        handle.remove()  # type: ignore[attr-defined]
+        engine.backward(loss_of(model, ids[1]))
+        assert not engine.step().result().skipped
+        assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_misuse_is_refused_in_words() -> None:
     model, ids = MODELS["llama"](), batches(1)[0]
     with OffloadEngine(model, device="cpu") as engine:

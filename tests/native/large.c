@@ -35,18 +35,21 @@ static int64_t compare_pools(const pool_grid *grid, int64_t first, int coupled_d
     table original = table_make(first), expected = table_make(first), t = table_make(first);
     table_fill(&original, first);
     table_copy(&expected, &original);
-    table_work(&expected, grid->pools[WB_SCALAR][0], first, coupled_decay);
+    table_work(&expected, grid->pools[WB_SCALAR][0], first, coupled_decay, 0);
     int64_t compared = 0;
     for (int set = 0; set < INSTRUCTION_SETS; set++)
         for (int i = 0; i < THREAD_COUNTS; i++) {
             if (!grid->pools[set][i])
                 continue;
-            char who[64];
-            snprintf(who, sizeof who, "%s, %d threads", set_names[set], thread_counts[i]);
-            table_copy(&t, &original);
-            table_work(&t, grid->pools[set][i], first, coupled_decay);
-            expect_equal_tables(&t, &expected, coupled_decay, who);
-            compared++;
+            for (int at_once = 0; at_once < 2; at_once++) {
+                char who[64];
+                snprintf(who, sizeof who, "%s, %d threads%s", set_names[set], thread_counts[i],
+                         at_once ? ", measured on the way" : "");
+                table_copy(&t, &original);
+                table_work(&t, grid->pools[set][i], first, coupled_decay, at_once);
+                expect_equal_tables(&t, &expected, coupled_decay, who);
+                compared++;
+            }
         }
     table_free(&original);
     table_free(&expected);

@@ -24,7 +24,7 @@ static void tiny_updates(wb_pool *pool, parameter *p, int64_t updates)
 {
     wb_adamw settings = settings_of(1, 0);
     for (int64_t i = 0; i < updates; i++, p->piece.step++)
-        if (wb_update(pool, &p->piece, 1, &settings) != WB_OK)
+        if (wb_update(pool, &p->piece, 1, &settings, NULL) != WB_OK)
             fail("wb_update failed");
 }
 

@@ -57,18 +57,19 @@ void table_copy(table *to, const table *from)
     }
 }
 
-void table_work(table *t, wb_pool *pool, int64_t first, int coupled_decay)
+void table_work(table *t, wb_pool *pool, int64_t first, int coupled_decay, int at_once)
 {
     wb_adamw settings = settings_of((uint64_t)first, coupled_decay);
     settings.eps = 1e-8; /* the seeds of the others may have given them new moments */
+    double *partials = (double *)(void *)t->partials.start;
     for (int repeat = 0; repeat < 2; repeat++) {
-        int64_t result = wb_update(pool, t->pieces, TABLE_PIECES, &settings);
+        int64_t result = wb_update(pool, t->pieces, TABLE_PIECES, &settings, at_once ? partials : NULL);
         if (result != WB_OK)
             fail("wb_update returned %" PRId64, result);
         for (int i = 0; i < TABLE_PIECES; i++)
             t->pieces[i].step++;
     }
-    if (wb_sum_of_squares(pool, t->pieces, TABLE_PIECES, (double *)(void *)t->partials.start) != WB_OK)
+    if (!at_once && wb_sum_of_squares(pool, t->pieces, TABLE_PIECES, partials) != WB_OK)
         fail("wb_sum_of_squares failed");
 }
 

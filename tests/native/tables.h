@@ -17,8 +17,8 @@ table table_make(int64_t first);
 void table_free(table *t);
 void table_fill(table *t, int64_t first);
 void table_copy(table *to, const table *from);
-/* Two updates, and the sums of squares. */
-void table_work(table *t, wb_pool *pool, int64_t first, int coupled_decay);
+/* Two updates, and the sums of squares: `at_once` or in a call of their own. */
+void table_work(table *t, wb_pool *pool, int64_t first, int coupled_decay, int at_once);
 void expect_equal_tables(const table *t, const table *expected, int coupled_decay, const char *who);
 
 #endif

@@ -24,7 +24,7 @@ static void work_once(wb_pool *pool, const table *original, const table *expecte
 {
     table t = table_make(FIRST_COMBINATION);
     table_copy(&t, original);
-    table_work(&t, pool, FIRST_COMBINATION, 0);
+    table_work(&t, pool, FIRST_COMBINATION, 0, 1);
     expect_equal_tables(&t, expected, 0, who);
     table_free(&t);
 }
@@ -89,7 +89,7 @@ static void expect_refusal(wb_pool *pool, const table *original)
     wb_adamw settings = settings_of(0, 0);
     table_copy(&t, original);
     t.pieces[2].step = 0;
-    if (wb_update(pool, t.pieces, TABLE_PIECES, &settings) != 3)
+    if (wb_update(pool, t.pieces, TABLE_PIECES, &settings, NULL) != 3)
         fail("a step of 0 in the third piece was not refused");
     for (int i = 0; i < TABLE_PIECES; i++)
         expect_equal(&t.parameters[i], &original->parameters[i], 0, "after a refusal");
@@ -102,7 +102,7 @@ int64_t check_threads(const options *chosen)
     wb_pool *alone = pool_of(1, WB_SCALAR);
     table_fill(&original, FIRST_COMBINATION);
     table_copy(&expected, &original);
-    table_work(&expected, alone, FIRST_COMBINATION, 0);
+    table_work(&expected, alone, FIRST_COMBINATION, 0, 0);
     expect_refusal(alone, &original);
     wb_pool_free(alone);
     int64_t compared = 0;
@@ -151,7 +151,7 @@ int64_t check_forks(const options *chosen)
     wb_pool *alone = pool_of(1, WB_SCALAR), *pool = pool_of(3, WB_SCALAR);
     table_fill(&original, FIRST_COMBINATION);
     table_copy(&expected, &original);
-    table_work(&expected, alone, FIRST_COMBINATION, 0);
+    table_work(&expected, alone, FIRST_COMBINATION, 0, 0);
 
     expect_good_child(pool, &original, &expected); /* before its first call */
     work_once(pool, &original, &expected, "a parent after a fork");

@@ -5,7 +5,7 @@
 
 static void update(wb_pool *pool, parameter *p, const wb_adamw *settings)
 {
-    int64_t result = wb_update(pool, &p->piece, 1, settings);
+    int64_t result = wb_update(pool, &p->piece, 1, settings, NULL);
     if (result != WB_OK)
         fail("wb_update returned %d", (int)result);
     p->piece.step++;

@@ -61,6 +61,10 @@ class Arithmetic(Protocol):
     def sum_of_squares(self, table: Any) -> None: ...
     def read_partials(self, tables: Iterable[Any]) -> list[float]: ...
     def update(self, table: Any, settings: AdamW, gradient_scale: float) -> None: ...
+    def measure_and_update(self, table: Any, settings: AdamW, gradient_scale: float) -> bool:
+        """`sum_of_squares` and `update` in one; whether anything was, or may have been, written."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -129,6 +133,13 @@ class TorchArithmetic:
         for state, gradient, step in zip(table.views, table.gradients, table.steps, strict=True):
             if gradient is not None:
                 _update(state, gradient.float() * gradient_scale, step, settings)
+
+    def measure_and_update(self, table: TorchTable, settings: AdamW, gradient_scale: float) -> bool:
+        self.sum_of_squares(table)
+        if not math.isfinite(math.fsum(self.read_partials([table]))):
+            return False
+        self.update(table, settings, gradient_scale)
+        return True
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -3,7 +3,8 @@
 The model is called as always, hooks and all; only its output embedding returns `DeferredLogits` meanwhile. Scaling,
 capping, label masks, the shift, router losses: all that is the model's own code.
 
-Invariant: outside `check`, a model whose `refusal` is set is called exactly as if this file were not there.
+Invariant: outside `check`, a model whose `refusal` is set, or whose batch fits in one chunk, is called exactly as if
+this file were not there.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ChunkedLoss:
 
     def __call__(self, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """The mean loss over counted tokens, as the model has it; further arguments are the model's."""
-        if self.refusal is not None:
+        if self.refusal is not None or input_ids.numel() <= self._tokens_a_chunk():
             return self._own(input_ids, labels, **kwargs)
         return self._deferred(Tally(self._tokens_a_chunk()), input_ids, labels, **kwargs)
 

@@ -64,7 +64,7 @@ class GradientIntake:
         self._micro_batch = 0
         self._is_last = False
         self._arrived = [[False] * len(m.shard.segments) for m in memories]
-        self._missing = [[len(c.slices) for c in m.shard.chunks] for m in memories]
+        self._missing = [_slices_to_come(memory) for memory in memories]
         self._calls = [0] * len(memories)
         self._called = [False] * len(memories)
         self._taken: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
@@ -138,7 +138,7 @@ class GradientIntake:
         self._over.clear()
         for shard, memory in enumerate(self._memories):
             self._arrived[shard][:] = [False] * len(self._arrived[shard])
-            self._missing[shard][:] = [len(c.slices) for c in memory.shard.chunks]
+            self._missing[shard][:] = _slices_to_come(memory)
 
     def end_micro_batch(self) -> None:
         """Backward has ended: chunks that some parameter left without a gradient are complete as they are."""
@@ -323,6 +323,12 @@ class GradientIntake:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+
+
+def _slices_to_come(memory: ShardMemory) -> list[int]:
+    """How many slices of each chunk a backward has to bring before the chunk is final; collected shards have no such
+    moment."""
+    return [] if memory.route.collected else [len(chunk.slices) for chunk in memory.shard.chunks]
 
 
 def _outside(name: str) -> RuntimeError:

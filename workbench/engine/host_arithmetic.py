@@ -7,6 +7,7 @@ from typing import Literal
 
 from workbench.engine.arithmetic import StateViews
 from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
+from workbench.optimizer.settings import AdamW
 
 
 class HostTable(PieceTable):
@@ -30,10 +31,15 @@ class HostArithmetic:
         self.accumulate = host.accumulate
         self.sum_of_squares = host.sum_of_squares
         self.update = host.update
+        self._measure_and_update = host.measure_and_update
         self.close = host.close
 
     def table(self, views: Sequence[StateViews]) -> HostTable:
         return HostTable(views)
+
+    def measure_and_update(self, table: HostTable, settings: AdamW, gradient_scale: float) -> bool:
+        self._measure_and_update(table, settings, gradient_scale)
+        return True
 
     def read_partials(self, tables: Iterable[HostTable]) -> list[float]:
         return [value for table in tables for value in table.partials.tolist()]

@@ -9,7 +9,7 @@ Invariant: nothing is written to a shard for a step whose verdict is not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic, Table
+from workbench.engine.collected import CollectedShards
 from workbench.engine.device import Device
 from workbench.engine.disk import padded
 from workbench.engine.gradients import GradientIntake
@@ -115,11 +116,16 @@ class StepWork:
         first = device.empty_pages(staging_bytes) if staging_bytes else None
         self._tables: dict[tuple[int, int], Table] = {}
         for memory, arithmetic in zip(memories, self._arithmetics, strict=True):
-            for chunk in memory.shard.chunks:
+            for chunk in () if memory.route.collected else memory.shard.chunks:
                 staged = {} if first is None or not memory.files else memory.stage(chunk, first)
                 table = arithmetic.table(memory.views(chunk, staged))
                 self._tables[memory.shard.index, chunk.index] = table
         self._first_staging = first
+        collected = [memory for memory in memories if memory.route.collected]
+        self._collected: CollectedShards | None = None
+        if collected:
+            # Of one kind: in one memory or on a device of its own, all state that compute updates is in one tier.
+            self._collected = CollectedShards(collected, intake, self._arithmetics[collected[0].shard.index])
         self._accumulated = {
             (m.shard.index, c.index): len(c.slices)
             for m in memories
@@ -305,6 +311,10 @@ class StepWork:
             self._intake.host_slots.give_back(slot)
 
     def _norm(self, task: Task) -> None:
+        if task.shard is None:
+            assert self._collected is not None
+            self._collected.measure()
+            return
         shard, number, memory, chunk = self._place(task)
         table = self._tables[shard, number]
         self._set_gradients(table, memory, chunk, self._whole_gradient(memory, chunk), self._current)
@@ -381,6 +391,8 @@ class StepWork:
         by_arithmetic: dict[int, list[Table]] = {}
         for (shard, _), table in self._tables.items():
             by_arithmetic.setdefault(id(self._arithmetics[shard]), []).append(table)
+        if self._collected is not None:
+            by_arithmetic.setdefault(id(self._collected.arithmetic), []).append(self._collected.table)
         arithmetics = {id(arithmetic): arithmetic for arithmetic in self._arithmetics}
         total = math.fsum(
             value for key, tables in by_arithmetic.items() for value in arithmetics[key].read_partials(tables)
@@ -395,11 +407,17 @@ class StepWork:
             self.verdict = Verdict(total, finite=False, offender=self._offender(), torn=current.written)
 
     def _offender(self) -> str | None:
+        first = min(self._not_finite(), default=None)
+        return None if first is None else self._memories[first[0]].shard.segments[first[1]].name
+
+    def _not_finite(self) -> Iterator[tuple[int, int]]:
+        """Shard and segment of every piece whose sum of squares is not finite."""
         for (shard, number), table in self._tables.items():
             for index, part in enumerate(self._chunk(shard, number).slices):
                 if not all(map(math.isfinite, table.piece_partials(index).tolist())):
-                    return self._memories[shard].shard.segments[part.segment].name
-        return None
+                    yield shard, part.segment
+        if self._collected is not None:
+            yield from self._collected.not_finite()
 
     # The update
 
@@ -420,6 +438,9 @@ class StepWork:
         self._staged[shard, number] = _Staged(buffer, waiting)
 
     def _update(self, task: Task) -> None:
+        if task.shard is None:
+            self._update_collected()
+            return
         shard, number, memory, chunk = self._place(task)
         table, applied = self._tables[shard, number], self._applied
         arithmetic = self._arithmetics[shard]
@@ -446,7 +467,7 @@ class StepWork:
         slot = applied.arrived.pop((shard, number), None)
         if slot is not None:
             self._intake.host_slots.give_back(slot)
-        if memory.route.gradients == "referenced" and (not memory.route.collected or applied.held):
+        if memory.route.gradients == "referenced":
             for part in chunk.slices:
                 self._unread[shard][part.segment] -= 1
                 if not self._unread[shard][part.segment]:
@@ -454,6 +475,16 @@ class StepWork:
                         self._intake.release(shard, part.segment)
                     else:
                         applied.held.pop((shard, part.segment), None)
+
+    def _update_collected(self) -> None:
+        collected, applied = self._collected, self._applied
+        assert collected is not None
+        if self.verdict is None:
+            applied.written |= collected.measure_and_update(applied.settings, applied.scale)
+        elif not applied.blocked:
+            applied.written = True
+            collected.update(applied.settings, applied.scale)
+        collected.release()
 
     def _write_state(self, task: Task) -> None:
         shard, number, memory, chunk = self._place(task)

@@ -67,6 +67,17 @@ class HostOptimizer:
         Raises `ValueError` where such a piece's step count has not been set; then nothing is written.
         Gradients are not checked: look at `sum_of_squares` first.
         """
+        self._update(table, settings, gradient_scale, ffi.NULL)
+
+    def measure_and_update(self, table: PieceTable, settings: AdamW, gradient_scale: float = 1.0) -> None:
+        """`sum_of_squares` and `update` in one pass over memory, with the same results where all is finite.
+
+        Raises what `update` raises. The 65,536 elements under a partial that is not finite are left untouched; the
+        others are updated.
+        """
+        self._update(table, settings, gradient_scale, ffi.cast("double *", table._partials_address))
+
+    def _update(self, table: PieceTable, settings: AdamW, gradient_scale: float, partials: Any) -> None:
         if not abs(gradient_scale) <= LARGEST_FLOAT32:
             raise ValueError(f"gradient_scale must be a finite float32, not {gradient_scale!r}")
         native = ffi.new(
@@ -81,7 +92,7 @@ class HostOptimizer:
                 settings.coupled_decay,
             ),
         )
-        self._check(lib.wb_update(self._alive(), table._native, len(table), native))
+        self._check(lib.wb_update(self._alive(), table._native, len(table), native, partials))
 
     def sum_of_squares(self, table: PieceTable) -> None:
         """Fill `table.partials` from the gradients as they are, unscaled, in float64.
