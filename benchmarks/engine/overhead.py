@@ -1,6 +1,6 @@
 """`overhead`: tokens a second of the engine beside a plain torch loop and the Hugging Face Trainer.
 
-The contenders take turns in one process, in short samples and in an order that is drawn anew each time, so that whatever
+The contenders take turns in one process, in short samples and in an order drawn anew each time, so that whatever
 disturbs the machine for a while disturbs all of them, and none always follows the same other.
 """
 
