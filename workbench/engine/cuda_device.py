@@ -92,6 +92,11 @@ class CudaDevice(Device):
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         return torch.cuda.max_memory_reserved(self.torch_device), total
 
+    @property
+    def staging_bytes(self) -> int:
+        links = (*self._lanes.values(), *self._beside_compute.values())
+        return sum(link.ring.nbytes for link in links)
+
     # Order
 
     def mark(self) -> Mark:

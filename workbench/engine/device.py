@@ -83,7 +83,12 @@ class Device(ABC):
 
     @abstractmethod
     def memory_bytes(self) -> tuple[int, int] | None:
-        """Allocated and total bytes of device memory of its own; None where it shares the host's."""
+        """The most that was reserved of a device's own memory so far, and all it has; None where it shares the host's."""
+
+    @property
+    def staging_bytes(self) -> int:
+        """Host memory of the device's own, through which copies from and to pageable memory go."""
+        return 0
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -15,10 +15,11 @@ def memory_ledger(
     window: WeightWindow | None,
     intake: GradientIntake,
     work: StepWork,
+    device_staging_bytes: int,
     activation_bytes: int,
 ) -> Ledger:
     """Bytes by tier ("device", "host", "disk") and by name. What autograd holds on the device is not the engine's;
-    `activation_bytes` are those it has moved to the host."""
+    `activation_bytes` are those it has moved to the host, `device_staging_bytes` what the device's copies go through."""
     ledger: Ledger = {"device": {}, "host": {}, "disk": {}}
 
     def add(tier: str, name: str, size: int) -> None:
@@ -40,7 +41,7 @@ def memory_ledger(
     if window is not None:
         add("device", "weight slots", window.slot_bytes)
         add("host", "staging", window.staging_bytes)
-    add("host", "staging", work.buffer_bytes)
+    add("host", "staging", work.buffer_bytes + device_staging_bytes)
     add("host", "gradient slots", intake.host_slots.nbytes)
     if intake.device_slots is not intake.host_slots:
         add("device", "gradient slots", intake.device_slots.nbytes)

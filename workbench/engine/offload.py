@@ -509,7 +509,8 @@ class OffloadEngine:
     def memory(self) -> Ledger:
         """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
         moved = 0 if self._activations is None else self._activations.host_bytes
-        return memory_ledger(self._assembly, self._window, self._intake, self._work, moved)
+        staging = self.device.staging_bytes
+        return memory_ledger(self._assembly, self._window, self._intake, self._work, staging, moved)
 
     def disk_written_per_day(self) -> float | None:
         """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""
