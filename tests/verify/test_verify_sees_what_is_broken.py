@@ -15,9 +15,12 @@ from torch import nn
 
 import workbench.engine.offload as offload
 from workbench.engine.forward_gate import ForwardGate
+from workbench.engine.gradient_set import Verdict
+from workbench.engine.gradient_work import GradientWork
 from workbench.engine.memory import ShardMemory
 from workbench.engine.offload import OffloadEngine
-from workbench.engine.step_work import StepWork, Verdict
+from workbench.engine.step_work import StepWork
+from workbench.engine.update_work import UpdateWork
 from workbench.engine.weight_window import WeightWindow
 from workbench.timeline import Kind, Lane, Task, Timeline
 
@@ -43,9 +46,9 @@ def test_a_whole_engine_holds_in_every_row(overrides: tuple[str, ...]) -> None:
 
 
 def drop_a_micro_batch(patch: Patch) -> None:
-    accumulate = StepWork._accumulate
+    accumulate = GradientWork.accumulate
 
-    def dropping(self: StepWork, task: Task) -> None:
+    def dropping(self: GradientWork, task: Task) -> None:
         if task.micro_batch == 1:
             slot = self._in_hand.pop((task.shard, task.chunk), None)  # type: ignore[arg-type]
             if slot is not None:
@@ -53,21 +56,21 @@ def drop_a_micro_batch(patch: Patch) -> None:
             return
         accumulate(self, task)
 
-    patch.setattr(StepWork, "_accumulate", dropping)
+    patch.setattr(GradientWork, "accumulate", dropping)
 
 
 def upload_one_step_late(patch: Patch) -> None:
-    upload = StepWork._upload
+    upload = UpdateWork.upload
     held: dict[tuple[int, Any, Any], Task] = {}
 
-    def late(self: StepWork, task: Task) -> None:
+    def late(self: UpdateWork, task: Task) -> None:
         place = (id(self), task.shard, task.chunk)
         if place in held:
             upload(self, task)
         held[place] = task
 
     # The first step's weights never come up; every later one's do.
-    patch.setattr(StepWork, "_upload", late)
+    patch.setattr(UpdateWork, "upload", late)
 
 
 def fill_a_slot_too_late(patch: Patch) -> None:
@@ -201,7 +204,7 @@ def claim_another_norm(patch: Patch) -> None:
     def judging(self: StepWork, task: Task) -> None:
         judge(self, task)
         assert self.verdict is not None
-        self.verdict = Verdict(self.verdict.grad_norm * 1.001, self.verdict.finite)
+        self._current.verdict = Verdict(self.verdict.grad_norm * 1.001, self.verdict.finite)
 
     patch.setattr(StepWork, "_judge", judging)
 

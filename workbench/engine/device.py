@@ -83,7 +83,7 @@ class Device(ABC):
 
     @abstractmethod
     def memory_bytes(self) -> tuple[int, int] | None:
-        """The most that was reserved of a device's own memory so far, and all it has; None where it shares the host's."""
+        """The most that was reserved so far of its own memory, and all it has; None where it shares the host's."""
 
     @property
     def staging_bytes(self) -> int:

@@ -19,7 +19,7 @@ def memory_ledger(
     activation_bytes: int,
 ) -> Ledger:
     """Bytes by tier ("device", "host", "disk") and by name. What autograd holds on the device is not the engine's;
-    `activation_bytes` are those it has moved to the host, `device_staging_bytes` what the device's copies go through."""
+    `activation_bytes` are those it has moved to the host, `device_staging_bytes` what a device's copies go through."""
     ledger: Ledger = {"device": {}, "host": {}, "disk": {}}
 
     def add(tier: str, name: str, size: int) -> None:

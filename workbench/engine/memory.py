@@ -136,6 +136,11 @@ class ShardMemory:
         """Of a gradient of `chunk` that was gathered and waits."""
         return torch.float32 if self.route.accumulates else DTYPES[chunk.dtype]
 
+    def waiting_gradient(self, chunk: Chunk, number: int) -> Tensor | None:
+        """Where a chunk's gradient of the set `number` waits in memory, 1-D; None where it does not."""
+        gradients = self.regions[chunk.region].gradients
+        return self.of_chunk(gradients[number], chunk) if gradients else None
+
     # Chunks on disk
 
     def filed_kinds(self, chunk: Chunk) -> dict[str, tuple[torch.dtype, int]]:

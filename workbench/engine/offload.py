@@ -17,8 +17,7 @@ state is read by nobody else while it is written.
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.activation_offload import ActivationOffload
 from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
 from workbench.engine.assembly import assemble
 from workbench.engine.checkpointing import BlockCheckpointing
@@ -36,28 +36,26 @@ from workbench.engine.discovery import FoundShard, dtype_name, find_shards, lay_
 from workbench.engine.disk import DiskTier
 from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.forward_gate import ForwardGate
+from workbench.engine.gradient_set import GradientSet
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.lanes import LaneThreads
 from workbench.engine.ledger import Ledger, ledger_text, memory_ledger
-from workbench.engine.loss_scale import LossScale
+from workbench.engine.non_finite import NonFiniteSteps
 from workbench.engine.precision import Compute, Precision, compute_dtypes, working_precision
-from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
-from workbench.engine.step_work import GradientSet, StepWork
+from workbench.engine.report import StepReport, StepResult
+from workbench.engine.setup import check_arguments, host_arithmetic, lanes_pay
+from workbench.engine.step_work import StepWork
 from workbench.engine.stored import StoredTensor
 from workbench.engine.watchdog import Watchdog
 from workbench.engine.weight_window import WeightWindow
 from workbench.layout import Layout
-from workbench.optimizer.cpu_count import usable_cpus
-from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.placement import Tier, place
 from workbench.routing import Conditions, route_shard
-from workbench.state_formats import MOMENTS, StateFormat
+from workbench.state_formats import StateFormat
 from workbench.timeline import Kind, Lane, Overlap, StepShape, Timeline, build_timeline
 
-SKIPS_ALLOWED = 2
 DEFAULT_CHUNK_BYTES = 16 << 20
-SMALL_MODEL_BYTES = 64 << 20
 DEFAULT_DELAY_WARMUP = 40
 DEFAULT_WATCHDOG_S = 600.0
 
@@ -128,26 +126,18 @@ class OffloadEngine:
         materialize: Callable[[FoundShard], None] | None = None,
         watchdog_s: float = DEFAULT_WATCHDOG_S,
     ) -> None:
-        for name, value, known in (
-            ("weights", weights, ("device", "host", "disk")),
-            ("state", state, ("device", "host", "disk")),
-            ("state_format", state_format, tuple(MOMENTS)),
-            ("overlap", overlap, ("serial", "exact", "delayed")),
-            ("activations", activations, ("device", "host")),
-        ):
-            _check_choice(name, value, known)
-        if state == "device" and state_format != "exact":
-            raise ValueError(f"state_format = {state_format!r}: on the device the state is exact")
-        if gradient_accumulation < 1:
-            raise ValueError(f"gradient_accumulation = {gradient_accumulation}: expected 1 or more")
-        if not gradient_clipping >= 0:
-            raise ValueError(f"gradient_clipping = {gradient_clipping}: expected 0 (off) or more")
-        if delay_warmup < 0:
-            raise ValueError(f"delay_warmup = {delay_warmup}: expected 0 or more")
-        if "disk" in (weights, state) and not disk_path:
-            raise ValueError("disk_path: the disk tier needs a folder on a fast disk")
-        if activations == "host" and not activation_checkpointing:
-            raise ValueError("activations = 'host' needs activation checkpointing")
+        check_arguments(
+            weights=weights,
+            state=state,
+            state_format=state_format,
+            gradient_accumulation=gradient_accumulation,
+            gradient_clipping=gradient_clipping,
+            overlap=overlap,
+            delay_warmup=delay_warmup,
+            activation_checkpointing=activation_checkpointing,
+            activations=activations,
+            disk_path=disk_path,
+        )
         self.model = model
         self.device = open_device(device)
         self.dtype = working_precision(precision, self.device)
@@ -155,11 +145,11 @@ class OffloadEngine:
         self._accumulation = gradient_accumulation
         self._overlap: Overlap = overlap
         self._delay_warmup = delay_warmup
-        self._loss_scale = LossScale() if self.dtype == torch.float16 else None
+        self._non_finite = NonFiniteSteps(scales_loss=self.dtype == torch.float16)
         found = find_shards(model)
         self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format, device_fraction)
         placements = place(self.layout, weights, state, device_fraction)
-        global_quantity = gradient_clipping > 0 or self._loss_scale is not None
+        global_quantity = gradient_clipping > 0 or self._non_finite.scales_loss
         computed_in = compute_dtypes(compute, self.device)
         conditions = Conditions(
             shared_memory=self.device.shared_memory,
@@ -167,7 +157,7 @@ class OffloadEngine:
             gradient_accumulation=gradient_accumulation,
             must_wait=global_quantity or overlap != "exact",
             overlap=overlap,
-            lanes_pay=_lanes_pay(self.layout),
+            lanes_pay=lanes_pay(self.layout),
         )
         routes = [route_shard(s, p, conditions) for s, p in zip(self.layout.shards, placements, strict=True)]
         streamed = frozenset(s.index for s, r in zip(self.layout.shards, routes, strict=True) if r.streamed)
@@ -196,7 +186,7 @@ class OffloadEngine:
                 self._disk = DiskTier(Path(disk_path))
             on_host = [r for r in routes if not r.on_device]
             on_device = TorchArithmetic()
-            self._host = _host_arithmetic(threads, state_format) if on_host else on_device
+            self._host = host_arithmetic(threads, state_format) if on_host else on_device
             self._assembly = assemble(
                 model,
                 found,
@@ -232,7 +222,7 @@ class OffloadEngine:
                     self._clock.waiting,
                 )
                 self._intake.retire = self._window.retire
-            self._activations = _activation_offload(self.device) if activations == "host" else None
+            self._activations = ActivationOffload(self.device) if activations == "host" else None
             self._checkpointing = BlockCheckpointing(
                 model,
                 [(i, s.block) for i, s in enumerate(found) if s.block is not None],
@@ -247,7 +237,6 @@ class OffloadEngine:
 
         self.steps = 0
         """Steps begun, skipped ones included."""
-        self._skipped_in_a_row = 0
         self._execution: StepExecution | None = None
         self._report: StepReport | None = None
         self._micro_batches = 0
@@ -302,8 +291,7 @@ class OffloadEngine:
         # Weights of micro-batches are relative to the first, so that gradients keep their natural size.
         first = self._tokens[0]
         weight = 1.0 if tokens is None or first is None else tokens / first
-        if self._loss_scale is not None:
-            weight *= self._loss_scale.value
+        weight *= self._non_finite.loss_scale
         try:
             if self._activations is not None:
                 self._activations.begin_backward()
@@ -471,15 +459,13 @@ class OffloadEngine:
         self.wait()
         counters: dict[str, Any] = {
             "steps": self.steps,
-            "skipped_in_a_row": self._skipped_in_a_row,
+            **self._non_finite.as_dict(),
             "parameter_steps": {
                 segment.name: memory.steps[number]
                 for memory in self._assembly.memories
                 for number, segment in enumerate(memory.shard.segments)
             },
         }
-        if self._loss_scale is not None:
-            counters["loss_scale"] = self._loss_scale.as_dict()
         return counters
 
     def restore(self, counters: dict[str, Any]) -> None:
@@ -496,13 +482,11 @@ class OffloadEngine:
             raise ValueError(f"the counters are of another model: {odd[0]} is in only one of the two")
         self._drop_pending()
         self.steps = int(counters["steps"])
-        self._skipped_in_a_row = int(counters["skipped_in_a_row"])
-        if self._loss_scale is not None and "loss_scale" in counters:
-            self._loss_scale.load(counters["loss_scale"])
+        self._non_finite.load(counters)
         assert self._host is not None
         for memory in self._assembly.memories:
             memory.steps[:] = [int(given[segment.name]) for segment in memory.shard.segments]
-            memory.derive(self._host, self._work.take_buffer())
+            memory.derive(self._host, self._work.idle_buffer)
         if self._window is not None:
             self._window.forget()
 
@@ -563,7 +547,7 @@ class OffloadEngine:
     def _unscale(self) -> float:
         counted = [t for t in self._tokens if t is not None]
         mean = counted[0] / sum(counted) if counted else 1.0 / len(self._tokens)
-        return mean if self._loss_scale is None else mean / self._loss_scale.value
+        return mean / self._non_finite.loss_scale
 
     def _settle(self) -> None:
         """Let the step that `step` ended come to its end, and say what it came to."""
@@ -609,8 +593,8 @@ class OffloadEngine:
         else:
             self._work.finish()
         self._intake.end_step()
-        scale = 1.0 if self._loss_scale is None else self._loss_scale.value
-        self._judge(verdict.finite, verdict.offender, verdict.torn)
+        scale = self._non_finite.loss_scale
+        self._non_finite.after(self.steps, verdict)
         spans, waits = self._clock.take()
         spans += execution.spans
         if self._window is not None:
@@ -629,25 +613,6 @@ class OffloadEngine:
             loss_scale=scale,
             spans=tuple(sorted(spans, key=lambda span: span.start_s)),
         )
-
-    def _judge(self, finite: bool, offender: str | None, torn: bool) -> None:
-        """Raise where training cannot go on after gradients that are not finite."""
-        self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
-        if torn:
-            raise NonFiniteGradientsError(
-                f"step {self.steps}: the gradient of {offender} is not finite, and other shards had been "
-                "updated already; go on from the last checkpoint (clipping makes every step wait for the verdict)"
-            )
-        if self._loss_scale is not None:
-            exhausted = self._loss_scale.exhausted
-            self._loss_scale.after(finite=finite)
-            if not exhausted:
-                return
-        if self._skipped_in_a_row > SKIPS_ALLOWED:
-            raise NonFiniteGradientsError(
-                f"step {self.steps}: the gradient of {offender} is not finite, for the "
-                f"{self._skipped_in_a_row}rd step in a row; nothing was written for them"
-            )
 
     def _count_update(self) -> None:
         """A delayed step's update by the last gradients is over: count it, once."""
@@ -689,36 +654,3 @@ class OffloadEngine:
             raise RuntimeError("the engine is closed")
         if self._failure is not None:
             raise RuntimeError(f"the engine stopped after an error: {self._failure}") from self._failure
-
-
-def _activation_offload(device: Device) -> Any:
-    from workbench.engine.activation_offload import ActivationOffload
-
-    return ActivationOffload(device)
-
-
-def _host_arithmetic(threads: int | Literal["auto"], state_format: StateFormat) -> Arithmetic:
-    missing = missing_extension()
-    if missing is None:
-        from workbench.engine.host_arithmetic import HostArithmetic
-
-        return HostArithmetic(threads)
-    if state_format != "exact":
-        raise ValueError(f"state_format = {state_format!r}: {missing}; without it the state is kept exact")
-    warnings.warn(
-        f"{missing}; until then torch's fused AdamW does its work, slower", MissingExtensionWarning, 3
-    )
-    return TorchArithmetic()
-
-
-def _lanes_pay(layout: Layout) -> bool:
-    """Whether updates beside compute are worth handing over in one memory: not where they are small and compute has
-    every core."""
-    if torch.get_num_threads() < usable_cpus():
-        return True
-    return sum(shard.weight_bytes for shard in layout.shards) > SMALL_MODEL_BYTES
-
-
-def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} = {value!r}: expected {' or '.join(map(repr, known))}")

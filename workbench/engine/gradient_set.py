@@ -1,0 +1,50 @@
+"""The gradients of one step, from their arrival to the update by them, and what they came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from workbench.optimizer.settings import AdamW
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a step's gradients came to. `grad_norm`: of the step's mean gradient, before clipping.
+
+    `offender` is the first parameter, in layout order, whose gradient is not finite. `torn`: shards were updated
+    before that was known.
+    """
+
+    grad_norm: float
+    finite: bool
+    offender: str | None = None
+    torn: bool = False
+
+
+@dataclass
+class GradientSet:
+    """The gradients of one step.
+
+    `number`: which of the engine's buffers they wait in. `scale`: what an update multiplies them by; `unscale`: what
+    turns their sum into the step's mean. `held`: autograd's own tensors, by (shard, segment), where the next backward
+    comes before their update. `arrived`: host slots by (shard, chunk) of those that wait in a ring. `blocked`: they
+    are not to be applied. `written`: something was updated by them.
+    """
+
+    number: int
+    settings: AdamW
+    has_gradient: list[list[bool]] = field(default_factory=list)
+    unscale: float = 1.0
+    scale: float = 1.0
+    held: dict[tuple[int, int], Tensor] | None = None
+    arrived: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    blocked: bool = False
+    written: bool = False
+    verdict: Verdict | None = None
+
+    @classmethod
+    def none(cls) -> GradientSet:
+        """Before the first step."""
+        return cls(0, AdamW())
