@@ -38,6 +38,7 @@ from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.forward_gate import ForwardGate
 from workbench.engine.gradient_set import GradientSet
 from workbench.engine.gradients import GradientIntake
+from workbench.engine.heap import give_large_blocks_back
 from workbench.engine.lanes import LaneThreads
 from workbench.engine.ledger import Ledger, ledger_text, memory_ledger
 from workbench.engine.non_finite import NonFiniteSteps
@@ -166,6 +167,8 @@ class OffloadEngine:
                 "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 "
                 "bits and computed in fp32) need it; without it backward would read what another block left there"
             )
+        if any(route.streamed and route.placement.weights == "disk" for route in routes):
+            give_large_blocks_back()
         self._shape = StepShape(
             gradient_accumulation=gradient_accumulation,
             flows=tuple(route.flow() for route in routes),
