@@ -418,3 +418,40 @@ def test_an_engine_trains_the_same_bits_with_activations_on_the_host(name: str, 
         return outcome
 
     assert_equal(train("host"), train("device"))
+
+
+class KeywordChain(nn.Module):
+    """Blocks that are given their input by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(KeywordBlock() for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(scale=2.0, hidden=x)
+        return x
+
+
+class KeywordBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *, hidden: Tensor, scale: float) -> Tensor:
+        return hidden + self.inner(hidden).relu() * scale
+
+
+def test_an_input_given_by_keyword_moves_too() -> None:
+    outcomes = []
+    for activations in ("device", "host"):
+        model, device = KeywordChain(), CopiesAtTheLastMoment()
+        with OffloadEngine(model, device=device, activations=activations, state="device") as engine:  # type: ignore[arg-type]
+            torch.manual_seed(3)
+            engine.backward(model(torch.randn(ROWS, WIDTH, requires_grad=True) * 1.0).square().mean())
+            engine.step()
+            engine.wait()
+        outcomes.append([p.detach().clone() for p in model.parameters()])
+        assert device.copied[Lane.DOWNLOAD] == (5 * INPUT_BYTES if activations == "host" else 0)
+    assert_equal(*outcomes)

@@ -104,5 +104,12 @@ def _forward(
             kwargs[name] = None
     if kwargs.get("use_cache"):
         kwargs["use_cache"] = False
+    # Only what a checkpoint is given by position passes through the hooks around it, watched for changes in place.
+    call = functools.partial(_by_name, run, len(args), tuple(kwargs))
     with around():
-        return checkpoint(functools.partial(run, **kwargs), *args, use_reentrant=False)
+        return checkpoint(call, *args, *kwargs.values(), use_reentrant=False)
+
+
+def _by_name(run: Callable[..., Any], positional: int, names: tuple[str, ...], *values: Any) -> Any:
+    """Call `run` with the values after the first `positional` by their names."""
+    return run(*values[:positional], **dict(zip(names, values[positional:], strict=True)))
