@@ -168,6 +168,12 @@ def test_an_update_that_knows_the_verdict_leaves_the_step_out(clipping: float, o
         assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_an_optimizer_of_torch_is_refused_in_words() -> None:
+    model = MODELS["llama"]()
+    with pytest.raises(TypeError, match=r"expected AdamW of workbench\.engine.*torch\.optim"):
+        OffloadEngine(model, optimizer=torch.optim.AdamW(model.parameters()), device="cpu")  # type: ignore[arg-type]
+
+
 def test_misuse_is_refused_in_words() -> None:
     model, ids = MODELS["llama"](), batches(1)[0]
     with OffloadEngine(model, device="cpu") as engine:

@@ -98,6 +98,7 @@ class OffloadEngine:
     Where the native extension is missing, a `MissingExtensionWarning` says so and torch's fused AdamW does its work.
 
     Raises:
+        TypeError: `optimizer` is a torch optimizer: the engine needs the numbers of one.
         ValueError: an argument is out of range, arguments contradict each other, the model cannot be trained, or the
             extension that `half` and `compact` need is missing.
         DiskError: the disk has no room, or refuses.
@@ -128,6 +129,7 @@ class OffloadEngine:
         watchdog_s: float = DEFAULT_WATCHDOG_S,
     ) -> None:
         check_arguments(
+            optimizer=optimizer,
             weights=weights,
             state=state,
             state_format=state_format,

@@ -13,6 +13,7 @@ from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
 from workbench.layout import Layout
 from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
+from workbench.optimizer.settings import AdamW
 from workbench.state_formats import MOMENTS, StateFormat
 
 SMALL_MODEL_BYTES = 64 << 20
@@ -20,6 +21,7 @@ SMALL_MODEL_BYTES = 64 << 20
 
 def check_arguments(
     *,
+    optimizer: object,
     weights: str,
     state: str,
     state_format: str,
@@ -31,7 +33,11 @@ def check_arguments(
     activations: str,
     disk_path: str | Path | None,
 ) -> None:
-    """Raise ValueError where one is out of range, or two contradict each other."""
+    """Raise ValueError where one is out of range, or two contradict each other, TypeError for a foreign optimizer."""
+    if not isinstance(optimizer, AdamW | None):
+        raise TypeError(
+            f"optimizer: expected AdamW of workbench.engine, which holds the numbers of one; got {type(optimizer)}"
+        )
     for name, value, known in (
         ("weights", weights, ("device", "host", "disk")),
         ("state", state, ("device", "host", "disk")),

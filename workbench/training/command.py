@@ -140,7 +140,8 @@ def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
         state = liveness(read_status(directory))
         if state in ("running", "paused", "stale"):
             raise WorkbenchError(
-                f"run {directory.name} is {state} already; attach to it, or start another without --resume"
+                f"run {directory.name} is {state} already; `workbench resume {directory.name}` wakes a paused one; "
+                "or start another without --resume"
             )
         return None if state == "finished" else directory
     return None

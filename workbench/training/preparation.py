@@ -55,7 +55,7 @@ def prepare_run(
             f'offload.state_format = "{config.offload.state_format}": {missing}, or use "exact"'
         )
     device = _device(config)
-    precision = _precision(config, device)
+    precision = stored_precision(config, device)
     for sentence in without_effect(config, shared_memory=device.shared_memory):
         tell(f"warning: {sentence}")
     folder = disk_folder(config)
@@ -92,7 +92,12 @@ def _device(config: RunConfig) -> Device:
         raise ConfigurationError(f"train.device = {config.train.device!r}: {error}") from error
 
 
-def _precision(config: RunConfig, device: Device) -> StoredPrecision:
+def stored_precision(config: RunConfig, device: Device) -> StoredPrecision:
+    """What the configuration's precision means on `device`.
+
+    Raises:
+        ConfigurationError: it needs activation checkpointing there, which is off.
+    """
     wanted = config.train.precision
     storage = working_precision(wanted, device)
     computed_in = compute_dtypes("auto", device)

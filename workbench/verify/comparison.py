@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,6 +60,12 @@ class Comparison:
     start: dict[str, Tensor]
     plain: Outcome
     roundings: Roundings
+
+    def as_rounded_as(self, longer: Comparison) -> Comparison:
+        """The same, with the roundings of losses and norms that `longer` has seen: a few steps show less of them."""
+        losses = max(self.roundings.losses, longer.roundings.losses)
+        norms = max(self.roundings.norms, longer.roundings.norms)
+        return replace(self, roundings=replace(self.roundings, losses=losses, norms=norms))
 
     def losses(self, ours: Outcome) -> Verdict:
         """Of every micro-batch."""

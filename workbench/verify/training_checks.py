@@ -95,7 +95,7 @@ def check_overflow(trial: Trial) -> Iterator[Row]:
     if ours.stopped:
         yield stated("overflow", left_out, *_stopped_rightly(trial, ours.stopped, poison))
         return
-    comparison = trial.compare(recipe)
+    comparison = trial.compare(recipe).as_rounded_as(trial.comparison)
     yield stated("overflow", left_out, _not_left_out(ours, comparison.plain.skipped, comparison.plain.counts))
     if trial.numbers.storage == torch.float16:
         scales, wanted = ours.loss_scales, comparison.plain.loss_scales

@@ -16,14 +16,14 @@ import torch
 from workbench.config import RunConfig
 from workbench.engine import AdamW
 from workbench.engine.device import Device, open_device
-from workbench.engine.precision import compute_dtypes, working_precision
 from workbench.errors import ConfigurationError
 from workbench.model.build import build_on_meta, model_config
 from workbench.optimizer.schedules import LearningRateSchedule
 from workbench.runs import runs_root
 from workbench.training.disk_folder import check_disk_folder, disk_folder
 from workbench.training.engine_options import engine_options
-from workbench.training.fitting import StoredPrecision, fit, free_bytes
+from workbench.training.fitting import fit, free_bytes
+from workbench.training.preparation import stored_precision
 from workbench.verify.engine_training import Bench
 from workbench.verify.plain_torch import Numbers
 from workbench.verify.recipe import Recipe, make_steps
@@ -63,8 +63,9 @@ def open_trial(
 
 
 def _trial(config: RunConfig, subject: Subject, steps: int, device: Device, disk: Path | None) -> Trial:
-    storage = working_precision(config.train.precision, device)
-    numbers = Numbers(storage, compute_dtypes("auto", device).get(storage, storage))
+    precision = stored_precision(config, device)
+    storage = precision.storage
+    numbers = Numbers(storage, precision.computed_in.get(storage, storage))
     bench = Bench(config, subject, lambda: _open(config), disk)
     settings = engine_options(config, device=device)["optimizer"]
     assert isinstance(settings, AdamW)
@@ -98,8 +99,7 @@ def _placed(config: RunConfig, device: Device, tell: Callable[[str], None]) -> R
     if "auto" not in (config.offload.weights, config.offload.state):
         return config
     shape = model_config(config.model.architecture, dict(config.model.config))
-    storage = working_precision(config.train.precision, device)
-    precision = StoredPrecision(storage, compute_dtypes("auto", device))
+    precision = stored_precision(config, device)
     free = free_bytes(config, device, runs_root(None), None)
     return fit(config, build_on_meta(shape), shape, device, precision, free, tell)[0]
 
