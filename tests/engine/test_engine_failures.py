@@ -147,6 +147,20 @@ def test_an_update_that_measures_on_its_way_stops_the_engine_at_once(value: floa
             report.result()
 
 
+def test_what_another_shard_has_shown_not_to_be_finite_is_not_applied_by_compute_either() -> None:
+    model, ids = MODELS["llama"](), batches(1)
+    with OffloadEngine(model, device="cpu", state="device") as engine:
+        before = [p.detach().clone() for p in model.parameters()]
+
+        def block(gradient: torch.Tensor) -> None:
+            engine._work._current.blocked = True  # as an update on a lane does
+
+        model.model.layers[0].mlp.up_proj.weight.register_hook(block)  # type: ignore[union-attr]
+        engine.backward(loss_of(model, ids[0]))
+        assert engine.step().result().grad_norm > 0, "measured for the verdict"
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(("clipping", "overlap"), [(1.0, "exact"), (0.0, "serial")])
 def test_an_update_that_knows_the_verdict_leaves_the_step_out(clipping: float, overlap: str) -> None:
     model, ids = MODELS["llama"](), batches(2)

@@ -130,11 +130,14 @@ class UpdateWork:
     def _update_collected(self) -> None:
         collected, applied = self._tables.collected, self._applied
         assert collected is not None
-        if applied.verdict is None:
-            applied.written |= collected.measure_and_update(applied.settings, applied.scale)
-        elif not applied.blocked:
+        if applied.verdict is not None and not applied.blocked:
             applied.written = True
             collected.update(applied.settings, applied.scale)
+        elif applied.verdict is None and applied.blocked:
+            # Some other shard's gradient is known not to be finite: the verdict needs the sums all the same.
+            collected.measure()
+        elif applied.verdict is None:
+            applied.written |= collected.measure_and_update(applied.settings, applied.scale)
         collected.release()
 
     def write_state(self, task: Task) -> None:
