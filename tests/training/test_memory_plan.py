@@ -16,7 +16,7 @@ from workbench.engine.precision import compute_dtypes, working_precision
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
-from workbench.plan import machine
+from workbench.plan import free as machine
 from workbench.plan.memory import Free, MemoryPlan, plan_memory
 from workbench.plan.needs import ModelShape, engine_needs, model_needs
 from workbench.plan.workload import Workload

@@ -19,7 +19,7 @@ from workbench.engine.device import Device
 from workbench.engine.discovery import dtype_name, find_shards, lay_out
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout
-from workbench.plan.machine import free_disk_bytes, free_host_bytes, same_disk
+from workbench.plan.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.memory import Free, MemoryPlan, plan_memory
 from workbench.plan.needs import ModelShape
 from workbench.plan.placement import Candidate, Wish, candidates, choose_placement

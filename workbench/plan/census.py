@@ -1,0 +1,179 @@
+"""The census of a model: its parameters shard by shard, and what a block of each kind keeps and computes.
+
+Taken once by `workbench.census` from the model on the meta device and from one real block of each kind; from then on
+plain data. The planner reads nothing else of a model.
+
+Invariant: sizes are of the model itself, whatever a run makes of it (placement, precision, state format).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
+from workbench.placement import stay_on_device
+from workbench.state_formats import StateFormat
+
+VERSION = 1
+SIXTEEN_BITS = ("bfloat16", "float16")
+ComputeWidth = Literal["32", "16"]
+"""Bits of the dtype that a block computes in; what it keeps depends on nothing else of it."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Curve(_Part):
+    """An amount for `sequences` of `tokens` each: sequences x (a x tokens + b x tokens^2)."""
+
+    per_token: float
+    per_token_pair: float = 0.0
+
+    def at(self, sequences: int, tokens: int) -> float:
+        return sequences * tokens * (self.per_token + self.per_token_pair * tokens)
+
+
+class BlockCost(_Part):
+    """What one block of a kind takes beside its parameters, at one compute width. Bytes unless said.
+
+    `input`: the hidden states that come in, which activation checkpointing keeps. `saved`: what its graph keeps from
+    forward to backward, its input included. `forward_peak`: the most that is alive in a forward without a graph, input
+    included. `graph_peak` and `backward_peak`: the same in a forward with a graph, and in its backward beside the
+    parameters' gradients. `element_bytes`: what its operations on elements read and write in a forward;
+    `backward_element_bytes` likewise. `operations` and `backward_operations`: how many it launches.
+    """
+
+    input: Curve
+    saved: Curve
+    forward_peak: Curve
+    graph_peak: Curve
+    backward_peak: Curve
+    element_bytes: Curve
+    backward_element_bytes: Curve
+    operations: int
+    backward_operations: int
+
+
+class CensusParameter(_Part):
+    """`name`: within its block where it has one. `dtype`: as the model comes. `embeds`: rows that are looked up."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool = True
+    embeds: bool = False
+
+    @property
+    def numel(self) -> int:
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+
+class BlockKind(_Part):
+    """Blocks that are alike. `costs`: by compute width; None where no real block could be run, and why in `problem`.
+
+    `flops`: of the matrix products and attention of a forward; a backward has twice as many.
+    """
+
+    parameters: tuple[CensusParameter, ...]
+    flops: Curve
+    costs: dict[ComputeWidth, BlockCost] | None
+    problem: str = ""
+
+
+class Census(_Part):
+    """A model. `blocks`: in forward order, each block's name and the number of its kind.
+
+    `loss_in_chunks`: whether its loss is computed without all logits at once. `head_width`: of what goes into the head.
+    """
+
+    version: int = VERSION
+    model: str
+    parameters: int
+    hidden_size: int
+    head_width: int
+    vocab_size: int
+    layers: int
+    positions: int | None
+    before: tuple[CensusParameter, ...]
+    after: tuple[CensusParameter, ...]
+    kinds: tuple[BlockKind, ...]
+    blocks: tuple[tuple[str, int], ...]
+    loss_in_chunks: bool = True
+
+    @cached_property
+    def trainable_parameters(self) -> int:
+        return sum(p.numel for shard in self._shards() for p in shard[2] if p.trainable)
+
+    def layout(
+        self,
+        precision: str | None,
+        chunk_bytes: int,
+        state_format: StateFormat = "exact",
+        device_fraction: float = 0.0,
+    ) -> Layout:
+        """The layout that the engine gives this model: `workbench.engine.discovery.lay_out`, from the census."""
+        shards = list(self._shards())
+        mixed = any(p.dtype in SIXTEEN_BITS for _, _, parameters in shards for p in parameters)
+        stay = stay_on_device([sum(p.numel for p in s[2] if p.trainable) for s in shards], device_fraction)
+        specs = []
+        for (name, prefix, parameters), stays in zip(shards, stay, strict=True):
+            specs.append(
+                ShardSpec(
+                    name,
+                    "block" if prefix else "outer",
+                    tuple(
+                        ParameterSpec(
+                            prefix + p.name,
+                            p.shape,
+                            stored_dtype(p.dtype, precision, mixed),
+                            p.trainable,
+                            "exact" if stays or len(p.shape) < 2 or p.embeds else state_format,
+                        )
+                        for p in parameters
+                    ),
+                )
+            )
+        return build_layout(specs, chunk_bytes)
+
+    def kind_of(self, shard: int) -> BlockKind | None:
+        """The kind of a shard by its index in the layout; None where it is no block."""
+        number = shard - bool(self.before)
+        return self.kinds[self.blocks[number][1]] if 0 <= number < len(self.blocks) else None
+
+    def _shards(self) -> list[tuple[str, str, tuple[CensusParameter, ...]]]:
+        """(name, prefix of its parameters, parameters) in forward order."""
+        found: list[tuple[str, str, tuple[CensusParameter, ...]]] = []
+        if self.before:
+            found.append(("embedding", "", self.before))
+        found += [(name, f"{name}.", self.kinds[kind].parameters) for name, kind in self.blocks]
+        if self.after:
+            found.append(("head", "", self.after))
+        return found
+
+
+def stored_dtype(dtype: str, precision: str | None, mixed: bool) -> str:
+    """What a parameter that comes as `dtype` is stored in under `precision`; `mixed`: beside it come 16-bit ones.
+
+    As `workbench.engine.discovery.storage_dtypes` has it.
+    """
+    if precision is None or not (dtype.startswith("float") or dtype == "bfloat16"):
+        return dtype
+    if mixed and dtype == "float32" and precision in SIXTEEN_BITS:
+        return "float32"
+    return precision
+
+
+def census_key(model: Mapping[str, Any], versions: Sequence[str] = ()) -> str:
+    """The name under which the census of a [model] table is kept; `versions`: of what builds the model."""
+    content = json.dumps([VERSION, model, list(versions)], sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()

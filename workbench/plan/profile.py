@@ -1,0 +1,203 @@
+"""The machine profile: what a machine has and how fast it is, measured by `workbench probe` or written by hand.
+
+A TOML file, the same for a measured machine (kept in the cache) and for a planned one (shipped in `profiles/`).
+Invariant: every rate is positive, and a profile says itself whether it was measured or planned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workbench.errors import ConfigurationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Positive = Annotated[float, Field(gt=0)]
+Bytes = Annotated[int, Field(ge=0)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+ByThreads = tuple[Positive, ...]
+"""One figure for each entry of `host.threads`."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class HostProfile(_Part):
+    """The host: its cores, its memory (bytes), and rates by the number of threads.
+
+    `free_bytes`: what a run may take. `read`, `write` and `copy` are bytes a second (a copy of n bytes counts n).
+    `optimizer_ns`: nanoseconds a parameter of an update, by "DTYPE-FORMAT" of working weights and state.
+    `norm`: bytes of gradients a second, by dtype. `accumulate`: bytes of fp32 sums a second, by the gradient's dtype.
+    """
+
+    cpu: str
+    cores: Annotated[int, Field(ge=1)]
+    memory_bytes: Bytes
+    free_bytes: Bytes
+    threads: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    read_bytes_per_s: ByThreads
+    write_bytes_per_s: ByThreads
+    copy_bytes_per_s: ByThreads
+    optimizer_ns: dict[str, ByThreads]
+    norm_bytes_per_s: dict[Dtype, ByThreads]
+    accumulate_bytes_per_s: dict[Dtype, ByThreads]
+
+    @model_validator(mode="after")
+    def _as_many_as_threads(self) -> HostProfile:
+        if list(self.threads) != sorted(set(self.threads)):
+            raise ValueError("threads must rise")
+        tables: dict[str, Mapping[str, ByThreads]] = {
+            "optimizer_ns": self.optimizer_ns,
+            "norm_bytes_per_s": dict(self.norm_bytes_per_s),
+            "accumulate_bytes_per_s": dict(self.accumulate_bytes_per_s),
+        }
+        rows = {f"{name}.{key}": row for name, table in tables.items() for key, row in table.items()}
+        for name in ("read_bytes_per_s", "write_bytes_per_s", "copy_bytes_per_s"):
+            rows[name] = getattr(self, name)
+        for name, row in rows.items():
+            if len(row) != len(self.threads):
+                raise ValueError(f"{name} has {len(row)} figures for {len(self.threads)} numbers of threads")
+        return self
+
+
+class DeviceProfile(_Part):
+    """Where the model computes. `shared_memory`: in the host's memory; then it has none of its own.
+
+    `matrix_flops_per_s`: by dtype, of large products (a multiplication and an addition are two operations).
+    `memory_bytes_per_s`: what operations on elements read and write. `launch_s`: the least time of one operation.
+    """
+
+    name: str
+    shared_memory: bool
+    memory_bytes: Bytes = 0
+    free_bytes: Bytes = 0
+    matrix_flops_per_s: Annotated[dict[Dtype, Positive], Field(min_length=1)]
+    memory_bytes_per_s: Positive
+    launch_s: Positive
+
+
+class LinkProfile(_Part):
+    """Host to device (`up`) and back (`down`), bytes a second: one way alone, and each while the other runs too."""
+
+    up_bytes_per_s: Positive
+    down_bytes_per_s: Positive
+    both_up_bytes_per_s: Positive
+    both_down_bytes_per_s: Positive
+    unpinned_up_bytes_per_s: Positive
+    unpinned_down_bytes_per_s: Positive
+
+
+class DiskProfile(_Part):
+    """A folder's disk with direct I/O, bytes a second: alone, and each while the other runs too.
+
+    `checked_read` and `checked_write` are those of the disk tier, with its checksums.
+    """
+
+    path: str
+    free_bytes: Bytes
+    direct: bool
+    read_bytes_per_s: Positive
+    write_bytes_per_s: Positive
+    checked_read_bytes_per_s: Positive
+    checked_write_bytes_per_s: Positive
+
+
+class MachineProfile(_Part):
+    """A machine. `fingerprint` tells whether it is still the one that was measured; `measured_at` is a date, ISO 8601."""
+
+    name: str
+    source: Literal["measured", "planned"]
+    measured_at: str = ""
+    fingerprint: str = ""
+    note: str = ""
+    host: HostProfile
+    device: DeviceProfile
+    link: LinkProfile | None = None
+    disk: DiskProfile | None = None
+
+    @model_validator(mode="after")
+    def _has_a_link(self) -> MachineProfile:
+        if not self.device.shared_memory and self.link is None:
+            raise ValueError("a device with memory of its own needs a [link] table")
+        return self
+
+
+def parse_profile(text: str, source: str) -> MachineProfile:
+    """The profile in the TOML `text`, which came from `source`.
+
+    Raises:
+        ConfigurationError: it is no TOML, or no profile; names the key, the value and what would be right.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{source}: is not TOML: {error}") from error
+    try:
+        return MachineProfile.model_validate(document)
+    except ValidationError as error:
+        problems = "\n".join(_sentences(error))
+        raise ConfigurationError(f"{source}: is no machine profile:\n{problems}") from error
+
+
+def load_profile(path: Path) -> MachineProfile:
+    """The profile in the file `path`, or the shipped one of that name.
+
+    Raises:
+        ConfigurationError: there is none, or it is wrong.
+    """
+    if not path.is_file() and len(path.parts) == 1 and str(path) in shipped_profiles():
+        return parse_profile(shipped_profiles()[str(path)], f"{path} (shipped)")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        names = ", ".join(shipped_profiles())
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(
+            f"machine {path}: cannot be read: {reason}; expected a file, or one of {names}"
+        ) from error
+    return parse_profile(text, str(path))
+
+
+def shipped_profiles() -> dict[str, str]:
+    """The texts of the profiles that come with Workbench, by name: planned figures, not measured ones."""
+    folder = resources.files("workbench.plan") / "profiles"
+    found = {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }
+    return dict(sorted(found.items()))
+
+
+def profile_text(profile: MachineProfile) -> str:
+    """The profile as TOML; `parse_profile` reads it back."""
+    import tomlkit
+
+    text: str = tomlkit.dumps(_without_none(profile.model_dump(mode="json")))
+    return text
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_none(each) for key, each in value.items() if each is not None}
+    return value
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(map(str, problem["loc"])) or "the profile"
+        given = problem.get("input")
+        shown = "" if isinstance(given, dict) else f" = {given!r}"
+        lines.append(f"  {key}{shown}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+    return lines

@@ -1,0 +1,41 @@
+"""How long the pieces of a model took on one machine: what a planner prefers to arithmetic over matrix speeds.
+
+Measured beside the machine's matrix speed of that moment, so that they can follow a machine that is slower today.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KindTimes(_Part):
+    """Seconds of one block of a kind: a forward without a graph, one with a graph, and the backward of that."""
+
+    forward_s: Seconds
+    graph_s: Seconds
+    backward_s: Seconds
+
+
+class ModelTimes(_Part):
+    """Seconds of a micro-batch of `sequences` x `tokens` computed in `dtype`, piece by piece.
+
+    `kinds`: by the census's number of the kind. `outer_forward_s` and `outer_backward_s`: embedding, last norm, head and
+    loss. `matrix_flops_per_s`: of a large product in `dtype`, measured between the pieces. `fingerprint`: the machine's.
+    """
+
+    fingerprint: str
+    sequences: int
+    tokens: int
+    dtype: str
+    kinds: tuple[KindTimes, ...]
+    outer_forward_s: Seconds
+    outer_backward_s: Seconds
+    matrix_flops_per_s: Annotated[float, Field(gt=0)]
