@@ -19,7 +19,7 @@ from workbench.errors import ConfigurationError
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 Positive = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -58,8 +58,8 @@ class HostProfile(_Part):
             raise ValueError("threads must rise")
         tables: dict[str, Mapping[str, ByThreads]] = {
             "optimizer_ns": self.optimizer_ns,
-            "norm_bytes_per_s": dict(self.norm_bytes_per_s),
-            "accumulate_bytes_per_s": dict(self.accumulate_bytes_per_s),
+            "norm_bytes_per_s": {str(dtype): row for dtype, row in self.norm_bytes_per_s.items()},
+            "accumulate_bytes_per_s": {str(dtype): row for dtype, row in self.accumulate_bytes_per_s.items()},
         }
         rows = {f"{name}.{key}": row for name, table in tables.items() for key, row in table.items()}
         for name in ("read_bytes_per_s", "write_bytes_per_s", "copy_bytes_per_s"):
@@ -113,7 +113,7 @@ class DiskProfile(_Part):
 
 
 class MachineProfile(_Part):
-    """A machine. `fingerprint` tells whether it is still the one that was measured; `measured_at` is a date, ISO 8601."""
+    """A machine. `fingerprint`: whether it is still the one that was measured. `measured_at`: a date, ISO 8601."""
 
     name: str
     source: Literal["measured", "planned"]
