@@ -1,0 +1,193 @@
+"""The folders of runs, of the disk tier and of the cache: they can be written, have room, and lie on a disk.
+
+A folder that is not there yet is judged by the one that it would be made in; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.doctor.findings import Finding, failure, gib, ok, warning
+from workbench.doctor.surroundings import Surroundings
+
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+REMOTE = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "9p",
+    "fuse.sshfs",
+    "ceph",
+    "glusterfs",
+    "fuse.glusterfs",
+    "lustre",
+    "afs",
+)
+LITTLE_ROOM, NO_ROOM = 10 << 30, 256 << 20
+"""Bytes: a checkpoint of a billion parameters takes about the first, the smallest run less than the second."""
+PAGE_BYTES = 4096
+PREFIX = ".workbench-doctor-"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder tried out. `there`: it exists. `problem`: why nothing can be written there. `kind`: its file system."""
+
+    path: Path
+    there: bool
+    problem: str
+    free_bytes: int
+    kind: str
+
+    def __str__(self) -> str:
+        made = "" if self.there else " (made by the first run)"
+        return f"{self.path}{made}, {gib(self.free_bytes)} free{f', {self.kind}' if self.kind else ''}"
+
+
+def check_runs(around: Surroundings) -> Iterator[Finding]:
+    """Where runs and their checkpoints go."""
+    folder = try_folder(around.runs)
+    elsewhere = "`--runs DIR`, or `export WORKBENCH_RUNS=DIR`, with DIR"
+    if folder.problem:
+        yield failure("runs", folder.problem, f"{elsewhere} a folder that you may write")
+    elif folder.free_bytes < NO_ROOM:
+        yield failure(
+            "runs", f"{folder}: no room for checkpoints", f"make room, or {elsewhere} on a larger disk"
+        )
+    elif folder.kind in IN_MEMORY:
+        yield warning(
+            "runs",
+            f"{folder}: is host memory and goes with the next reboot",
+            f"{elsewhere} on a disk that lasts",
+        )
+    elif folder.kind in REMOTE:
+        yield warning("runs", f"{folder}: checkpoints cross the network", f"{elsewhere} on a local disk")
+    elif folder.free_bytes < LITTLE_ROOM:
+        yield warning(
+            "runs", f"{folder}: little room for checkpoints", f"make room, or {elsewhere} on a larger disk"
+        )
+    else:
+        yield ok("runs", str(folder))
+
+
+def check_disk(around: Surroundings) -> Iterator[Finding]:
+    """The folder for the disk tier, where one was named."""
+    path = around.disk
+    if path is None:
+        return
+    elsewhere = "`--set offload.disk_path=DIR`, with DIR"
+    if not _exists(path):
+        yield failure("disk tier", f"{path}: there is no such folder", f"`mkdir -p {shlex.quote(str(path))}`")
+        return
+    folder = try_folder(path)
+    if folder.problem:
+        yield failure(
+            "disk tier", folder.problem, f"{elsewhere} a folder that you may write, on a fast local disk"
+        )
+        return
+    poor = {
+        **dict.fromkeys(
+            IN_MEMORY, "is host memory and no disk: what moves there takes the memory that it is to save"
+        ),
+        **dict.fromkeys(REMOTE, "lies across a network: every step waits for it"),
+    }.get(folder.kind)
+    if poor is not None:
+        yield warning("disk tier", f"{folder}: {poor}", f"{elsewhere} on a fast local disk (NVMe)")
+    elif not takes_direct(path):
+        yield warning(
+            "disk tier",
+            f"{folder}: takes no direct I/O, so that everything passes through the page cache",
+            f"{elsewhere} on ext4 or xfs on a local disk",
+        )
+    elif folder.free_bytes < LITTLE_ROOM:
+        yield warning(
+            "disk tier", f"{folder}: little room for state", f"make room, or {elsewhere} on a larger disk"
+        )
+    else:
+        yield ok("disk tier", f"{folder}, direct I/O works")
+
+
+def check_cache(around: Surroundings) -> Iterator[Finding]:
+    """Where measurements are kept; without it they are made again."""
+    folder = try_folder(around.cache)
+    if folder.problem:
+        yield warning(
+            "cache",
+            f"{folder.problem}: what is measured is measured again each time",
+            "`export WORKBENCH_CACHE=DIR`, with DIR a folder that you may write",
+        )
+    else:
+        yield ok("cache", str(folder.path))
+
+
+def try_folder(path: Path) -> Folder:
+    """Write a file in `path`, or in the folder that it would be made in, and remove it."""
+    path = path.absolute()
+    nearest = next(folder for folder in (path, *path.parents) if _exists(folder) or folder == folder.parent)
+    there = nearest == path
+    where = str(path) if there else f"{path} cannot be made in {nearest}"
+    if not nearest.is_dir():
+        return Folder(path, there, f"{nearest} is no folder", 0, "")
+    problem = ""
+    try:
+        with tempfile.NamedTemporaryFile(prefix=PREFIX, dir=nearest) as file:
+            file.write(bytes(PAGE_BYTES))
+            file.flush()
+    except OSError as error:
+        problem = f"{where}: nothing can be written ({error.strerror or error})"
+    return Folder(path, there, problem, shutil.disk_usage(nearest).free, file_system(nearest))
+
+
+def _exists(path: Path) -> bool:
+    """False also where this user may not look."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that holds `folder`; empty where the system does not tell."""
+    try:
+        import psutil
+    except ImportError:  # the packages' line says so
+        return ""
+    there = folder.resolve()
+    kind, deepest = "", -1
+    for mount in psutil.disk_partitions(all=True):
+        point = Path(mount.mountpoint)
+        # Of two on one point, the later one is seen.
+        if there.is_relative_to(point) and len(point.parts) >= deepest:
+            kind, deepest = mount.fstype, len(point.parts)
+    return kind
+
+
+def takes_direct(folder: Path) -> bool:
+    """Whether a file in `folder` can be written past the page cache. OSError where it cannot be written at all."""
+    page = mmap.mmap(-1, PAGE_BYTES)
+    descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+    try:
+        os.close(descriptor)
+        descriptor = os.open(name, os.O_RDWR | os.O_DIRECT)
+        try:
+            return os.pwritev(descriptor, [page], 0) == PAGE_BYTES
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOTSUP):
+            return False
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        page.close()

@@ -1,0 +1,169 @@
+"""NVIDIA cards as the driver tells of them (NVML), and as the bus does where no driver answers. Not what torch can use.
+
+Invariant: a value that the driver does not give is None, printed N/A; it is never a zero and never an exception.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workbench.doctor.findings import Finding, failure, gib, ok, warning
+
+T = TypeVar("T")
+
+VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
+"""Of NVIDIA, and of display controllers, in the PCI configuration space."""
+BUSY_BYTES, BUSY_SHARE = 1 << 30, 0.05
+"""Memory in use beyond both of these is somebody's work; a desktop and the driver itself take less."""
+
+
+@dataclass(frozen=True)
+class NvidiaCard:
+    """One GPU. Bytes, of its memory; `others`: how many processes use it."""
+
+    name: str
+    total_bytes: int | None
+    free_bytes: int | None
+    others: int | None
+
+
+@dataclass(frozen=True)
+class NvidiaSample:
+    """What NVML says. `problem`: why it says nothing. `on_bus`: cards seen without the driver's help."""
+
+    cards: tuple[NvidiaCard, ...] = ()
+    driver: str | None = None
+    cuda: str | None = None
+    problem: str = ""
+    broken: bool = False
+    """There is a driver, and it does not work."""
+    on_bus: int = 0
+
+    @property
+    def present(self) -> bool:
+        return bool(self.cards) or self.on_bus > 0 or self.broken
+
+
+def sample(root: Path = Path("/")) -> NvidiaSample:
+    """Ask the driver, once."""
+    on_bus = _on_bus(root)
+    try:
+        import pynvml
+    except ImportError as error:
+        return NvidiaSample(problem=f"pynvml cannot be imported ({error})", on_bus=on_bus)
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        absent = (
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        )
+        return NvidiaSample(problem=str(error), broken=error.value not in absent, on_bus=on_bus)
+    try:
+        count = _given(pynvml.nvmlDeviceGetCount) or 0
+        return NvidiaSample(
+            cards=tuple(_card(pynvml, index) for index in range(count)),
+            driver=_text(_given(pynvml.nvmlSystemGetDriverVersion)),
+            cuda=_cuda_version(_given(pynvml.nvmlSystemGetCudaDriverVersion)),
+            on_bus=on_bus,
+        )
+    finally:
+        _given(pynvml.nvmlShutdown)
+
+
+def check_driver(seen: NvidiaSample) -> Iterator[Finding]:
+    """One line for the driver and one for each GPU."""
+    if seen.problem and seen.broken:
+        yield failure(
+            "driver",
+            f"the NVIDIA driver does not answer: {seen.problem}",
+            "try `nvidia-smi`; after an update of the driver, reboot; in a container, restart it with `--gpus all`",
+        )
+    elif seen.problem and seen.on_bus:
+        yield warning(
+            "driver",
+            f"{seen.on_bus} NVIDIA card(s) on the bus, but {seen.problem}: trainings run on the CPU",
+            "install NVIDIA's driver and `python -m pip install nvidia-ml-py` until `nvidia-smi` lists the card; "
+            "start a container with `--gpus all`",
+        )
+    elif seen.problem or not seen.cards:
+        yield ok("driver", "no NVIDIA GPU here: trainings run on the CPU")
+    else:
+        yield ok("driver", f"NVIDIA {seen.driver or 'N/A'}, for CUDA up to {seen.cuda or 'N/A'}")
+        for index, card in enumerate(seen.cards):
+            yield _card_finding(index, card)
+
+
+def _card_finding(index: int, card: NvidiaCard) -> Finding:
+    free = "N/A" if card.free_bytes is None else gib(card.free_bytes)
+    total = "N/A" if card.total_bytes is None else gib(card.total_bytes)
+    finding = f"{index}: {card.name}, {free} of {total} free"
+    if card.others:
+        finding += f", used by {card.others} process{'es' if card.others > 1 else ''}"
+    used = None if card.free_bytes is None or card.total_bytes is None else card.total_bytes - card.free_bytes
+    if used is None or card.total_bytes is None or used <= max(BUSY_BYTES, BUSY_SHARE * card.total_bytes):
+        return ok("gpu", finding)
+    return warning(
+        "gpu",
+        f"{finding}: {gib(used)} are taken",
+        "end what uses it (`nvidia-smi` lists it), or train on another: `--set train.device=cuda:N`",
+    )
+
+
+def _card(pynvml: Any, index: int) -> NvidiaCard:
+    handle = _given(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    if handle is None:
+        return NvidiaCard("N/A", None, None, None)
+    memory = _given(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    return NvidiaCard(
+        name=_text(_given(lambda: pynvml.nvmlDeviceGetName(handle))) or "N/A",
+        total_bytes=None if memory is None else int(memory.total),
+        free_bytes=None if memory is None else int(memory.free),
+        others=_others(pynvml, handle),
+    )
+
+
+def _others(pynvml: Any, handle: Any) -> int | None:
+    """Processes that compute or draw on the card, without this one."""
+    lists = [
+        _given(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        _given(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)),
+    ]
+    if lists == [None, None]:
+        return None
+    return len({process.pid for listed in lists for process in listed or ()} - {os.getpid()})
+
+
+def _given(ask: Callable[[], T]) -> T | None:
+    """What the driver answers; None where it does not support the question, or the old driver does not know it."""
+    import pynvml
+
+    try:
+        return ask()
+    except pynvml.NVMLError:
+        return None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _cuda_version(number: int | None) -> str | None:
+    """CUDA's own encoding: 1000 times the major version and 10 times the minor one."""
+    return None if not number else f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _on_bus(root: Path) -> int:
+    """NVIDIA's display controllers among the PCI devices."""
+    found = 0
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+        except OSError:
+            continue
+        found += vendor == VENDOR and kind.startswith(DISPLAY_CLASS)
+    return found
