@@ -98,9 +98,10 @@ class LinkProfile(_Part):
 
 
 class DiskProfile(_Part):
-    """A folder's disk with direct I/O, bytes a second: alone, and each while the other runs too.
+    """A folder's disk with direct I/O, bytes a second.
 
-    `checked_read` and `checked_write` are those of the disk tier, with its checksums.
+    `checked_read` and `checked_write` are those of the disk tier, with its checksums; `both_read` and `both_write` too,
+    each while the other runs, None where that is not known. `direct`: the page cache has no part in it.
     """
 
     path: str
@@ -110,6 +111,8 @@ class DiskProfile(_Part):
     write_bytes_per_s: Positive
     checked_read_bytes_per_s: Positive
     checked_write_bytes_per_s: Positive
+    both_read_bytes_per_s: Positive | None = None
+    both_write_bytes_per_s: Positive | None = None
 
 
 class MachineProfile(_Part):

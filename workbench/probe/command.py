@@ -1,0 +1,80 @@
+"""`workbench probe`: measure this machine, or show what was measured, and keep it for the planner.
+
+torch is imported only where something has to be measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from workbench.errors import EXIT_DONE
+from workbench.plan.profile import MachineProfile
+from workbench.probe.budget import FULL, QUICK, Budget
+from workbench.probe.fingerprint import resolved_device
+from workbench.probe.measured import cached_profile, folder_of, keep_profile
+from workbench.probe.table import profile_lines
+
+QUICK_NOTE = "quick"
+
+
+def probe(*, device: str, disk_path: Path | None, json: bool, fresh: bool, quick: bool) -> int:
+    """Print the profile of this machine with `device` and the disk under `disk_path`, measured where it has to be.
+
+    `fresh`: measured in any case. `quick`: in a few seconds, less exactly; a quick profile is measured again by a probe
+    that is not. `json`: as JSON.
+
+    Raises:
+        ConfigurationError: there is no such device, or the folder cannot be written.
+    """
+    resolved_device(device)  # refuses a wrong name
+    folder = None if disk_path is None else folder_of(disk_path)
+    budget = QUICK if quick else FULL
+    known = None if fresh else cached_profile(device, None if folder is None else str(folder))
+    if known is not None and known.note.startswith(QUICK_NOTE) and not quick:
+        known = None
+    if known is None:
+        profile = _measure_all(device, folder, budget, QUICK_NOTE if quick else "")
+    elif folder is not None and known.disk is None:
+        _tell(f"the machine was measured {known.measured_at}; --fresh measures it anew")
+        profile = _measure_disk(known, device, folder, budget)
+    else:
+        _tell(f"measured {known.measured_at}, and the machine has not changed; --fresh measures it anew")
+        profile = known
+    print(profile.model_dump_json(indent=2) if json else "\n".join(profile_lines(profile)))
+    return EXIT_DONE
+
+
+def _measure_all(device: str, folder: Path | None, budget: Budget, note: str) -> MachineProfile:
+    from workbench.probe.run import measure_machine
+
+    began = time.perf_counter()
+    _tell("measuring this machine; whatever else runs on it makes the figures worse")
+    profile = measure_machine(device, folder, _tell, budget, note)
+    _keep(profile, device, began)
+    return profile
+
+
+def _measure_disk(known: MachineProfile, device: str, folder: Path, budget: Budget) -> MachineProfile:
+    from workbench.probe.disk import measure_disk
+    from workbench.probe.table import disk_line
+
+    began = time.perf_counter()
+    disk = measure_disk(folder, budget)
+    _tell(disk_line(disk))
+    profile = known.model_copy(update={"disk": disk})
+    _keep(profile, device, began)
+    return profile
+
+
+def _keep(profile: MachineProfile, device: str, began: float) -> None:
+    path = keep_profile(profile, device)
+    kept = "could not be kept: the cache cannot be written" if path is None else f"kept in {path}"
+    _tell(f"done in {time.perf_counter() - began:.1f} s; {kept}")
+
+
+def _tell(message: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"workbench: probe: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,106 @@
+"""The profile of this machine as it was last measured, from the cache. No torch: the screen and the planner read it.
+
+The machine is kept by its device, each disk by its folder, so that several disks may be known. Invariant: what is
+given out was measured on the machine as it is now; what is free on it is asked anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from workbench.cache import read_cached, write_cached
+from workbench.errors import ConfigurationError
+from workbench.plan.free import free_disk_bytes, free_host_bytes
+from workbench.plan.profile import DiskProfile, MachineProfile, parse_profile, profile_text
+from workbench.probe.fingerprint import device_index, machine_fingerprint, resolved_device
+from workbench.probe.gpus import gpu_called, visible_gpus
+from workbench.probe.mounts import mount_of
+
+
+class _KeptDisk(BaseModel):
+    """A measured disk. `stamp`: of the machine and the file system that it was measured on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stamp: str
+    disk: DiskProfile
+
+
+def cached_profile(device: str = "auto", disk_path: str | None = None) -> MachineProfile | None:
+    """What `workbench probe` measured here for `device`; None where it did not, or the machine has changed since.
+
+    With the disk of the folder `disk_path` where that has been measured, else without one.
+
+    Raises:
+        ConfigurationError: `device` is none of auto, cpu, cuda and cuda:N.
+    """
+    fingerprint = machine_fingerprint(device)
+    for name in _names(device):
+        text = read_cached(name)
+        try:
+            profile = None if text is None else parse_profile(text, name)
+        except ConfigurationError:
+            profile = None
+        if profile is not None and profile.fingerprint == fingerprint:
+            disk = _cached_disk(Path(disk_path)) if disk_path else None
+            return _with_what_is_free(profile.model_copy(update={"disk": disk}), device)
+    return None
+
+
+def keep_profile(profile: MachineProfile, device: str = "auto") -> Path | None:
+    """Keep what was measured for `device`; where, or None where the cache cannot be written."""
+    if profile.disk is not None:
+        disk = profile.disk.model_copy(update={"path": str(folder_of(Path(profile.disk.path)))})
+        kept = _KeptDisk(stamp=_disk_stamp(Path(disk.path)), disk=disk)
+        write_cached(_disk_name(Path(disk.path)), kept.model_dump_json(indent=2) + "\n")
+    names = _names(device)
+    # On a CPU although the driver tells of a GPU: torch could not use that, and who asks for it must not get this.
+    fell_back = device == "auto" and profile.device.shared_memory and resolved_device(device) != "cpu"
+    text = profile_text(profile.model_copy(update={"disk": None}))
+    return write_cached(names[-1] if fell_back else names[0], text)
+
+
+def folder_of(path: Path) -> Path:
+    """`path` as it is kept: absolute, without "~", ".." and links."""
+    return path.expanduser().resolve()
+
+
+def _names(device: str) -> list[str]:
+    """The names in the cache under which a profile for `device` may be kept, the best first."""
+    names = [f"machines/{resolved_device(device).replace(':', '-')}.toml"]
+    return [*names, "machines/auto.toml"] if device == "auto" else names
+
+
+def _disk_name(path: Path) -> str:
+    return f"disks/{hashlib.blake2b(str(folder_of(path)).encode(), digest_size=8).hexdigest()}.json"
+
+
+def _disk_stamp(path: Path) -> str:
+    """Checksums are computed by the processor: another one makes another disk tier."""
+    return " ".join((machine_fingerprint("cpu"), *mount_of(folder_of(path))))
+
+
+def _cached_disk(path: Path) -> DiskProfile | None:
+    text = read_cached(_disk_name(path))
+    try:
+        kept = None if text is None else _KeptDisk.model_validate_json(text)
+    except ValidationError:
+        return None
+    return kept.disk if kept is not None and kept.stamp == _disk_stamp(path) else None
+
+
+def _with_what_is_free(profile: MachineProfile, device: str) -> MachineProfile:
+    host = profile.host.model_copy(update={"free_bytes": free_host_bytes()})
+    changes: dict[str, object] = {"host": host}
+    index = device_index(device)
+    if not profile.device.shared_memory and index is not None:
+        gpu = gpu_called(profile.device.name, index, visible_gpus())
+        if gpu is not None:
+            changes["device"] = profile.device.model_copy(update={"free_bytes": gpu.free_bytes})
+    if profile.disk is not None:
+        free = free_disk_bytes(Path(profile.disk.path))
+        changes["disk"] = profile.disk.model_copy(update={"free_bytes": free})
+    return profile.model_copy(update=changes)
