@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
+from workbench.layout import Layout, ParameterSpec, Shard, ShardSpec, build_layout
 from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat
 
@@ -31,13 +32,19 @@ class _Part(BaseModel):
 
 
 class Curve(_Part):
-    """An amount for `sequences` of `tokens` each: sequences x (a x tokens + b x tokens^2)."""
+    """An amount for `sequences` of `tokens` each: fixed + sequences x (a x tokens + b x tokens^2).
+
+    With `beside` it is the largest of several such: a peak may lie in attention for long sequences, else elsewhere.
+    """
 
     per_token: float
     per_token_pair: float = 0.0
+    fixed: float = 0.0
+    beside: tuple[Curve, ...] = ()
 
     def at(self, sequences: int, tokens: int) -> float:
-        return sequences * tokens * (self.per_token + self.per_token_pair * tokens)
+        own = self.fixed + sequences * tokens * (self.per_token + self.per_token_pair * tokens)
+        return max(own, *(curve.at(sequences, tokens) for curve in self.beside)) if self.beside else own
 
 
 class BlockCost(_Part):
@@ -81,13 +88,21 @@ class CensusParameter(_Part):
 class BlockKind(_Part):
     """Blocks that are alike. `costs`: by compute width; None where no real block could be run, and why in `problem`.
 
-    `flops`: of the matrix products and attention of a forward; a backward has twice as many.
+    `flops`: of the matrix products and attention (all pairs of tokens) of a forward; a backward has twice as many.
+    `accelerator`: the costs on a device that is no CPU, where they differ: there dropout keeps a byte an element and
+    attention stays one operation with it. Empty where they are those of `costs`.
     """
 
     parameters: tuple[CensusParameter, ...]
     flops: Curve
     costs: dict[ComputeWidth, BlockCost] | None
+    accelerator: dict[ComputeWidth, BlockCost] = {}
     problem: str = ""
+
+    def cost(self, width: ComputeWidth, *, on_cpu: bool) -> BlockCost | None:
+        """What a block takes at `width` on a device of that kind; None where that is not known."""
+        known = self.costs if on_cpu else self.accelerator or self.costs
+        return None if known is None else known.get(width)
 
 
 class Census(_Part):
@@ -125,25 +140,37 @@ class Census(_Part):
         shards = list(self._shards())
         mixed = any(p.dtype in SIXTEEN_BITS for _, _, parameters in shards for p in parameters)
         stay = stay_on_device([sum(p.numel for p in s[2] if p.trainable) for s in shards], device_fraction)
-        specs = []
-        for (name, prefix, parameters), stays in zip(shards, stay, strict=True):
-            specs.append(
-                ShardSpec(
-                    name,
-                    "block" if prefix else "outer",
-                    tuple(
-                        ParameterSpec(
-                            prefix + p.name,
-                            p.shape,
-                            stored_dtype(p.dtype, precision, mixed),
-                            p.trainable,
-                            "exact" if stays or len(p.shape) < 2 or p.embeds else state_format,
-                        )
-                        for p in parameters
-                    ),
+        # Blocks of a kind differ in their names only, and laying one out takes a while.
+        built: dict[tuple[int, bool], Shard] = {}
+        laid_out = []
+        for index, ((name, prefix, parameters), stays) in enumerate(zip(shards, stay, strict=True)):
+            alike = built.get((id(parameters), stays))
+            if alike is None:
+                specs = tuple(
+                    ParameterSpec(
+                        prefix + p.name,
+                        p.shape,
+                        stored_dtype(p.dtype, precision, mixed),
+                        p.trainable,
+                        "exact" if stays or len(p.shape) < 2 or p.embeds else state_format,
+                    )
+                    for p in parameters
                 )
-            )
-        return build_layout(specs, chunk_bytes)
+                (shard,) = build_layout(
+                    [ShardSpec(name, "block" if prefix else "outer", specs)], chunk_bytes
+                ).shards
+                built[id(parameters), stays] = shard = replace(shard, index=index)
+            else:
+                before = len(alike.name) + 1
+                shard = replace(
+                    alike,
+                    index=index,
+                    name=name,
+                    segments=tuple(replace(s, name=prefix + s.name[before:]) for s in alike.segments),
+                    frozen=tuple(replace(f, name=prefix + f.name[before:]) for f in alike.frozen),
+                )
+            laid_out.append(shard)
+        return Layout(tuple(laid_out))
 
     def kind_of(self, shard: int) -> BlockKind | None:
         """The kind of a shard by its index in the layout; None where it is no block."""

@@ -1,0 +1,204 @@
+"""Takes the census of a [model] table: counts on the meta device, then runs one real block of each kind.
+
+Invariant: a census never fails because a block could not be run: its kind then has no costs, and a problem that says
+why. The same table gives the same census.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from workbench.census.amounts import four_sizes
+from workbench.census.block_costs import DTYPES, BlockRuns, set_dtype
+from workbench.census.building import meta_model, model_name
+from workbench.census.cut_model import Call, capture, real_model, tokens
+from workbench.census.parts import count_parts
+from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.plan.census import BlockCost, BlockKind, Census, ComputeWidth, Curve
+from workbench.plan.free import free_host_bytes
+
+SHORT, SHORTER = 32, 12
+LARGE_BLOCK = 50_000_000
+"""Parameters from which on a block is run on shorter sequences."""
+SHARE_OF_FREE = 3
+"""Of free host memory one part in so many may be taken."""
+GIB = 1 << 30
+
+Tell = Callable[[str], None]
+
+
+def take_census(model_table: Mapping[str, Any], tell: Tell = lambda _: None) -> Census:
+    """The census of the model that a [model] table asks for; `tell` is given a sentence before each long piece.
+
+    Raises:
+        ConfigurationError: the table names no model that can be built.
+    """
+    quiet_transformers()
+    census = count_parts(meta_model(model_table), model_name(model_table))
+    length = run_length(census)
+    build = partial(meta_model, model_table, windows_below=length)
+    return _with_costs(census, build, length, tell)
+
+
+def run_length(census: Census) -> int:
+    """The shorter of the two lengths that blocks are run at."""
+    large = max((_parameters(kind) for kind in census.kinds), default=0) >= LARGE_BLOCK
+    longest = census.positions or 2 * SHORT
+    return max(1, min(SHORTER if large else SHORT, longest // 2))
+
+
+def first_blocks(census: Census) -> list[str]:
+    """The first block of each kind, in the order of the kinds."""
+    names: dict[int, str] = {}
+    for name, kind in census.blocks:
+        names.setdefault(kind, name)
+    return [names[kind] for kind in sorted(names)]
+
+
+def room_needed(census: Census, *, itemsize: int = 4, small: bool = True) -> int:
+    """Bytes that running one block of each kind takes: all blocks up to the last of them, and the largest thrice."""
+    names = [name for name, _ in census.blocks]
+    last = max((names.index(name) for name in first_blocks(census)), default=-1)
+    kept = sum(_parameters(census.kinds[kind]) for _, kind in census.blocks[: last + 1])
+    largest = max((_parameters(kind) for kind in census.kinds), default=0)
+    outer = 0 if small else sum(p.numel for p in (*census.before, *census.after))
+    return 4 * (kept + outer - largest) + 3 * itemsize * largest
+
+
+def quiet_transformers() -> None:
+    """transformers' remarks are no part of a census."""
+    from transformers.utils import logging as remarks
+
+    remarks.set_verbosity_error()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def _with_costs(census: Census, build: Callable[[], nn.Module], length: int, tell: Tell) -> Census:
+    if not census.kinds:
+        return census
+    refusal = _no_room(room_needed(census))
+    if refusal is not None:
+        return _without(census, refusal)
+    tell("making a cut model")
+    try:
+        model, calls, census = _captured(census, build, length)
+    except Exception as error:
+        return _without(census, f"its blocks could not be run: {_sentence(error)}")
+    kinds = []
+    for number, (kind, name) in enumerate(zip(census.kinds, first_blocks(census), strict=True), 1):
+        tell(f"running a block of kind {number} of {len(census.kinds)}")
+        kinds.append(_measured(kind, model.get_submodule(name), calls[name], length, tell))
+    return census.model_copy(update={"kinds": tuple(kinds)})
+
+
+def _captured(
+    census: Census, build: Callable[[], nn.Module], length: int
+) -> tuple[nn.Module, dict[str, list[Call]], Census]:
+    """A real cut model, what its blocks are called with at the four sizes, and whether its loss goes in chunks."""
+    try:
+        return _captured_with(census, build, length, small=True)
+    except Exception:
+        if _no_room(room_needed(census, small=False)) is not None:
+            raise
+        return _captured_with(census, build, length, small=False)
+
+
+def _captured_with(
+    census: Census, build: Callable[[], nn.Module], length: int, *, small: bool
+) -> tuple[nn.Module, dict[str, list[Call]], Census]:
+    names = first_blocks(census)
+    model = real_model(build, names, small=small)
+    calls: dict[str, list[Call]] = {name: [] for name in names}
+    for sequences, tokens_each in four_sizes(length):
+        found = capture(model, names, tokens(sequences, tokens_each, census.vocab_size))
+        for name in names:
+            calls[name].append(found[name])
+    loss = ChunkedLoss(model)
+    loss.check(tokens(2, length, census.vocab_size), use_cache=False)
+    return model, calls, census.model_copy(update={"loss_in_chunks": loss.refusal is None})
+
+
+def _measured(kind: BlockKind, block: nn.Module, calls: list[Call], length: int, tell: Tell) -> BlockKind:
+    costs: dict[ComputeWidth, BlockCost] = {}
+    accelerator: dict[ComputeWidth, BlockCost] = {}
+    flops, problem = kind.flops, ""
+    try:
+        runs = BlockRuns(block, calls, length, "32")
+        costs["32"], flops = runs.cost()
+        other = runs.accelerator_cost()
+        if other is not None:
+            accelerator["32"] = other
+        problem = _no_room(3 * 8 * _parameters(kind)) or ""
+        if not problem:
+            set_dtype(block, DTYPES["16"])
+            try:
+                runs = BlockRuns(block, calls, length, "16")
+                costs["16"], _ = runs.cost()
+                other = runs.accelerator_cost() if accelerator else None
+                if other is not None:
+                    accelerator["16"] = other
+            except Exception as error:
+                problem = f"it could not be run in float64: {_sentence(error)}"
+    except Exception as error:
+        return kind.model_copy(update={"problem": f"a block could not be run: {_sentence(error)}"})
+    finally:
+        for parameter in block.parameters():
+            parameter.data = parameter.data.new_empty(0)
+    if problem:
+        problem = f"its costs in 16 bits are half of those in 32, for {problem}"
+        costs["16"] = halved(costs["32"])
+        if accelerator:
+            accelerator["16"] = halved(accelerator["32"])
+    return kind.model_copy(
+        update={"costs": costs, "accelerator": accelerator, "flops": flops, "problem": problem}
+    )
+
+
+def halved(cost: BlockCost) -> BlockCost:
+    """A block's costs in 16 bits where only those in 32 are known: half the bytes, as many operations."""
+    return cost.model_copy(
+        update={
+            name: _half(value)
+            for name in BlockCost.model_fields
+            if isinstance(value := getattr(cost, name), Curve)
+        }
+    )
+
+
+def _half(curve: Curve) -> Curve:
+    return Curve(
+        per_token=curve.per_token / 2,
+        per_token_pair=curve.per_token_pair / 2,
+        fixed=curve.fixed / 2,
+        beside=tuple(map(_half, curve.beside)),
+    )
+
+
+def _without(census: Census, problem: str) -> Census:
+    kinds = tuple(kind.model_copy(update={"problem": problem}) for kind in census.kinds)
+    return census.model_copy(update={"kinds": kinds})
+
+
+def _no_room(needed: int) -> str | None:
+    """Why `needed` bytes cannot be taken; None where they can."""
+    free = free_host_bytes()
+    if needed * SHARE_OF_FREE <= free:
+        return None
+    return (
+        f"running a block of it takes {needed / GIB:,.1f} GiB, which is more than a third of the "
+        f"{free / GIB:,.1f} GiB of host memory that are free"
+    )
+
+
+def _parameters(kind: BlockKind) -> int:
+    return sum(p.numel for p in kind.parameters)
+
+
+def _sentence(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
