@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 from workbench.doctor.findings import Finding, failure, ok, warning
-from workbench.doctor.surroundings import Surroundings
+from workbench.doctor.surroundings import REPEAT, Surroundings
 
 LARGEST_ERROR = 1e-5
 """Of a weight, as a share of the average movement. float32 leaves some 1e-6; a wrong formula shows far above."""
@@ -17,6 +17,9 @@ REBUILD = "rebuild it: `python -m pip install --force-reinstall --no-deps --edit
 def check_extension(around: Surroundings) -> Iterator[Finding]:
     """The lines of the extension and of the instruction set."""
     loaded = around.trial.outcome("extension")
+    if not loaded.reached:
+        yield warning("extension", f"not tried: {loaded.problem}", REPEAT)
+        return
     if loaded.problem:
         yield failure("extension", f"does not load: {loaded.problem}", REBUILD)
         return

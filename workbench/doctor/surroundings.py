@@ -17,10 +17,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one stage of the trial: its values, or why there are none."""
+    """What became of one stage of the trial: its values, or why there are none. `reached`: it was begun."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
+    reached: bool = True
+
+
+REPEAT = "mend what the other lines say, leave room for another process, and repeat `workbench doctor`"
+"""The remedy where a stage was not reached."""
 
 
 class Trial(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 from workbench.doctor.findings import Finding, failure, gib, ok, one_line, warning
 from workbench.doctor.packages import what_is_wrong
 from workbench.doctor.requirements import Requirement, own_requirements
-from workbench.doctor.surroundings import Surroundings
+from workbench.doctor.surroundings import REPEAT, Surroundings
 
 CHOICE = "https://pytorch.org/get-started"
 REINSTALL = "`python -m pip install --force-reinstall torch`"
@@ -34,6 +34,9 @@ def check_torch(around: Surroundings) -> Iterator[Finding]:
         if wrong.status == "failure":
             return
     tried = around.trial.outcome("torch")
+    if not tried.reached:
+        yield failure("torch", f"not tried: {tried.problem}", REPEAT)
+        return
     if tried.problem:
         yield failure("torch", f"cannot be imported: {tried.problem}", REINSTALL)
         return
@@ -54,6 +57,9 @@ def check_cuda(around: Surroundings) -> Iterator[Finding]:
     if around.trial.outcome("torch").problem:
         return
     tried = around.trial.outcome("cuda")
+    if not tried.reached:
+        yield warning("cuda", f"not tried: {tried.problem}", REPEAT)
+        return
     if tried.problem:
         yield failure("cuda", f"torch did not get to use the GPU: {tried.problem}", WAKE)
         return
@@ -109,7 +115,7 @@ def _device(index: int, device: dict[str, Any]) -> Finding:
     if not device["problem"]:
         return ok("cuda", f"{index}: {name} computes, {'with' if device['bf16'] else 'without'} bf16")
     return failure(
-        "cuda", f"{index}: {name} does not compute: {device['problem']}", _remedy(device["problem"])
+        "cuda", f"{index}: {name} does not compute: {one_line(device['problem'])}", _remedy(device["problem"])
     )
 
 

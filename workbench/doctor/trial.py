@@ -1,6 +1,7 @@
 """What only a process with torch can tell, tried in a helper process: a broken driver may hang or kill it, and no more.
 
-Each stage is told as one line of JSON when it ends, so that what was learnt before a crash is not lost. torch is imported by the stages alone.
+Each stage is told as one line of JSON when it begins and one when it ends, so that what was learnt before a crash is
+not lost, and the crash has a place. torch is imported by the stages alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main(descriptor: int, limit_s: int) -> None:
     os.dup2(2, 1)
     with open(descriptor, "w", encoding="utf-8", buffering=1) as answers:
         for name, stage in STAGES.items():
+            print(json.dumps({"stage": name}), file=answers)
             try:
                 told: dict[str, Any] = {"stage": name, "values": stage()}
             except Exception as error:

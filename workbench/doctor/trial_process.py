@@ -79,12 +79,12 @@ class TrialProcess:
             if self._outcomes is None:
                 self._ending = self._wait()
                 self._outcomes = self._read()
-        return self._outcomes.get(stage, Outcome(problem=f"the helper process {self._ending}"))
+        return self._outcomes.get(stage, Outcome(problem=self._died(), reached=False))
 
     def _in_memory(self, name: str) -> BinaryIO:
         """A file that is never full, and needs no folder that can be written."""
         return self._files.enter_context(
-            open(os.memfd_create(f"workbench-doctor-{name}"), "w+b", buffering=0)
+            os.fdopen(os.memfd_create(f"workbench-doctor-{name}"), "w+b", buffering=0)
         )
 
     def _wait(self) -> str:
@@ -115,9 +115,12 @@ class TrialProcess:
                 continue
             if "values" in told:
                 outcomes[told["stage"]] = Outcome(values=told["values"])
-            elif "problem" in told:
-                outcomes[told["stage"]] = Outcome(problem=one_line(told["problem"]))
+            else:
+                outcomes[told["stage"]] = Outcome(problem=one_line(told.get("problem", self._died())))
         return outcomes
+
+    def _died(self) -> str:
+        return f"the helper process {self._ending}"
 
     def _last_words(self) -> str:
         lines = [line for line in _text(self._errors).splitlines() if line.strip()]
