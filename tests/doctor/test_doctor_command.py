@@ -88,6 +88,14 @@ def test_a_check_that_raises_becomes_a_warning_and_the_others_go_on(tmp_path: Pa
     assert found[0].finding == "the check failed: ZeroDivisionError: by nothing" and found[0].remedy
 
 
+def test_a_check_that_misses_a_package_says_to_install_it(tmp_path: Path) -> None:
+    def without(_: Surroundings) -> list[Finding]:
+        raise ModuleNotFoundError("No module named 'psutil'")
+
+    (found,) = examine([Check("memory", without)], around(tmp_path))
+    assert found.status == "warning" and "'psutil'" in found.finding and "pip install" in found.remedy
+
+
 def test_a_check_that_hangs_becomes_a_warning(tmp_path: Path) -> None:
     let_go = threading.Event()
 

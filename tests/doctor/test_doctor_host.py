@@ -98,6 +98,8 @@ def test_slow_instructions_are_a_warning(
         (16, "400000", "", 16, "warning", "quota 4"),
         (16, "400000", "4", 4, "ok", "OMP_NUM_THREADS=4"),
         (16, None, "1", 1, "warning", "idle"),
+        (16, None, "9", 12, "warning", "disagree"),
+        (16, None, "16,2", 16, "ok", "OMP_NUM_THREADS=16,2"),
         (16, None, "many", 16, "warning", "no number"),
     ],
 )

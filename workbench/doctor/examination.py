@@ -50,9 +50,15 @@ class _Attempt:
         if self._thread.ident is not None:
             self._thread.join(max(0.0, self._ends - time.monotonic()))
         name = self._check.name
+        if isinstance(self._raised, ModuleNotFoundError):
+            finding = one_line(f"the check needs a package that is missing: {self._raised}")
+            return [
+                warning(name, finding, "install what the packages' line names: `python -m pip install NAME`")
+            ]
         if self._raised is not None:
-            raised = self._raised
-            return [_unmade(name, one_line(f"the check failed: {type(raised).__name__}: {raised}"))]
+            return [
+                _unmade(name, one_line(f"the check failed: {type(self._raised).__name__}: {self._raised}"))
+            ]
         if self._found is None:
             return [_unmade(name, f"no answer within {self._check.limit_s:.0f} s")]
         return self._found

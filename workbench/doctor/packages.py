@@ -48,7 +48,8 @@ def check_packages(around: Surroundings) -> Iterator[Finding]:
             right.append(f"{requirement.name} {metadata.version(requirement.name)}")
         else:
             yield wrong
-    yield ok("packages", ", ".join(right) if right else "none is as required")
+    if right:
+        yield ok("packages", ", ".join(right))
 
 
 def what_is_wrong(check: str, requirement: Requirement) -> Finding | None:

@@ -37,7 +37,7 @@ def _files() -> Iterator[Finding]:
     if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
         raised = (
             "`nofile` in /etc/security/limits.conf, `LimitNOFILE=4096` of a service, or "
-            " `docker run --ulimit nofile=4096`"
+            "`docker run --ulimit nofile=4096`"
         )
     yield warning("limits", f"{soft:,} open files are few (at most {_count(hard)})", raised)
 

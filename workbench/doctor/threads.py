@@ -38,6 +38,8 @@ def check_threads(around: Surroundings) -> Iterator[Finding]:
     finding += f", torch takes {threads} thread{'s' if threads > 1 else ''}"
     if threads > usable:
         yield warning("threads", f"{finding}: more than there are cores for", remedy)
+    elif wanted and threads != int(wanted.split(",")[0]):
+        yield warning("threads", f"{finding}: the two disagree", remedy)
     elif 2 * threads < usable:  # half is what torch takes where a core runs two threads
         yield warning("threads", f"{finding}: cores stay idle", remedy)
     else:
