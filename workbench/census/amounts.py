@@ -152,7 +152,7 @@ def _highest(moments: Iterable[Amount]) -> Curve:
     tokens = 1
     while tokens <= LONGEST:
         for sequences in BATCHES:
-            highest[max(distinct, key=lambda m: m.at(sequences, tokens))] = None  # noqa: B023
+            highest[max(distinct, key=lambda m: m.at(sequences, tokens))] = None
         tokens *= 2
     main, *others = map(curve, highest)
     return main.model_copy(update={"beside": tuple(others)})

@@ -30,7 +30,7 @@ class StorageTracker(TorchDispatchMode):
     """`narrow`: float64 stands for a 16-bit dtype, and counts two bytes an element."""
 
     def __init__(self, *, narrow: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self._narrow = narrow
         self._known: dict[int, int | None] = {}
