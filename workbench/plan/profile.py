@@ -6,6 +6,7 @@ Invariant: every rate is positive, and a profile says itself whether it was meas
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Mapping
 from importlib import resources
@@ -199,8 +200,34 @@ def _without_none(value: Any) -> Any:
 def _sentences(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors(include_url=False):
-        key = ".".join(map(str, problem["loc"])) or "the profile"
+        path = [str(part) for part in problem["loc"] if part != "[key]"]
         given = problem.get("input")
-        shown = "" if isinstance(given, dict) else f" = {given!r}"
-        lines.append(f"  {key}{shown}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+        shown = "" if isinstance(given, dict) or problem["type"] == "missing" else f" = {given!r}"
+        lines.append(
+            f"  {'.'.join(path) or 'the profile'}{shown}: {_what_is_right(problem['type'], path, problem['msg'])}"
+        )
     return lines
+
+
+def _what_is_right(kind: str, path: list[str], message: str) -> str:
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        keys = _keys_of(path[:-1])
+        near = difflib.get_close_matches(path[-1], keys, n=1)
+        return (
+            f"there is no such key; {f'did you mean {near[0]}?' if near else 'there are ' + ', '.join(keys)}"
+        )
+    message = message.removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def _keys_of(table: list[str]) -> list[str]:
+    """The keys that may be in a table of a profile."""
+    parts: dict[str, type[_Part]] = {
+        "host": HostProfile,
+        "device": DeviceProfile,
+        "link": LinkProfile,
+        "disk": DiskProfile,
+    }
+    return list((parts[table[0]] if table else MachineProfile).model_fields)
