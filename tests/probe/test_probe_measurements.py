@@ -21,11 +21,18 @@ from workbench.probe.budget import MIB
 from workbench.probe.host_buffers import HostBuffers, buffer_bytes, cache_bytes
 from workbench.probe.link import measure_link
 from workbench.probe.matrix import measure_products
+from workbench.probe.others import Others
 from workbench.probe.turns import median_seconds
 from workbench.timeline import Lane
 
 FORMATS = ("exact", "half", "compact")
 DTYPES = {"float32", "bfloat16", "float16"}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else runs beside these tests."""
+    monkeypatch.setattr(Others, "cores", lambda self: 0.0)
 
 
 @pytest.fixture
@@ -59,6 +66,14 @@ def test_without_the_extension_torch_is_measured_which_knows_exact_alone(
     profile, _ = measured()
     assert set(profile.host.optimizer_ns) == {f"{dtype}-exact" for dtype in DTYPES}
     assert "native extension is missing" in profile.note
+
+
+def test_a_machine_that_others_use_too_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(Others, "cores", lambda self: 3.0)
+    profile, told = measured()
+    assert profile.note == "other processes kept 3.0 of 8 cores busy meanwhile"
+    assert told[-1].startswith(profile.note)
 
 
 def test_units_are_those_of_the_schema() -> None:

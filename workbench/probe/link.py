@@ -41,7 +41,8 @@ def measure_link(device: Device, buffers: HostBuffers, nbytes: int, budget: Budg
     lanes = (UP, DOWN)
     on_device = {lane: device.empty(nbytes, torch.uint8) for lane in lanes}
     pinned = {lane: buffers.filled(nbytes, torch.uint8) for lane in lanes}
-    pageable = {lane: torch.zeros(nbytes, dtype=torch.uint8) for lane in lanes}
+    # Ones: pages of zeros that nobody wrote are all one page.
+    pageable = {lane: torch.ones(nbytes, dtype=torch.uint8) for lane in lanes}
     after = device.mark()
     device.synchronize()
 

@@ -23,6 +23,8 @@ STEP = 64
 BATCH = 100
 """Small operations that are issued in a row."""
 ELEMENT_BUFFERS = 3
+IN_A_ROW = 16
+"""Operations on elements between two waits, on a device that is waited for: waiting is not what is measured."""
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -69,9 +71,11 @@ def measure_elements(device: torch.device, wait: Wait, nbytes: int, budget: Budg
     """Bytes a second that an addition reads and writes, and the seconds that a small one takes."""
     one, other, result = (torch.ones(nbytes // 4, device=device) for _ in range(ELEMENT_BUFFERS))
     small = torch.ones(16, device=device)
+    additions = 1 if device.type == "cpu" else IN_A_ROW
 
     def add() -> None:
-        torch.add(one, other, out=result)
+        for _ in range(additions):
+            torch.add(one, other, out=result)
         wait()
 
     def launch() -> None:
@@ -80,7 +84,7 @@ def measure_elements(device: torch.device, wait: Wait, nbytes: int, budget: Budg
         wait()
 
     seconds = median_seconds({"add": add, "launch": launch}, budget)
-    return ELEMENT_BUFFERS * result.nbytes / seconds["add"], seconds["launch"] / BATCH
+    return additions * ELEMENT_BUFFERS * result.nbytes / seconds["add"], seconds["launch"] / BATCH
 
 
 def _side(device: torch.device, dtype: torch.dtype, wait: Wait, most: int, product_s: float) -> int:

@@ -24,6 +24,7 @@ from workbench.probe.host_optimizer import BYTES_A_PARAMETER, measure_optimizer
 from workbench.probe.link import measure_link
 from workbench.probe.matrix import ELEMENT_BUFFERS, measure_compute
 from workbench.probe.memory import BUFFERS, measure_memory
+from workbench.probe.others import Others
 from workbench.probe.table import compute_line, disk_line, link_line, memory_line, optimizer_line, sums_line
 
 LEAST_ELEMENTS = 1 << 16
@@ -52,6 +53,7 @@ def measure_machine(
         opened = open_device(device)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    others = Others()
     # The disk first: a folder that cannot be written is told at once.
     disk = None if disk_path is None else measure_disk(disk_path, budget)
     if disk is not None:
@@ -62,15 +64,17 @@ def measure_machine(
         link = None if opened.shared_memory else _measure_link(opened, computes, tell, budget)
         if opened.torch_device.type == "cuda":
             torch.cuda.empty_cache()  # whoever goes on in this process finds the device as free as before
-    if missing_extension() is not None:
-        note = "; ".join(filter(None, (note, "torch's fused AdamW: the native extension is missing")))
+    busy = others.note()
+    if busy:
+        tell(f"{busy}: these figures are worse than the machine; measure it again when it is idle")
+    missing = "torch's fused AdamW: the native extension is missing" if missing_extension() else ""
     name = host.cpu if computes.shared_memory else f"{computes.name}, {host.cpu}"
     return MachineProfile(
         name=f"{name}, {host.cores} cores, {host.memory_bytes / GIB:.0f} GiB",
         source="measured",
         measured_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         fingerprint=machine_fingerprint(device),
-        note=note,
+        note="; ".join(filter(None, (note, missing, busy))),
         host=host,
         device=computes,
         link=link,
