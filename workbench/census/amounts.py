@@ -29,14 +29,17 @@ def four_sizes(tokens: int) -> tuple[Size, Size, Size, Size]:
 
 
 class Amount(NamedTuple):
-    """fixed + sequences x (per_token x tokens + per_token_pair x tokens^2)."""
+    """The fields of a `Curve`, without others beside it."""
 
     fixed: float
+    shared_token: float
+    shared_pair: float
     per_token: float
     per_token_pair: float
 
     def at(self, sequences: int, tokens: int) -> float:
-        return self.fixed + sequences * tokens * (self.per_token + self.per_token_pair * tokens)
+        shared = self.fixed + tokens * (self.shared_token + self.shared_pair * tokens)
+        return shared + sequences * tokens * (self.per_token + self.per_token_pair * tokens)
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Recording:
 
 
 def fit(values: Sequence[float], tokens: int) -> Amount:
-    """The amount that takes `values` at `four_sizes(tokens)`; what all sequences share counts for each of them.
+    """The amount that takes `values` at `four_sizes(tokens)`.
 
     Values that are of no such form give one in proportion to the tokens.
     """
@@ -76,21 +79,19 @@ def fit(values: Sequence[float], tokens: int) -> Amount:
     pair = (long - 2 * short) / (2 * tokens * tokens)
     per_token = short / tokens - pair * tokens
     shared, shared_longer = two - 2 * short, two_longer - 2 * long
-    fixed = 2 * shared - shared_longer
-    if fixed < 0 < shared:  # more than in proportion: tables over pairs of tokens that all sequences share
-        fixed = 0
-        pair += max(shared, shared_longer / 4) / (tokens * tokens)
-    else:
-        per_token += (shared_longer - shared) / tokens
-    fixed, per_token, pair = (round(part, 6) + 0.0 for part in (fixed, per_token, pair))
-    if min(fixed, per_token, pair) < 0:
+    fixed, shared_token, shared_pair = 2 * shared - shared_longer, (shared_longer - shared) / tokens, 0.0
+    if fixed < 0 < shared:  # more than in proportion: tables over pairs of tokens
+        fixed, shared_token, shared_pair = 0.0, 0.0, max(shared, shared_longer / 4) / (tokens * tokens)
+    parts = (fixed, shared_token, shared_pair, per_token, pair)
+    amount = Amount(*(round(part, 6) + 0.0 for part in parts))
+    if min(amount) < 0:
         per_token = max(value / (s * t) for value, (s, t) in zip(values, four_sizes(tokens), strict=True))
-        return Amount(0, max(0.0, per_token), 0)
-    return Amount(fixed, per_token, pair)
+        return Amount(0.0, 0.0, 0.0, max(0.0, per_token), 0.0)
+    return amount
 
 
 def curve(amount: Amount) -> Curve:
-    return Curve(per_token=amount.per_token, per_token_pair=amount.per_token_pair, fixed=amount.fixed)
+    return Curve(**amount._asdict())
 
 
 def fit_phase(recordings: Sequence[Recording], phase: int, name: str, tokens: int) -> Curve:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.census.accelerator import FusedDropout
 from workbench.census.amounts import (
     Recording,
     alive_after,
@@ -27,6 +26,7 @@ from workbench.census.amounts import (
     peak,
 )
 from workbench.census.cut_model import Call, hidden_of, seeded
+from workbench.census.stand_ins import AttentionOf16Bits, FusedDropout
 from workbench.census.tracker import StorageTracker
 from workbench.plan.census import BlockCost, ComputeWidth, Curve
 
@@ -35,31 +35,22 @@ DTYPES: dict[ComputeWidth, torch.dtype] = {"32": torch.float32, "16": torch.floa
 
 
 class BlockRuns:
-    """The runs of one block at one width: `calls` are what it was called with at `four_sizes(tokens)`."""
+    """The runs of one block, in the dtype that its parameters have.
 
-    def __init__(self, block: nn.Module, calls: Sequence[Call], tokens: int, width: ComputeWidth) -> None:
+    `calls` are what it was called with at `four_sizes(tokens)`.
+    """
+
+    def __init__(self, block: nn.Module, calls: Sequence[Call], tokens: int) -> None:
         self._block = block
         self._calls = calls
         self._tokens = tokens
-        self._width = width
 
-    def cost(self) -> tuple[BlockCost, Curve]:
-        """The costs on a CPU, and the curve of the forward's products."""
-        return self._measure(contextlib.nullcontext())
-
-    def accelerator_cost(self) -> BlockCost | None:
-        """The costs on an accelerator; None where they are the same."""
-        mode = FusedDropout()
-        with mode:
-            record_forward(self._block, self._calls[0], self._width)
-        return self._measure(FusedDropout())[0] if mode.met else None
-
-    def _measure(self, mode: contextlib.AbstractContextManager[Any]) -> tuple[BlockCost, Curve]:
+    def cost(self, *, fused_dropout: bool = False) -> BlockCost:
+        """The costs on a CPU; those on an accelerator with `fused_dropout`."""
         tokens = self._tokens
-        with mode:
-            alone = [record_forward(self._block, call, self._width) for call in self._calls]
-        graphs = [record_training(self._block, call, self._width, mode) for call in self._calls]
-        cost = BlockCost(
+        alone = [record_forward(self._block, call, fused_dropout=fused_dropout) for call in self._calls]
+        graphs = [record_training(self._block, call, fused_dropout=fused_dropout) for call in self._calls]
+        return BlockCost(
             input=curve(fit([r.sizes[0] for r in alone], tokens)),
             saved=alive_after(graphs, FORWARD, tokens),
             forward_peak=peak(alone, FORWARD, tokens),
@@ -70,41 +61,52 @@ class BlockRuns:
             operations=operations(graphs, FORWARD),
             backward_operations=operations(graphs, BACKWARD),
         )
-        return cost, fit_phase(graphs, FORWARD, "flops", tokens)
+
+    def flops(self) -> Curve:
+        """Of a forward's products."""
+        alone = [record_forward(self._block, call) for call in self._calls]
+        return fit_phase(alone, FORWARD, "flops", self._tokens)
+
+    def has_dropout(self) -> bool:
+        _, args, kwargs = self._calls[0].fresh(_dtype(self._block))
+        mode = FusedDropout()
+        with seeded(), torch.no_grad(), mode:
+            self._block(*args, **kwargs)
+        return mode.met
 
 
-def record_forward(block: nn.Module, call: Call, width: ComputeWidth) -> Recording:
+def record_forward(block: nn.Module, call: Call, *, fused_dropout: bool = False) -> Recording:
     """A forward without a graph; storage 0 is the hidden states that go in."""
-    hidden, args, kwargs = call.fresh(_dtype(block, width))
-    tracker = StorageTracker(narrow=_stands_in(hidden, width))
+    hidden, args, kwargs = call.fresh(_dtype(block))
+    tracker = StorageTracker(narrow=hidden.dtype == DTYPES["16"])
     tracker.count(hidden)
-    with _undisturbed(), torch.no_grad(), tracker:
+    with _undisturbed(), torch.no_grad(), _as_there(fused_dropout), tracker:
         block(*args, **kwargs)
     return tracker.recording
 
 
-def record_training(
-    block: nn.Module,
-    call: Call,
-    width: ComputeWidth,
-    mode: contextlib.AbstractContextManager[Any] | None = None,
-) -> Recording:
-    """A forward with a graph (phase 0) and its backward (phase 1), within `mode`; storage 0 is what goes in."""
-    hidden, args, kwargs = call.fresh(_dtype(block, width))
+def record_training(block: nn.Module, call: Call, *, fused_dropout: bool = False) -> Recording:
+    """A forward with a graph (phase 0) and its backward (phase 1); storage 0 is the hidden states that go in."""
+    hidden, args, kwargs = call.fresh(_dtype(block))
     hidden.requires_grad_()
-    tracker = StorageTracker(narrow=_stands_in(hidden, width))
+    tracker = StorageTracker(narrow=hidden.dtype == DTYPES["16"])
     tracker.count(hidden)
-    mode = mode or contextlib.nullcontext()
     with _undisturbed(), _gradients_dropped(block, tracker):
-        with mode, tracker:
+        with _as_there(fused_dropout), tracker:
             result = block(*args, **kwargs)
         end = _End.apply(hidden_of(result, hidden))  # type: ignore[no-untyped-call]
         del result
-        gc.collect()
+        gc.collect(0)  # all that the run has made is young: the collector is off
         tracker.mark()
-        with mode, tracker:
+        with tracker:
             end.backward()
     return tracker.recording
+
+
+@contextlib.contextmanager
+def _as_there(fused_dropout: bool) -> Iterator[None]:
+    with AttentionOf16Bits(), FusedDropout() if fused_dropout else contextlib.nullcontext():
+        yield
 
 
 class _End(torch.autograd.Function):
@@ -138,7 +140,6 @@ def _gradients_dropped(block: nn.Module, tracker: StorageTracker) -> Iterator[No
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Memory goes when nobody refers to it, not when the collector happens to run; random numbers are the same."""
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -156,10 +157,6 @@ def set_dtype(block: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _dtype(block: nn.Module, width: ComputeWidth) -> torch.dtype:
+def _dtype(block: nn.Module) -> torch.dtype:
     """Of the block's parameters: what it computes in."""
-    return next((p.dtype for p in block.parameters() if p.is_floating_point()), DTYPES[width])
-
-
-def _stands_in(hidden: Tensor, width: ComputeWidth) -> bool:
-    return width == "16" and hidden.dtype == torch.float64
+    return next(p.dtype for p in block.parameters() if p.is_floating_point())

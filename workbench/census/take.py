@@ -126,22 +126,21 @@ def _captured_with(
 def _measured(kind: BlockKind, block: nn.Module, calls: list[Call], length: int, tell: Tell) -> BlockKind:
     costs: dict[ComputeWidth, BlockCost] = {}
     accelerator: dict[ComputeWidth, BlockCost] = {}
-    flops, problem = kind.flops, ""
+    flops = kind.flops
     try:
-        runs = BlockRuns(block, calls, length, "32")
-        costs["32"], flops = runs.cost()
-        other = runs.accelerator_cost()
-        if other is not None:
-            accelerator["32"] = other
+        runs = BlockRuns(block, calls, length)
+        has_dropout = runs.has_dropout()
+        flops = runs.flops()
+        costs["32"] = runs.cost()
+        if has_dropout:
+            accelerator["32"] = runs.cost(fused_dropout=True)
         problem = _no_room(3 * 8 * _parameters(kind)) or ""
         if not problem:
             set_dtype(block, DTYPES["16"])
             try:
-                runs = BlockRuns(block, calls, length, "16")
-                costs["16"], _ = runs.cost()
-                other = runs.accelerator_cost() if accelerator else None
-                if other is not None:
-                    accelerator["16"] = other
+                costs["16"] = runs.cost()
+                if has_dropout:
+                    accelerator["16"] = runs.cost(fused_dropout=True)
             except Exception as error:
                 problem = f"it could not be run in float64: {_sentence(error)}"
     except Exception as error:
@@ -171,12 +170,10 @@ def halved(cost: BlockCost) -> BlockCost:
 
 
 def _half(curve: Curve) -> Curve:
-    return Curve(
-        per_token=curve.per_token / 2,
-        per_token_pair=curve.per_token_pair / 2,
-        fixed=curve.fixed / 2,
-        beside=tuple(map(_half, curve.beside)),
-    )
+    halves = {
+        name: value / 2 for name in Curve.model_fields if isinstance(value := getattr(curve, name), float)
+    }
+    return curve.model_copy(update={**halves, "beside": tuple(map(_half, curve.beside))})
 
 
 def _without(census: Census, problem: str) -> Census:

@@ -59,7 +59,7 @@ class StorageTracker(TorchDispatchMode):
         for tensor in inputs:
             self._enter(tensor, counts=False)
         given = {id(tensor.untyped_storage()) for tensor in inputs}
-        result = self._run(func, args, kwargs)
+        result = self._run(func, args, kwargs, inputs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         for tensor in outputs:
             self._enter(tensor, counts=True)
@@ -77,12 +77,19 @@ class StorageTracker(TorchDispatchMode):
             phase.element_bytes += sum(map(self._bytes, (*read, *outputs)))
         return result
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
+        if not self._narrow:
+            return func(*args, **kwargs)
         if func.overloadpacket is aten._grouped_mm and args[0].dtype == torch.float64:
             # It has no kernel for what stands for 16 bits here.
             args, kwargs = tree_map_only(Tensor, _to_single, (args, kwargs))
             return func(*args, **kwargs).double()
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        dtypes = {t.dtype for t in inputs if t.dim() and t.is_floating_point()}
+        if {torch.float32, torch.float64} <= dtypes and not func._schema.is_mutable:
+            # 16 bits and fp32 give fp32, where float64 and fp32 give float64.
+            result = tree_map_only(Tensor, _to_single, result)
+        return result
 
     def _enter(self, tensor: Tensor, *, counts: bool) -> None:
         storage = tensor.untyped_storage()

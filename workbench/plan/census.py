@@ -32,18 +32,23 @@ class _Part(BaseModel):
 
 
 class Curve(_Part):
-    """An amount for `sequences` of `tokens` each: fixed + sequences x (a x tokens + b x tokens^2).
+    """An amount for `sequences` of `tokens` each: sequences x (a x tokens + b x tokens^2), and what they share.
 
-    With `beside` it is the largest of several such: a peak may lie in attention for long sequences, else elsewhere.
+    a and b are `per_token` and `per_token_pair`; shared are `fixed` + `shared_token` x tokens + `shared_pair` x
+    tokens^2, whatever the sequences. With `beside` it is the largest of several such amounts: a peak may lie in
+    attention for long sequences, else elsewhere.
     """
 
     per_token: float
     per_token_pair: float = 0.0
     fixed: float = 0.0
+    shared_token: float = 0.0
+    shared_pair: float = 0.0
     beside: tuple[Curve, ...] = ()
 
     def at(self, sequences: int, tokens: int) -> float:
-        own = self.fixed + sequences * tokens * (self.per_token + self.per_token_pair * tokens)
+        own = self.fixed + tokens * (self.shared_token + self.shared_pair * tokens)
+        own += sequences * tokens * (self.per_token + self.per_token_pair * tokens)
         return max(own, *(curve.at(sequences, tokens) for curve in self.beside)) if self.beside else own
 
 

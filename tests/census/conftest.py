@@ -1,0 +1,33 @@
+"""Keep these tests on one thread and away from the user's cache; one census a family serves all that look at it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from model_tables import FAMILIES
+
+from workbench.census.take import take_census
+from workbench.plan.census import Census
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def census_of() -> Callable[[str], Census]:
+    """The census of one of `FAMILIES`, taken once."""
+    return functools.cache(lambda family: take_census(FAMILIES[family]))
