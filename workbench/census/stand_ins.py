@@ -61,7 +61,9 @@ class AttentionOf16Bits(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is functional.scaled_dot_product_attention and _is_unfused(*args, **kwargs):
             query, key, value = (tensor.float() for tensor in args[:3])
-            return func(query, key, value, *args[3:], **kwargs).to(args[0].dtype)
+            result, weights = torch._scaled_dot_product_attention_math(query, key, value, *args[3:], **kwargs)
+            weights.to(args[0].dtype)  # as torch does, whether anybody asks for them or not
+            return result.to(args[0].dtype)
         return func(*args, **kwargs)
 
 

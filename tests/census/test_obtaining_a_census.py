@@ -1,0 +1,223 @@
+"""A census is taken once, in a process of its own, and whatever goes wrong there is one sentence here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_tables import FAMILIES, table
+
+from workbench.cache import cache_folder
+from workbench.census import helper, obtain
+from workbench.census.__main__ import answer
+from workbench.census.building import meta_model
+from workbench.census.helper import ask_helper
+from workbench.census.obtain import (
+    census_text,
+    obtain_census,
+    obtain_times,
+    read_shipped,
+    shipped_name,
+)
+from workbench.census.parts import count_parts
+from workbench.census.ship import FOLDER, shipped_tables
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.plan.census import Census
+
+TABLE = FAMILIES["llama"]
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def played_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let the helper process be a small program."""
+    monkeypatch.setattr(helper, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, census_of: Callable[[str], Census]) -> list[Any]:
+    """The questions that would have gone to a helper process, which is not started."""
+    questions: list[Any] = []
+
+    def ask(question: dict[str, Any], tell: Callable[[str], None]) -> Any:
+        questions.append(question)
+        if question["ask"] == "census":
+            return census_of("llama").model_dump(mode="json")
+        return answer({**question, "budget_s": 0.01}, tell)
+
+    monkeypatch.setattr(obtain, "ask_helper", ask)
+    return questions
+
+
+def test_a_real_helper_takes_the_same_census(census_of: Callable[[str], Census]) -> None:
+    said: list[str] = []
+    assert obtain_census(TABLE, said.append) == census_of("llama")
+    assert any("block" in sentence for sentence in said)
+
+
+def test_what_is_kept_is_not_asked_for_again(asked: list[Any]) -> None:
+    first = obtain_census(TABLE, silent)
+    assert obtain_census(TABLE, silent) == first
+    assert len(asked) == 1
+
+
+def test_defaults_that_are_written_out_are_the_same_model(asked: list[Any]) -> None:
+    obtain_census(TABLE, silent)
+    obtain_census({**TABLE, "pretrained": "", "trust_remote_code": False}, silent)
+    assert len(asked) == 1
+    obtain_census({**TABLE, "config": {**TABLE["config"], "num_hidden_layers": 4}}, silent)
+    assert len(asked) == 2
+
+
+def test_nothing_is_taken_where_that_is_not_wanted(asked: list[Any]) -> None:
+    assert obtain_census(TABLE, silent, take=False) is None
+    assert not asked
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"model": "x"}', "\x00\xff"])
+def test_a_damaged_file_is_taken_anew(damage: str, asked: list[Any]) -> None:
+    census = obtain_census(TABLE, silent)
+    (path,) = (cache_folder() / "censuses").iterdir()
+    path.write_text(damage)
+    assert obtain_census(TABLE, silent) == census
+    assert len(asked) == 2
+    assert path.read_text() != damage
+
+
+def test_a_census_that_lacks_something_is_taken_again_another_time(
+    monkeypatch: pytest.MonkeyPatch, census_of: Callable[[str], Census]
+) -> None:
+    census = census_of("llama")
+    kinds = tuple(k.model_copy(update={"costs": None, "problem": "no room"}) for k in census.kinds)
+    lacking = census.model_copy(update={"kinds": kinds}).model_dump(mode="json")
+    monkeypatch.setattr(obtain, "ask_helper", lambda *_: lacking)
+    assert obtain_census(TABLE, silent) is not None
+    assert obtain_census(TABLE, silent, take=False) is None
+
+
+def test_a_kept_census_comes_back_as_it_was(census_of: Callable[[str], Census]) -> None:
+    for family in FAMILIES:
+        census = census_of(family)
+        assert Census.model_validate_json(census_text(census)) == census
+
+
+def test_times_are_kept_by_machine_sizes_and_dtype(
+    asked: list[Any], census_of: Callable[[str], Census]
+) -> None:
+    census = census_of("llama")
+    what: dict[str, Any] = {
+        "fingerprint": "here",
+        "sequences": 2,
+        "tokens": 16,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    assert obtain_times(TABLE, census, **what, tell=silent, take=False) is None
+    times = obtain_times(TABLE, census, **what, tell=silent)
+    assert times is not None and times.fingerprint == "here"
+    assert obtain_times(TABLE, census, **what, tell=silent) == times
+    assert len(asked) == 1
+    for change in ({"fingerprint": "there"}, {"tokens": 8}, {"dtype": "bfloat16"}):
+        assert obtain_times(TABLE, census, **{**what, **change}, tell=silent, take=False) is None
+
+
+def test_a_wrong_model_is_told_in_the_models_own_words() -> None:
+    with pytest.raises(ConfigurationError, match='did you mean "llama"'):
+        obtain_census(table("lama"), silent)
+
+
+def test_a_helper_that_dies_is_one_sentence_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_by(monkeypatch, "import sys; sys.exit('first\\nthe library is missing')")
+    with pytest.raises(WorkbenchError, match=r"ended with code 1: the library is missing$") as caught:
+        obtain_census(TABLE, silent)
+    assert caught.value.exit_code == 1
+
+
+def test_a_helper_that_is_killed_is_taken_for_one_that_had_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played_by(monkeypatch, "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(WorkbenchError, match="memory runs out"):
+        obtain_census(TABLE, silent)
+
+
+def test_a_helper_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "COMMAND", ("/nowhere/python",))
+    with pytest.raises(WorkbenchError, match="census of the model could not be taken"):
+        obtain_census(TABLE, silent)
+
+
+def test_what_libraries_print_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_by(
+        monkeypatch,
+        """
+        import json
+        print("loading...")
+        print(json.dumps({"tell": "half way"}))
+        print(json.dumps({"answer": 7}))
+        """,
+    )
+    said: list[str] = []
+    assert ask_helper({"ask": "census"}, said.append) == 7
+    assert said == ["half way"]
+
+
+def test_a_helper_that_lingers_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_by(
+        monkeypatch,
+        """
+        import json, os, time
+        print(json.dumps({"answer": os.getpid()}), flush=True)
+        time.sleep(600)
+        """,
+    )
+    pid = ask_helper({"ask": "census"}, silent)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_helper_ends_when_nobody_waits_for_it_any_more() -> None:
+    """Its stdin closes when its parent dies, however that happens."""
+    question = json.dumps({"ask": "census", "model": TABLE}) + "\n"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench.census"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    said, _ = process.communicate(question, timeout=60)
+    assert "answer" not in said
+    assert process.returncode == 1
+
+
+def test_obtaining_brings_in_neither_torch_nor_transformers() -> None:
+    program = "import sys, workbench.census.obtain; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("name", "model"), list(shipped_tables()), ids=lambda value: str(value)[:20])
+def test_a_shipped_presets_census_is_shipped_and_is_not_stale(
+    name: str, model: dict[str, Any], asked: list[Any]
+) -> None:
+    shipped = read_shipped(model)
+    assert shipped is not None, f"run `python -m workbench.census ship`: preset {name} has no census"
+    fresh = count_parts(meta_model(model), model["architecture"])
+    assert shipped.layout("bfloat16", 16 << 20) == fresh.layout("bfloat16", 16 << 20)
+    left_out = {"kinds": {"__all__": {"costs", "accelerator", "flops"}}}
+    assert shipped.model_dump(exclude=left_out) == fresh.model_dump(exclude=left_out)
+    assert all(kind.costs is not None and set(kind.costs) == {"32", "16"} for kind in shipped.kinds)
+    assert obtain_census(model, silent) == shipped
+    assert not asked
+
+
+def test_no_census_is_shipped_that_no_preset_has() -> None:
+    assert {p.name for p in FOLDER.glob("*.json")} == {shipped_name(model) for _, model in shipped_tables()}
