@@ -17,7 +17,9 @@ import workbench
 
 LIGHT = (
     "cli",
+    "cache",
     "config",
+    "doctor",
     "errors",
     "layout",
     "monitor",

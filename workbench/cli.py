@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench import __version__
+from workbench.doctor import HELP as HELP_OF_DOCTOR
 from workbench.errors import (
     EXIT_DONE,
     EXIT_ERROR,
@@ -202,7 +203,7 @@ def _preset_after_resume(name: str) -> str:
 def _runs(arguments: argparse.Namespace) -> int:
     from workbench.run_verbs import runs
 
-    return runs(arguments.runs, arguments.json)
+    return runs(arguments.runs, arguments.json, plans=arguments.plan)
 
 
 def _steer(verb: str) -> Callable[[argparse.Namespace], int]:
@@ -224,6 +225,39 @@ def _verify(arguments: argparse.Namespace) -> int:
         steps=STEPS if arguments.steps is None else arguments.steps,
         json=arguments.json,
     )
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from workbench.plan_verb import plan
+
+    return plan(
+        preset=arguments.preset,
+        overrides=arguments.set,
+        machine=arguments.machine,
+        search=arguments.fit,
+        keep=arguments.keep,
+        write=arguments.write,
+        runs=arguments.runs,
+        as_json=arguments.json,
+    )
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    from workbench.probe.command import probe
+
+    return probe(
+        device=arguments.device,
+        disk_path=arguments.disk,
+        json=arguments.json,
+        fresh=arguments.fresh,
+        quick=arguments.quick,
+    )
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from workbench.doctor.command import doctor
+
+    return doctor(disk_path=arguments.disk, runs=arguments.runs, json=arguments.json)
 
 
 def _config_show(arguments: argparse.Namespace) -> int:
@@ -300,7 +334,65 @@ VERBS: tuple[Verb, ...] = (
         ),
         _run,
     ),
-    Verb("runs", "list the runs and how they stand", (_RUNS, _JSON), _runs),
+    Verb(
+        "plan",
+        "say what a preset needs and how fast it will go, before anything starts",
+        (
+            _PRESET,
+            _SET,
+            _argument("--fit", action="store_true", help="search for the fastest configuration that fits"),
+            _argument(
+                "--write",
+                metavar="FILE",
+                type=Path,
+                help="with --fit: write the preset with its changes here",
+            ),
+            _argument(
+                "--machine",
+                metavar="FILE",
+                type=Path,
+                help="plan for another machine: a profile's file, or one of "
+                "desktop-24gb, desktop-32gb, server-80gb, server-h200",
+            ),
+            _RUNS,
+            _JSON,
+        ),
+        _plan,
+    ),
+    Verb(
+        "probe",
+        "measure how fast this machine is, in under a minute, for the plan",
+        (
+            _argument(
+                "--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+            ),
+            _argument("--disk", metavar="DIR", type=Path, help="measure the disk of this folder too"),
+            _argument("--fresh", action="store_true", help="measure anew what was measured before"),
+            _argument("--quick", action="store_true", help="in some ten seconds, less exactly"),
+            _JSON,
+        ),
+        _probe,
+    ),
+    Verb(
+        "doctor",
+        HELP_OF_DOCTOR,
+        (
+            _argument("--disk", metavar="DIR", type=Path, help="check this folder for the disk tier too"),
+            _RUNS,
+            _JSON,
+        ),
+        _doctor,
+    ),
+    Verb(
+        "runs",
+        "list the runs and how they stand",
+        (
+            _argument("--plan", action="store_true", help="what was planned beside what came of it"),
+            _RUNS,
+            _JSON,
+        ),
+        _runs,
+    ),
     Verb("stop", "finish the step, save a checkpoint and end the run", (_RUN, _RUNS), _steer("stop")),
     Verb("save", "save a checkpoint now and go on", (_RUN, _RUNS), _steer("save")),
     Verb("pause", "hold the run after this step until it is resumed", (_RUN, _RUNS), _steer("pause")),

@@ -10,9 +10,12 @@ import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from workbench.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from workbench.config import RunConfig
 
 Origin = Literal["project", "user", "shipped"]
 
@@ -42,6 +45,39 @@ def find_preset(name: str) -> Path:
     if _is_folder(path):
         raise ConfigurationError(f"{name}: is a folder; name a preset file in it")
     raise ConfigurationError(f"{name}: there is no such preset; {nearest_presets(path.stem)}")
+
+
+def changed_preset(text: str, before: RunConfig, after: RunConfig) -> str:
+    """The preset `text`, which says `before`, so that it says `after`: its comments and its order are kept."""
+    import tomlkit
+
+    document: Any = tomlkit.parse(text)
+    old_tables, new_tables = before.model_dump(), after.model_dump()
+    for table, new in new_tables.items():
+        old = old_tables[table]
+        if new == old or new is None:
+            continue
+        if not isinstance(new, dict):
+            _put(document, table, new)
+            continue
+        if table not in document:
+            document[table] = tomlkit.table()
+        for key, value in new.items():
+            if old is None or old[key] != value:
+                _put(document[table], key, value)
+    return tomlkit.dumps(document)
+
+
+def _put(table: Any, key: str, value: Any) -> None:
+    """Set a key; the comment behind it stays, and of an inner table the keys that are the same."""
+    if isinstance(value, dict) and isinstance(table.get(key), dict):
+        for inner in [name for name in table[key] if name not in value]:
+            del table[key][inner]
+        for inner, each in value.items():
+            if table[key].get(inner) != each:
+                _put(table[key], inner, each)
+        return
+    table[key] = list(value) if isinstance(value, tuple) else value
 
 
 def nearest_presets(name: str) -> str:

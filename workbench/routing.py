@@ -22,6 +22,15 @@ WORKING_KIND = {"float32": "master", "bfloat16": "high", "float16": "working"}
 in."""
 
 
+SMALL_MODEL_BYTES = 64 << 20
+
+
+def lanes_pay(weight_bytes: int, compute_threads: int, cores: int) -> bool:
+    """Whether updates beside compute are worth handing over in one memory: not where they are small and compute has
+    every core. `weight_bytes`: of all working weights."""
+    return compute_threads < cores or weight_bytes > SMALL_MODEL_BYTES
+
+
 @dataclass(frozen=True)
 class Conditions:
     """What is the same for all shards of an engine.

@@ -9,9 +9,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE, EXIT_ERROR
+from workbench.plan.outcome import compare
 from workbench.runs import (
     Event,
     Liveness,
@@ -19,6 +21,7 @@ from workbench.runs import (
     Status,
     liveness,
     read_events,
+    read_plan,
     read_status,
     runs_root,
     send_control,
@@ -31,9 +34,11 @@ _STARTABLE = ("stopped", "failed", "died", "unknown")
 """A run whose status cannot be read may have a checkpoint; whether it has a trainer, its lock knows."""
 
 
-def runs(root: Path | None, as_json: bool) -> int:
-    """Print every run below `root`, the newest last, as a table or as JSON."""
+def runs(root: Path | None, as_json: bool, *, plans: bool = False) -> int:
+    """Print every run below `root`, the newest last, as a table or as JSON; with `plans`, plan beside outcome."""
     folder = runs_root(root)
+    if plans:
+        return _plans(folder, as_json)
     rows = []
     for run in RunDirectory.list(folder):
         status = read_status(run)
@@ -50,6 +55,31 @@ def runs(root: Path | None, as_json: bool) -> int:
         left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
         right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
         print("  ".join(left + right))
+    return EXIT_DONE
+
+
+def _plans(folder: Path, as_json: bool) -> int:
+    """Every run's planned and measured figures."""
+    found = [(run, compare(read_plan(run)[0])) for run in RunDirectory.list(folder)]
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    {"name": run.name, "figures": [{**asdict(row), "error": row.error} for row in rows]}
+                    for run, rows in found
+                ],
+                indent=2,
+            )
+        )
+        return EXIT_DONE
+    if not found:
+        print(f"There are no runs in {folder.absolute()}", file=sys.stderr)
+    for run, rows in found:
+        print(run.name)
+        if not rows:
+            print("  nothing was measured: the run has not ended, or ended before it trained")
+        for row in rows:
+            print(f"  {row.text()}")
     return EXIT_DONE
 
 

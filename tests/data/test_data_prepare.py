@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from workbench.cache import cache_folder
 from workbench.data import prepare as module
-from workbench.data.prepare import TokenData, cache_root, prepare
+from workbench.data.prepare import TokenData, prepare
 from workbench.errors import ConfigurationError, WorkbenchError
 
 
@@ -227,11 +228,11 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.delenv("WORKBENCH_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_root() == Path("/home/somebody/.cache/workbench")
+    assert cache_folder() == Path("/home/somebody/.cache/workbench")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache_root() == Path("/xdg/workbench")
+    assert cache_folder() == Path("/xdg/workbench")
     monkeypatch.setenv("WORKBENCH_CACHE", "/own")
-    assert cache_root() == Path("/own")
+    assert cache_folder() == Path("/own")
 
 
 def test_too_little_text_is_refused_with_what_is_needed_and_had(cache: Path, corpus: Path) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.cache import cache_folder
 from workbench.data.sources import find_documents
 from workbench.data.split import Piece, Split, split
 from workbench.data.tokenizers import Tokenizer, load_tokenizer
@@ -51,15 +52,6 @@ class TokenData:
     """What the user should know, a sentence each."""
 
 
-def cache_root() -> Path:
-    """The folder for what can be made again: WORKBENCH_CACHE, else `workbench` in XDG_CACHE_HOME or
-    ~/.cache."""
-    own = os.environ.get("WORKBENCH_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "workbench"
-
-
 def prepare(
     source: str | Sequence[str],
     tokenizer: str,
@@ -76,7 +68,7 @@ def prepare(
     documents = find_documents(source)
     parts = split(documents, validation_fraction)
     _check_enough(parts, loaded, validation_fraction, sequence_length)
-    folder = cache_root() / "tokens" / _key(parts, loaded)
+    folder = cache_folder() / "tokens" / _key(parts, loaded)
     warnings: tuple[str, ...] = ()
     header = _read_header(folder, loaded)
     if header is None:

@@ -4,7 +4,8 @@ Not for measuring how fast a machine is (`workbench probe`), nor for what one co
 No module here imports torch in the process that looks: it must say what is wrong where torch is missing or hangs.
 """
 
-EXIT_WARNINGS = 5
-"""Nothing fails, but something is worth a look. A failure ends with EXIT_ERROR, all ok with EXIT_DONE."""
+from workbench.errors import EXIT_WARNINGS
+
+__all__ = ["EXIT_WARNINGS", "HELP"]
 
 HELP = f"check everything a run needs and say how to mend it (exit 0: all ok, {EXIT_WARNINGS}: warnings, 1: failures)"

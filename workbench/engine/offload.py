@@ -44,15 +44,16 @@ from workbench.engine.ledger import Ledger, ledger_text, memory_ledger
 from workbench.engine.non_finite import NonFiniteSteps
 from workbench.engine.precision import Compute, Precision, compute_dtypes, working_precision
 from workbench.engine.report import StepReport, StepResult
-from workbench.engine.setup import check_arguments, host_arithmetic, lanes_pay
+from workbench.engine.setup import check_arguments, host_arithmetic
 from workbench.engine.step_work import StepWork
 from workbench.engine.stored import StoredTensor
 from workbench.engine.watchdog import Watchdog
 from workbench.engine.weight_window import WeightWindow
 from workbench.layout import Layout
+from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.settings import AdamW
 from workbench.placement import Tier, place
-from workbench.routing import Conditions, route_shard
+from workbench.routing import Conditions, lanes_pay, route_shard
 from workbench.state_formats import StateFormat
 from workbench.timeline import Kind, Lane, Overlap, StepShape, Timeline, build_timeline
 
@@ -160,7 +161,11 @@ class OffloadEngine:
             gradient_accumulation=gradient_accumulation,
             must_wait=global_quantity or overlap != "exact",
             overlap=overlap,
-            lanes_pay=lanes_pay(self.layout),
+            lanes_pay=lanes_pay(
+                sum(shard.weight_bytes for shard in self.layout.shards),
+                torch.get_num_threads(),
+                usable_cpus(),
+            ),
         )
         routes = [route_shard(s, p, conditions) for s, p in zip(self.layout.shards, placements, strict=True)]
         streamed = frozenset(s.index for s, r in zip(self.layout.shards, routes, strict=True) if r.streamed)

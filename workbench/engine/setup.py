@@ -7,16 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
-from workbench.layout import Layout
-from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.state_formats import MOMENTS, StateFormat
-
-SMALL_MODEL_BYTES = 64 << 20
 
 
 def check_arguments(
@@ -63,14 +57,6 @@ def check_arguments(
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} = {value!r}: expected {' or '.join(map(repr, known))}")
-
-
-def lanes_pay(layout: Layout) -> bool:
-    """Whether updates beside compute are worth handing over in one memory: not where they are small and compute has
-    every core."""
-    if torch.get_num_threads() < usable_cpus():
-        return True
-    return sum(shard.weight_bytes for shard in layout.shards) > SMALL_MODEL_BYTES
 
 
 def host_arithmetic(threads: int | Literal["auto"], state_format: StateFormat) -> Arithmetic:

@@ -1,6 +1,6 @@
 """What each tier needs, byte by byte and by name, beside what it has free: whether a run fits.
 
-Arithmetic over a layout; nothing is allocated. The rows come from `needs`.
+Arithmetic over layout and census; nothing is allocated. The rows come from `needs` and `model_memory`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.layout import Layout
-from workbench.plan.needs import ModelShape, checkpoint_bytes, engine_needs, model_needs
+from workbench.plan.census import Census
+from workbench.plan.model_memory import model_rows
+from workbench.plan.needs import building_bytes, checkpoint_bytes, engine_needs, gradients_in_autograd
 from workbench.plan.workload import Workload
 
 GIB = 1 << 30
 HOST_RUNTIME_BYTES = 448 << 20
 """Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""
 DEVICE_RUNTIME_BYTES = 256 << 20
-"""Workspaces of the matrix library, and what the allocator keeps beside what is asked of it."""
+"""Workspaces of the matrix library."""
+RESERVE_SHARE = 50
+"""One part in so many of the device's memory is what its allocator holds beside what is asked of it. Planned."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,30 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
-def plan_memory(layout: Layout, shape: ModelShape, work: Workload, free: Free) -> MemoryPlan:
-    """The need of every tier."""
-    engine, model = engine_needs(layout, work), model_needs(layout, shape, work)
+def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> MemoryPlan:
+    """The need of every tier at its heaviest moment."""
+    engine = engine_needs(layout, work)
+    model = model_rows(census, work, gradients_in_autograd(layout, work))
+    # Shards are built in fp32 when no activations are there yet, on the host.
+    beside = model["device"] if free.device is None else model["host"]
+    building = building_bytes(layout) - sum(beside.values())
+    on_host = (
+        {"building": building, "runtime": HOST_RUNTIME_BYTES}
+        if building > 0
+        else {"runtime": HOST_RUNTIME_BYTES}
+    )
     if free.device is None:
-        one = _together(engine["device"], engine["host"], model["device"], model["host"])
-        tiers = [TierNeed("host", {**one, "runtime": HOST_RUNTIME_BYTES}, free.host)]
+        one = _together(engine["device"], engine["host"], model["device"], model["host"], on_host)
+        tiers = [TierNeed("host", one, free.host)]
     else:
         device = _together(engine["device"], model["device"])
-        host = _together(engine["host"], model["host"])
+        reserve = {
+            "allocator reserve": sum(device.values()) // RESERVE_SHARE,
+            "runtime": DEVICE_RUNTIME_BYTES,
+        }
         tiers = [
-            TierNeed("device", {**device, "runtime": DEVICE_RUNTIME_BYTES}, free.device),
-            TierNeed("host", {**host, "runtime": HOST_RUNTIME_BYTES}, free.host),
+            TierNeed("device", _together(device, reserve), free.device),
+            TierNeed("host", _together(engine["host"], model["host"], on_host), free.host),
         ]
     kept = work.checkpoints_kept + 1
     checkpoints = {f"{work.checkpoints_kept} + 1 checkpoints": kept * checkpoint_bytes(layout, work)}

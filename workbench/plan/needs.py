@@ -1,16 +1,16 @@
-"""What a run holds in each tier, by name: the engine's own ledger foretold, and what the model itself takes beside it.
+"""What the engine holds in each tier, by name: its own ledger foretold.
 
 Weights, state, waiting gradients and slots are exact. Buffers that circulate (gradient slots, staging) are counted at
-their limit, which a small model may not reach. Activations, logits and gradients in autograd's hands are estimates.
+their limit, which a small model may not reach.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES, Chunk, Layout, Region, Shard
 from workbench.placement import place
+from workbench.plan.model_memory import Gradients
 from workbench.plan.workload import WEIGHT_KINDS, Workload
 from workbench.routing import WORKING_KIND, ShardRoute, route_shard
 from workbench.state_formats import ITEM_BYTES as MOMENT_ITEM_BYTES
@@ -25,17 +25,6 @@ WEIGHT_SLOTS = 3
 FETCH_BUFFERS = 3
 STAGING_BUFFERS = 4
 HOST_SLOTS = 4
-LOSS_CHUNK_BYTES = 64 << 20
-"""The logits of so many tokens at once, in fp32; beside them are their copy and its gradient."""
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What the size of activations depends on, as the configuration classes of transformers name it."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    vocab_size: int
 
 
 def engine_needs(layout: Layout, work: Workload) -> Needs:
@@ -43,36 +32,15 @@ def engine_needs(layout: Layout, work: Workload) -> Needs:
     return _Engine(layout, work).needs()
 
 
-def model_needs(layout: Layout, shape: ModelShape, work: Workload) -> Needs:
-    """What forward and backward take beside the engine, all of it estimated."""
-    needs: Needs = {"device": {}, "host": {}, "disk": {}}
-    item = ITEM_BYTES[work.compute_dtype(work.precision)]
-    _add(needs, "device", "gradients", _Engine(layout, work).in_autograd())
-    inputs, inside = activation_bytes(shape, work, item)
-    away = work.activations == "host" and not work.shared_memory
-    # Of what waits on the host, two blocks' inputs are on their way at a time.
-    kept = min(inputs, 2 * inputs // max(1, shape.num_hidden_layers)) if away else inputs
-    _add(needs, "device", "activations (estimated)", kept + inside)
-    _add(needs, "host", "activations (estimated)", inputs if away else 0)
-    tokens = work.micro_batch_size * work.sequence_length
-    # The logits, their copy in fp32 and its gradient; in chunks of tokens, the head's gradient is summed in fp32.
-    whole = tokens * shape.vocab_size * (item + 8)
-    chunked = 3 * LOSS_CHUNK_BYTES + 4 * shape.vocab_size * shape.hidden_size
-    _add(needs, "device", "logits", min(whole, chunked))
-    return needs
+def gradients_in_autograd(layout: Layout, work: Workload) -> Gradients:
+    """What autograd holds of gradients, which no ledger of the engine's has."""
+    engine = _Engine(layout, work)
+    return Gradients(engine.summed_by_autograd(), engine.in_autograd())
 
 
-def activation_bytes(shape: ModelShape, work: Workload, item_bytes: int) -> tuple[int, int]:
-    """What backward keeps: the blocks' inputs, and the insides of the blocks that are recomputed at a time.
-
-    One block keeps 34 bytes a token and unit of width at 16 bits without the attention scores, which fused attention
-    does not store (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, §4.1).
-    """
-    unit = work.micro_batch_size * work.sequence_length * shape.hidden_size * item_bytes
-    inside = 17 * unit
-    if work.activation_checkpointing:
-        return shape.num_hidden_layers * unit, inside
-    return 0, shape.num_hidden_layers * inside
+def building_bytes(layout: Layout) -> int:
+    """The largest shard in fp32, beside all else: while the engine is built, shards come one at a time."""
+    return 4 * max((shard.parameters for shard in layout.shards), default=0)
 
 
 def checkpoint_bytes(layout: Layout, work: Workload) -> int:
@@ -89,31 +57,49 @@ def checkpoint_bytes(layout: Layout, work: Workload) -> int:
 
 
 class _Engine:
-    """The engine's memory, shard by shard."""
+    """The engine's memory, shard by shard; shards that are alike are looked at once and counted."""
 
     def __init__(self, layout: Layout, work: Workload) -> None:
         self.work = work
+        conditions = work.conditions(sum(shard.weight_bytes for shard in layout.shards))
         placements = place(layout, work.weights, work.state, work.device_fraction)
-        self.shards: list[tuple[Shard, ShardRoute]] = [
-            (shard, route_shard(shard, placement, work.conditions()))
-            for shard, placement in zip(layout.shards, placements, strict=True)
+        alike: dict[tuple[object, ...], list[Shard]] = {}
+        for shard, placement in zip(layout.shards, placements, strict=True):
+            sizes = tuple(s.numel for s in shard.segments), tuple((f.numel, f.dtype) for f in shard.frozen)
+            alike.setdefault((shard.kind, shard.regions, sizes, placement), []).append(shard)
+        self.shards: list[tuple[Shard, ShardRoute, int]] = [
+            (shards[0], route_shard(shards[0], placements[shards[0].index], conditions), len(shards))
+            for shards in alike.values()
         ]
 
     def needs(self) -> Needs:
         needs: Needs = {"device": {}, "host": {}, "disk": {}}
-        for shard, way in self.shards:
-            self._add_weights_and_state(needs, shard, way)
-            self._add_waiting_gradients(needs, shard, way)
-            self._add_frozen(needs, shard, way)
+        for shard, way, count in self.shards:
+            one: Needs = {"device": {}, "host": {}, "disk": {}}
+            self._add_weights_and_state(one, shard, way)
+            self._add_waiting_gradients(one, shard, way)
+            self._add_frozen(one, shard, way)
+            for tier, rows in one.items():
+                for name, size in rows.items():
+                    _add(needs, tier, name, count * size)
         self._add_weight_slots(needs)
         self._add_staging(needs)
         self._add_gradient_slots(needs)
         return needs
 
+    def summed_by_autograd(self) -> int:
+        """What is there when a further micro-batch begins: sums of gradients that only the last one completes."""
+        return sum(
+            count * region.elements * ITEM_BYTES[region.dtype]
+            for shard, way, count in self.shards
+            if self.work.several and way.gradients == "referenced"
+            for region in shard.regions
+        )
+
     def in_autograd(self) -> int:
         """Gradients that nobody has taken yet."""
         whole = passing = largest_block = largest_parameter = 0
-        for shard, way in self.shards:
+        for shard, way, count in self.shards:
             size = sum(region.elements * ITEM_BYTES[region.dtype] for region in shard.regions)
             # On a device of its own every update knows the verdict first.
             waits = self.work.must_wait or self.work.several or way.on_device or shard.kind == "outer"
@@ -121,9 +107,9 @@ class _Engine:
                 compute = (ITEM_BYTES[self.work.compute_dtype(s.dtype)] * s.numel for s in shard.segments)
                 largest_parameter = max([largest_parameter, *compute])
             elif way.gradients == "taken" or waits:
-                whole += size * (2 if way.delayed and way.gradients == "referenced" else 1)
+                whole += count * size * (2 if way.delayed and way.gradients == "referenced" else 1)
             else:
-                passing += size
+                passing += count * size
                 largest_block = max(largest_block, size)
         # One block's are updated while the next one's come.
         return whole + largest_parameter + min(passing, 2 * largest_block)
@@ -179,7 +165,8 @@ class _Engine:
 
     def _add_weight_slots(self, needs: Needs) -> None:
         """The ring of slots, each as large as the largest block, in the compute dtypes."""
-        streamed = [shard for shard, way in self.shards if way.streamed]
+        streamed = [shard for shard, way, _ in self.shards if way.streamed]
+        blocks = sum(count for _, way, count in self.shards if way.streamed)
         sizes = [
             sum(
                 _aligned(elements * ITEM_BYTES[self.work.compute_dtype(dtype)])
@@ -190,12 +177,12 @@ class _Engine:
             )
             for shard in streamed
         ]
-        _add(needs, "device", "weight slots", min(WEIGHT_SLOTS, len(sizes)) * max(sizes, default=0))
+        _add(needs, "device", "weight slots", min(WEIGHT_SLOTS, blocks) * max(sizes, default=0))
 
     def _add_staging(self, needs: Needs) -> None:
         """Host buffers between memory and disk: of fetched weights, of states, of gradients."""
         fetched = state = waiting = 0
-        for shard, way in self.shards:
+        for shard, way, _ in self.shards:
             for chunk in shard.chunks:
                 region = shard.regions[chunk.region]
                 filed = [
@@ -220,17 +207,17 @@ class _Engine:
 
     def _add_gradient_slots(self, needs: Needs) -> None:
         """Slots in which chunks of gradients are gathered, and those in which they arrive on the host."""
-        gathered = [(shard, way) for shard, way in self.shards if way.gradients == "gathered"]
-        chunks = sum(len(shard.chunks) for shard, _ in gathered)
-        slot = max((padded(c.weight_bytes) for shard, _ in gathered for c in shard.chunks), default=0)
-        largest = max((len(shard.chunks) for shard, _ in gathered), default=0)
-        outer = sum(len(shard.chunks) for shard, _ in gathered if shard.kind == "outer")
+        gathered = [entry for entry in self.shards if entry[1].gradients == "gathered"]
+        chunks = sum(count * len(shard.chunks) for shard, _, count in gathered)
+        slot = max((padded(c.weight_bytes) for shard, _, _ in gathered for c in shard.chunks), default=0)
+        largest = max((len(shard.chunks) for shard, _, _ in gathered), default=0)
+        outer = sum(count * len(shard.chunks) for shard, _, count in gathered if shard.kind == "outer")
         opened = chunks if self.work.overlap == "serial" else 2 * largest + 2
-        ring = any(way.waiting == "ring" for _, way in gathered)
+        ring = any(way.waiting == "ring" for _, way, _ in gathered)
         arriving = 2 * largest + outer + 2 if ring else HOST_SLOTS
         if self.work.shared_memory:
             opened, arriving = 0, max(opened + outer, arriving)
-        elif not any(way.waiting != "memory" or way.accumulates for _, way in gathered):
+        elif not any(way.waiting != "memory" or way.accumulates for _, way, _ in gathered):
             arriving = 0  # they come down straight into the place where they wait
         if not self.work.several:
             opened, arriving = min(opened, chunks), min(arriving, chunks)

@@ -1,6 +1,7 @@
 """`auto`: the fastest placement that fits, and where none does the one that lacks least.
 
-Invariant: what a user has fixed stays as it is; candidates come in order of speed, and the first that fits is taken.
+Invariant: what a user has fixed stays as it is. Candidates come in the order of speed that is usual; where a step's
+seconds are known, they decide.
 """
 
 from __future__ import annotations
@@ -91,20 +92,31 @@ def candidates(wish: Wish) -> Iterator[Candidate]:
 
 
 def choose_placement(
-    allowed: Iterable[Candidate], plan_of: Callable[[Candidate], MemoryPlan]
+    allowed: Iterable[Candidate],
+    plan_of: Callable[[Candidate], MemoryPlan],
+    seconds_of: Callable[[Candidate], float | None] = lambda candidate: None,
 ) -> tuple[Candidate, MemoryPlan]:
-    """The first of `allowed` whose plan fits, with that plan.
+    """Of `allowed` the fastest whose plan fits, with that plan; the first where nobody knows how fast they are.
+
+    `seconds_of`: a step's, of a candidate that has been planned.
 
     Raises:
         DoesNotFitError: none fits; names the one that lacks least, field by field, with its table.
     """
     nearest: tuple[Candidate, MemoryPlan] | None = None
+    fastest: tuple[float, Candidate, MemoryPlan] | None = None
     for candidate in allowed:
         plan = plan_of(candidate)
         if plan.fits:
-            return candidate, plan
-        if nearest is None or plan.missing_bytes < nearest[1].missing_bytes:
+            seconds = seconds_of(candidate)
+            if seconds is None:
+                return candidate, plan
+            if fastest is None or seconds < fastest[0]:
+                fastest = seconds, candidate, plan
+        elif nearest is None or plan.missing_bytes < nearest[1].missing_bytes:
             nearest = candidate, plan
+    if fastest is not None:
+        return fastest[1:]
     if nearest is None:
         raise DoesNotFitError(
             "offload: no placement goes with the other fields; a disk tier needs offload.disk_path, and weights off "

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from workbench.config import RunConfig
 from workbench.placement import Tier
-from workbench.routing import Conditions
+from workbench.routing import Conditions, lanes_pay
+from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
 
 WEIGHT_KINDS: dict[str, dict[str, int]] = {
@@ -16,6 +18,14 @@ WEIGHT_KINDS: dict[str, dict[str, int]] = {
     "float16": {"master": 4, "working": 2},
 }
 """Bytes an element of what the state keeps of the weights, by the dtype that they are stored in."""
+
+
+@dataclass(frozen=True)
+class WeightDtypes:
+    """The dtype that working weights are stored in, and what stored dtypes are computed in where that differs."""
+
+    storage: str
+    computed_in: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class Workload:
     activations: Literal["device", "host"] = "device"
     compute_dtypes: Mapping[str, str] = field(default_factory=dict)
     chunk_bytes: int = 16 << 20
+    state_format: StateFormat = "exact"
+    threads: int | Literal["auto"] = "auto"
 
     @property
     def several(self) -> bool:
@@ -51,15 +63,47 @@ class Workload:
         """Whether no update may run before backward has ended."""
         return self.gradient_clipping > 0 or self.precision == "float16" or self.overlap != "exact"
 
-    def conditions(self) -> Conditions:
-        """The same in the words of routing."""
+    def conditions(self, weight_bytes: int) -> Conditions:
+        """The same in the words of routing, for a model whose working weights take so many bytes."""
         return Conditions(
             shared_memory=self.shared_memory,
             compute_dtypes=self.compute_dtypes,
             gradient_accumulation=self.gradient_accumulation,
             must_wait=self.must_wait,
             overlap=self.overlap,
+            # torch's threads are as many as the cores unless a user says otherwise.
+            lanes_pay=lanes_pay(weight_bytes, compute_threads=1, cores=1),
         )
 
     def compute_dtype(self, storage: str) -> str:
         return self.compute_dtypes.get(storage, storage)
+
+
+def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool) -> Workload:
+    """How `config`, whose placement is chosen, uses a layout on a machine that stores and computes as `precision`.
+
+    Raises:
+        ValueError: a tier is "auto".
+    """
+    offload, train = config.offload, config.train
+    if offload.weights == "auto" or offload.state == "auto":
+        raise ValueError("the placement has to be chosen first")
+    return Workload(
+        weights=offload.weights,
+        state=offload.state,
+        device_fraction=offload.device_fraction,
+        state_format=offload.state_format,
+        threads=offload.threads,
+        shared_memory=shared_memory,
+        precision=precision.storage,
+        compute_dtypes=precision.computed_in,
+        gradient_accumulation=train.gradient_accumulation,
+        gradient_clipping=train.gradient_clipping,
+        overlap=offload.overlap,
+        micro_batch_size=train.micro_batch_size,
+        sequence_length=config.data.sequence_length,
+        activation_checkpointing=train.activation_checkpointing,
+        activations=offload.activations,
+        checkpoints_kept=config.checkpoint.keep,
+        chunk_bytes=offload.chunk_mib << 20,
+    )

@@ -29,6 +29,15 @@ def probe(*, device: str, disk_path: Path | None, json: bool, fresh: bool, quick
     Raises:
         ConfigurationError: there is no such device, or the folder cannot be written.
     """
+    profile = measured_machine(device, disk_path, fresh=fresh, quick=quick)
+    print(profile.model_dump_json(indent=2) if json else "\n".join(profile_lines(profile)))
+    return EXIT_DONE
+
+
+def measured_machine(
+    device: str, disk_path: Path | None, *, fresh: bool = False, quick: bool = False
+) -> MachineProfile:
+    """The profile of this machine, kept from before or measured now, which is told; see `probe`."""
     resolved_device(device)  # refuses a wrong name
     folder = None if disk_path is None else folder_of(disk_path)
     budget = QUICK if quick else FULL
@@ -36,15 +45,14 @@ def probe(*, device: str, disk_path: Path | None, json: bool, fresh: bool, quick
     if known is not None and known.note.startswith(QUICK_NOTE) and not quick:
         known = None
     if known is None:
-        profile = _measure_all(device, folder, budget, QUICK_NOTE if quick else "")
-    elif folder is not None and known.disk is None:
+        return _measure_all(device, folder, budget, QUICK_NOTE if quick else "")
+    if folder is not None and known.disk is None:
         _tell(f"the machine was measured {known.measured_at}; --fresh measures it anew")
-        profile = _measure_disk(known, device, folder, budget)
-    else:
-        _tell(f"measured {known.measured_at}, and the machine has not changed; --fresh measures it anew")
-        profile = known
-    print(profile.model_dump_json(indent=2) if json else "\n".join(profile_lines(profile)))
-    return EXIT_DONE
+        return _measure_disk(known, device, folder, budget)
+    _tell(
+        f"measured {known.measured_at}, and the machine has not changed; `workbench probe --fresh` measures it anew"
+    )
+    return known
 
 
 def _measure_all(device: str, folder: Path | None, budget: Budget, note: str) -> MachineProfile:

@@ -1,33 +1,36 @@
 """Whether a configuration fits this machine, and where "auto" puts weights and state.
 
-The arithmetic is in `workbench.plan`; here it meets the machine's free memory and the model's real layout.
+The arithmetic is in `workbench.plan`; here it meets this machine's free memory, what was measured of it, and the
+model's census.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
+from workbench.census.obtain import obtain_census, obtain_times
+from workbench.census.parts import count_parts
 from workbench.config import RunConfig
 from workbench.engine.device import Device
-from workbench.engine.discovery import dtype_name, find_shards, lay_out
-from workbench.errors import DoesNotFitError
-from workbench.layout import Layout
+from workbench.engine.precision import working_precision
+from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
+from workbench.plan.census import Census
+from workbench.plan.fit import remedies, why_not
 from workbench.plan.free import free_disk_bytes, free_host_bytes, same_disk
-from workbench.plan.memory import Free, MemoryPlan, plan_memory
-from workbench.plan.needs import ModelShape
-from workbench.plan.placement import Candidate, Wish, candidates, choose_placement
-from workbench.plan.workload import Workload
+from workbench.plan.ground import Ground
+from workbench.plan.memory import Free
+from workbench.plan.placement import Candidate
+from workbench.plan.planner import Plan, Planner
+from workbench.plan.times import ModelTimes
+from workbench.probe.measured import cached_profile
 from workbench.runs import RunDirectory
 from workbench.training.checkpoint import checkpoint_bytes
 from workbench.training.disk_folder import disk_folder
-from workbench.training.engine_options import MIB
 
 
 @dataclass(frozen=True)
@@ -43,94 +46,64 @@ def tiers(config: RunConfig) -> tuple[str, str]:
     return config.offload.weights, config.offload.state
 
 
-def fit(
-    config: RunConfig,
-    model: nn.Module,
-    shape: Any,
-    device: Device,
-    precision: StoredPrecision,
-    free: Free,
-    tell: Callable[[str], None],
-) -> tuple[RunConfig, MemoryPlan]:
-    """The configuration with "auto" replaced by the fastest placement that fits, and its plan.
+def fit(config: RunConfig, model: nn.Module, device: Device, free: Free, tell: Callable[[str], None]) -> Plan:
+    """The plan of `config`, "auto" replaced by the fastest placement that fits. `model` is on the meta device.
 
     Raises:
         DoesNotFitError: none fits, or that which the configuration fixes does not.
     """
-    shards = find_shards(model)
+    census = _census(config, model, tell)
+    name = str(device.torch_device)
+    folder = disk_folder(config)
+    machine = cached_profile(name, None if folder is None else str(folder))
+    native = working_precision("auto", device) == torch.bfloat16
+    ground = Ground("this machine", free, native, machine)
+    table = config.model.model_dump()
 
-    @functools.cache
-    def layout_of(device_fraction: float) -> Layout:
-        offload = config.offload
-        return lay_out(
-            shards, precision.storage, offload.chunk_mib * MIB, offload.state_format, device_fraction
+    def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
+        if machine is None:
+            return None
+        return obtain_times(
+            table,
+            census,
+            fingerprint=machine.fingerprint,
+            sequences=sequences,
+            tokens=tokens,
+            dtype=dtype,
+            device=name,
+            tell=tell,
+            take=False,
         )
 
-    text = shape.get_text_config()
-    sizes = ModelShape(text.hidden_size, text.num_hidden_layers, text.vocab_size)
-
-    def plan_of(candidate: Candidate) -> MemoryPlan:
-        layout = layout_of(candidate.device_fraction)
-        return plan_memory(layout, sizes, _workload(config, candidate, device, precision), free)
-
-    wish = _wish(config, device)
-    if wish.is_open:
-        chosen, plan = choose_placement(candidates(wish), plan_of)
+    planner = Planner(census, ground, times_of)
+    was_open = "auto" in tiers(config)
+    plan = planner.plan(config)
+    if was_open:
+        weights, state = tiers(plan.config)
+        chosen = Candidate(weights, state, plan.config.offload.device_fraction)  # type: ignore[arg-type]
         tell(f"placement: {chosen}")
-        fields = {name: getattr(chosen, name) for name in ("weights", "state", "device_fraction")}
-        return config.model_copy(update={"offload": config.offload.model_copy(update=fields)}), plan
-    assert wish.weights != "auto" and wish.state != "auto"
-    plan = plan_of(Candidate(wish.weights, wish.state, wish.device_fraction))
-    if not plan.fits:
+    elif not plan.fits:
+        ways = remedies(planner, plan.config)
+        way_out = f"It would fit with one of: {'; '.join(ways)}.\n" if ways else ""
+        reasons = "\n".join(why_not(plan))
         raise DoesNotFitError(
-            f"this does not fit on this machine:\n{plan.table()}\n{_way_out(wish, plan_of)}"
-            "Lower the model's size, train.micro_batch_size or data.sequence_length, or use a larger machine."
+            f"this does not fit on this machine:\n{plan.memory.table()}\n{reasons}\n{way_out}"
+            "Lower the model's size, train.micro_batch_size or data.sequence_length, or use a larger machine; "
+            "`workbench plan PRESET --fit` looks for what fits."
         )
-    return config, plan
+    return plan
 
 
-def _wish(config: RunConfig, device: Device) -> Wish:
-    offload = config.offload
-    return Wish(
-        weights=offload.weights,
-        state=offload.state,
-        device_fraction=offload.device_fraction,
-        state_format=offload.state_format,
-        overlap=offload.overlap,
-        activation_checkpointing=config.train.activation_checkpointing,
-        disk=bool(offload.disk_path),
-        shared_memory=device.shared_memory,
-    )
-
-
-def _way_out(wish: Wish, plan_of: Callable[[Candidate], MemoryPlan]) -> str:
-    """The fastest placement that would fit, as a sentence; empty where there is none."""
-    free = replace(wish, weights="auto", state="auto", device_fraction=0.0)
-    fitting = next((c for c in candidates(free) if plan_of(c).fits), None)
-    return "" if fitting is None else f"With {fitting} it would fit.\n"
-
-
-def _workload(
-    config: RunConfig, candidate: Candidate, device: Device, precision: StoredPrecision
-) -> Workload:
-    train = config.train
-    return Workload(
-        weights=candidate.weights,
-        state=candidate.state,
-        device_fraction=candidate.device_fraction,
-        shared_memory=device.shared_memory,
-        precision=dtype_name(precision.storage),
-        compute_dtypes={dtype_name(a): dtype_name(b) for a, b in precision.computed_in.items()},
-        gradient_accumulation=train.gradient_accumulation,
-        gradient_clipping=train.gradient_clipping,
-        overlap=config.offload.overlap,
-        micro_batch_size=train.micro_batch_size,
-        sequence_length=config.data.sequence_length,
-        activation_checkpointing=train.activation_checkpointing,
-        activations=config.offload.activations,
-        checkpoints_kept=config.checkpoint.keep,
-        chunk_bytes=config.offload.chunk_mib * MIB,
-    )
+def _census(config: RunConfig, model: nn.Module, tell: Callable[[str], None]) -> Census:
+    """The model's census; without what a block takes, with a word, where no block could be tried."""
+    try:
+        census = obtain_census(config.model.model_dump(), tell)
+    except ConfigurationError:
+        raise
+    except WorkbenchError as error:
+        tell(f"warning: {error}; what blocks take is estimated")
+        census = None
+    return count_parts(model, config.model.architecture) if census is None else census
 
 
 def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDirectory | None) -> Free:

@@ -20,7 +20,7 @@ from workbench.engine.precision import compute_dtypes, working_precision
 from workbench.errors import ConfigurationError
 from workbench.model.build import build_on_meta, check_fits_data, model_config
 from workbench.optimizer.extension import missing_extension
-from workbench.plan.memory import MemoryPlan
+from workbench.plan.planner import Plan
 from workbench.runs import RunDirectory
 from workbench.training.disk_folder import check_disk_folder, disk_folder, doubts
 from workbench.training.fitting import StoredPrecision, fit, free_bytes, tiers
@@ -34,7 +34,7 @@ class Prepared:
     model: nn.Module
     data: TokenData
     device: Device
-    plan: MemoryPlan
+    plan: Plan
 
 
 def prepare_run(
@@ -55,7 +55,7 @@ def prepare_run(
             f'offload.state_format = "{config.offload.state_format}": {missing}, or use "exact"'
         )
     device = _device(config)
-    precision = stored_precision(config, device)
+    stored_precision(config, device)
     for sentence in without_effect(config, shared_memory=device.shared_memory):
         tell(f"warning: {sentence}")
     folder = disk_folder(config)
@@ -63,7 +63,8 @@ def prepare_run(
         check_disk_folder(folder)
     model = build_on_meta(shape)
     free = free_bytes(config, device, root, directory)
-    resolved, plan = fit(config, model, shape, device, precision, free, tell)
+    plan = fit(config, model, device, free, tell)
+    resolved = plan.config
     doubt = doubts(folder) if folder is not None and "disk" in tiers(resolved) else None
     if doubt is not None:
         tell(f"warning: {doubt}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import statistics
 import traceback
 import warnings
 from typing import Any
@@ -18,7 +19,8 @@ from workbench.engine.ledger import Ledger
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.model.build import ShardInitializer
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
-from workbench.runs import RunDirectory, record_resume, write_config, write_plan
+from workbench.plan.outcome import compare
+from workbench.runs import RunDirectory, read_run_metrics, record_resume, write_config, write_plan
 from workbench.training.checkpoint import find_checkpoints, load_state, remove_leftovers, set_aside_after
 from workbench.training.engine_options import engine_options
 from workbench.training.failures import EngineFailedError, explain
@@ -27,6 +29,7 @@ from workbench.training.preparation import Prepared
 from workbench.training.random_state import seed_everything
 from workbench.training.raw_files import DamagedFileError
 from workbench.training.signals import Requests, StopBeforeTraining
+from workbench.training.throughput import SKIPPED_FIRST_STEPS
 from workbench.training.trainer import Trainer
 
 
@@ -39,11 +42,14 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
     """
     config = prepared.config
     with Journal(run, config.train.steps) as journal:
-        plan: dict[str, Any] = {"memory": prepared.plan.as_dict()}
+        plan: dict[str, Any] = prepared.plan.as_dict()
         try:
             write_plan(run, plan)
             code, steps, held = _train(run, config, prepared, requests, journal, resuming=resuming)
-            write_plan(run, {**plan, "measured": {**_measured(prepared), "engine": held}})
+            plan["measured"] = {**_measured(run, prepared), "engine": held}
+            write_plan(run, plan)
+            for row in compare(plan):
+                print(row.text(), flush=True)
         except StopBeforeTraining as stop:
             journal.end("stopped", stop.exit_code, str(stop))
             raise
@@ -172,12 +178,19 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
     print("no checkpoint was saved yet: beginning again at the first step", flush=True)
 
 
-def _measured(prepared: Prepared) -> dict[str, Any]:
-    """What came out, beside what was planned."""
+def _measured(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:
+    """What came out, beside what was planned: peaks in bytes, the median of the steps' seconds."""
     measured: dict[str, Any] = {
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     device = prepared.device.memory_bytes()
     if device is not None:
         measured["device_peak_bytes"] = device[0]
+    metrics = read_run_metrics(run)
+    seconds, tokens = list(metrics.column("step_s")), list(metrics.column("tokens"))
+    if seconds:
+        # The first steps of a run touch memory for the first time.
+        settled = seconds[SKIPPED_FIRST_STEPS:] or seconds
+        measured["step_s"] = statistics.median(settled)
+        measured["tokens_per_s"] = statistics.median(tokens) / measured["step_s"]
     return measured

@@ -10,7 +10,7 @@ from torch import nn
 from workbench.config import RunConfig
 from workbench.engine.device import Device
 from workbench.errors import DoesNotFitError
-from workbench.plan.machine import free_host_bytes
+from workbench.plan.free import free_host_bytes
 
 GIB = 1 << 30
 KEPT_BYTES = 36

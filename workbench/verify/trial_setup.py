@@ -99,9 +99,8 @@ def _placed(config: RunConfig, device: Device, tell: Callable[[str], None]) -> R
     if "auto" not in (config.offload.weights, config.offload.state):
         return config
     shape = model_config(config.model.architecture, dict(config.model.config))
-    precision = stored_precision(config, device)
     free = free_bytes(config, device, runs_root(None), None)
-    return fit(config, build_on_meta(shape), shape, device, precision, free, tell)[0]
+    return fit(config, build_on_meta(shape), device, free, tell).config
 
 
 def _full(config: RunConfig, device: Device) -> Subject:

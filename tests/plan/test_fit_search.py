@@ -1,0 +1,149 @@
+"""`--fit` finds what fits, names every change, never promises what is not there, and more memory never costs time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from synthetic import GIB, gpt2, machine
+
+from workbench.config import RunConfig, load_config, parse_config
+from workbench.config.rules import CONTRADICTIONS
+from workbench.errors import ConfigurationError
+from workbench.plan.fit import FIELDS, fit, get_field, remedies, why_not
+from workbench.plan.ground import ground_of
+from workbench.plan.planner import Plan, Planner
+from workbench.plan.profile import parse_profile, shipped_profiles
+from workbench.presets import find_preset
+
+LARGE = gpt2(50, 4096)
+SMALL = gpt2(12, 768)
+
+
+def preset(*overrides: str) -> RunConfig:
+    return load_config(find_preset("gpt2-10b"), overrides)
+
+
+def planner(census: Any = LARGE, **machine_options: Any) -> Planner:
+    return Planner(census, ground_of(machine(**machine_options)))
+
+
+def test_the_large_preset_fits_a_32_gb_card_in_compact_and_the_plan_says_why_not_in_exact() -> None:
+    plans = planner(gpu_gib=31, host_gib=120)
+    exact, compact = plans.plan(preset()), plans.plan(preset("offload.state_format=compact"))
+    assert not exact.fits
+    assert compact.fits
+    (reason,) = why_not(exact)
+    assert "host" in reason
+    assert "the state, kept exact, is 114.9 GiB of it" in reason
+    assert any("state_format" in way for way in remedies(plans, exact.config))
+
+
+def test_on_24_gib_without_a_gpu_the_search_says_what_would_do() -> None:
+    found = fit(planner(gpu_gib=None, host_gib=22, disk_gib=300), preset())
+    assert not found.fits
+    advice = "\n".join(found.advice)
+    assert "it would fit with" in advice
+    assert "of host free" in advice
+    assert "offload.disk_path on a disk with" in advice
+
+
+def test_with_a_disk_the_same_machine_fits_the_model() -> None:
+    found = fit(
+        planner(gpu_gib=None, host_gib=22, disk_gib=500),
+        preset("offload.disk_path=/invented", "train.micro_batch_size=1", "checkpoint.keep=1"),
+    )
+    assert found.fits
+    assert found.plan.config.offload.state == "disk"
+
+
+def test_every_change_is_named_and_what_changes_results_says_so() -> None:
+    config = preset()
+    found = fit(planner(gpu_gib=31, host_gib=120), config)
+    assert found.fits
+    named = {change.field for change in found.changes}
+    assert named == {f for f in FIELDS if get_field(config, f) != get_field(found.plan.config, f)}
+    (of_format,) = [change for change in found.changes if change.field == "offload.state_format"]
+    assert "changes results" in of_format.note
+    left = found.plan.config.model_dump()
+    for table in ("model", "data", "optimizer", "schedule", "evaluate", "sample", "checkpoint"):
+        assert left[table] == config.model_dump()[table]
+
+
+def test_the_sequences_of_a_step_are_kept() -> None:
+    config = preset("train.micro_batch_size=12", "train.gradient_accumulation=2")
+    found = fit(planner(gpu_gib=20, host_gib=120), config)
+    train = found.plan.config.train
+    assert train.micro_batch_size * train.gradient_accumulation == 24
+
+
+def test_a_kept_field_stays_and_one_that_is_never_changed_is_refused() -> None:
+    found = fit(planner(gpu_gib=31, host_gib=200), preset(), keep=frozenset({"offload.state_format"}))
+    assert found.plan.config.offload.state_format == "exact"
+    with pytest.raises(ConfigurationError, match=r"--keep optimizer\.eps: a search does not change it"):
+        fit(planner(), preset(), keep=frozenset({"optimizer.eps"}))
+
+
+def random_case(draw: random.Random) -> tuple[RunConfig, int | None, int]:
+    """A configuration that breaks no rule, and a machine."""
+    while True:
+        values = {
+            "train.micro_batch_size": draw.choice([1, 2, 3, 8, 12]),
+            "train.gradient_accumulation": draw.choice([1, 2, 4]),
+            "train.gradient_clipping": draw.choice(["0.0", "1.0"]),
+            "train.activation_checkpointing": draw.choice(["true", "false"]),
+            "train.precision": draw.choice(['"auto"', '"fp16"', '"fp32"', '"bf16"']),
+            "offload.weights": draw.choice(['"auto"', '"device"', '"host"', '"disk"']),
+            "offload.state": draw.choice(['"auto"', '"device"', '"host"', '"disk"']),
+            "offload.state_format": draw.choice(['"exact"', '"half"', '"compact"']),
+            "offload.overlap": draw.choice(['"exact"', '"serial"', '"delayed"']),
+            "offload.device_fraction": draw.choice(["0.0", "0.0", "0.4"]),
+            "offload.disk_path": draw.choice(['""', '"/invented"']),
+            "data.sequence_length": draw.choice([64, 512, 1024]),
+        }
+        lines = ['model.architecture = "gpt2"', *(f"{key} = {value}" for key, value in values.items())]
+        try:
+            config = parse_config("\n".join(lines), "random")
+        except ConfigurationError:
+            continue
+        return config, draw.choice([None, 4, 16, 40]), draw.choice([4, 24, 64])
+
+
+def promises_no_more_than_there_is(plan: Plan) -> bool:
+    return all(tier.needed_bytes <= tier.free_bytes for tier in plan.memory.tiers)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_configurations_get_a_plan_that_keeps_its_promise_and_more_memory_is_never_slower(
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    config, gpu, memory = random_case(draw)
+    census = gpt2(draw.choice([2, 6, 12]), draw.choice([256, 1024]), draw.choice([512, 50_304]))
+    best: float | None = None
+    for factor in (1, 2, 4):
+        plans = planner(census, gpu_gib=None if gpu is None else factor * gpu, host_gib=factor * memory)
+        found = fit(plans, config)
+        if found.fits:
+            assert promises_no_more_than_there_is(found.plan)
+        assert not any(rule.broken(found.plan.config) for rule in CONTRADICTIONS)
+        if best is not None:
+            assert found.fits, "what fits goes on to fit where there is more"
+        if found.fits and found.plan.time is not None:
+            assert best is None or found.plan.time.step_s <= best * (1 + 1e-9)
+            best = found.plan.time.step_s
+
+
+@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+@pytest.mark.parametrize("preset_name", ["gpt2-10b", "quickstart"])
+def test_every_shipped_preset_fits_a_shipped_machine_or_has_a_nearest(name: str, preset_name: str) -> None:
+    census = LARGE if preset_name == "gpt2-10b" else gpt2(4, 128, 257, 128)
+    profile = parse_profile(shipped_profiles()[name], name)
+    found = fit(Planner(census, ground_of(profile)), load_config(find_preset(preset_name)))
+    assert found.fits or found.advice
+    if found.fits:
+        assert promises_no_more_than_there_is(found.plan)
+        assert found.plan.time is not None
+        assert found.plan.time.step_s > 0
+    assert profile.host.free_bytes < 2048 * GIB

@@ -1,0 +1,89 @@
+"""Lanes, played through: order, waiting, and what shared resources cost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from workbench.plan.simulation import Work, play
+
+
+def test_a_lane_does_one_task_after_the_other_and_lanes_run_side_by_side() -> None:
+    played = play([Work(0, 2.0, ()), Work(1, 3.0, ()), Work(0, 2.0, ())], 2)
+    assert played.ends == [2.0, 3.0, 4.0]
+    assert played.busy == [4.0, 3.0]
+
+
+def test_a_task_waits_for_what_it_names() -> None:
+    played = play([Work(0, 1.0, ()), Work(1, 2.0, (0,)), Work(0, 1.0, (1,))], 2)
+    assert played.ends == [1.0, 3.0, 4.0]
+    assert played.waited == 2.0, "lane 0 stands still while lane 1 works"
+    assert played.exposed == [0.0, 2.0]
+
+
+def test_what_is_done_while_lane_0_works_is_hidden() -> None:
+    played = play([Work(0, 5.0, ()), Work(1, 2.0, ())], 2)
+    assert played.busy[1] == 2.0
+    assert played.exposed[1] == 0.0
+
+
+def test_the_program_keeps_its_order_and_other_lanes_take_what_is_ready_first() -> None:
+    works = [
+        Work(1, 1.0, ()),
+        Work(0, 1.0, (0,)),  # the program does not overtake itself
+        Work(0, 1.0, ()),
+        Work(1, 5.0, (2,)),
+        Work(1, 1.0, ()),  # ready before the one above
+    ]
+    played = play(works, 2)
+    assert played.ends[4] == 2.0
+    assert played.ends[3] == 7.0
+
+
+def test_two_that_want_the_same_resource_get_half_each() -> None:
+    both = play([Work(0, 1.0, (), (1.0,)), Work(1, 1.0, (), (1.0,))], 2)
+    assert both.ends == pytest.approx([2.0, 2.0])
+    apart = play([Work(0, 1.0, (), (0.5,)), Work(1, 1.0, (), (0.5,))], 2)
+    assert apart.ends == pytest.approx([1.0, 1.0])
+
+
+def test_when_one_ends_the_other_is_fast_again() -> None:
+    played = play([Work(0, 1.0, (), (1.0,)), Work(1, 3.0, (), (1.0,))], 2)
+    assert played.ends == pytest.approx([2.0, 4.0])
+
+
+def test_the_window_counts_what_lies_within_it() -> None:
+    works = [Work(0, 1.0, ()), Work(1, 4.0, ()), Work(0, 2.0, (0,)), Work(0, 9.0, (2,))]
+    played = play(works, 2, begin=1, end=2)
+    assert played.busy == pytest.approx([2.0, 2.0])
+
+
+def test_a_task_may_not_wait_for_a_later_one() -> None:
+    with pytest.raises(ValueError, match="task 0 waits for task 1"):
+        play([Work(0, 1.0, (1,)), Work(0, 1.0, ())], 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_graph_ends_no_sooner_than_its_longest_chain_and_its_busiest_lane(seed: int) -> None:
+    draw = random.Random(seed)
+    works = [
+        Work(
+            draw.randrange(4),
+            draw.random(),
+            tuple({draw.randrange(number) for _ in range(draw.randrange(3))}) if number else (),
+            (draw.random(), draw.random()),
+        )
+        for number in range(60)
+    ]
+    played = play(works, 4)
+    chain: list[float] = []
+    for work in works:
+        chain.append(work.seconds + max((chain[w] for w in work.waits), default=0.0))
+    alone = [sum(w.seconds for w in works if w.lane == lane) for lane in range(4)]
+    cores = sum(w.seconds * w.demand[0] for w in works)
+    end = max(played.ends)
+    assert end >= max(*chain, *alone, cores) - 1e-9
+    assert end <= 2 * sum(w.seconds for w in works) * 2
+    for work, at in zip(works, played.ends, strict=True):
+        assert all(played.ends[earlier] <= at - work.seconds + 1e-9 for earlier in work.waits)

@@ -1,0 +1,114 @@
+"""A predicted step: its lanes add up, overlap hides what it can, and faster machines are never slower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from synthetic import gpt2, machine, workload
+
+from workbench.plan.rates import Rates
+from workbench.plan.step_time import StepTime, step_time
+from workbench.plan.times import KindTimes, ModelTimes
+from workbench.timeline import Lane
+
+MODEL = gpt2(24, 2048)
+
+
+def predict(*, gpu: bool = True, times: ModelTimes | None = None, **changes: Any) -> StepTime:
+    profile = machine(gpu_gib=32 if gpu else None)
+    if not gpu:
+        changes = {"shared_memory": True, "precision": "float32", **changes}
+    return step_time(MODEL, workload(**changes), Rates(profile, changes.pop("threads", "auto")), times)
+
+
+def test_a_serial_step_is_the_sum_of_its_lanes() -> None:
+    step = predict(overlap="serial", gradient_clipping=1.0)
+    together = sum(lane.busy_s for lane in step.lanes.values())
+    assert step.step_s == pytest.approx(together, rel=0.01)
+
+
+@pytest.mark.parametrize("clipping", [0.0, 1.0])
+def test_exact_overlap_hides_and_never_adds(clipping: float) -> None:
+    serial = predict(overlap="serial", gradient_clipping=clipping)
+    exact = predict(overlap="exact", gradient_clipping=clipping)
+    assert exact.step_s < serial.step_s
+    assert exact.step_s >= exact.lanes[Lane.COMPUTE].busy_s
+    for lane in exact.lanes.values():
+        assert 0 <= lane.exposed_s <= lane.busy_s + 1e-9
+
+
+def test_without_clipping_more_of_the_update_is_hidden() -> None:
+    clipped = predict(gradient_clipping=1.0).lanes[Lane.UPDATE]
+    free = predict(gradient_clipping=0.0).lanes[Lane.UPDATE]
+    assert free.exposed_s < clipped.exposed_s
+
+
+def test_a_delayed_update_hides_behind_the_whole_step() -> None:
+    assert predict(overlap="delayed", gradient_clipping=1.0).step_s < predict(gradient_clipping=1.0).step_s
+
+
+def test_state_on_the_device_uses_no_other_lane() -> None:
+    step = predict(state="device")
+    assert [lane for lane, time in step.lanes.items() if time.busy_s > 0] == [Lane.COMPUTE]
+
+
+def test_streamed_weights_cost_uploads_that_hide_behind_compute() -> None:
+    resident, streamed = predict(), predict(weights="host")
+    assert streamed.lanes[Lane.UPLOAD].busy_s > 1.5 * resident.lanes[Lane.UPLOAD].busy_s
+    assert streamed.step_s < resident.step_s + streamed.lanes[Lane.UPLOAD].busy_s / 2
+
+
+def test_a_disk_tier_reads_and_writes_the_state_once_a_step() -> None:
+    step = predict(weights="host", state="disk", state_format="compact")
+    moved = MODEL.parameters * (4 + 2 + 8 / 256)
+    # Embeddings are kept exact in every format.
+    assert moved < step.written_bytes < 1.5 * moved
+    assert step.lanes[Lane.WRITE].busy_s >= step.written_bytes / 2e9
+
+
+def test_accumulation_takes_as_many_forwards_and_backwards_and_one_update() -> None:
+    one, eight = predict(), predict(gradient_accumulation=8)
+    assert eight.tokens == 8 * one.tokens
+    assert eight.lanes[Lane.COMPUTE].busy_s == pytest.approx(8 * one.lanes[Lane.COMPUTE].busy_s, rel=0.02)
+    assert eight.step_s < 8 * one.step_s
+
+
+def test_more_micro_batches_than_are_played_take_their_time_each() -> None:
+    steps = [predict(gradient_accumulation=n).step_s for n in (3, 4, 5)]
+    assert steps[2] - steps[1] == pytest.approx(steps[1] - steps[0], rel=1e-6)
+    assert steps[1] - steps[0] == pytest.approx(steps[0] / 3, rel=0.5)
+
+
+def test_in_one_memory_update_and_compute_share_the_cores() -> None:
+    step = predict(gpu=False)
+    alone = step.lanes[Lane.COMPUTE].busy_s + step.lanes[Lane.UPDATE].busy_s
+    assert step.step_s > 0.45 * alone
+    update = MODEL.parameters * 0.5e-9
+    forward_and_backward = predict(gpu=False, state="device").step_s - update
+    assert step.step_s == pytest.approx(forward_and_backward + update, rel=0.1)
+
+
+def test_measured_times_are_taken_before_arithmetic_and_follow_the_machines_speed() -> None:
+    def times(speed: float) -> ModelTimes:
+        return ModelTimes(
+            fingerprint="",
+            sequences=8,
+            tokens=1024,
+            dtype="bfloat16",
+            kinds=(KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2),),
+            outer_forward_s=0.05,
+            outer_backward_s=0.05,
+            matrix_flops_per_s=speed,
+        )
+
+    measured = predict(times=times(150e12), state="device")
+    assert measured.measured
+    assert measured.lanes[Lane.COMPUTE].busy_s == pytest.approx(24 * 0.4 + 0.1, rel=0.1)
+    slower_then = predict(times=times(75e12), state="device")
+    assert slower_then.step_s < 0.6 * measured.step_s
+    assert not predict().measured
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert predict(weights="host", state="disk") == predict(weights="host", state="disk")

@@ -1,0 +1,318 @@
+"""`--fit`: the fastest configuration that fits and trains the same model; where none does, the nearest and what would.
+
+Searched are the placement, the state format, activation checkpointing, where activations wait, and how the step's
+sequences are cut into micro-batches. What changes results (the state format) is said beside the change.
+
+Invariant: what comes out breaks no rule of the configuration, has the same sequences a step, and every field that
+differs is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.config import RunConfig
+from workbench.config.rules import CONTRADICTIONS
+from workbench.errors import ConfigurationError
+from workbench.plan.memory import GIB, MemoryPlan
+from workbench.plan.placement import FRACTIONS, Candidate, candidates
+from workbench.plan.planner import Plan, Planner, wish_of, with_placement
+from workbench.state_formats import MOMENTS, StateFormat
+
+FIELDS = (
+    "offload.weights",
+    "offload.state",
+    "offload.device_fraction",
+    "offload.state_format",
+    "offload.activations",
+    "train.activation_checkpointing",
+    "train.micro_batch_size",
+    "train.gradient_accumulation",
+)
+"""What a fit may change."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that is different; `note` says where that changes what is trained."""
+
+    field: str
+    before: Any
+    after: Any
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was found. `plan`: of the fastest that fits, else of the nearest. `advice`: sentences about what else would.
+
+    `tried`: how many configurations were planned.
+    """
+
+    plan: Plan
+    changes: tuple[Change, ...]
+    advice: tuple[str, ...]
+    tried: int
+
+    @property
+    def fits(self) -> bool:
+        return self.plan.fits
+
+
+def fit(planner: Planner, config: RunConfig, keep: frozenset[str] = frozenset()) -> Fit:
+    """Search around `config` on the planner's machine; fields of `keep` stay as they are.
+
+    Raises:
+        ConfigurationError: a field of `keep` is none that a search changes, or nothing is left to try.
+    """
+    for field in keep - set(FIELDS):
+        raise ConfigurationError(
+            f"--keep {field}: a search does not change it; it changes {', '.join(FIELDS)}"
+        )
+    own = config.offload.state_format
+    formats = (own, *(f for f in MOMENTS if f != own))
+    tried = [
+        planner.plan_fixed(variant, timed=False)
+        for state_format in formats
+        for variant in _variants(planner, config, state_format)
+        if all(get_field(variant, field) == get_field(config, field) for field in keep)
+    ]
+    if not tried:
+        raise ConfigurationError(
+            f"--keep {', '.join(sorted(keep))}: no configuration with these values can run here"
+        )
+    fitting = [p for p in tried if p.fits]
+    if fitting:
+        best = _fastest(planner, config, fitting)
+        return Fit(best, changes(config, best.config), _as_it_is(planner, config, best, fitting), len(tried))
+    nearest = min(tried, key=lambda p: (p.memory.missing_bytes, len(changes(config, p.config))))
+    nearest = planner.plan_fixed(nearest.config)
+    return Fit(nearest, changes(config, nearest.config), _hardware(planner, config, tried), len(tried))
+
+
+def remedies(planner: Planner, config: RunConfig) -> list[str]:
+    """Single changes with which `config`, whose placement is chosen and which does not fit, would."""
+    found = []
+    for field, values in _single_changes(planner, config):
+        for value in values:
+            variant = with_field(config, field, value)
+            if not _broken(variant) and planner.plan_fixed(variant, timed=False).fits:
+                found.append(f"{field} = {_toml(value)}")
+                break
+    return found
+
+
+def why_not(plan: Plan) -> list[str]:
+    """For each tier that lacks something, what takes the most of it, in a sentence."""
+    sentences = []
+    kept = plan.config.offload.state_format
+    for tier in plan.memory.tiers:
+        if tier.fits:
+            continue
+        rows = sorted(tier.needs.items(), key=lambda row: -row[1])[:3]
+        largest = ", ".join(f"{name} {_gib(size)}" for name, size in rows)
+        state = sum(tier.needs.get(name, 0) for name in ("master weights", "exp_avg and exp_avg_sq"))
+        of_state = (
+            f"; the state, kept {kept}, is {_gib(state)} of it" if state > tier.needed_bytes / 3 else ""
+        )
+        sentences.append(
+            f"{tier.tier}: {_gib(tier.needed_bytes)} are needed and {_gib(tier.free_bytes)} are free: "
+            f"{largest}{of_state}"
+        )
+    return sentences
+
+
+def changes(before: RunConfig, after: RunConfig) -> tuple[Change, ...]:
+    """The fields that differ, of those that a fit may change."""
+    found = []
+    for field in FIELDS:
+        old, new = get_field(before, field), get_field(after, field)
+        if old != new:
+            found.append(Change(field, old, new, _note(field, after)))
+    return tuple(found)
+
+
+def get_field(config: RunConfig, field: str) -> Any:
+    table, key = field.split(".")
+    return getattr(getattr(config, table), key)
+
+
+def with_field(config: RunConfig, field: str, value: Any) -> RunConfig:
+    table, key = field.split(".")
+    return config.model_copy(update={table: getattr(config, table).model_copy(update={key: value})})
+
+
+def _note(field: str, after: RunConfig) -> str:
+    if field == "offload.state_format":
+        return "changes results: the optimizer's moments are rounded otherwise"
+    if field == "offload.device_fraction" and after.offload.state_format != "exact":
+        return "changes results: the state that stays on the device is kept exact"
+    if field == "train.micro_batch_size":
+        return "the same sequences make a step; sums are rounded in another order"
+    return ""
+
+
+# The search
+
+
+def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) -> Iterator[RunConfig]:
+    """Every configuration that may be tried with this format, the given one's own values first."""
+    sequences = config.train.micro_batch_size * config.train.gradient_accumulation
+    own = config.train.micro_batch_size
+    splits = sorted((n for n in range(1, sequences + 1) if sequences % n == 0), key=lambda n: (n != own, -n))
+    own_checkpointing = config.train.activation_checkpointing
+    places = ["device"] if planner.ground.shared_memory else ["device", "host"]
+    for checkpointing in (own_checkpointing, not own_checkpointing):
+        for activations in places:
+            for size in splits:
+                variant = config
+                for field, value in (
+                    ("offload.state_format", state_format),
+                    ("train.activation_checkpointing", checkpointing),
+                    ("offload.activations", activations),
+                    ("train.micro_batch_size", size),
+                    ("train.gradient_accumulation", sequences // size),
+                ):
+                    variant = with_field(variant, field, value)
+                yield from (v for v in _placed(planner, variant) if not _broken(v) and _computes(planner, v))
+
+
+def _placed(planner: Planner, config: RunConfig) -> Iterator[RunConfig]:
+    own = Candidate(config.offload.weights, config.offload.state, config.offload.device_fraction)  # type: ignore[arg-type]
+    open_config = with_field(with_field(config, "offload.weights", "auto"), "offload.state", "auto")
+    open_config = with_field(open_config, "offload.device_fraction", 0.0)
+    seen = set()
+    if "auto" not in (own.weights, own.state):
+        seen.add(own)
+        yield with_placement(config, own)
+    for candidate in candidates(wish_of(open_config, planner.ground)):
+        # A share on the device is kept exact: with another format that would change results once more.
+        partial = 0 < candidate.device_fraction < 1
+        if candidate in seen or (partial and config.offload.state_format != "exact"):
+            continue
+        yield with_placement(config, candidate)
+
+
+def _computes(planner: Planner, config: RunConfig) -> bool:
+    """Weights stored in 16 bits and computed in fp32 come block by block, which needs activation checkpointing."""
+    precision = planner.ground.precision(config)
+    return config.train.activation_checkpointing or precision.storage not in precision.computed_in
+
+
+def _broken(config: RunConfig) -> bool:
+    return any(rule.broken(config) for rule in CONTRADICTIONS)
+
+
+def _fastest(planner: Planner, config: RunConfig, fitting: list[Plan]) -> Plan:
+    """The fastest, of equals the one with the fewest changes; without a measured machine the first of them, which is
+    the usual order of speed."""
+    timed = [planner.plan_fixed(p.config) for p in fitting]
+    known = [p for p in timed if p.time is not None]
+    if not known:
+        return timed[0]
+    return min(known, key=lambda p: (p.time.step_s if p.time else 0.0, len(changes(config, p.config))))
+
+
+def _as_it_is(planner: Planner, config: RunConfig, best: Plan, fitting: list[Plan]) -> tuple[str, ...]:
+    """Where `best` has another state format: what the configured one costs, or that it does not fit."""
+    own = config.offload.state_format
+    if best.config.offload.state_format == own:
+        return ()
+    same = [p for p in fitting if p.config.offload.state_format == own]
+    if not same:
+        return (f'with offload.state_format = "{own}" nothing fits',)
+    kept = _fastest(planner, config, same)
+    if kept.time is None or best.time is None:
+        return ()
+    return (
+        f'with offload.state_format = "{own}" the fastest that fits takes {kept.time.step_s:,.3g} s a step instead of '
+        f"{best.time.step_s:,.3g} s: {_in_words(kept.config)} (--keep offload.state_format stays with it)",
+    )
+
+
+# Where nothing fits
+
+
+def _hardware(planner: Planner, config: RunConfig, tried: list[Plan]) -> tuple[str, ...]:
+    """What more of one tier, or a disk, would make something fit."""
+    sentences = []
+    least: dict[str, tuple[int, Plan]] = {}
+    for plan in tried:
+        short = [tier for tier in plan.memory.tiers if not tier.fits]
+        if len(short) == 1:
+            tier = short[0]
+            if tier.tier not in least or tier.needed_bytes < least[tier.tier][0]:
+                least[tier.tier] = tier.needed_bytes, plan
+    for name, (needed, plan) in least.items():
+        free = next(tier.free_bytes for tier in plan.memory.tiers if tier.tier == name)
+        sentences.append(
+            f"it would fit with {_gib(needed)} of {name} free (there are {_gib(free)}), as {_in_words(plan.config)}"
+        )
+    if not config.offload.disk_path:
+        sentences += _with_a_disk(planner, config)
+    if not sentences and tried:
+        plan = min(tried, key=lambda p: p.memory.missing_bytes)
+        sentences.append(f"the nearest, {_in_words(plan.config)}, lacks {_lacks(plan.memory)} together")
+    return tuple(sentences)
+
+
+def _with_a_disk(planner: Planner, config: RunConfig) -> list[str]:
+    """Whether a folder for the disk tier would help."""
+    with_disk = with_field(
+        with_field(config, "offload.disk_path", "a folder on a fast disk"), "offload.overlap", "exact"
+    )
+    with_disk = with_field(with_disk, "train.activation_checkpointing", True)
+    for state_format in MOMENTS:
+        for variant in _variants(planner, with_disk, state_format):
+            if "disk" in (variant.offload.weights, variant.offload.state):
+                plan = planner.plan_fixed(variant, timed=False)
+                short = [tier.tier for tier in plan.memory.tiers if not tier.fits]
+                if not short or set(short) <= {"disk", "disk tier"}:
+                    disk = sum(t.needed_bytes for t in plan.memory.tiers if t.tier in ("disk", "disk tier"))
+                    return [
+                        f"it would fit with offload.disk_path on a disk with {_gib(disk)} free, "
+                        f"as {_in_words(variant)}"
+                    ]
+    return []
+
+
+def _single_changes(planner: Planner, config: RunConfig) -> Iterator[tuple[str, list[Any]]]:
+    yield (
+        "offload.state_format",
+        ["half", "compact"] if config.offload.state_format == "exact" else ["compact"],
+    )
+    size = config.train.micro_batch_size
+    smaller = []
+    while size > 1:
+        size //= 2
+        smaller.append(size)
+    yield "train.micro_batch_size", smaller
+    yield "train.activation_checkpointing", [True]
+    yield "offload.weights", ["host", "disk"]
+    yield "offload.state", ["host", "disk"]
+    if not planner.ground.shared_memory:
+        yield "offload.activations", ["host"]
+        yield "offload.device_fraction", [e / FRACTIONS for e in range(FRACTIONS - 1, 0, -1)]
+
+
+def _in_words(config: RunConfig) -> str:
+    fields = ["offload.weights", "offload.state", "offload.state_format", "train.micro_batch_size"]
+    return ", ".join(f"{field} = {_toml(get_field(config, field))}" for field in fields)
+
+
+def _lacks(memory: MemoryPlan) -> str:
+    return " and ".join(f"{_gib(t.missing_bytes)} of {t.tier}" for t in memory.tiers if not t.fits)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return (
+        f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"

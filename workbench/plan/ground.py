@@ -1,0 +1,76 @@
+"""Where a run is planned: what is free there, how it stores and computes weights, and how fast it is where that is
+known. From this machine as it is now, or from a machine profile alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.config import RunConfig
+from workbench.errors import ConfigurationError
+from workbench.plan.memory import Free
+from workbench.plan.profile import MachineProfile
+from workbench.plan.workload import WeightDtypes
+
+STORED = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""The configuration's precisions by the dtype that they store."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """`precision`: what "auto" and the others mean there. `machine`: None where nothing was measured.
+
+    `has_bfloat16`: the device computes in it.
+    """
+
+    name: str
+    free: Free
+    has_bfloat16: bool
+    machine: MachineProfile | None
+
+    @property
+    def shared_memory(self) -> bool:
+        return self.free.device is None
+
+    def precision(self, config: RunConfig) -> WeightDtypes:
+        """What weights are stored and computed in under `config`."""
+        wanted = config.train.precision
+        if wanted == "auto":
+            wanted = "bf16" if self.has_bfloat16 else "fp32"
+        widened = {}
+        if self.shared_memory:
+            widened = {"float16": "float32"}
+            if not self.has_bfloat16:
+                widened["bfloat16"] = "float32"
+        return WeightDtypes(STORED[wanted], widened)
+
+
+def ground_of(machine: MachineProfile) -> Ground:
+    """Planning on `machine` as its profile has it."""
+    speeds = machine.device.matrix_flops_per_s
+    single = speeds.get("float32", 0.0)
+    # Where it is emulated it is slower than fp32 by far.
+    native = speeds.get("bfloat16", 0.0) > single / 2
+    shared = machine.device.shared_memory
+    disk = machine.disk.free_bytes if machine.disk is not None else 0
+    free = Free(machine.host.free_bytes, None if shared else machine.device.free_bytes, disk)
+    return Ground(machine.name, free, native, machine)
+
+
+def check_device(config: RunConfig, ground: Ground) -> None:
+    """Refuse a configuration whose device `ground` does not have.
+
+    Raises:
+        ConfigurationError: train.device asks for a GPU where there is none, or for the CPU of a machine planned with
+            its GPU.
+    """
+    wanted = config.train.device
+    if wanted.startswith("cuda") and ground.shared_memory:
+        raise ConfigurationError(
+            f'train.device = "{wanted}": {ground.name} has no GPU; "auto" takes what there is'
+        )
+    if wanted == "cpu" and not ground.shared_memory:
+        raise ConfigurationError(
+            f'train.device = "cpu": {ground.name} is planned with its GPU; "auto" takes it, or give --machine the '
+            "profile of a machine without one"
+        )

@@ -1,0 +1,107 @@
+"""What forward and backward take beside the engine, at the moment of a step when all together is the most.
+
+Activations come from the census: a real block was run. What is alive when, follows from what the engine does:
+checkpointed blocks keep their input, the loss comes in chunks of tokens, gradients live in autograd's hands until the
+engine or the update has taken them.
+
+Invariant: the rows of one moment add up to what is alive at that moment; rows of different moments are never added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.layout import ITEM_BYTES
+from workbench.plan.census import Census
+from workbench.plan.compute_time import cost_of
+from workbench.plan.workload import Workload
+
+LOSS_CHUNK_BYTES = 64 << 20
+"""The logits of so many tokens at once, in fp32 (see engine/fused_head.py)."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Bytes of gradients that autograd holds: when a micro-batch begins, and when its backward has ended."""
+
+    at_start: int
+    at_end: int
+
+
+def model_rows(census: Census, work: Workload, gradients: Gradients) -> dict[str, dict[str, int]]:
+    """The rows of the heaviest moment: bytes by tier ("device", "host") and name."""
+    return max(_moments(census, work, gradients), key=lambda rows: sum(rows["device"].values()))
+
+
+def _moments(census: Census, work: Workload, gradients: Gradients) -> list[dict[str, dict[str, int]]]:
+    dtype = work.compute_dtype(work.precision)
+    item = ITEM_BYTES[dtype]
+    sequences, tokens = work.micro_batch_size, work.sequence_length
+    costs = [cost_of(kind, census, dtype, on_cpu=work.shared_memory) for kind in census.kinds]
+    inputs = [costs[kind].input.at(sequences, tokens) for _, kind in census.blocks]
+    saved = [costs[kind].saved.at(sequences, tokens) for _, kind in census.blocks]
+    away = work.activations == "host" and not work.shared_memory
+    if work.activation_checkpointing:
+        kept = inputs
+        inside = [
+            max(costs[kind].graph_peak.at(sequences, tokens), costs[kind].backward_peak.at(sequences, tokens))
+            for _, kind in census.blocks
+        ]
+        # The input counts in both: kept for the block, and part of what is alive in it.
+        inside = [whole - own for whole, own in zip(inside, inputs, strict=True)]
+        forward = [
+            costs[kind].forward_peak.at(sequences, tokens) - own
+            for (_, kind), own in zip(census.blocks, inputs, strict=True)
+        ]
+    else:
+        kept = saved
+        inside = [
+            costs[kind].backward_peak.at(sequences, tokens) - own
+            for (_, kind), own in zip(census.blocks, saved, strict=True)
+        ]
+        forward = [
+            costs[kind].graph_peak.at(sequences, tokens) - own
+            for (_, kind), own in zip(census.blocks, saved, strict=True)
+        ]
+    total = sum(kept)
+    # Of what waits on the host, two blocks' inputs are on their way at a time.
+    present = min(total, 2 * max(kept, default=0.0)) if away else total
+    hidden = float(sequences * tokens * census.hidden_size * item)
+    host = {"activations": int(total)} if away else {}
+
+    def moment(activations: float, logits: float, held: float) -> dict[str, dict[str, int]]:
+        rows = {"gradients": held, "activations": activations, "logits": logits}
+        return {"device": {name: int(size) for name, size in rows.items() if size >= 1}, "host": host}
+
+    head, tied = _loss_bytes(census, sequences * tokens, item), _tied_bytes(census, item)
+    first = min(present, kept[0]) if kept else 0.0
+    return [
+        moment(present + max(forward, default=0.0), 0.0, gradients.at_start),
+        moment(present + 2 * hidden, head, gradients.at_start),
+        moment(present + max(inside, default=0.0) + hidden, tied, gradients.at_start),
+        moment(first + max(inside, default=0.0) + hidden, 0.0, gradients.at_end),
+        moment(2 * hidden, tied, gradients.at_end),
+    ]
+
+
+def _loss_bytes(census: Census, tokens: int, item: int) -> float:
+    """The most that head and loss take, the head's gradient included."""
+    logits = 4.0 * tokens * census.vocab_size
+    weight = float(census.vocab_size * census.head_width)
+    # The loss's own softmax and its gradient, beside the logits and (in 16 bits) their copy in fp32.
+    whole = 2 * logits + logits * item / 4 + (logits if item < 4 else 0.0) + weight * item
+    if not census.loss_in_chunks or logits <= LOSS_CHUNK_BYTES:
+        return whole
+    # A chunk's logits, the gradient of them and one more of the kind; the weight's gradient is summed in fp32 first.
+    return 3.0 * LOSS_CHUNK_BYTES + weight * (4 + item) + 4.0 * tokens * census.head_width
+
+
+def _tied_bytes(census: Census, item: int) -> float:
+    """The head's gradient for a tied embedding, which waits for the embedding's own of the same size."""
+    return float(item * census.vocab_size * census.hidden_size) if _is_tied(census) else 0.0
+
+
+def _is_tied(census: Census) -> bool:
+    """Whether the head reads the embedding: outside the blocks nothing else has so many rows."""
+    large = [p for p in (*census.before, *census.after) if p.shape[:1] == (census.vocab_size,)]
+    return len([p for p in large if len(p.shape) == 2]) == 1

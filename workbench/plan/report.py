@@ -1,0 +1,132 @@
+"""A plan as text for a terminal: a bar and a table a tier, a table of lanes, and sentences.
+
+Only characters that every terminal has. Invariant: every number comes from the plan; nothing is computed anew.
+"""
+
+from __future__ import annotations
+
+import string
+
+from workbench.plan.fit import Fit, why_not
+from workbench.plan.memory import GIB, TierNeed
+from workbench.plan.planner import Plan
+from workbench.timeline import Lane
+
+BAR = 60
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan."""
+    offload = plan.config.offload
+    verdict = "it fits" if plan.fits else "IT DOES NOT FIT"
+    stored = plan.precision.storage
+    computed = plan.precision.computed_in.get(stored, stored)
+    lines = [
+        f"{plan.memory.parameters:,} parameters on {plan.machine}: {verdict}",
+        f"weights on {offload.weights}, state on {offload.state} ({offload.state_format})"
+        + (f", the first {offload.device_fraction:.0%} on the device" if offload.device_fraction else "")
+        + f"; stored in {stored}, computed in {computed}",
+    ]
+    for tier in plan.memory.tiers:
+        lines += ["", *tier_lines(tier)]
+    if not plan.fits:
+        lines += ["", *why_not(plan)]
+    lines += ["", *time_lines(plan)]
+    return "\n".join(lines)
+
+
+def tier_lines(tier: TierNeed) -> list[str]:
+    """One tier: how much of what is free it takes, a stacked bar, and the rows by their letters."""
+    rows = sorted(tier.needs.items(), key=lambda row: -row[1])
+    verdict = "" if tier.fits else f", {gib(tier.missing_bytes)} too much"
+    lines = [
+        f"{tier.tier}: {gib(tier.needed_bytes)} of {gib(tier.free_bytes)} free{verdict}",
+        f"  {bar(tier)}",
+    ]
+    letters = string.ascii_lowercase
+    lines += [
+        f"  {letters[number % 26]} {name:<28}{gib(size):>14}" for number, (name, size) in enumerate(rows)
+    ]
+    return lines
+
+
+def bar(tier: TierNeed, width: int = BAR) -> str:
+    """What is needed, each row by its letter, the largest first; dots are free, and what is beyond "|" is not there."""
+    whole = max(tier.needed_bytes, tier.free_bytes, 1)
+    rows = sorted(tier.needs.items(), key=lambda row: -row[1])
+    cells, passed = "", 0
+    for number, (_, size) in enumerate(rows):
+        passed += size
+        cells += string.ascii_lowercase[number % 26] * (round(passed * width / whole) - len(cells))
+    cells = cells.ljust(width, ".")
+    if tier.fits:
+        return f"[{cells}]"
+    limit = int(tier.free_bytes * width / whole)
+    return f"[{cells[:limit]}|{cells[limit:]}]"
+
+
+def time_lines(plan: Plan) -> list[str]:
+    """The step, its lanes, and the run; or why they are not known."""
+    time, run = plan.time, plan.run
+    if time is None:
+        return [f"time: not known: {plan.no_time}"]
+    basis = "measured on this machine" if time.measured else "from the machine's speeds"
+    lines = [
+        f"a step: {seconds(time.step_s)}, {time.tokens_per_s:,.0f} tokens a second (compute {basis})",
+        f"  {'lane':<10}{'busy':>12}{'hidden':>12}{'exposed':>12}",
+    ]
+    for lane, each in time.lanes.items():
+        if each.busy_s > 0:
+            hidden = "" if lane is Lane.COMPUTE else seconds(each.hidden_s)
+            exposed = "" if lane is Lane.COMPUTE else seconds(each.exposed_s)
+            lines.append(f"  {lane.value:<10}{seconds(each.busy_s):>12}{hidden:>12}{exposed:>12}")
+    lines.append(time.bottleneck)
+    if run is not None:
+        saves = "not measured" if run.checkpoints_s is None else duration(run.checkpoints_s)
+        lines.append(
+            f"{plan.config.train.steps:,} steps: {duration(run.total_s)} (steps {duration(run.steps_s)}, evaluations "
+            f"{duration(run.evaluations_s)}, checkpoints {saves})"
+        )
+        lines.append(f"disks: {run.written_per_day_bytes / 1e12:,.2f} TB written a day")
+    return lines
+
+
+def fit_text(found: Fit) -> str:
+    """What a fit came to: the changes field by field, then the plan."""
+    if found.fits and not found.changes:
+        head = ["the preset as it stands is the fastest that fits"]
+    elif found.fits:
+        head = ["the fastest that fits changes:"]
+    else:
+        head = [
+            "nothing fits; the nearest changes:"
+            if found.changes
+            else "nothing fits; the preset is the nearest"
+        ]
+    for change in found.changes:
+        note = f"  ({change.note})" if change.note else ""
+        head.append(f"  {change.field}: {change.before} -> {change.after}{note}")
+    head += list(found.advice)
+    return "\n".join([*head, "", plan_text(found.plan)])
+
+
+def gib(size: int) -> str:
+    """A size in GiB, in MiB below a tenth of one."""
+    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"
+
+
+def seconds(value: float) -> str:
+    """A time in s, in ms below a tenth of one."""
+    return f"{value:,.2f} s" if value >= 0.1 else f"{1000 * value:,.2f} ms"
+
+
+def duration(value: float) -> str:
+    """A long time: 45s, 12m05s, 22h10m, 3d04h."""
+    whole = round(value)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02}h"

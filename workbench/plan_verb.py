@@ -1,0 +1,187 @@
+"""`workbench plan`: what a preset needs and how fast it will go, here or on another machine; and what would fit.
+
+The arithmetic is in `workbench.plan`; here a configuration meets a machine. Nothing is trained and nothing is written
+but the preset that is asked for. Exit code 0: it fits, 3: it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.census.obtain import obtain_census, obtain_times
+from workbench.config import RunConfig, load_config
+from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError, WorkbenchError
+from workbench.plan.census import Census
+from workbench.plan.fit import Fit, fit, remedies
+from workbench.plan.ground import Ground, check_device, ground_of
+from workbench.plan.memory import Free
+from workbench.plan.placement import Candidate
+from workbench.plan.planner import Plan, Planner, TimesOf, with_placement
+from workbench.plan.profile import MachineProfile, load_profile
+from workbench.plan.report import fit_text, plan_text
+from workbench.plan.times import ModelTimes
+from workbench.presets import changed_preset, find_preset
+from workbench.runs import runs_root
+
+
+def plan(
+    *,
+    preset: str,
+    overrides: Sequence[str],
+    machine: Path | None,
+    search: bool,
+    keep: Sequence[str],
+    write: Path | None,
+    runs: Path | None,
+    as_json: bool,
+) -> int:
+    """Print the plan of `preset` and return the exit code.
+
+    `machine`: a profile's file or a shipped one's name; None: this machine, measured first where it has not been.
+    `search`: find what fits (`--fit`), without changing the fields `keep`. `write`: where to put the preset with the
+    changes that a search found.
+
+    Raises:
+        ConfigurationError: preset or profile are wrong, or the machine has no such device.
+    """
+    for option, given in (("--write", write is not None), ("--keep", bool(keep))):
+        if given and not search:
+            raise ConfigurationError(f"{option}: goes with --fit only")
+    path = find_preset(preset)
+    config = load_config(path, overrides)
+    profile = None if machine is None else load_profile(machine)
+    if profile is not None:
+        ground = ground_of(profile)
+        check_device(config, ground)
+    census = obtain_census(config.model.model_dump(), _tell)
+    assert census is not None, "it is taken where there is none"
+    times_of: TimesOf | None = None
+    if profile is None:
+        profile = _this_machine(config)
+        ground = _ground_here(config, profile, runs_root(runs))
+        times_of = _times_here(config, census, profile)
+    planner = Planner(census, ground, times_of)
+    if search:
+        found = fit(planner, config, frozenset(keep))
+        if write is not None and found.fits:
+            _write(path, found, write)
+        print(json.dumps(_fit_as_dict(found), indent=2) if as_json else fit_text(found))
+        return EXIT_DONE if found.fits else EXIT_DOES_NOT_FIT
+    made, ways = _plan(planner, config)
+    if as_json:
+        print(json.dumps({**made.as_dict(), "remedies": ways}, indent=2))
+    else:
+        print(plan_text(made))
+        if ways:
+            print("it would fit with one of:", *ways, sep="\n  ")
+        elif not made.fits:
+            print("no single change makes it fit; --fit looks for several together")
+    return EXIT_DONE if made.fits else EXIT_DOES_NOT_FIT
+
+
+def _plan(planner: Planner, config: RunConfig) -> tuple[Plan, list[str]]:
+    """The plan, and where it does not fit the single changes with which it would."""
+    try:
+        made = planner.plan(config)
+    except DoesNotFitError:
+        # "auto" has nothing to choose from: the plan of what is usual shows what is missing.
+        made = planner.plan_fixed(with_placement(config, Candidate("device", "host", 0.0)))
+    return made, [] if made.fits else remedies(planner, made.config)
+
+
+# This machine
+
+
+def _this_machine(config: RunConfig) -> MachineProfile:
+    """What was measured of it, measured now where that has not been done."""
+    from workbench.probe.command import measured_machine
+
+    folder = Path(config.offload.disk_path).expanduser() if config.offload.disk_path else None
+    if folder is not None and not folder.is_dir():
+        raise ConfigurationError(
+            f'offload.disk_path = "{config.offload.disk_path}": there is no such folder; make it, on a fast local disk'
+        )
+    return measured_machine(config.train.device, folder)
+
+
+def _ground_here(config: RunConfig, profile: MachineProfile, root: Path) -> Ground:
+    from workbench.plan.free import free_disk_bytes, same_disk
+
+    ground = ground_of(profile)
+    folder = Path(config.offload.disk_path).expanduser() if config.offload.disk_path else None
+    apart = folder is not None and not same_disk(folder, root)
+    free = Free(
+        host=ground.free.host,
+        device=ground.free.device,
+        disk=free_disk_bytes(root),
+        disk_tier=free_disk_bytes(folder) if folder is not None and apart else None,
+    )
+    return Ground("this machine", free, ground.has_bfloat16, profile)
+
+
+def _times_here(config: RunConfig, census: Census, profile: MachineProfile) -> TimesOf:
+    """Times of the model's pieces at the configuration's own size, scaled by the planner to any other."""
+    known: dict[str, ModelTimes | None] = {}
+
+    def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
+        if dtype not in known:
+            try:
+                known[dtype] = obtain_times(
+                    config.model.model_dump(),
+                    census,
+                    fingerprint=profile.fingerprint,
+                    sequences=config.train.micro_batch_size,
+                    tokens=config.data.sequence_length,
+                    dtype=dtype,
+                    device=config.train.device,
+                    tell=_tell,
+                )
+            except ConfigurationError:
+                raise
+            except WorkbenchError as error:
+                _tell(f"{error}; its time is computed from the machine's speeds")
+                known[dtype] = None
+        return known[dtype]
+
+    return times_of
+
+
+# What a search found
+
+
+def _write(path: Path, found: Fit, target: Path) -> None:
+    """The preset at `path` with all that differs from it now, its comments kept, as `target`, which must not be there.
+
+    Raises:
+        ConfigurationError: `target` is there, or cannot be written.
+    """
+    before = load_config(path)
+    text = changed_preset(path.read_bytes().decode("utf-8-sig"), before, found.plan.config)
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"--write {target}: is there already; name a file that is not") from None
+    except OSError as error:
+        raise ConfigurationError(f"--write {target}: cannot be written: {error.strerror or error}") from error
+    _tell(f"written: {target}")
+
+
+def _fit_as_dict(found: Fit) -> dict[str, Any]:
+    return {
+        "fits": found.fits,
+        "changes": [
+            {"field": c.field, "before": c.before, "after": c.after, "note": c.note} for c in found.changes
+        ],
+        "advice": list(found.advice),
+        "tried": found.tried,
+        "plan": found.plan.as_dict(),
+    }
+
+
+def _tell(message: str) -> None:
+    print(f"workbench: {message}", file=sys.stderr, flush=True)
