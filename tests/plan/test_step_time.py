@@ -105,8 +105,10 @@ def test_measured_times_are_taken_before_arithmetic_and_follow_the_machines_spee
     measured = predict(times=times(150e12), state="device")
     assert measured.measured
     assert measured.lanes[Lane.COMPUTE].busy_s == pytest.approx(24 * 0.4 + 0.1, rel=0.1)
-    slower_then = predict(times=times(75e12), state="device")
-    assert slower_then.step_s < 0.6 * measured.step_s
+    held_up_then = predict(times=times(75e12), state="device")
+    assert held_up_then.step_s < 0.6 * measured.step_s
+    much_the_same = predict(times=times(120e12), state="device")
+    assert much_the_same.step_s == measured.step_s
     assert not predict().measured
 
 

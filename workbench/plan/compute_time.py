@@ -17,6 +17,8 @@ from workbench.plan.rates import Rates
 from workbench.plan.times import ModelTimes
 from workbench.plan.workload import Workload
 
+ONE_MACHINE = 1.6
+"""Matrix speeds that are closer than this factor are one machine's: so far apart are two measurements of it."""
 LOGIT_PASSES = 6
 """Times that the loss and its gradient read or write a logit, in fp32."""
 
@@ -50,10 +52,13 @@ def compute_times(census: Census, work: Workload, rates: Rates, times: ModelTime
 
 
 def _scaled(census: Census, work: Workload, machine: MachineProfile, times: ModelTimes) -> ComputeTimes:
-    """Measured times at the workload's size, on the machine as fast as its profile says."""
+    """Measured times at the workload's size."""
     speeds = machine.device.matrix_flops_per_s
     now = speeds.get(times.dtype)  # type: ignore[call-overload]
+    # A machine that was held up, by others or by heat, while it was probed or while its pieces were timed.
     slower = times.matrix_flops_per_s / now if now else 1.0
+    if 1 / ONE_MACHINE < slower < ONE_MACHINE:
+        slower = 1.0
     forward, backward = [], []
     for kind, measured in zip(census.kinds, times.kinds, strict=True):
         there = kind.flops.at(times.sequences, times.tokens)

@@ -1,0 +1,1 @@
+"""How right the plan is: predicted memory and time of many configurations beside what they then take."""

@@ -1,0 +1,87 @@
+"""One configuration trained in a process of its own: the growth of its resident memory, and the seconds of its steps.
+
+As a run trains: the model from its architecture, shards built one by one, the loss in chunks, the same engine options.
+Only what surrounds a run is left out: data, checkpoints, evaluation.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.engine.peak import peak_host_bytes
+from workbench.config import parse_config
+from workbench.engine import OffloadEngine
+from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.plan.free import free_host_bytes
+from workbench.training.engine_options import engine_options
+from workbench.training.random_state import seed_everything
+
+LEAST_STEPS = 4
+SECONDS = 12.0
+"""Steps are made for so long, but no fewer than the least."""
+MOST_STEPS = 60
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Train as `case["config"]` (TOML) says; bytes and seconds."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    config = parse_config(case["config"], "case")
+    _touch_libraries()
+    gc.collect()
+    before = _resident_bytes()
+    seed_everything(config.train.seed)
+    model: Any = build_on_meta(model_config(config.model.architecture, dict(config.model.config)))
+    initializer = ShardInitializer(model, config.train.seed)
+    train = config.train
+    generator = torch.Generator().manual_seed(1)
+    vocabulary = model.config.get_text_config().vocab_size
+    with OffloadEngine(model, **engine_options(config, device="cpu"), materialize=initializer) as engine:
+        loss_of = ChunkedLoss(model)
+        seconds: list[float] = []
+        began = time.perf_counter()
+        while len(seconds) < LEAST_STEPS or (
+            time.perf_counter() - began < SECONDS and len(seconds) < MOST_STEPS
+        ):
+            start = time.perf_counter()
+            for _ in range(train.gradient_accumulation):
+                ids = torch.randint(
+                    vocabulary, (train.micro_batch_size, config.data.sequence_length), generator=generator
+                )
+                if not seconds:
+                    loss_of.check(ids, use_cache=False)
+                loss = loss_of(ids, ids, use_cache=False)
+                engine.backward(loss, tokens=ids.shape[0] * (ids.shape[1] - 1))
+            engine.step()
+            seconds.append(time.perf_counter() - start)
+        engine.wait()
+        peak = peak_host_bytes()
+        ledger = engine.memory()
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "grown_bytes": peak - before,
+        "seconds": seconds,
+        "ledger": ledger,
+        "free_bytes": free_host_bytes(),
+    }
+
+
+def _touch_libraries() -> None:
+    """What importing and the first product of a process take is no part of any configuration."""
+    weights = torch.randn(256, 256, requires_grad=True)
+    (torch.randn(256, 256) @ weights).sum().backward()
+    import transformers.models.gpt2.modeling_gpt2
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+
+def _resident_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
