@@ -11,7 +11,7 @@ from model_tables import FAMILIES, PUBLIC
 from torch import nn
 
 from workbench.census.building import meta_model
-from workbench.census.parts import count_parts
+from workbench.census.parts import count_parts, signature
 from workbench.engine.discovery import find_shards, lay_out
 from workbench.plan.census import Census
 
@@ -88,3 +88,17 @@ def test_a_shards_kind_is_found_by_its_place_in_the_layout(census_of: Callable[[
 def test_widths_and_positions_are_those_of_the_configuration(census_of: Callable[[str], Census]) -> None:
     census = census_of("opt")
     assert (census.hidden_size, census.head_width, census.vocab_size, census.positions) == (48, 24, 97, 256)
+
+
+class Windowed(nn.Module):
+    def __init__(self, window: int | None, mode: str = "causal") -> None:
+        super().__init__()
+        self.window = window
+        self.mode = mode
+        self.inner = nn.Linear(4, 4)
+
+
+def test_a_number_counts_for_being_there_and_a_word_for_what_it_says() -> None:
+    plain = signature(Windowed(None))
+    assert signature(Windowed(8)) == signature(Windowed(16)) != plain
+    assert signature(Windowed(None, "full")) != plain
