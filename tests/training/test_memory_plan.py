@@ -19,7 +19,7 @@ from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
 from workbench.plan.census import Census
 from workbench.plan.memory import Free, MemoryPlan, plan_memory
-from workbench.plan.model_memory import model_rows
+from workbench.plan.model_memory import heap_reserve, model_rows
 from workbench.plan.needs import engine_needs, gradients_in_autograd
 from workbench.plan.workload import Workload
 from workbench.presets import find_preset
@@ -267,3 +267,15 @@ def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
     ]
     assert "host: does not fit" in table and "disk: does not fit" in table
     assert not list(tmp_path.iterdir())
+
+
+def test_the_heap_keeps_holes_only_in_one_memory_whose_blocks_are_not_given_back() -> None:
+    def reserve(**changes: Any) -> int:
+        dtype = torch.bfloat16 if changes.get("precision") == "bfloat16" else torch.float32
+        return heap_reserve(tiny_layout(dtype), tiny_census(), workload(**changes))
+
+    assert reserve(gradient_clipping=1.0) > reserve() > 0, "gradients that wait keep holes apart"
+    assert reserve(activation_checkpointing=False) > 0
+    assert reserve(shared_memory=False) == 0
+    assert reserve(weights="disk", state="disk") == 0
+    assert reserve(micro_batch_size=1 << 16) == 0, "blocks of 32 MiB and more are mapped by themselves"

@@ -109,6 +109,16 @@ def alive_after(recordings: Sequence[Recording], phase: int, tokens: int) -> Cur
     return curve(fit(totals, tokens))
 
 
+def made_and_gone(recordings: Sequence[Recording], phase: int, tokens: int) -> Curve:
+    """Bytes, all together, of what is born in `phase` and does not outlive it."""
+    totals = []
+    for recording in recordings:
+        start, stop = recording.spans()[phase]
+        events = set(recording.events[start:stop])
+        totals.append(sum(recording.sizes[event - 1] for event in events if event > 0 and -event in events))
+    return curve(fit(totals, tokens))
+
+
 def peak(recordings: Sequence[Recording], phase: int, tokens: int) -> Curve:
     """The most bytes that are alive at a time within `phase`, for any size."""
     first = recordings[0]

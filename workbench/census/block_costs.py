@@ -22,6 +22,7 @@ from workbench.census.amounts import (
     curve,
     fit,
     fit_phase,
+    made_and_gone,
     operations,
     peak,
 )
@@ -53,6 +54,7 @@ class BlockRuns:
         return BlockCost(
             input=curve(fit([r.sizes[0] for r in alone], tokens)),
             saved=alive_after(graphs, FORWARD, tokens),
+            passing=made_and_gone(graphs, FORWARD, tokens),
             forward_peak=peak(alone, FORWARD, tokens),
             graph_peak=peak(graphs, FORWARD, tokens),
             backward_peak=peak(graphs, BACKWARD, tokens),

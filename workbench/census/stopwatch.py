@@ -27,9 +27,10 @@ class Stopwatch:
         self._flushed = torch.zeros(CACHE_BYTES // 4, device=device)
 
     @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """What runs within this counts for `name`; what caches held before is gone."""
-        self._flushed.add_(1)
+    def timed(self, name: str, *, cold: bool = True) -> Iterator[None]:
+        """What runs within this counts for `name`; where `cold`, what caches held before is gone."""
+        if cold:
+            self._flushed.add_(1)
         self._wait()
         began = time.perf_counter()
         yield

@@ -21,7 +21,7 @@ from workbench.layout import Layout, ParameterSpec, Shard, ShardSpec, build_layo
 from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat
 
-VERSION = 1
+VERSION = 2
 SIXTEEN_BITS = ("bfloat16", "float16")
 ComputeWidth = Literal["32", "16"]
 """Bits of the dtype that a block computes in; what it keeps depends on nothing else of it."""
@@ -56,7 +56,8 @@ class BlockCost(_Part):
     """What one block of a kind takes beside its parameters, at one compute width. Bytes unless said.
 
     `input`: the hidden states that come in, which activation checkpointing keeps. `saved`: what its graph keeps from
-    forward to backward, its input included. `forward_peak`: the most that is alive in a forward without a graph, input
+    forward to backward, its input included. `passing`: all together that a forward with a graph makes and drops again.
+    `forward_peak`: the most that is alive in a forward without a graph, input
     included. `graph_peak` and `backward_peak`: the same in a forward with a graph, and in its backward beside the
     parameters' gradients. `element_bytes`: what its operations on elements read and write in a forward;
     `backward_element_bytes` likewise. `operations` and `backward_operations`: how many it launches.
@@ -64,6 +65,7 @@ class BlockCost(_Part):
 
     input: Curve
     saved: Curve
+    passing: Curve
     forward_peak: Curve
     graph_peak: Curve
     backward_peak: Curve

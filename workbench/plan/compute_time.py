@@ -116,6 +116,7 @@ def formula_cost(hidden_size: int, item_bytes: int) -> BlockCost:
     return BlockCost(
         input=Curve(per_token=unit),
         saved=saved,
+        passing=Curve(per_token=8 * unit),
         forward_peak=Curve(per_token=10 * unit),
         graph_peak=Curve(per_token=20 * unit),
         backward_peak=Curve(per_token=24 * unit),

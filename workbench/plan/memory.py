@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.layout import Layout
 from workbench.plan.census import Census
-from workbench.plan.model_memory import model_rows
+from workbench.plan.model_memory import heap_reserve, model_rows
 from workbench.plan.needs import building_bytes, checkpoint_bytes, engine_needs, gradients_in_autograd
 from workbench.plan.workload import Workload
 
@@ -95,30 +95,25 @@ class MemoryPlan:
 def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> MemoryPlan:
     """The need of every tier at its heaviest moment."""
     engine = engine_needs(layout, work)
-    model = model_rows(census, work, gradients_in_autograd(layout, work))
+    gradients = gradients_in_autograd(layout, work)
+    model = model_rows(census, work, gradients)
     # Shards are built in fp32 when no activations are there yet, on the host.
     beside = model["device"] if free.device is None else model["host"]
     building = building_bytes(layout) - sum(beside.values())
-    on_host = (
-        {"building": building, "runtime": HOST_RUNTIME_BYTES}
-        if building > 0
-        else {"runtime": HOST_RUNTIME_BYTES}
-    )
+    on_host = {"building": max(0, building), "runtime": HOST_RUNTIME_BYTES}
     if free.device is None:
-        one = _together(engine["device"], engine["host"], model["device"], model["host"], on_host)
+        heap = {"allocator reserve": heap_reserve(layout, census, work)}
+        one = _together(engine["device"], engine["host"], model["device"], model["host"], heap, on_host)
         tiers = [TierNeed("host", one, free.host)]
     else:
         device = _together(engine["device"], model["device"])
-        reserve = {
-            "allocator reserve": sum(device.values()) // RESERVE_SHARE,
-            "runtime": DEVICE_RUNTIME_BYTES,
-        }
+        rest = {"allocator reserve": sum(device.values()) // RESERVE_SHARE, "runtime": DEVICE_RUNTIME_BYTES}
         tiers = [
-            TierNeed("device", _together(device, reserve), free.device),
+            TierNeed("device", _together(device, rest), free.device),
             TierNeed("host", _together(engine["host"], model["host"], on_host), free.host),
         ]
-    kept = work.checkpoints_kept + 1
-    checkpoints = {f"{work.checkpoints_kept} + 1 checkpoints": kept * checkpoint_bytes(layout, work)}
+    saved = work.checkpoints_kept + 1
+    checkpoints = {f"{work.checkpoints_kept} + 1 checkpoints": saved * checkpoint_bytes(layout, work)}
     if free.disk_tier is None:
         tiers.append(TierNeed("disk", {**engine["disk"], **checkpoints}, free.disk))
     else:
@@ -128,11 +123,12 @@ def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> M
 
 
 def _together(*parts: dict[str, int]) -> dict[str, int]:
-    """Rows of one name added up, in the order in which they first come."""
+    """Rows of one name added up, in the order in which they first come; what is nothing has no row."""
     rows: dict[str, int] = {}
     for part in parts:
         for name, size in part.items():
-            rows[name] = rows.get(name, 0) + size
+            if size:
+                rows[name] = rows.get(name, 0) + size
     return rows
 
 

@@ -11,13 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.layout import ITEM_BYTES
+from workbench.layout import ITEM_BYTES, Layout
 from workbench.plan.census import Census
 from workbench.plan.compute_time import cost_of
 from workbench.plan.workload import Workload
 
 LOSS_CHUNK_BYTES = 64 << 20
 """The logits of so many tokens at once, in fp32 (see engine/fused_head.py)."""
+
+HEAP_BLOCK_BYTES = 32 << 20
+"""glibc's largest threshold, from which on a block is mapped by itself (M_MMAP_THRESHOLD in mallopt(3))."""
+HOLES_OF_DROPPED, HOLES_OF_GRADIENTS, HOLES_WITHOUT_WAITING = 1.5, 1.15, 0.5
+"""Bytes of holes for a byte that forwards drop, and for a byte of small gradients; and for either where gradients do
+not wait for the end of backward."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,39 @@ def _moments(census: Census, work: Workload, gradients: Gradients) -> list[dict[
         moment(first + max(inside, default=0.0) + hidden, 0.0, gradients.at_end),
         moment(2 * hidden, tied, gradients.at_end),
     ]
+
+
+def heap_reserve(layout: Layout, census: Census, work: Workload) -> int:
+    """What the C library's heap holds in one memory beside what is asked of it: holes that no later block fits in.
+
+    glibc keeps blocks below 32 MiB in its heap, and as it has to align each, mostly finds no room for one where an
+    equal one was. So the insides of a block that is walked back come to lie twice; and holes stay between what stays:
+    what a forward drops again lies among kept activations, recomputed activations among gradients. How much of them
+    is lost is measured, with glibc 2.36 (docs/benchmarks.md).
+    """
+    if (
+        not work.shared_memory or work.weights == "disk"
+    ):  # there large blocks are given back (see engine/heap.py)
+        return 0
+    dtype = work.compute_dtype(work.precision)
+    item = ITEM_BYTES[dtype]
+    tokens = work.micro_batch_size * work.sequence_length
+    if tokens * census.hidden_size * 4 * item >= HEAP_BLOCK_BYTES:
+        return 0
+    sizes = work.micro_batch_size, work.sequence_length
+    costs = [cost_of(kind, census, dtype, on_cpu=True) for kind in census.kinds]
+    inside = max((cost.backward_peak.at(*sizes) for cost in costs), default=0.0)
+    waits = work.must_wait or work.several
+    if not work.activation_checkpointing:
+        dropped = sum(costs[kind].passing.at(*sizes) for _, kind in census.blocks)
+        return int(inside + (HOLES_OF_DROPPED if waits else HOLES_WITHOUT_WAITING) * dropped)
+    gradients = (
+        segment.numel * ITEM_BYTES[work.compute_dtype(segment.dtype)]
+        for shard in layout.shards
+        for segment in shard.segments
+    )
+    small = sum(size for size in gradients if size < HEAP_BLOCK_BYTES)
+    return int(inside + (HOLES_OF_GRADIENTS if waits else HOLES_WITHOUT_WAITING) * small)
 
 
 def _loss_bytes(census: Census, tokens: int, item: int) -> float:

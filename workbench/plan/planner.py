@@ -108,15 +108,16 @@ class Planner:
         if timed:
             no_time = self._why_no_time(work)
             if not no_time:
-                time = self._time(work)
+                time = self._time(work, measure=memory.fits)
                 run = run_time(config, time, checkpoint_bytes(layout, work), self._disk_rate())
         return Plan(config, self.ground.name, memory, precision, time, run, no_time)
 
-    def _time(self, work: Workload) -> StepTime:
+    def _time(self, work: Workload, *, measure: bool) -> StepTime:
+        """By measured times only where they may have to be taken for something that can run."""
         assert self.ground.machine is not None
         dtype = work.compute_dtype(work.precision)
         times = None
-        if self._times_of is not None:
+        if measure and self._times_of is not None:
             times = self._times_of(work.micro_batch_size, work.sequence_length, dtype)
         return step_time(self.census, work, Rates(self.ground.machine, work.threads), times)
 

@@ -1,0 +1,81 @@
+"""`workbench plan`: exit codes, JSON, other machines, the search and what it writes; no helper process, no training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.cli import main
+from workbench.config import load_config
+
+
+def test_the_large_preset_does_not_fit_a_24_gb_card_and_the_exit_code_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-24gb"]) == 3
+    said = capsys.readouterr().out
+    assert "IT DOES NOT FIT" in said
+    assert "are needed and" in said
+
+
+def test_a_small_preset_fits_and_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "quickstart", "--machine", "server-h200", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["fits"] is True
+    assert data["time"]["step_s"] > 0
+    assert data["remedies"] == []
+
+
+def test_a_search_finds_what_fits_and_writes_a_preset_that_is_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mine.toml"
+    arguments = ["plan", "gpt2-10b", "--machine", "desktop-32gb", "--fit", "--write", str(target)]
+    assert main(arguments) == 0
+    assert "offload.state_format: exact -> " in capsys.readouterr().out
+    assert load_config(target).offload.state_format != "exact"
+    assert main(arguments) == 2, "what is there is not written over"
+    assert "is there already" in capsys.readouterr().err
+    assert main(["plan", str(target), "--machine", "desktop-32gb"]) == 0
+
+
+def test_the_tutorials_case_fits_in_compact_and_says_why_exact_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-32gb"]) == 3
+    said = capsys.readouterr().out
+    assert "the state, kept exact, is" in said
+    assert 'offload.state_format = "' in said
+    compact = ["--set", "offload.state_format=compact"]
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-32gb", *compact]) == 0
+    assert ": it fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--machine", "nowhere.toml"], "machine nowhere.toml: cannot be read"),
+        (["--write", "x.toml"], "--write: goes with --fit only"),
+        (["--keep", "offload.state"], "--keep: goes with --fit only"),
+        (["--machine", "server-80gb", "--set", "train.device=cpu"], 'train.device = "cpu"'),
+        (["--machine", "server-80gb", "--fit", "--keep", "train.steps"], "--keep train.steps"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_message(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "quickstart", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_damaged_profile_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "machine.toml"
+    broken.write_text('name = "x"\nsource = "guessed"\n')
+    assert main(["plan", "quickstart", "--machine", str(broken)]) == 2
+    error = capsys.readouterr().err
+    assert str(broken) in error
+    assert "source" in error

@@ -1,0 +1,101 @@
+"""What a plan looks like, and what stands in `plan.json` beside it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from synthetic import gpt2, machine
+
+from workbench.config import load_config, parse_config, to_toml
+from workbench.plan.ground import ground_of
+from workbench.plan.memory import TierNeed
+from workbench.plan.outcome import compare
+from workbench.plan.planner import Plan, Planner
+from workbench.plan.report import bar, duration, gib, plan_text, seconds
+from workbench.presets import changed_preset, find_preset
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    config = load_config(find_preset("gpt2-10b"), ["offload.state_format=compact"])
+    return Planner(gpt2(50, 4096), ground_of(machine(gpu_gib=31))).plan(config)
+
+
+def test_a_bar_gives_each_row_its_share_and_leaves_what_is_free() -> None:
+    tier = TierNeed("host", {"weights": 50, "state": 25}, 100)
+    assert bar(tier, 20) == "[aaaaaaaaaabbbbb.....]"
+
+
+def test_a_bar_of_what_does_not_fit_shows_where_the_tier_ends() -> None:
+    tier = TierNeed("host", {"weights": 150, "state": 50}, 100)
+    assert bar(tier, 20) == "[aaaaaaaaaa|aaaaabbbbb]"
+
+
+def test_the_text_names_every_row_lane_and_the_bottleneck(plan: Plan) -> None:
+    text = plan_text(plan)
+    assert plan.time is not None
+    for tier in plan.memory.tiers:
+        for name in tier.needs:
+            assert name in text
+    assert "10,279,239,680 parameters on invented: it fits" in text
+    assert "the bottleneck" in text
+    assert "1,000 steps: " in text
+    assert "TB written a day" in text
+    assert text.isascii()
+
+
+def test_the_plan_as_data_survives_json_and_adds_up(plan: Plan) -> None:
+    data = json.loads(json.dumps(plan.as_dict()))
+    for tier in data["memory"]["tiers"]:
+        assert tier["needed_bytes"] == sum(tier["needs"].values())
+    assert data["time"]["tokens_per_s"] == pytest.approx(10 * 1024 / data["time"]["step_s"])
+    assert data["run"]["total_s"] >= data["run"]["steps_s"] == pytest.approx(1000 * data["time"]["step_s"])
+
+
+def test_outcome_rows_hold_what_both_sides_have(plan: Plan) -> None:
+    assert plan.time is not None
+    host = next(tier for tier in plan.memory.tiers if tier.tier == "host")
+    measured = {"host_peak_bytes": host.needed_bytes // 2, "step_s": 2 * plan.time.step_s}
+    rows = {row.name: row for row in compare({**plan.as_dict(), "measured": measured})}
+    assert set(rows) == {"host memory", "step"}
+    assert rows["host memory"].error == pytest.approx(1.0, abs=1e-6)
+    assert rows["step"].error == pytest.approx(-0.5)
+    assert "(-50%)" in rows["step"].text()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"measured": 3},
+        {"memory": [], "measured": {"host_peak_bytes": 5}},
+        {"time": 1, "measured": {"step_s": "x"}},
+    ],
+)
+def test_a_damaged_plan_file_gives_no_rows_and_no_error(damaged: dict[str, object]) -> None:
+    assert compare(damaged) == []
+
+
+def test_a_changed_preset_keeps_comments_and_says_what_it_should() -> None:
+    path = find_preset("gpt2-10b")
+    before = load_config(path)
+    after = load_config(
+        path,
+        [
+            "offload.state_format=compact",
+            "train.micro_batch_size=5",
+            "train.gradient_accumulation=2",
+            "model.config.n_layer=40",
+        ],
+    )
+    text = changed_preset(path.read_text(), before, after)
+    assert to_toml(parse_config(text, "changed")) == to_toml(after)
+    assert "# exact, half or compact" in text
+    assert "# handed to the architecture's own configuration class" in text
+
+
+def test_sizes_and_times_are_written_for_people() -> None:
+    assert (gib(3 << 30), gib(5 << 20)) == ("3.00 GiB", "5.0 MiB")
+    assert (seconds(1.234), seconds(0.0123)) == ("1.23 s", "12.30 ms")
+    assert [duration(s) for s in (45, 725, 79_800, 273_600)] == ["45s", "12m05s", "22h10m", "3d04h"]
