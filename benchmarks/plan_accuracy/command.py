@@ -1,7 +1,8 @@
 """The command line. stdout gets the table or the JSON, stderr everything else.
 
-For each configuration, one after the other: the machine's speeds, the model's pieces, the plan, then the training, so
-that plan and training meet the machine in the same mood.
+For each configuration, one after the other: the machine's speeds, the model's pieces, the plan, then the training, then
+speeds and plan once more. A machine that is shared changes its speed within minutes: what is held against the training is
+the mean of the plans before and after it, and how far these two are apart is told.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Row:
     grown_bytes: int
     planned_s: float
     measured_s: float
+    between: float
+    """How far the plans before and after are apart, as a share of their mean: the machine's own unrest."""
 
     @property
     def memory_error(self) -> float:
@@ -74,7 +77,10 @@ def main(arguments: Sequence[str]) -> int:
             row = measure(case, Path(folder))
             if isinstance(row, Row):
                 rows.append(row)
-                tell(f"{row.name}: memory {row.memory_error:+.1%}, time {row.time_error:+.1%}")
+                tell(
+                    f"{row.name}: memory {row.memory_error:+.1%}, time {row.time_error:+.1%} "
+                    f"(plans {row.between:.0%} apart)"
+                )
             else:
                 failures.append(f"{case.name}: {row}")
                 tell(failures[-1])
@@ -94,9 +100,16 @@ def measure(case: Case, folder: Path) -> Row | str:
     if outcome.result is None:
         return outcome.failure
     result = outcome.result
-    settled = result["seconds"][SKIPPED:]
+    _, after_s = predict(config)
+    mean_s = (step_s + after_s) / 2
     return Row(
-        case.name, result["parameters"], needed, result["grown_bytes"], step_s, statistics.median(settled)
+        case.name,
+        result["parameters"],
+        needed,
+        result["grown_bytes"],
+        mean_s,
+        statistics.median(result["seconds"][SKIPPED:]),
+        abs(after_s - step_s) / mean_s,
     )
 
 
@@ -155,7 +168,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _text(head: Sequence[str], rows: Sequence[Row], failures: Sequence[str], draw: Any) -> str:
-    columns = ("configuration", "parameters", "planned", "measured", "", "planned step", "measured step", "")
+    columns = (
+        "configuration",
+        "parameters",
+        "planned",
+        "measured",
+        "",
+        "planned step",
+        "measured step",
+        "",
+        "plans apart",
+    )
     table = Table(
         "Planned and measured: growth of resident memory, seconds of a step (median)",
         columns,
@@ -169,6 +192,7 @@ def _text(head: Sequence[str], rows: Sequence[Row], failures: Sequence[str], dra
                 f"{row.planned_s:.3f} s",
                 f"{row.measured_s:.3f} s",
                 f"{row.time_error:+.1%}{'' if row.time_good else ' MISSED'}",
+                f"{row.between:.0%}",
             )
             for row in rows
         ),
