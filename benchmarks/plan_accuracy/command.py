@@ -1,8 +1,8 @@
 """The command line. stdout gets the table or the JSON, stderr everything else.
 
-For each configuration, one after the other: the machine's speeds, the model's pieces, the plan, then the training, then
-speeds and plan once more. A machine that is shared changes its speed within minutes: what is held against the training is
-the mean of the plans before and after it, and how far these two are apart is told.
+For each configuration, one after the other: the machine's speeds, the model's pieces, the plan, then the training,
+then speeds and plan once more. A machine that is shared changes its speed within minutes: what is held against the
+training is the mean of the plans before and after it, and how far these two are apart is told.
 """
 
 from __future__ import annotations
