@@ -342,6 +342,13 @@ VERBS: tuple[Verb, ...] = (
             _SET,
             _argument("--fit", action="store_true", help="search for the fastest configuration that fits"),
             _argument(
+                "--keep",
+                metavar="TABLE.KEY",
+                action="append",
+                default=[],
+                help="with --fit: leave this field as it is; may be repeated",
+            ),
+            _argument(
                 "--write",
                 metavar="FILE",
                 type=Path,

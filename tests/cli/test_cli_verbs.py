@@ -22,7 +22,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     command = ModuleType("workbench.training.command")
     command.run = lambda **asked_for: asked.append(asked_for) or 0  # type: ignore[attr-defined]
     verbs = ModuleType("workbench.run_verbs")
-    verbs.runs = lambda root, as_json: asked.append(("runs", root, as_json)) or 0  # type: ignore[attr-defined]
+    verbs.runs = (  # type: ignore[attr-defined]
+        lambda root, as_json, plans: asked.append(("runs", root, as_json, plans)) or 0
+    )
     verbs.steer = lambda verb, run, root: asked.append((verb, run, root)) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
     monkeypatch.setitem(sys.modules, "workbench.run_verbs", verbs)
@@ -89,7 +91,12 @@ def test_the_latest_run_is_steered_when_none_is_named(verb: str, calls: list[Any
 def test_runs_are_listed_as_text_or_json(calls: list[Any]) -> None:
     assert main(["runs"]) == 0
     assert main(["runs", "--json", "--runs", "there"]) == 0
-    assert calls == [("runs", None, False), ("runs", Path("there"), True)]
+    assert main(["runs", "--plan"]) == 0
+    assert calls == [
+        ("runs", None, False, False),
+        ("runs", Path("there"), True, False),
+        ("runs", None, False, True),
+    ]
 
 
 def test_config_show_prints_a_configuration_that_reads_back(capsys: pytest.CaptureFixture[str]) -> None:

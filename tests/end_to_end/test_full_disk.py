@@ -44,10 +44,10 @@ def uninterrupted(trainers: Trainers) -> RunDirectory:
 def fill(disk: Path, leave: int) -> Path:
     """Fill the disk until `leave` bytes are free; gives the file that does."""
     hog = disk / "hog"
-    with hog.open("wb") as file, contextlib.suppress(OSError):
+    # Unbuffered: what did not get in would be written once more when the file is closed.
+    with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(64 << 10))
-            file.flush()
     with hog.open("r+b") as file:
         file.truncate(max(0, hog.stat().st_size - leave))
     return hog

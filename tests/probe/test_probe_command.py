@@ -53,7 +53,7 @@ def test_it_is_measured_once(
     assert "update bfloat16-exact ns" in first.out and "memory: fast" not in first.out
     ask()
     second = capsys.readouterr()
-    assert "the machine has not changed; --fresh" in second.err
+    assert "the machine has not changed; `workbench probe --fresh`" in second.err
     assert "a processor: 3 cores" in second.out
     assert measurements == ["machine"]
 

@@ -96,8 +96,16 @@ def fit(config: RunConfig, model: nn.Module, device: Device, free: Free, tell: C
 
 def _census(config: RunConfig, model: nn.Module, tell: Callable[[str], None]) -> Census:
     """The model's census; without what a block takes, with a word, where no block could be tried."""
+    told: list[str] = []
+
+    def tell_once(message: str) -> None:
+        """That it is taken; how far that is need not stand before a run's own lines."""
+        if not told:
+            tell(message)
+        told.append(message)
+
     try:
-        census = obtain_census(config.model.model_dump(), tell)
+        census = obtain_census(config.model.model_dump(), tell_once)
     except ConfigurationError:
         raise
     except WorkbenchError as error:
