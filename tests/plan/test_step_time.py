@@ -89,7 +89,7 @@ def test_in_one_memory_update_and_compute_share_the_cores() -> None:
     assert step.step_s == pytest.approx(forward_and_backward + update, rel=0.1)
 
 
-def test_measured_times_are_taken_before_arithmetic_and_follow_the_machines_speed() -> None:
+def test_measured_times_are_taken_before_arithmetic_whatever_a_matrix_product_took_beside_them() -> None:
     def times(speed: float) -> ModelTimes:
         return ModelTimes(
             fingerprint="",
@@ -105,10 +105,7 @@ def test_measured_times_are_taken_before_arithmetic_and_follow_the_machines_spee
     measured = predict(times=times(150e12), state="device")
     assert measured.measured
     assert measured.lanes[Lane.COMPUTE].busy_s == pytest.approx(24 * 0.4 + 0.1, rel=0.1)
-    held_up_then = predict(times=times(75e12), state="device")
-    assert held_up_then.step_s < 0.6 * measured.step_s
-    much_the_same = predict(times=times(120e12), state="device")
-    assert much_the_same.step_s == measured.step_s
+    assert predict(times=times(75e12), state="device").step_s == measured.step_s
     assert not predict().measured
 
 

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES
 from workbench.plan.census import BlockCost, BlockKind, Census, Curve
-from workbench.plan.profile import MachineProfile
 from workbench.plan.rates import Rates
 from workbench.plan.times import ModelTimes
 from workbench.plan.workload import Workload
 
-ONE_MACHINE = 1.6
-"""Matrix speeds that are closer than this factor are one machine's: so far apart are two measurements of it."""
 LOGIT_PASSES = 6
 """Times that the loss and its gradient read or write a logit, in fp32."""
 
@@ -41,7 +38,7 @@ def compute_times(census: Census, work: Workload, rates: Rates, times: ModelTime
     """What a micro-batch of `work` takes."""
     dtype = work.compute_dtype(work.precision)
     if times is not None and times.dtype == dtype and len(times.kinds) == len(census.kinds):
-        return _scaled(census, work, rates.machine, times)
+        return _scaled(census, work, times)
     forward, backward = [], []
     for kind in census.kinds:
         ahead, back = _block(kind, census, work, rates, dtype)
@@ -51,19 +48,13 @@ def compute_times(census: Census, work: Workload, rates: Rates, times: ModelTime
     return ComputeTimes(tuple(forward), tuple(backward), *outer, measured=False)
 
 
-def _scaled(census: Census, work: Workload, machine: MachineProfile, times: ModelTimes) -> ComputeTimes:
+def _scaled(census: Census, work: Workload, times: ModelTimes) -> ComputeTimes:
     """Measured times at the workload's size."""
-    speeds = machine.device.matrix_flops_per_s
-    now = speeds.get(times.dtype)  # type: ignore[call-overload]
-    # A machine that was held up, by others or by heat, while it was probed or while its pieces were timed.
-    slower = times.matrix_flops_per_s / now if now else 1.0
-    if 1 / ONE_MACHINE < slower < ONE_MACHINE:
-        slower = 1.0
     forward, backward = [], []
     for kind, measured in zip(census.kinds, times.kinds, strict=True):
         there = kind.flops.at(times.sequences, times.tokens)
         here = kind.flops.at(work.micro_batch_size, work.sequence_length)
-        larger = slower * (here / there if there else 1.0)
+        larger = here / there if there else 1.0
         forward.append(larger * (measured.forward_s if work.activation_checkpointing else measured.graph_s))
         again = measured.graph_s if work.activation_checkpointing else 0.0
         backward.append(larger * (again + measured.backward_s))
@@ -71,8 +62,8 @@ def _scaled(census: Census, work: Workload, machine: MachineProfile, times: Mode
     return ComputeTimes(
         tuple(forward),
         tuple(backward),
-        slower * tokens * times.outer_forward_s,
-        slower * tokens * times.outer_backward_s,
+        tokens * times.outer_forward_s,
+        tokens * times.outer_backward_s,
         measured=True,
     )
 

@@ -299,6 +299,8 @@ def _single_changes(planner: Planner, config: RunConfig) -> Iterator[tuple[str, 
 
 def _in_words(config: RunConfig) -> str:
     fields = ["offload.weights", "offload.state", "offload.state_format", "train.micro_batch_size"]
+    if config.offload.device_fraction:
+        fields.insert(2, "offload.device_fraction")
     return ", ".join(f"{field} = {_toml(get_field(config, field))}" for field in fields)
 
 

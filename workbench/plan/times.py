@@ -1,6 +1,7 @@
 """How long the pieces of a model took on one machine: what a planner prefers to arithmetic over matrix speeds.
 
-Measured beside the machine's matrix speed of that moment, so that they can follow a machine that is slower today.
+Beside them stands the machine's matrix speed of that moment, which tells whether it was held up. It is no factor to
+scale by: one product's speed swings more than a whole block's.
 """
 
 from __future__ import annotations
