@@ -115,7 +115,7 @@ def measure(case: Case, folder: Path) -> Row | str:
 
 def predict(config: RunConfig) -> tuple[int, float]:
     """Bytes of the host beside the runtime, and seconds of a step, by the machine as it is now."""
-    from workbench.census.helper import ask_helper
+    from workbench.census.helper_process import ask_helper
     from workbench.census.obtain import essential, obtain_census
     from workbench.plan.ground import ground_of
     from workbench.plan.planner import Planner

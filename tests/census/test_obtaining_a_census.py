@@ -14,10 +14,10 @@ import pytest
 from model_tables import FAMILIES, table
 
 from workbench.cache import cache_folder
-from workbench.census import helper, obtain
+from workbench.census import helper_process, obtain
 from workbench.census.__main__ import answer
 from workbench.census.building import meta_model
-from workbench.census.helper import ask_helper
+from workbench.census.helper_process import ask_helper
 from workbench.census.obtain import (
     census_text,
     obtain_census,
@@ -39,7 +39,7 @@ def silent(_: str) -> None:
 
 def played_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Let the helper process be a small program."""
-    monkeypatch.setattr(helper, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
+    monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_a_helper_that_is_killed_is_taken_for_one_that_had_no_memory(
 
 
 def test_a_helper_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "COMMAND", ("/nowhere/python",))
+    monkeypatch.setattr(helper_process, "COMMAND", ("/nowhere/python",))
     with pytest.raises(WorkbenchError, match="census of the model could not be taken"):
         obtain_census(TABLE, silent)
 

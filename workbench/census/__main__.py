@@ -1,4 +1,4 @@
-"""The helper process (see `workbench.census.helper`); or, with `ship`, writes the censuses of the shipped presets."""
+"""The helper process (see `helper_process.py`); or, with `ship`, writes the censuses of the shipped presets."""
 
 from __future__ import annotations
 

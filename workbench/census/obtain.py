@@ -17,9 +17,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from workbench.cache import read_cached, write_cached
-from workbench.census.helper import ask_helper
+from workbench.census.helper_process import ask_helper
 from workbench.plan.census import VERSION, Census, census_key
 from workbench.plan.times import ModelTimes
+from workbench.probe.fingerprint import resolved_device
 
 BUILDERS = ("torch", "transformers")
 Tell = Callable[[str], None]
@@ -72,7 +73,8 @@ def obtain_times(
         WorkbenchError: the helper process failed, or a block of each kind does not fit in memory.
     """
     table = essential(model_table)
-    sizes = {"sequences": sequences, "tokens": tokens, "dtype": dtype, "device": device}
+    # By its own name, so that "auto" and what it means are one.
+    sizes = {"sequences": sequences, "tokens": tokens, "dtype": dtype, "device": resolved_device(device)}
     content = json.dumps([fingerprint, census_key(table, _versions()), sizes], sort_keys=True)
     name = f"times/{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
     known = _parsed_times(read_cached(name), len(census.kinds))
