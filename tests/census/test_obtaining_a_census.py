@@ -129,6 +129,18 @@ def test_times_are_kept_by_machine_sizes_and_dtype(
         assert obtain_times(TABLE, census, **{**what, **change}, tell=silent, take=False) is None
 
 
+def test_times_are_asked_for_by_the_devices_own_name(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(obtain, "resolved_device", {"auto": "cpu", "cpu": "cpu"}.__getitem__)
+    census = obtain_census(TABLE, silent)
+    assert census is not None
+    what: dict[str, Any] = {"fingerprint": "here", "sequences": 2, "tokens": 16, "dtype": "float32"}
+    times = obtain_times(TABLE, census, **what, device="auto", tell=silent)
+    assert asked[-1]["device"] == "cpu", "torch knows no device that is called auto"
+    assert obtain_times(TABLE, census, **what, device="cpu", tell=silent, take=False) == times
+
+
 def test_a_wrong_model_is_told_in_the_models_own_words() -> None:
     with pytest.raises(ConfigurationError, match='did you mean "llama"'):
         obtain_census(table("lama"), silent)
