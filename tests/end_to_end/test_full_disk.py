@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,14 +43,18 @@ def uninterrupted(trainers: Trainers) -> RunDirectory:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Fill the disk until `leave` bytes are free; gives the file that does."""
+    """Fill the disk until `leave` bytes are free, never fewer on the way; gives the file that does."""
     hog = disk / "hog"
-    # Unbuffered: what did not get in would be written once more when the file is closed.
-    with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(64 << 10))
-    with hog.open("r+b") as file:
-        file.truncate(max(0, hog.stat().st_size - leave))
+    with hog.open("wb") as file:
+        for _ in range(1000):
+            room = os.statvfs(disk)
+            too_much = room.f_bavail * room.f_frsize - leave
+            if too_much < room.f_frsize:
+                break
+            size = os.fstat(file.fileno()).st_size
+            # Another process writes here too: it may take the room first.
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), size, too_much)
     return hog
 
 
