@@ -1,0 +1,45 @@
+"""What the screens stand on, given once: where runs and presets are, how to draw, the clock and the monitor.
+
+Tests give their own clock and monitor, so that a picture is the same every time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from workbench.monitor.samples import MonitorSample
+from workbench.tui.glyphs import BLOCKS, Glyphs
+
+
+class Monitor(Protocol):
+    """Samples in threads of its own; `latest` never waits."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
+        """From now on sample this process and the disks under these folders."""
+
+    @property
+    def latest(self) -> MonitorSample | None:
+        """The newest sample; None before the first."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Unchanged while the application runs."""
+
+    runs_root: Path
+    monitor: Monitor
+    glyphs: Glyphs = BLOCKS
+    clock: Callable[[], float] = time.time
+    """Unix seconds."""
+    interval_s: float = 0.5
+    """Between two looks at runs and samples."""
+    read_only: bool = False
+    """Whether runs are only watched: nothing is started, steered or deleted."""
