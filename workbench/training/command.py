@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
+from workbench.launch import start_trainer
 from workbench.presets import find_preset
 from workbench.runs import (
     LogTee,
@@ -21,10 +20,9 @@ from workbench.runs import (
     read_status,
     runs_root,
     write_config,
-    write_status,
 )
-from workbench.runs.status import process_started
 from workbench.training.signals import Requests, StopBeforeTraining
+from workbench.training.starting import Starting
 
 
 @dataclass(frozen=True)
@@ -150,19 +148,24 @@ def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
 def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
     if choice.directory is None:
         RunDirectory.check_root(choice.root)
-    # torch takes seconds to import: only once there is something to train.
-    from workbench.training.preparation import prepare_run
-    from workbench.training.session import train_session
-
     directory = choice.directory
     if directory is not None:
         directory.acquire(choice.announced_at)
     try:
-        prepared = prepare_run(choice.config, choice.root, _tell, choice.directory)
-        requests.raise_if_stopped()
+        # One that was announced says in its status how far its preparation is, or why that failed.
+        announced = directory if choice.announced_at is not None else None
+        with Starting(announced, _tell) as starting:
+            # torch takes seconds to import: only once there is something to train.
+            starting.progress("importing torch")
+            from workbench.training.preparation import prepare_run
+            from workbench.training.session import train_session
+
+            prepared = prepare_run(choice.config, choice.root, starting.tell, directory)
+            requests.raise_if_stopped()
         if directory is None:
             directory = RunDirectory.create(choice.root, choice.name)
             directory.acquire()
+        if not choice.resuming:
             write_config(directory, to_toml(prepared.config))
         if detach:
             return _detach(directory, choice)
@@ -181,45 +184,16 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
 
 def _detach(directory: RunDirectory, choice: _Choice) -> int:
     """Start the same run in a session of its own, with no terminal and no pipe that could end it."""
-    command = [sys.executable, "-m", "workbench", "run", "--run-directory", str(directory.path)]
-    if choice.resuming:
-        command += ["--resume", "auto", *(f"--set={override}" for override in choice.overrides)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     directory.release()
-    try:
-        with directory.log.open("ab") as log:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment,
-            )
-    except OSError as error:
-        raise WorkbenchError(f"run {directory.name} could not be started: {error}") from error
-    _announce(directory, child.pid, choice.config.train.steps)
-    print(directory.path)
-    _tell(f"training in process {child.pid}; its log is {directory.log}")
-    return EXIT_DONE
-
-
-def _announce(directory: RunDirectory, pid: int, steps: int) -> None:
-    """Name the new trainer in the status at once: it takes seconds to get there, and may be steered or die before."""
-    status = replace(
-        read_status(directory),
-        phase="starting",
-        total_steps=steps,
-        pid=pid,
-        pid_started=process_started(pid) or 0.0,
-        host=socket.gethostname(),
-        eta_s=None,
-        exit_code=None,
-        message="",
-        progress="",
+    pid = start_trainer(
+        directory,
+        total_steps=choice.config.train.steps,
+        resuming=choice.resuming,
+        overrides=choice.overrides,
     )
-    with contextlib.suppress(WorkbenchError):  # the trainer meets the same trouble, and ends with it
-        write_status(directory, status, durable=False)
+    print(directory.path)
+    _tell(f"training in process {pid}; its log is {directory.log}")
+    return EXIT_DONE
 
 
 def _tell(message: str) -> None:

@@ -1,0 +1,212 @@
+"""Start a training in a process and a session of its own, and tell how it ended; nothing heavy is imported for it.
+
+What the screen and `run --detach` share. Invariant: the trainer owes nothing to whoever started it: no terminal, no
+pipe, no process group; and from the moment `start` returns, the run's status names its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.runs import RunDirectory, Status, liveness, read_status, write_config, write_status
+from workbench.runs.status import process_started
+
+_TAIL_BYTES = 64 << 10
+LIVING = ("running", "paused", "stale")
+"""The states in which a run has, or may have, a trainer."""
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """How a run ended, as far as it is known."""
+
+    exit_code: int | None
+    """As a shell tells it: 128 and the signal's number where a signal ended it. None: not known, or still alive."""
+    message: str
+    """One sentence from the run's status; empty where it left none."""
+    lines: tuple[str, ...]
+    """The last lines of its log, the oldest first."""
+    log: Path
+
+
+def start(text: str, name: str, root: Path, overrides: Sequence[str] = ()) -> RunDirectory:
+    """Train the configuration `text` (TOML) as a new run in `root`; it is starting when this returns.
+
+    `name` is the preset's, which the run's folder is called after. What is wrong with the model, the data or the
+    machine is found by the trainer: see `last_words`.
+
+    Raises:
+        ConfigurationError: the text is no valid configuration, or `root` cannot be written; nothing is left behind.
+        WorkbenchError: the process could not be started.
+    """
+    from workbench.config import parse_config, to_toml
+
+    config = parse_config(text, name, overrides)
+    run = RunDirectory.create(root, name)
+    write_config(run, to_toml(config))
+    start_trainer(run, total_steps=config.train.steps)
+    return run
+
+
+def start_preset(preset: str, root: Path, overrides: Sequence[str] = ()) -> RunDirectory:
+    """`start` with the text of a preset, named as `workbench run` takes it. Raises what `start` raises."""
+    from workbench.presets import find_preset
+
+    path = find_preset(preset)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    return start(text, path.stem, root, overrides)
+
+
+def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
+    """Continue `run` from its last checkpoint; it is starting when this returns.
+
+    Raises:
+        ConfigurationError: its configuration cannot be read.
+        WorkbenchError: it has a trainer, all its steps are done, or the process could not be started.
+    """
+    from workbench.config import parse_config
+
+    status = read_status(run)
+    state = liveness(status)
+    if state in LIVING:
+        raise WorkbenchError(f"run {run.name} is {state} already")
+    try:
+        text = run.config.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"run {run.name} cannot be resumed: {run.config} cannot be read: {error}"
+        ) from error
+    steps = parse_config(text, str(run.config), overrides).train.steps
+    if state == "finished" and status.step >= steps:
+        raise WorkbenchError(f"run {run.name} is finished: all its {steps} steps are done")
+    # A trainer whose status cannot be read still holds the run.
+    held = RunDirectory(run.path)
+    held.acquire()
+    held.release()
+    start_trainer(run, total_steps=steps, resuming=True, overrides=overrides)
+
+
+def start_trainer(
+    run: RunDirectory, *, total_steps: int, resuming: bool = False, overrides: Sequence[str] = ()
+) -> int:
+    """Start the process that trains `run`, whose `config.toml` is there and which nobody holds; gives its pid.
+
+    The process has /dev/null for its input and the run's log for its output: a pipe would end it with its reader.
+    When it ends while this process still lives, it is collected, and the status gets the exit code it could not write.
+
+    Raises WorkbenchError where it cannot be started.
+    """
+    command = trainer_command(run, resuming=resuming, overrides=overrides)
+    try:
+        with run.log.open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+    except OSError as error:
+        raise WorkbenchError(f"run {run.name} could not be started: {error}") from error
+    _announce(run, child.pid, total_steps)
+    threading.Thread(target=_collect, args=(run, child), name="trainer-exit", daemon=True).start()
+    return child.pid
+
+
+def trainer_command(run: RunDirectory, *, resuming: bool, overrides: Sequence[str] = ()) -> list[str]:
+    """The command line of the process that trains `run`."""
+    command = [sys.executable, "-m", "workbench", "run", "--run-directory", str(run.path)]
+    if resuming:
+        command += ["--resume", "auto", *(f"--set={override}" for override in overrides)]
+    return command
+
+
+def last_words(run: RunDirectory, lines: int = 20) -> LastWords:
+    """How `run` ended, with the last `lines` lines of its log. Never raises."""
+    status = read_status(run)
+    return LastWords(status.exit_code, status.message, tail(run.log, lines), run.log)
+
+
+def tail(path: Path, lines: int) -> tuple[str, ...]:
+    """The last `lines` lines of a text file however long it is; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES)
+    except OSError:
+        return ()
+    whole = text.decode("utf-8", "replace").splitlines()
+    if size > _TAIL_BYTES and len(whole) > 1:
+        del whole[0]  # begins in its middle
+    return tuple(whole[-lines:]) if lines > 0 else ()
+
+
+def _announce(run: RunDirectory, pid: int, total_steps: int) -> None:
+    """Name the new trainer in the status at once: it takes seconds to get there, and may be steered or die before."""
+    before = read_status(run)
+    if before.pid == pid:  # it was quicker
+        return
+    status = replace(
+        before,
+        phase="starting",
+        total_steps=total_steps,
+        pid=pid,
+        pid_started=process_started(pid) or 0.0,
+        host=socket.gethostname(),
+        eta_s=None,
+        exit_code=None,
+        message="",
+        progress="",
+    )
+    with contextlib.suppress(WorkbenchError):  # the trainer meets the same trouble, and ends with it
+        write_status(run, status, durable=False)
+
+
+def _collect(run: RunDirectory, child: subprocess.Popen[bytes]) -> None:
+    """Wait for the trainer's end; a trainer that was killed has not written down how it ended."""
+    code = child.wait()
+    held = RunDirectory(run.path)
+    # Not when another trainer has taken the run over meanwhile, and not when its folder is gone.
+    with contextlib.suppress(WorkbenchError, OSError):
+        status = read_status(run)
+        if not _is_silent_about(status, child.pid):
+            return
+        held.acquire()
+        try:
+            status = read_status(run)
+            if _is_silent_about(status, child.pid):
+                message = status.message or _how(code)
+                ended = replace(status, exit_code=code if code >= 0 else 128 - code, message=message)
+                write_status(run, ended, durable=False)
+        finally:
+            held.release()
+
+
+def _is_silent_about(status: Status, pid: int) -> bool:
+    return status.pid == pid and status.exit_code is None
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with exit code {code}; its log holds its last words"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; the system kills so when memory runs out" if name == "SIGKILL" else ""
+    return f"its process was ended by {name}{hint}"
