@@ -1,23 +1,34 @@
-"""Where presets are found: a path, or a name in the project's, the user's or the shipped folder.
+"""Where presets are found and kept: a path, or a name in the project's, the user's or the shipped folder.
 
-A name always means the first file that carries it, in this order: one's own preset hides a shipped one of
+Those that come with workbench are never written or deleted. A name always means the first file that carries it, in this order: one's own preset hides a shipped one of
 the same name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import os
-from collections.abc import Iterator
+import secrets
+import string
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from workbench.cache import read_cached, write_cached
 from workbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig
 
 Origin = Literal["project", "user", "shipped"]
+
+LONGEST_NAME = 100
+MOST_RECENT = 50
+_RECENT = "recent-presets.json"
+_IN_A_NAME = frozenset(string.ascii_letters + string.digits + "._-")
 
 
 class Preset(NamedTuple):
@@ -49,27 +60,46 @@ def find_preset(name: str) -> Path:
 
 def changed_preset(text: str, before: RunConfig, after: RunConfig) -> str:
     """The preset `text`, which says `before`, so that it says `after`: its comments and its order are kept."""
-    import tomlkit
-
-    document: Any = tomlkit.parse(text)
+    edits: dict[str, Any] = {}
     old_tables, new_tables = before.model_dump(), after.model_dump()
     for table, new in new_tables.items():
         old = old_tables[table]
         if new == old or new is None:
             continue
         if not isinstance(new, dict):
-            _put(document, table, new)
+            edits[table] = new
             continue
-        if table not in document:
+        edits |= {f"{table}.{key}": value for key, value in new.items() if old is None or old[key] != value}
+    return edited_preset(text, edits)
+
+
+def edited_preset(text: str, edits: Mapping[str, Any]) -> str:
+    """The preset `text` with the values of `edits`, by "table.key" or "key"; None takes one away.
+
+    Comments and order are kept. `text` is valid TOML; whether it is a right preset does not matter.
+    """
+    import tomlkit
+
+    document: Any = tomlkit.parse(text)
+    for name, value in edits.items():
+        table, _, key = name.partition(".")
+        if not key:
+            _put(document, table, value)
+            continue
+        if not isinstance(document.get(table), dict):
+            if value is None:
+                continue
             document[table] = tomlkit.table()
-        for key, value in new.items():
-            if old is None or old[key] != value:
-                _put(document[table], key, value)
-    return tomlkit.dumps(document)
+        _put(document[table], key, value)
+    changed: str = tomlkit.dumps(document)
+    return changed
 
 
 def _put(table: Any, key: str, value: Any) -> None:
-    """Set a key; the comment behind it stays, and of an inner table the keys that are the same."""
+    """Set a key; the comment behind it stays, and of an inner table the keys that are the same. None: take it away."""
+    if value is None:
+        table.pop(key, None)
+        return
     if isinstance(value, dict) and isinstance(table.get(key), dict):
         for inner in [name for name in table[key] if name not in value]:
             del table[key][inner]
@@ -78,6 +108,93 @@ def _put(table: Any, key: str, value: Any) -> None:
                 _put(table[key], inner, each)
         return
     table[key] = list(value) if isinstance(value, tuple) else value
+
+
+def save_preset(name: str, text: str, *, replace: bool = False) -> Path:
+    """Keep `text` as the user's own preset `name`, whole or not at all; where it lies.
+
+    Raises:
+        ConfigurationError: the name cannot be a file's, is there already and not to be replaced, or cannot be written.
+    """
+    folder = user_folder()
+    if folder is None:
+        raise ConfigurationError("there is no home to keep presets in; WORKBENCH_PRESETS names a folder")
+    name = name.strip().removesuffix(".toml")
+    if not name or not set(name) <= _IN_A_NAME or name.startswith((".", "-")) or len(name) > LONGEST_NAME:
+        raise ConfigurationError(
+            f'"{name}" cannot be a preset\'s name; use letters, digits, ".", "-" and "_", not "." or "-" first'
+        )
+    path = folder / f"{name}.toml"
+    if path.exists() and not replace:
+        raise ConfigurationError(f"{path}: is there already; give another name")
+    _write_whole(path, text)
+    return path
+
+
+def overwrite_preset(path: Path, text: str) -> None:
+    """Put `text` in the place of one's own preset at `path`, whole or not at all.
+
+    Raises:
+        ConfigurationError: it came with workbench, or cannot be written.
+    """
+    if is_shipped(path):
+        raise ConfigurationError(f"{path}: comes with workbench and is not changed; save it under a name")
+    _write_whole(path, text)
+
+
+def duplicate_preset(path: Path, name: str = "") -> Path:
+    """Copy the preset at `path`, whatever is in it, into the user's folder: as `name`, else as the first that is free.
+
+    Raises:
+        ConfigurationError: it cannot be read, or see `save_preset`.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be copied: {error}") from error
+    return save_preset(name or free_name(path.stem), text)
+
+
+def free_name(name: str) -> str:
+    """A name like `name` that no preset has: "NAME-2" and on."""
+    taken = _named()
+    return next(made for number in count(2) if (made := f"{name}-{number}") not in taken)
+
+
+def delete_preset(path: Path) -> None:
+    """Delete one's own preset.
+
+    Raises:
+        ConfigurationError: it is none, it came with workbench, or the file cannot be deleted.
+    """
+    owned = {found.resolve() for found, origin in _named().values() if origin != "shipped"}
+    if is_shipped(path) or path.resolve() not in owned:
+        raise ConfigurationError(f"{path}: only presets of the project or of your own are deleted")
+    try:
+        path.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be deleted: {error.strerror or error}") from error
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether the file is one of those that come with workbench."""
+    return path.resolve().parent == shipped_folder().resolve()
+
+
+def remember_preset(path: Path) -> None:
+    """Note that a preset was used now; nothing where that cannot be kept."""
+    absolute = str(path.absolute())
+    known = [absolute, *(each for each in map(str, recent_presets()) if each != absolute)]
+    write_cached(_RECENT, json.dumps(known[:MOST_RECENT]) + "\n")
+
+
+def recent_presets() -> list[Path]:
+    """The files of the presets used last, the newest first; they need not be there any more."""
+    try:
+        known = json.loads(read_cached(_RECENT) or "[]")
+    except ValueError:
+        return []
+    return [Path(each) for each in known if isinstance(each, str)] if isinstance(known, list) else []
 
 
 def nearest_presets(name: str) -> str:
@@ -146,6 +263,18 @@ def _named() -> dict[str, tuple[Path, Origin]]:
         for path in files:
             named.setdefault(path.stem, (path, origin))
     return named
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _is_file(path: Path) -> bool:
