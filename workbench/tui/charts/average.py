@@ -1,0 +1,72 @@
+"""The debiased exponential average of a growing array, at any of its points.
+
+m_t = s m_(t-1) + (1 - s) y_t from m_0 = 0, and the average is m_t / (1 - s^t), which takes out the pull of the zero at
+the start (Kingma and Ba 2015, "Adam: a method for stochastic optimization", section 3). Kept is m at the end of every
+32 values, a quarter of a byte a value; what lies between is worked out when asked for. Invariant: a value that is not
+finite is no t: the average before it stands.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+
+from workbench.tui.charts.extremes import BLOCK
+
+
+class Average:
+    """Over `values`, which others append to, and `marks`, the sorted places of those that are not finite.
+
+    `smoothing` is s, the share that the average keeps of itself at each value, in [0, 1).
+    """
+
+    def __init__(self, values: array[float], marks: array[int], smoothing: float) -> None:
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1): {smoothing}")
+        self.smoothing = smoothing
+        self._values = values
+        self._marks = marks
+        self._ends = array("d")
+        """m after every whole block."""
+
+    def grow(self) -> None:
+        """Take in what was appended since the last time."""
+        values, keep, take = self._values, self.smoothing, 1 - self.smoothing
+        before = self._ends[-1] if self._ends else 0.0
+        for start in range(len(self._ends) * BLOCK, len(values) // BLOCK * BLOCK, BLOCK):
+            mean = before
+            for value in values[start : start + BLOCK]:
+                mean = keep * mean + take * value
+            if not math.isfinite(mean):
+                mean = self._follow(before, values[start : start + BLOCK])[-1]
+            self._ends.append(mean)
+            before = mean
+
+    def cut(self, count: int) -> None:
+        """Forget all after the first `count` values."""
+        del self._ends[count // BLOCK :]
+
+    def between(self, start: int, stop: int) -> list[float]:
+        """The average at each of the points start to stop, without stop; NaN before the first finite value."""
+        block = min(start // BLOCK, len(self._ends))
+        mean = self._ends[block - 1] if block else 0.0
+        means = self._follow(mean, self._values[block * BLOCK : stop])[start - block * BLOCK :]
+        marked = bisect_left(self._marks, start)
+        if (start - marked) * math.log(self.smoothing or 0.5) < -40:
+            return means
+        averages = []
+        for point, mean in enumerate(means, start):
+            marked += marked < len(self._marks) and self._marks[marked] == point
+            counted = point + 1 - marked
+            averages.append(mean / (1 - self.smoothing**counted) if counted else math.nan)
+        return averages
+
+    def _follow(self, mean: float, values: array[float]) -> list[float]:
+        keep, take = self.smoothing, 1 - self.smoothing
+        means = []
+        for value in values:
+            if math.isfinite(value):
+                mean = keep * mean + take * value
+            means.append(mean)
+        return means
