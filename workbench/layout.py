@@ -140,6 +140,15 @@ class Layout:
     shards: tuple[Shard, ...]
 
     @cached_property
+    def alike(self) -> tuple[tuple[Shard, ...], ...]:
+        """The shards in groups of those that differ in place and names only."""
+        groups: dict[tuple[object, ...], list[Shard]] = {}
+        for shard in self.shards:
+            sizes = tuple(s.numel for s in shard.segments), tuple((f.numel, f.dtype) for f in shard.frozen)
+            groups.setdefault((shard.kind, shard.regions, sizes), []).append(shard)
+        return tuple(map(tuple, groups.values()))
+
+    @cached_property
     def parameters(self) -> int:
         return sum(shard.parameters for shard in self.shards)
 

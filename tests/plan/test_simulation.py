@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 
-from workbench.plan.simulation import Work, play
+from workbench.plan.simulation import Demand, Order, Played
+from workbench.plan.simulation import play as play_order
+
+
+class Work(NamedTuple):
+    lane: int
+    seconds: float
+    waits: tuple[int, ...]
+    demand: Demand = ()
+
+
+def play(works: Sequence[Work], lanes: int, **window: int) -> Played:
+    order = Order(lanes, [w.lane for w in works], [w.waits for w in works])
+    return play_order(order, [w.seconds for w in works], [w.demand for w in works], **window)
 
 
 def test_a_lane_does_one_task_after_the_other_and_lanes_run_side_by_side() -> None:

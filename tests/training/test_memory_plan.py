@@ -20,7 +20,7 @@ from workbench.model.build import build_on_meta, model_config
 from workbench.plan.census import Census
 from workbench.plan.memory import Free, MemoryPlan, plan_memory
 from workbench.plan.model_memory import heap_reserve, model_rows
-from workbench.plan.needs import engine_needs, gradients_in_autograd
+from workbench.plan.needs import EngineNeeds
 from workbench.plan.workload import Workload
 from workbench.presets import find_preset
 from workbench.training.preparation import prepare_run
@@ -131,7 +131,7 @@ def test_the_plan_has_the_bytes_of_the_engines_ledger(
         compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
     )
     layout = tiny_layout(dtype, options.get("state_format", "exact"), options.get("device_fraction", 0.0))
-    foretold = engine_needs(layout, work)
+    foretold = EngineNeeds(layout, work).ledger()
     for tier in ("device", "host", "disk"):
         held = {name: size for name, size in ledger[tier].items() if name not in BOUNDS}
         assert {name: size for name, size in foretold[tier].items() if name not in BOUNDS} == held, tier
@@ -152,7 +152,7 @@ def test_frozen_weights_lie_where_their_block_does_and_in_slots_beside_what_is_t
 
     def placed(weights: str, state: str) -> dict[str, dict[str, int]]:
         work = workload(weights=weights, state=state, precision="bfloat16", shared_memory=False)
-        return engine_needs(layout, work)
+        return EngineNeeds(layout, work).ledger()
 
     resident, streamed, filed = placed("device", "host"), placed("host", "host"), placed("disk", "disk")
     assert resident["device"]["frozen weights"] == 5 * size
@@ -175,9 +175,9 @@ def test_an_update_that_runs_during_backward_needs_two_blocks_of_gradients_and_n
 
     def gradients(**changes: Any) -> int:
         work = workload(**changes)
-        rows = model_rows(tiny_census(5), work, gradients_in_autograd(layout, work))
+        rows = model_rows(tiny_census(5), work, EngineNeeds(layout, work).gradients_in_autograd())
         assert sum(rows["device"].values()) > 0
-        return gradients_in_autograd(layout, work).at_end
+        return EngineNeeds(layout, work).gradients_in_autograd().at_end
 
     assert gradients(gradient_clipping=1.0) == sum(size.values())
     assert gradients() == sum(size.values()) - sum(blocks) + 2 * max(blocks)
@@ -188,7 +188,7 @@ def test_streamed_weights_take_the_device_no_more_room_however_deep_the_model_is
         config = model_config("gpt2", {**SETTINGS, "n_layer": layers})
         layout = lay_out(find_shards(build_on_meta(config)), torch.bfloat16, CHUNK_BYTES)
         work = workload(weights="host", precision="bfloat16", shared_memory=False)
-        return engine_needs(layout, work)["device"]
+        return EngineNeeds(layout, work).ledger()["device"]
 
     assert device(8) == device(4)
 

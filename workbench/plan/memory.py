@@ -11,7 +11,7 @@ from typing import Any
 from workbench.layout import Layout
 from workbench.plan.census import Census
 from workbench.plan.model_memory import heap_reserve, model_rows
-from workbench.plan.needs import building_bytes, checkpoint_bytes, engine_needs, gradients_in_autograd
+from workbench.plan.needs import EngineNeeds, building_bytes, checkpoint_bytes
 from workbench.plan.workload import Workload
 
 GIB = 1 << 30
@@ -94,9 +94,9 @@ class MemoryPlan:
 
 def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> MemoryPlan:
     """The need of every tier at its heaviest moment."""
-    engine = engine_needs(layout, work)
-    gradients = gradients_in_autograd(layout, work)
-    model = model_rows(census, work, gradients)
+    needs = EngineNeeds(layout, work)
+    engine = needs.ledger()
+    model = model_rows(census, work, needs.gradients_in_autograd())
     # Shards are built in fp32 when no activations are there yet, on the host.
     beside = model["device"] if free.device is None else model["host"]
     building = building_bytes(layout) - sum(beside.values())

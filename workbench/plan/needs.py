@@ -6,6 +6,7 @@ their limit, which a small model may not reach.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from workbench.layout import ITEM_BYTES, Chunk, Layout, Region, Shard
@@ -27,17 +28,6 @@ STAGING_BUFFERS = 4
 HOST_SLOTS = 4
 
 
-def engine_needs(layout: Layout, work: Workload) -> Needs:
-    """What the engine's ledger will say, buffers at their limit."""
-    return _Engine(layout, work).needs()
-
-
-def gradients_in_autograd(layout: Layout, work: Workload) -> Gradients:
-    """What autograd holds of gradients, which no ledger of the engine's has."""
-    engine = _Engine(layout, work)
-    return Gradients(engine.summed_by_autograd(), engine.in_autograd())
-
-
 def building_bytes(layout: Layout) -> int:
     """The largest shard in fp32, beside all else: while the engine is built, shards come one at a time."""
     return 4 * max((shard.parameters for shard in layout.shards), default=0)
@@ -45,8 +35,12 @@ def building_bytes(layout: Layout) -> int:
 
 def checkpoint_bytes(layout: Layout, work: Workload) -> int:
     """The weights once for whoever loads the model, and the state with a master that resumes exactly."""
-    size = sum(spec.bytes for shard in layout.shards for spec in shard.frozen)
-    for region in (region for shard in layout.shards for region in shard.regions):
+    return sum(len(shards) * _saved_bytes(shards[0], work) for shards in layout.alike)
+
+
+def _saved_bytes(shard: Shard, work: Workload) -> int:
+    size = sum(spec.bytes for spec in shard.frozen)
+    for region in shard.regions:
         size += region.elements * ITEM_BYTES[region.dtype]
         # What follows from the rest is not saved: the fp16 copy of an fp32 master.
         shares = (share for share in _shares(region) if share[0] != "working")
@@ -56,23 +50,23 @@ def checkpoint_bytes(layout: Layout, work: Workload) -> int:
     return size
 
 
-class _Engine:
+class EngineNeeds:
     """The engine's memory, shard by shard; shards that are alike are looked at once and counted."""
 
     def __init__(self, layout: Layout, work: Workload) -> None:
         self.work = work
         conditions = work.conditions(sum(shard.weight_bytes for shard in layout.shards))
         placements = place(layout, work.weights, work.state, work.device_fraction)
-        alike: dict[tuple[object, ...], list[Shard]] = {}
-        for shard, placement in zip(layout.shards, placements, strict=True):
-            sizes = tuple(s.numel for s in shard.segments), tuple((f.numel, f.dtype) for f in shard.frozen)
-            alike.setdefault((shard.kind, shard.regions, sizes, placement), []).append(shard)
-        self.shards: list[tuple[Shard, ShardRoute, int]] = [
-            (shards[0], route_shard(shards[0], placements[shards[0].index], conditions), len(shards))
-            for shards in alike.values()
-        ]
+        self.shards: list[tuple[Shard, ShardRoute, int]] = []
+        for alike in layout.alike:
+            counts = Counter(placements[shard.index] for shard in alike)
+            self.shards += [
+                (alike[0], route_shard(alike[0], placement, conditions), count)
+                for placement, count in counts.items()
+            ]
 
-    def needs(self) -> Needs:
+    def ledger(self) -> Needs:
+        """What the engine's ledger will say, buffers at their limit."""
         needs: Needs = {"device": {}, "host": {}, "disk": {}}
         for shard, way, count in self.shards:
             one: Needs = {"device": {}, "host": {}, "disk": {}}
@@ -87,7 +81,11 @@ class _Engine:
         self._add_gradient_slots(needs)
         return needs
 
-    def summed_by_autograd(self) -> int:
+    def gradients_in_autograd(self) -> Gradients:
+        """What autograd holds of gradients, which no ledger of the engine's has."""
+        return Gradients(self._summed_by_autograd(), self._in_autograd())
+
+    def _summed_by_autograd(self) -> int:
         """What is there when a further micro-batch begins: sums of gradients that only the last one completes."""
         return sum(
             count * region.elements * ITEM_BYTES[region.dtype]
@@ -96,7 +94,7 @@ class _Engine:
             for region in shard.regions
         )
 
-    def in_autograd(self) -> int:
+    def _in_autograd(self) -> int:
         """Gradients that nobody has taken yet."""
         whole = passing = largest_block = largest_parameter = 0
         for shard, way, count in self.shards:
@@ -216,7 +214,8 @@ class _Engine:
         ring = any(way.waiting == "ring" for _, way, _ in gathered)
         arriving = 2 * largest + outer + 2 if ring else HOST_SLOTS
         if self.work.shared_memory:
-            opened, arriving = 0, max(opened + outer, arriving)
+            most = chunks if self.work.overlap == "serial" else largest + HOST_SLOTS
+            opened, arriving = 0, max(most, arriving)
         elif not any(way.waiting != "memory" or way.accumulates for _, way, _ in gathered):
             arriving = 0  # they come down straight into the place where they wait
         if not self.work.several:

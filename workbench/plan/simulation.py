@@ -1,6 +1,7 @@
 """Tasks on lanes, played through in time: a lane does one task after the other, and what lanes share slows them.
 
-Arithmetic over any set of tasks; what they are and how long they take is the business of its callers.
+Arithmetic over any set of tasks; what they are and how long they take is the business of its callers. Who waits for
+whom is kept apart from how long it takes: a form asks again and again with other seconds only.
 
 Invariant: a task starts when its lane is free and all that it waits for is done. Lane 0, the program, takes tasks in
 the order of their numbers, the others in the order in which they became ready, as the engine's do. Of a shared resource
@@ -16,16 +17,28 @@ from itertools import zip_longest
 
 Demand = tuple[float, ...]
 """Share of each shared resource that a task takes when it runs alone, 0 to 1."""
+NOTHING_LEFT_S = 1e-12
 
 
-@dataclass(frozen=True)
-class Work:
-    """One task. `seconds`: alone on the machine. `waits`: numbers of earlier tasks."""
+class Order:
+    """Tasks on `count` lanes and what each waits for: numbers of earlier tasks.
 
-    lane: int
-    seconds: float
-    waits: tuple[int, ...]
-    demand: Demand = ()
+    Raises:
+        ValueError: a task waits for itself or a later one.
+    """
+
+    def __init__(self, count: int, lanes: Sequence[int], waits: Sequence[Sequence[int]]) -> None:
+        self.count = count
+        self.lanes = tuple(lanes)
+        followers: list[list[int]] = [[] for _ in lanes]
+        for number, earlier_ones in enumerate(waits):
+            for earlier in earlier_ones:
+                if earlier >= number:
+                    raise ValueError(f"task {number} waits for task {earlier}, which is not an earlier one")
+                followers[earlier].append(number)
+        self.followers = tuple(map(tuple, followers))
+        self.waited_for = tuple(map(len, waits))
+        self.first = tuple(number for number, count in enumerate(self.waited_for) if not count)
 
 
 @dataclass
@@ -39,71 +52,69 @@ class Played:
     waited: float = 0.0
 
 
-def play(works: Sequence[Work], lanes: int, *, begin: int = 0, end: int | None = None) -> Played:
-    """Run `works` on so many lanes.
+def play(
+    order: Order,
+    seconds: Sequence[float],
+    demands: Sequence[Demand],
+    *,
+    begin: int = 0,
+    end: int | None = None,
+) -> Played:
+    """Run the tasks of `order`, which alone on the machine take `seconds` and, of what is shared, `demands`.
 
     Busy, exposed and waited seconds are those after task `begin - 1` has ended (0: from the start) until task `end`
     ends (None: until all have); nothing is played beyond.
-
-    Raises:
-        ValueError: a task waits for itself or a later one.
     """
-    count = len(works)
-    followers: list[list[int]] = [[] for _ in range(count)]
-    missing = [0] * count
-    for number, work in enumerate(works):
-        missing[number] = len(work.waits)
-        for earlier in work.waits:
-            if earlier >= number:
-                raise ValueError(f"task {number} waits for task {earlier}, which is not an earlier one")
-            followers[earlier].append(number)
-    queues: list[list[tuple[float, int]]] = [[] for _ in range(lanes)]
-    for number, work in enumerate(works):
-        if not work.waits:
-            heapq.heappush(queues[work.lane], (0.0, number))
-    played = Played([0.0] * count, [0.0] * lanes, [0.0] * lanes)
+    lanes, followers = order.lanes, order.followers
+    missing = list(order.waited_for)
+    queues: list[list[tuple[float, int]]] = [[] for _ in range(order.count)]
+    for number in order.first:
+        heapq.heappush(queues[lanes[number]], (0.0, number))
+    played = Played([0.0] * len(lanes), [0.0] * order.count, [0.0] * order.count)
     busy, exposed, ends = played.busy, played.exposed, played.ends
     running: dict[int, int] = {}
     """The task of each lane that has one."""
-    left: dict[int, float] = {}
+    left = [0.0] * order.count
     now, counting, done = 0.0, begin == 0, 0
     speeds: dict[tuple[Demand, ...], tuple[float, ...]] = {}
-    changed: Sequence[int] = range(lanes)
-    while done < count:
+    changed: Sequence[int] = range(order.count)
+    while done < len(lanes):
         for lane in changed:
             if queues[lane] and lane not in running:
-                number = heapq.heappop(queues[lane])[1]
-                running[lane] = number
-                left[lane] = works[number].seconds
-        key = tuple([works[number].demand for number in running.values()])
+                running[lane] = number = heapq.heappop(queues[lane])[1]
+                left[lane] = seconds[number]
+        key = tuple([demands[number] for number in running.values()])
         speed = speeds.get(key)
         if speed is None:
             speed = speeds[key] = _speeds(key)
-        step = min([seconds / rate for seconds, rate in zip(left.values(), speed, strict=True)])
-        now += step
-        if counting and step:
-            idle = 0 not in running
-            played.waited += step if idle else 0.0
-            for lane in running:
-                busy[lane] += step
+        step = min([left[lane] / rate for lane, rate in zip(running, speed, strict=True)])
+        if step:
+            now += step
+            if counting:
+                idle = 0 not in running
                 if idle:
-                    exposed[lane] += step
-        woken: set[int] = set()
-        for (lane, number), rate in zip(list(running.items()), speed, strict=True):
+                    played.waited += step
+                for lane in running:
+                    busy[lane] += step
+                    if idle:
+                        exposed[lane] += step
+        over = []
+        for lane, rate in zip(running, speed, strict=True):
             left[lane] -= step * rate
-            if left[lane] > 1e-12:
-                continue
-            del running[lane], left[lane]
+            if left[lane] <= NOTHING_LEFT_S:
+                over.append(lane)
+        woken = set(over)
+        for lane in over:
+            number = running.pop(lane)
             ends[number] = now
             done += 1
-            woken.add(lane)
             if number == end:
                 return played
             counting |= number == begin - 1
             for follower in followers[number]:
                 missing[follower] -= 1
                 if not missing[follower]:
-                    lane_of = works[follower].lane
+                    lane_of = lanes[follower]
                     heapq.heappush(queues[lane_of], (now if lane_of else 0.0, follower))
                     woken.add(lane_of)
         changed = sorted(woken)

@@ -1,9 +1,8 @@
 """How long a step takes: the engine's own timeline, played through at a machine's rates.
 
-Two steps are played, one after the other, and the second is counted: what a step leaves to the next one is then in it.
+Two steps are played, one after the other, and the second is counted (see `played_steps`).
 
-Invariant: tasks, their order and what they wait for come from `build_timeline`; only fetches of streamed weights, which
-no step's timeline has, are added here.
+Invariant: seconds come from a machine's rates and a model's times; what waits for what is the engine's.
 """
 
 from __future__ import annotations
@@ -17,19 +16,25 @@ from workbench.layout import ITEM_BYTES, Shard
 from workbench.plan.census import Census
 from workbench.plan.coarse import CoarseLayout, coarse_layout
 from workbench.plan.compute_time import ComputeTimes, compute_times
+from workbench.plan.played_steps import (
+    LANES,
+    Fetch,
+    Piece,
+    PlayedSteps,
+    SameObject,
+    StreamedShards,
+    played_steps,
+)
 from workbench.plan.rates import TASK_S, Rates
-from workbench.plan.simulation import Demand, Work, play
+from workbench.plan.simulation import Demand, play
 from workbench.plan.times import ModelTimes
 from workbench.plan.workload import Workload
 from workbench.routing import ShardRoute, route_shard
 from workbench.state_formats import StateFormat
-from workbench.timeline import Kind, Lane, StepShape, Task, Timeline, build_timeline
+from workbench.timeline import Kind, Lane, Task
 
-LANES = tuple(Lane)
 PLAYED_MICRO_BATCHES = 3
 """The first, one in the middle and the last; further ones in the middle take as long as that one."""
-AHEAD = 2
-"""Shards that are fetched while another is in use (see engine/weight_window.py)."""
 BLOCK_S = 60e-6
 """The engine's hooks around one block's forward or backward."""
 STEP_S = 5e-4
@@ -107,29 +112,15 @@ class StepTime:
         }
 
 
-class _Same:
-    """A large value as the key of a cache, by identity: hashing its thousands of parameters would take longer."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
 @lru_cache(maxsize=64)
 def _coarse(
-    census: _Same, precision: str, chunk_bytes: int, state_format: StateFormat, device_fraction: float
+    census: SameObject[Census],
+    precision: str,
+    chunk_bytes: int,
+    state_format: StateFormat,
+    device_fraction: float,
 ) -> CoarseLayout:
     return coarse_layout(census.value, precision, chunk_bytes, state_format, device_fraction)
-
-
-@lru_cache(maxsize=256)
-def _timeline(coarse: _Same, shape: StepShape) -> Timeline:
-    return build_timeline(coarse.value.layout, shape)
 
 
 def step_time(census: Census, work: Workload, rates: Rates, times: ModelTimes | None = None) -> StepTime:
@@ -138,26 +129,65 @@ def step_time(census: Census, work: Workload, rates: Rates, times: ModelTimes | 
     Raises:
         ValueError: the placement contradicts itself.
     """
-    coarse = _coarse(_Same(census), work.precision, work.chunk_bytes, work.state_format, work.device_fraction)
+    coarse = _coarse(
+        SameObject(census), work.precision, work.chunk_bytes, work.state_format, work.device_fraction
+    )
     conditions = work.conditions(sum(shard.weight_bytes for shard in coarse.layout.shards))
     placements = coarse.placements(work.weights, work.state)
     routes = [
         route_shard(shard, placement, conditions)
         for shard, placement in zip(coarse.layout.shards, placements, strict=True)
     ]
-    micro_batches = min(work.gradient_accumulation, PLAYED_MICRO_BATCHES)
-    flows = tuple(route.flow() for route in routes)
-    limits = work.gradient_clipping > 0 or work.precision == "float16"
-    before, timeline = (
-        _timeline(_Same(coarse), StepShape(count, flows, global_quantity=limits, overlap=work.overlap))
-        for count in (1, micro_batches)
+    fetched = [index for index, route in enumerate(routes) if route.streamed]
+    steps = played_steps(
+        coarse.layout,
+        tuple(route.flow() for route in routes),
+        min(work.gradient_accumulation, PLAYED_MICRO_BATCHES),
+        work.overlap,
+        work.gradient_clipping > 0 or work.precision == "float16",
+        StreamedShards(
+            tuple(fetched), frozenset(i for i in fetched if routes[i].placement.weights == "disk")
+        ),
     )
     compute = compute_times(census, work, rates, times)
-    return _Steps(coarse, routes, work, rates, compute).predict(before, timeline)
+    return _predict(steps, _Costs(coarse, routes, work, rates, compute), work)
 
 
-class _Steps:
-    """Two steps' tasks with their seconds."""
+def _predict(steps: PlayedSteps, costs: _Costs, work: Workload) -> StepTime:
+    """The second of `steps`."""
+    alone = [costs.of(piece) for piece in steps.pieces]
+    nothing: tuple[float, Demand] = (0.0, ())
+    each = [nothing if number is None else alone[number] for number in steps.piece_of]
+    seconds = [cost[0] for cost in each]
+    played = play(steps.order, seconds, [cost[1] for cost in each], begin=steps.begin, end=steps.end)
+    ends = played.ends
+    step_s = ends[steps.end] - ends[steps.begin - 1] + STEP_S
+    busy, exposed, waited = played.busy, played.exposed, played.waited
+    more = work.gradient_accumulation - len(steps.backward_ends)
+    if more:
+        period = ends[steps.backward_ends[1]] - ends[steps.backward_ends[0]]
+        alike = [0.0] * len(LANES)
+        for number in steps.middle:
+            alike[steps.order.lanes[number]] += seconds[number]
+        waits = max(0.0, period - alike[0])
+        step_s += more * period
+        waited += more * waits
+        busy = [b + more * min(a, period) for b, a in zip(busy, alike, strict=True)]
+        exposed = [e + more * min(a, waits) for e, a in zip(exposed, alike, strict=True)]
+        exposed[0] = 0.0
+    return StepTime(
+        step_s=step_s,
+        tokens=work.gradient_accumulation * work.micro_batch_size * work.sequence_length,
+        forward_s=work.gradient_accumulation * sum(seconds[number] for number in steps.forwards),
+        waited_s=waited,
+        lanes={lane: LaneTime(busy[n], min(busy[n], exposed[n])) for n, lane in enumerate(LANES)},
+        measured=costs.compute.measured,
+        written_bytes=steps.written_state + steps.written_gradients * work.gradient_accumulation,
+    )
+
+
+class _Costs:
+    """Seconds of a task alone, and what it takes of what lanes share."""
 
     def __init__(
         self,
@@ -167,153 +197,23 @@ class _Steps:
         rates: Rates,
         compute: ComputeTimes,
     ) -> None:
-        self.coarse = coarse
         self.shards = coarse.layout.shards
+        self.groups = coarse.groups
         self.routes = routes
-        self.work = work
         self.rates = rates
         self.compute = compute
-        self.streamed = [index for index, route in enumerate(routes) if route.streamed]
-        self.works: list[Work] = []
 
-    def predict(self, before: Timeline, timeline: Timeline) -> StepTime:
-        """The step of `timeline`, after one of `before`."""
-        micro_batches = timeline.tasks[-1].micro_batch + 1
-        alone = [self._alone(task) for task in timeline.tasks]
-        first = self._append(before, [self._alone(task) for task in before.tasks], {}, ())
-        begin = first[before.find(Kind.BACKWARD, 0)] + 1
-        last = self._append(timeline, alone, *self._after(before, first))
-        backward_ends = [last[timeline.find(Kind.BACKWARD, m)] for m in range(micro_batches)]
-        end = backward_ends[-1]
-        played = play(self.works, len(LANES), begin=begin, end=end)
-        ends = played.ends
-        step_s = ends[end] - ends[begin - 1] + STEP_S
-        busy, exposed, waited = played.busy, played.exposed, played.waited
-        more = self.work.gradient_accumulation - micro_batches
-        if more:
-            period = ends[backward_ends[1]] - ends[backward_ends[0]]
-            alike = [0.0] * len(LANES)
-            for task, (seconds, _) in zip(timeline.tasks, alone, strict=True):
-                if task.micro_batch == 1:
-                    alike[LANES.index(task.lane)] += seconds
-            waits = max(0.0, period - alike[0])
-            step_s += more * period
-            waited += more * waits
-            busy = [b + more * min(a, period) for b, a in zip(busy, alike, strict=True)]
-            exposed = [e + more * min(a, waits) for e, a in zip(exposed, alike, strict=True)]
-            exposed[0] = 0.0
-        return StepTime(
-            step_s=step_s,
-            tokens=self.work.gradient_accumulation * self.work.micro_batch_size * self.work.sequence_length,
-            forward_s=self.work.gradient_accumulation
-            * sum(
-                seconds
-                for task, (seconds, _) in zip(timeline.tasks, alone, strict=True)
-                if task.kind is Kind.FORWARD and task.micro_batch == 0
-            ),
-            waited_s=waited,
-            lanes={lane: LaneTime(busy[n], min(busy[n], exposed[n])) for n, lane in enumerate(LANES)},
-            measured=self.compute.measured,
-            written_bytes=self._written_bytes(timeline),
-        )
+    def of(self, piece: Piece) -> tuple[float, Demand]:
+        return self._fetch(piece) if isinstance(piece, Fetch) else self._task(piece)
 
-    def _written_bytes(self, timeline: Timeline) -> int:
-        """To the disk tier, a step."""
-        tasks = timeline.tasks
-        state = sum(task.bytes for task in tasks if task.kind is Kind.WRITE_STATE)
-        gradients = sum(
-            task.bytes for task in tasks if task.kind is Kind.WRITE_GRADIENT and task.micro_batch == 0
-        )
-        return state + gradients * self.work.gradient_accumulation
+    def _fetch(self, fetch: Fetch) -> tuple[float, Demand]:
+        stored = self.shards[fetch.shard].weight_bytes
+        overhead = self.groups[fetch.shard].chunks * TASK_S
+        if fetch.lane is Lane.READ:
+            return self.rates.read_s(stored) + overhead, self.rates.disk_demand
+        return self.rates.up_s(stored) + overhead, self.rates.copy_demand
 
-    # Tasks
-
-    def _append(
-        self,
-        timeline: Timeline,
-        alone: Sequence[tuple[float, Demand]],
-        before: dict[int, tuple[int, ...]],
-        all_before: tuple[int, ...],
-    ) -> list[int]:
-        """Add one step. `before`: what a shard's first forward waits for; `all_before`: what the first backward does.
-        The numbers of its tasks."""
-        numbers: list[int] = []
-        ends: dict[tuple[Kind, int, int], int] = {}
-        previous: int | None = None
-        last_forward = timeline.find(Kind.FORWARD, 0, len(self.shards) - 1)
-        ready = timeline.ready if self.work.overlap == "delayed" else ()
-        for task, (seconds, demand) in zip(timeline.tasks, alone, strict=True):
-            waits = [numbers[earlier] for earlier in task.waits]
-            if task.shard is not None and task.kind in (Kind.FORWARD, Kind.BACKWARD):
-                shard = task.shard
-                if task.kind is Kind.FORWARD and task.micro_batch == 0:
-                    waits += before.get(shard, ())
-                    if ready:
-                        waits += [numbers[index] for index in ready[shard]]
-                if shard in self.streamed and (task.kind, task.micro_batch, shard) not in ends:
-                    waits += self._fetch(task, shard, before, ends)
-            if (task.kind is Kind.BACKWARD and task.waits == (last_forward,)) or (
-                not task.waits and task.lane is not Lane.COMPUTE
-            ):
-                waits += all_before
-            if self.work.overlap == "serial" and task.lane is not Lane.COMPUTE:
-                waits += [] if previous is None else [previous]
-                previous = len(self.works)
-            numbers.append(self._add(task.lane, seconds, waits, demand))
-            if task.shard is not None and task.kind in (Kind.FORWARD, Kind.BACKWARD):
-                ends[task.kind, task.micro_batch, task.shard] = numbers[-1]
-        return numbers
-
-    def _after(
-        self, timeline: Timeline, numbers: list[int]
-    ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
-        """What the step after the one with these task numbers waits for."""
-        ends = tuple(
-            number for number, followers in zip(numbers, timeline.followers, strict=True) if not followers
-        )
-        last = (self._add(Lane.COMPUTE, 0.0, ends, ()),)
-        if self.work.overlap != "exact":
-            return dict.fromkeys(range(len(self.shards)), last), last
-        ready = {
-            shard: tuple(numbers[index] for index in indices) for shard, indices in enumerate(timeline.ready)
-        }
-        return ready, last
-
-    def _fetch(
-        self,
-        task: Task,
-        shard: int,
-        before: dict[int, tuple[int, ...]],
-        ends: dict[tuple[Kind, int, int], int],
-    ) -> list[int]:
-        """A streamed shard's weights come into slots ahead of `task`; the last of forward are there in backward."""
-        place = self.streamed.index(shard)
-        order = place if task.kind is Kind.FORWARD else len(self.streamed) - 1 - place
-        if task.kind is Kind.BACKWARD and order < AHEAD:
-            return []
-        waits = list(before.get(shard, ())) if task.kind is Kind.FORWARD and task.micro_batch == 0 else []
-        if order >= AHEAD:
-            earlier = self.streamed[place - AHEAD if task.kind is Kind.FORWARD else place + AHEAD]
-            waits.append(ends[task.kind, task.micro_batch, earlier])
-        elif task.micro_batch:
-            waits.append(ends[Kind.BACKWARD, task.micro_batch - 1, self.streamed[0]])
-        spec, route = self.shards[shard], self.routes[shard]
-        stored = spec.weight_bytes
-        chunks = self.coarse.groups[shard].chunks
-        if route.placement.weights == "disk":
-            seconds = self.rates.read_s(stored) + chunks * TASK_S
-            waits = [self._add(Lane.READ, seconds, waits, self.rates.disk_demand)]
-        seconds = self.rates.up_s(stored) + chunks * TASK_S
-        return [self._add(Lane.UPLOAD, seconds, waits, self.rates.copy_demand)]
-
-    def _add(self, lane: Lane, seconds: float, waits: Sequence[int], demand: Demand) -> int:
-        self.works.append(Work(LANES.index(lane), seconds, tuple(dict.fromkeys(waits)), demand))
-        return len(self.works) - 1
-
-    # Seconds
-
-    def _alone(self, task: Task) -> tuple[float, Demand]:
-        """Seconds of `task` alone, and what it takes of what lanes share."""
+    def _task(self, task: Task) -> tuple[float, Demand]:
         rates = self.rates
         if task.kind in (Kind.FORWARD, Kind.BACKWARD):
             return self._compute_s(task), rates.compute_demand
@@ -326,7 +226,7 @@ class _Steps:
         chunk = shard.chunks[task.chunk]
         region = shard.regions[chunk.region]
         on_device = self.routes[task.shard].on_device
-        group = self.coarse.groups[task.shard]
+        group = self.groups[task.shard]
         overhead = TASK_S * max(1.0, group.chunks / max(1, len(shard.chunks)))
         if task.kind is Kind.UPDATE:
             if on_device:
@@ -375,7 +275,7 @@ class _Steps:
         """A group's forward, or its part of a group's backward."""
         if task.shard is None:
             return 0.0
-        shard, group = self.shards[task.shard], self.coarse.groups[task.shard]
+        shard, group = self.shards[task.shard], self.groups[task.shard]
         last = task.shard == len(self.shards) - 1
         forward = task.kind is Kind.FORWARD
         seconds = 0.0
