@@ -108,8 +108,9 @@ class GradientIntake:
         ring = 2 * largest + outer + 2 if any(m.route.waiting == "ring" for m in gathered) else HOST_SLOTS
         device = self._device
         if device.shared_memory:
-            both = SlotPool(lambda: device.empty_pages(slot_bytes), max(open_slots + outer, ring))
-            self.device_slots = self.host_slots = both
+            # Nothing comes down: a shard's chunks are open at most, and some are being summed or written.
+            most = max(largest + HOST_SLOTS if bounded else open_slots, ring)
+            self.device_slots = self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), most)
         else:
             self.device_slots = SlotPool(lambda: device.empty(slot_bytes, torch.uint8), open_slots)
             self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), ring)
