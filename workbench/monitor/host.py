@@ -19,6 +19,8 @@ _CORE = re.compile(r"cpu(\d+) ")
 _NODE = re.compile(r"node(\d+)")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """A group's limit is called so in version 2 and 1 of the cgroups."""
+_SHORTEST_S = 0.1
+"""Between readings closer than this, too few clock ticks have been counted: the shares of before are told again."""
 _LIMITS_STAND_S = 10.0
 """Looking for limits takes as long as all the rest, and they hardly ever change."""
 
@@ -36,6 +38,7 @@ class HostReader:
         self._cpu_limit: float | None = None
         self._memory_limits: tuple[tuple[Path, int], ...] = ()
         self._times: dict[int, tuple[int, int]] = {}
+        self._times_read = float("-inf")
         self._busy: dict[int, float] = {}
         self._nodes: tuple[tuple[int, ...], ...] | None = None
 
@@ -65,18 +68,19 @@ class HostReader:
         )
 
     def _cores(self) -> tuple[float, ...]:
-        """Busy shares since the last reading; of cores that are switched off 0."""
-        times = _core_times(self._root)
-        for core, (busy, total) in times.items():
-            before_busy, before_total = self._times.get(core, (0, 0))
-            # Between readings closer than the clock's tick nothing has been counted: what was known stays.
-            if core in self._times and total > before_total:
-                self._busy[core] = min(1.0, max(0.0, (busy - before_busy) / (total - before_total)))
-        self._times = times
-        self._busy = {core: busy for core, busy in self._busy.items() if core in times}
+        """Busy shares between the last two readings; of cores that are switched off 0."""
+        now = self._clock()
+        if now - self._times_read >= _SHORTEST_S:
+            times = _core_times(self._root)
+            self._busy = {
+                core: _share(self._times[core], counted)
+                for core, counted in times.items()
+                if core in self._times
+            }
+            self._times, self._times_read = times, now
         if not self._busy:
             return ()
-        return tuple(self._busy.get(core, 0.0) for core in range(max(times) + 1))
+        return tuple(self._busy.get(core, 0.0) for core in range(max(self._busy) + 1))
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -101,6 +105,12 @@ def _core_times(root: Path) -> dict[int, tuple[int, int]]:
             ticks = [int(word) for word in line.split()[1:9]]
             times[int(match[1])] = (sum(ticks) - sum(ticks[3:5]), sum(ticks))
     return times
+
+
+def _share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Of (busy, all) ticks. The kernel's counts of idleness can go back a little."""
+    passed = after[1] - before[1]
+    return min(1.0, max(0.0, (after[0] - before[0]) / passed)) if passed > 0 else 0.0
 
 
 def _memory(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from workbench.monitor.samples import ThreadSample, TrainerSample
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SHORTEST_S = 2 / _TICKS_PER_S
-"""Between readings closer than this, hardly a tick has been counted: the rates of before are told again."""
+_SHORTEST_S = 0.1
+"""Between readings closer than this, too few ticks have been counted: the rates of before are told again."""
 
 
 class _Stat(NamedTuple):
@@ -62,7 +63,7 @@ class TrainerReader:
             return TrainerSample(self.pid, alive=False)
         now = self._clock()
         if self._before is not None and now - self._before.time < _SHORTEST_S:
-            return self._last
+            return replace(self._last, memory_bytes=stat.pages * _PAGE_BYTES)
         stats = self._threads()
         counters = _Counters(
             now, stat.ticks, {tid: thread.ticks for tid, thread in stats.items()}, self._io()

@@ -1,0 +1,279 @@
+"""Samples everything in threads and hands out the newest sample without waiting.
+
+Host and trainer are read in one thread, which puts the samples together; GPUs, their PCIe counters and disks have
+threads of their own. Invariant: a driver or a file system that is slow or hangs delays only its own values; they then
+say so, or are None.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from workbench.monitor.disk import DiskReader
+from workbench.monitor.host import HostReader
+from workbench.monitor.nvml import GpuReader, GpuReading
+from workbench.monitor.pcie import PcieReader, PcieTraffic
+from workbench.monitor.samples import DiskSample, GpuSample, HostSample, MonitorSample, TrainerSample
+from workbench.monitor.sources import Source
+from workbench.monitor.trainer import TrainerReader
+
+PCIE_INTERVAL_S = 1.0
+"""Eight GPUs are waited for a third of this."""
+SILENT_S = 5.0
+"""What has not been renewed for so long, nor for four intervals, is not shown as if it were new."""
+_ENDING_S = 0.5
+"""How long `stop` waits for the PCIe counters, and then for all the rest."""
+
+
+class Sampler:
+    """The monitor of the screen: `start`, `watch`, `latest`, `stop`; also a context manager.
+
+    `interval_s`: between two samples. `gpu_reader`, `pcie_reader`: make what reads them, once a start. `clock`: unix
+    seconds, for the samples' times. `root`: where `proc` and `sys` lie. (Tests bring their own.)
+    """
+
+    def __init__(
+        self,
+        *,
+        interval_s: float = 0.5,
+        pcie_interval_s: float = PCIE_INTERVAL_S,
+        silent_s: float = SILENT_S,
+        gpu_reader: Callable[[], GpuReader] = GpuReader,
+        pcie_reader: Callable[[], PcieReader] = PcieReader,
+        clock: Callable[[], float] = time.time,
+        root: Path = Path("/"),
+    ) -> None:
+        self._interval_s = interval_s
+        self._pcie_interval_s = pcie_interval_s
+        self._silent_s = silent_s
+        self._gpu_reader = gpu_reader
+        self._pcie_reader = pcie_reader
+        self._clock = clock
+        self._root = root
+        self._watched = _Watched()
+        self._running: _Running | None = None
+        self._last: MonitorSample | None = None
+
+    def __enter__(self) -> Sampler:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to sample; nothing where it has begun."""
+        if self._running is None:
+            self._running = self._begin(self._interval_s)
+
+    def stop(self) -> None:
+        """End the threads, in a second at the most; one that hangs in the driver is left behind as a daemon."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+            self._last = running.latest or self._last
+
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
+        """From now on sample this process and the disks under these folders."""
+        before = self._watched
+        trainer = before.trainer
+        if pid != (None if trainer is None else trainer.pid):
+            trainer = None if pid is None else TrainerReader(pid, self._root)
+        there = {disk.folder: disk for disk in before.disks}
+        disks = tuple(
+            there.get(folder) or DiskReader(folder, self._root) for folder in dict.fromkeys(folders)
+        )
+        self._watched = _Watched(trainer, disks)
+        if self._running is not None:
+            self._running.wake()
+
+    @property
+    def latest(self) -> MonitorSample | None:
+        """The newest sample; None before the first. The last one stays after `stop`."""
+        running = self._running
+        return (None if running is None else running.latest) or self._last
+
+    @property
+    def problem(self) -> str:
+        """What went wrong in sampling itself, which nothing should; empty where nothing did."""
+        return "" if self._running is None else self._running.problem
+
+    def sample_once(self, settle_s: float = 0.2, timeout_s: float = 3.0) -> MonitorSample:
+        """A whole sample with its rates, over `settle_s`; after `timeout_s` what there is by then.
+
+        Where nothing samples yet, threads are begun and ended for it. Raises TimeoutError where the host itself
+        could not be read.
+        """
+        running = self._running or self._begin(settle_s)
+        try:
+            return running.whole(timeout_s)
+        finally:
+            if running is not self._running:
+                running.stop()
+
+    def _begin(self, interval_s: float) -> _Running:
+        running = _Running(
+            interval_s,
+            max(interval_s, self._pcie_interval_s),
+            max(4 * interval_s, self._silent_s),
+            self._gpu_reader(),
+            self._pcie_reader(),
+            HostReader(self._root),
+            lambda: self._watched,
+            self._clock,
+        )
+        running.start()
+        return running
+
+
+@dataclass(frozen=True)
+class _Watched:
+    trainer: TrainerReader | None = None
+    disks: tuple[DiskReader, ...] = ()
+
+
+class _Running:
+    """The threads of one start, and what they have read so far. Each attribute is written by one thread alone."""
+
+    def __init__(
+        self,
+        interval_s: float,
+        pcie_interval_s: float,
+        silent_s: float,
+        gpu_reader: GpuReader,
+        pcie_reader: PcieReader,
+        host_reader: HostReader,
+        watched: Callable[[], _Watched],
+        clock: Callable[[], float],
+    ) -> None:
+        self._silent_s = silent_s
+        self._gpu_reader, self._pcie_reader, self._host_reader = gpu_reader, pcie_reader, host_reader
+        self._watched = watched
+        self._clock = clock
+        self._began = time.monotonic()
+        self._traffic: dict[int, tuple[float, PcieTraffic]] = {}
+        self._done = done = threading.Condition()
+        self._gpus = Source("nvml", gpu_reader.read, interval_s, done, gpu_reader.close, self._gpus_are_known)
+        self._pcie = Source("pcie", self._read_pcie, pcie_interval_s, done)
+        self._disks = Source("disks", self._read_disks, interval_s, done)
+        self._samples = Source("host", self._read_sample, interval_s, done)
+
+    def start(self) -> None:
+        for source in (self._gpus, self._pcie, self._disks, self._samples):
+            source.start()
+
+    def stop(self) -> None:
+        """The GPUs' last, which closes NVML: no counter should be waited for in it then."""
+        for source in (self._pcie, self._disks, self._samples):
+            source.stop()
+        self._pcie.join(_ENDING_S)
+        self._gpus.stop()
+        deadline = time.monotonic() + _ENDING_S
+        for join in (self._samples.join, self._disks.join, self._gpus.join):
+            join(deadline - time.monotonic())
+
+    def wake(self) -> None:
+        """Something else is watched now."""
+        self._disks.wake()
+        self._samples.wake()
+
+    @property
+    def latest(self) -> MonitorSample | None:
+        reading = self._samples.latest
+        return None if reading is None else reading.value
+
+    @property
+    def problem(self) -> str:
+        sources = (self._samples, self._gpus, self._pcie, self._disks)
+        return next((source.problem for source in sources if source.problem), "")
+
+    def whole(self, timeout_s: float) -> MonitorSample:
+        with self._done:
+            self._done.wait_for(self._is_whole, timeout_s)
+        sample = self.latest
+        if sample is None:
+            raise TimeoutError(f"the host could not be read within {timeout_s:g} s {self.problem}".rstrip())
+        return self._put_together(sample.host, sample.trainer)
+
+    def _is_whole(self) -> bool:
+        samples, gpus, disks = self._samples.latest, self._gpus.latest, self._disks.latest
+        if samples is None or gpus is None or disks is None or samples.number < 2 or disks.number < 2:
+            return False
+        trainer = samples.value.trainer
+        if trainer is not None and trainer.alive and trainer.busy is None:
+            return False
+        return all(gpu.fault or gpu.index in self._traffic for gpu in gpus.value.gpus)
+
+    def _read_sample(self) -> MonitorSample:
+        trainer = self._watched().trainer
+        return self._put_together(self._host_reader.read(), None if trainer is None else trainer.read())
+
+    def _read_disks(self) -> dict[str, DiskSample]:
+        return {str(disk.folder): disk.read() for disk in self._watched().disks}
+
+    def _read_pcie(self) -> None:
+        """Every GPU in turn, each kept at once: one that hangs takes nothing from those before it."""
+        gpus = self._gpus.latest
+        for gpu in () if gpus is None else gpus.value.gpus:
+            if self._pcie.stopping:
+                return
+            if not gpu.fault:
+                traffic = self._pcie_reader.read(gpu.index)
+                self._traffic[gpu.index] = (time.monotonic(), traffic)
+
+    def _gpus_are_known(self) -> None:
+        self._pcie.wake()
+        self._samples.wake()
+
+    def _put_together(self, host: HostSample, trainer: TrainerSample | None) -> MonitorSample:
+        now = time.monotonic()
+        gpus, note = self._gpus_at(now)
+        return MonitorSample(
+            time=self._clock(),
+            host=host,
+            gpus=gpus,
+            gpu_note=note,
+            trainer=trainer,
+            disks=self._disks_at(now),
+        )
+
+    def _gpus_at(self, now: float) -> GpuReading:
+        reading = self._gpus.latest
+        if reading is None:
+            silent = now - self._began
+            if silent < self._silent_s:
+                return GpuReading((), "The NVIDIA driver is being asked.")
+            return GpuReading((), f"The NVIDIA driver has not answered for {silent:.0f} s.")
+        silent = now - reading.time
+        if silent < self._silent_s:
+            return GpuReading(
+                tuple(self._with_traffic(gpu, now) for gpu in reading.value.gpus), reading.value.note
+            )
+        fault = f"the driver has not answered for {silent:.0f} s"
+        return GpuReading(
+            tuple(GpuSample(gpu.index, gpu.name, gpu.uuid, fault=fault) for gpu in reading.value.gpus),
+            reading.value.note,
+        )
+
+    def _with_traffic(self, gpu: GpuSample, now: float) -> GpuSample:
+        then, traffic = self._traffic.get(gpu.index, (now, PcieTraffic()))
+        if gpu.fault or now - then >= self._silent_s:
+            return gpu
+        return replace(
+            gpu,
+            pcie_received_bytes_per_s=traffic.received_bytes_per_s,
+            pcie_sent_bytes_per_s=traffic.sent_bytes_per_s,
+        )
+
+    def _disks_at(self, now: float) -> tuple[DiskSample, ...]:
+        reading = self._disks.latest
+        known = reading.value if reading is not None and now - reading.time < self._silent_s else {}
+        folders = (str(disk.folder) for disk in self._watched().disks)
+        return tuple(known.get(folder) or DiskSample(folder) for folder in folders)
