@@ -180,7 +180,7 @@ def test_a_stopped_run_is_resumed_in_place_with_what_it_had(
 def test_a_run_that_cannot_be_resumed_says_why_and_stays_as_it_is(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "p")
     write_status(run, Status(phase="stopped", step=5, total_steps=9, exit_code=143))
-    with pytest.raises(ConfigurationError, match="config[.]toml cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"config\.toml cannot be read"):
         launch.resume(run)
     run.config.write_text(PRESET)
     with RunHeld(run), pytest.raises(WorkbenchError, match="is training it already"):
@@ -206,7 +206,7 @@ class RunHeld:
 
 
 def test_a_bad_configuration_leaves_no_run_behind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="train[.]steps"):
+    with pytest.raises(ConfigurationError, match=r"train\.steps"):
         launch.start(PRESET, "quickstart", tmp_path / "runs", ["train.steps=0"])
     with pytest.raises(ConfigurationError, match="quikstart"):
         launch.start_preset("quikstart", tmp_path / "runs")
