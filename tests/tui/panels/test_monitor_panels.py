@@ -1,0 +1,321 @@
+"""The monitor's panels say what was sampled, in every size and in both sets of characters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from panel_host import (
+    GIB,
+    SIZES,
+    TRAINER,
+    check_box,
+    drawn,
+    gpu,
+    laptop,
+    nothing,
+    picture,
+    server,
+    with_widget,
+)
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from workbench.monitor.samples import GpuProcess, HostSample, MonitorSample, TrainerSample
+from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
+from workbench.tui.panels.cores import CoresPanel
+from workbench.tui.panels.disk import DiskPanel
+from workbench.tui.panels.gpu import GpuPanel
+from workbench.tui.panels.memory import MemoryPanel
+from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.pcie import PciePanel
+from workbench.tui.panels.threads import ThreadsPanel
+
+MONITORS = (GpuPanel, CoresPanel, MemoryPanel, ThreadsPanel, PciePanel, DiskPanel)
+Shown = GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel
+
+
+def shown(*samples: MonitorSample) -> Callable[[Shown], None]:
+    def prepare(panel: Shown) -> None:
+        for sample in samples:
+            panel.show(sample)
+
+    return prepare
+
+
+def text(panel: Shown, size: tuple[int, int], *samples: MonitorSample) -> str:
+    return "\n".join(drawn(panel, size, shown(*samples)))
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("panel", MONITORS, ids=lambda panel: panel.__name__)
+def test_every_panel_fills_its_box_and_no_more(
+    panel: type[Shown], size: tuple[int, int], glyphs: Glyphs
+) -> None:
+    seen: list[list[str]] = []
+
+    async def scenario(pilot: Pilot[None], widget: Shown) -> None:
+        for i, sample in enumerate(
+            (server(1.0), server(2.0), laptop(3.0), nothing(4.0), server(5.0, 1, 256))
+        ):
+            widget.show(sample)
+            await pilot.pause()
+            seen.append(picture(widget))
+            widget.first_row = 10 * i
+            widget.changed()
+
+    with_widget(panel(glyphs), size, scenario)
+    for rows in seen:
+        check_box(rows, size, ascii_only=glyphs.ascii)
+    server_rows = seen[1]
+    assert any(character.isdigit() for character in "".join(server_rows[1:-1])), server_rows
+
+
+@pytest.mark.parametrize("panel", MONITORS, ids=lambda panel: panel.__name__)
+def test_what_is_not_known_is_printed_as_not_available(panel: type[Shown]) -> None:
+    bare = dataclasses.replace(nothing(), gpus=nothing().gpus[:1])
+    assert "N/A" in text(panel(BLOCKS), (40, 10), bare)
+
+
+@pytest.mark.parametrize("panel", [GpuPanel, PciePanel])
+def test_a_machine_without_a_gpu_gets_a_calm_sentence(panel: type[Shown]) -> None:
+    rows = text(panel(BLOCKS), (40, 10), laptop())
+    assert "No GPU is shown: there is no NVIDIA" in rows and "driver here." in rows
+
+
+def test_before_the_first_sample_a_panel_says_that_it_waits() -> None:
+    for panel in MONITORS:
+        rows = "\n".join(drawn(panel(PLAIN), (40, 5), lambda _: None))
+        assert "Waiting" in rows or "No training process" in rows
+
+
+def test_every_panel_explains_its_numbers() -> None:
+    for panel in MONITORS:
+        assert panel.HELP and panel.HELP.startswith("###") and len(panel.HELP) > 200
+
+
+def test_a_panel_overrides_nothing_private_of_its_toolkit() -> None:
+    toolkit = {name for name in dir(Widget) if name.startswith("_") and not name.startswith("__")}
+    for panel in (*MONITORS, Panel):
+        own = {name for base in panel.__mro__ if issubclass(base, Panel) for name in vars(base)}
+        fields = set(vars(panel(BLOCKS))) - set(vars(Widget()))
+        ours = {name for name in own | fields if name.startswith("_") and not name.startswith("__")}
+        made_by_toolkit = {
+            name for name in ours if name.startswith(("_decorated", "_merged", "_css", "_inherit"))
+        }
+        clash = (ours & toolkit) - made_by_toolkit - {"_computes", "_reactives", "_bindings"}
+        assert not clash, clash
+
+
+def test_a_gpu_block_tells_all_that_the_driver_gives() -> None:
+    sample = dataclasses.replace(server(gpus=1), gpus=(gpu(0, fan=0.35, throttled_by=("power cap",)),))
+    rows = text(GpuPanel(BLOCKS), (80, 24), sample)
+    for said in (
+        "GPU 0 NVIDIA H200",
+        "87 %",
+        "103.0 of 140.0 GiB",
+        "ours 98.0 GiB",
+        "others 5.0 GiB",
+        "free 37.0 GiB",
+        "power 410 of 700 W",
+        "temp 62 of 87 C",
+        "fan 35 %",
+        "clock 1,755 of 1,980 MHz",
+        "memory 3,201 of 3,201 MHz",
+        "! held down: power cap",
+        "history",
+        "4242 python",
+        "99 Xorg",
+    ):
+        assert said in rows, said
+
+
+def test_the_trainers_process_is_marked_and_comes_first() -> None:
+    small = (GpuProcess(7, "other", 100 * GIB), GpuProcess(TRAINER, "python", 1 * GIB))
+    rows = drawn(
+        GpuPanel(PLAIN), (80, 24), shown(dataclasses.replace(server(), gpus=(gpu(0, processes=small),)))
+    )
+    listed = [row for row in rows if "4242" in row or "7 other" in row]
+    assert "> 4242 python" in listed[0] and ">" not in listed[1]
+
+
+def test_eight_gpus_have_a_line_each_in_a_small_panel() -> None:
+    rows = drawn(GpuPanel(BLOCKS), (40, 10), shown(server()))
+    assert [row[1] for row in rows[1:9]] == list("01234567")
+    assert all("87 %" in row and "103.0/140.0 GiB" in row for row in rows[1:9])
+
+
+def test_gpus_that_do_not_fit_are_scrolled_to_and_counted() -> None:
+    async def scenario(pilot: Pilot[None], panel: GpuPanel) -> None:
+        panel.show(server())
+        panel.focus()
+        await pilot.pause()
+        assert "GPU 1-3 of 8" in picture(panel)[-1]
+        await pilot.press("down", "down")
+        rows = picture(panel)
+        assert "GPU 3-5 of 8" in rows[-1] and rows[1][1] == "2"
+        await pilot.press("end")
+        assert "GPU 6-8 of 8" in picture(panel)[-1]
+        await pilot.press("pageup", "home")
+        assert "GPU 1-3 of 8" in picture(panel)[-1]
+
+    with_widget(GpuPanel(BLOCKS), (40, 5), scenario)
+
+
+def test_a_gpu_that_fell_out_says_so_and_the_others_go_on() -> None:
+    gpus = (gpu(0), gpu(1, fault="It does not answer."))
+    for size in ((60, 4), (60, 20)):
+        rows = text(GpuPanel(BLOCKS), size, dataclasses.replace(server(), gpus=gpus))
+        assert "It does not answer." in rows and "87 %" in rows
+
+
+def test_a_history_keeps_one_value_for_each_moment() -> None:
+    async def scenario(pilot: Pilot[None], panel: GpuPanel) -> None:
+        for time in range(300):
+            panel.show(dataclasses.replace(server(float(time), 1), gpus=(gpu(0, busy=time / 300),)))
+            panel.show(dataclasses.replace(server(float(time), 1), gpus=(gpu(0, busy=0.0),)))
+        history = panel._histories[0].values
+        assert len(history) == 240
+        assert history == [time / 300 for time in range(60, 300)]
+
+    with_widget(GpuPanel(BLOCKS), (80, 12), scenario)
+
+
+@pytest.mark.parametrize("cores", [2, 7, 32, 64, 192, 256])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_every_core_is_drawn_somewhere(cores: int, size: tuple[int, int]) -> None:
+    host = HostSample(cores=(0.5,) * cores, allowed_cores=tuple(range(cores)))
+    seen: dict[int, int] = {}
+
+    async def scenario(pilot: Pilot[None], panel: CoresPanel) -> None:
+        panel.show(MonitorSample(1.0, host))
+        panel.focus()
+        await pilot.pause()
+        hidden = panel.overflow_rows
+        assert not hidden or f"of {cores}" in picture(panel)[-1]
+        for row in range(hidden + 1):
+            assert panel.first_row == row
+            for y, line in enumerate(picture(panel)[1:-1]):
+                seen[row + y] = 0 if " of " in line else line.count("▄") + line.count("50 %")
+            await pilot.press("down")
+
+    with_widget(CoresPanel(BLOCKS), size, scenario)
+    assert sum(seen.values()) == cores
+
+
+def test_a_machine_too_large_for_the_panel_says_which_cores_are_seen() -> None:
+    host = HostSample(cores=(0.5,) * 256, allowed_cores=tuple(range(256)))
+
+    async def scenario(pilot: Pilot[None], panel: CoresPanel) -> None:
+        panel.show(MonitorSample(1.0, host))
+        panel.focus()
+        await pilot.pause()
+        assert "cores 1-64 of 256" in picture(panel)[-1]
+        await pilot.press("down")
+        assert "cores 65-128 of 256" in picture(panel)[-1]
+
+    with_widget(CoresPanel(BLOCKS), (71, 3), scenario)
+
+
+def test_memory_nodes_and_cores_that_are_not_ours_have_groups_of_their_own() -> None:
+    rows = text(CoresPanel(BLOCKS), (80, 24), server())
+    assert "node 0: 0-95" in rows and "node 1: 96-143" in rows and "node 1, not ours: 144-191" in rows
+    assert "limit 64.0" in rows and "load 61.2 55.0 40.1" in rows
+
+
+def test_cores_of_the_optimizer_are_marked_below_or_in_their_place() -> None:
+    rows = drawn(CoresPanel(PLAIN), (80, 24), shown(server()))
+    first = next(i for i, row in enumerate(rows) if row.startswith("|  0 "))
+    assert [i - 5 for i, mark in enumerate(rows[first + 1]) if mark == "^"] == list(range(0, 32, 2))
+    tight = drawn(CoresPanel(PLAIN), (80, 6), shown(server()))
+    cells = next(row for row in tight if row.startswith("|  0 "))[5:]
+    assert [i for i, cell in enumerate(cells) if cell in "aA"] == list(range(0, 32, 2))
+
+
+def test_memory_is_told_apart_by_whose_it_is() -> None:
+    rows = text(MemoryPanel(BLOCKS), (80, 12), server())
+    for said in (
+        "300 of 1,024 GiB",
+        "trainer 250.0 GiB",
+        "others 50.0 GiB",
+        "cache 200.0 GiB",
+        "free 524.0 GiB",
+    ):
+        assert said in rows, said
+    bar = rows.splitlines()[1]
+    cells = sum(map(bar.count, "█▓▒░"))
+    drawn_gib = [1024 * bar.count(mark) / cells for mark in "█▓▒░"]
+    assert drawn_gib == pytest.approx([250, 50, 200, 524], abs=1024 / cells)
+
+
+def test_swap_in_use_is_a_warning_and_growing_swap_a_worse_one() -> None:
+    assert "!" not in text(MemoryPanel(BLOCKS), (60, 12), server())
+    assert "swap 1.0 of 2.0 GiB  ! in use" in text(MemoryPanel(BLOCKS), (60, 12), laptop(1.0), laptop(2.0))
+    host = dataclasses.replace(laptop().host, swap_used_bytes=2 * GIB)
+    grown = dataclasses.replace(laptop(2.0), host=host)
+    assert "swap 2.0 of 2.0 GiB  ✗ growing" in text(MemoryPanel(BLOCKS), (60, 12), laptop(1.0), grown)
+
+
+def test_the_optimizers_threads_are_marked_and_its_speed_is_told_against_the_limit() -> None:
+    def prepare(panel: ThreadsPanel) -> None:
+        panel.show(server())
+        panel.set_optimizer(12.3, 19.8)
+
+    rows = drawn(ThreadsPanel(PLAIN), (80, 24), prepare)
+    assert "12.3 of 19.8 GB/s 62 %" in rows[1]
+    assert "host-adam 14.0 cores  16 threads" in rows[2]
+    threads = [row for row in rows if "core " in row]
+    assert [">" in row for row in threads] == [False] + [True] * 16
+    assert "95 %" in threads[1] and "core 0" in threads[1]
+
+
+def test_an_optimizer_whose_limit_is_not_measured_shows_its_speed_alone() -> None:
+    rows = drawn(ThreadsPanel(PLAIN), (60, 5), lambda panel: panel.set_optimizer(12.3, None))
+    assert "12.3 GB/s" in rows[1] and "%" not in rows[1]
+
+
+def test_a_trainer_that_has_ended_is_told_as_such() -> None:
+    ended = dataclasses.replace(server(), trainer=TrainerSample(TRAINER, alive=False))
+    assert "process 4242 has ended" in text(ThreadsPanel(BLOCKS), (60, 5), ended)
+
+
+def test_pcie_is_shown_each_way_against_the_limit_of_the_link() -> None:
+    rows = text(PciePanel(BLOCKS), (80, 12), server(gpus=1))
+    assert "GPU 0 gen 5 x16" in rows and "58.7 GiB/s each way" in rows
+    assert "24.0 GiB/s  41 %" in rows and "3.5 GiB/s   6 %" in rows and "history, up to 24.0 GiB/s" in rows
+
+
+def test_a_disk_shows_its_rates_its_room_and_the_trainers_share() -> None:
+    rows = text(DiskPanel(BLOCKS), (80, 24), server())
+    for said in (
+        "/data/runs",
+        "nvme0n1",
+        "read 2.0 GiB/s",
+        "write 512.0 MiB/s",
+        "busy 66 %",
+        "1,200 of 3,500 GiB",
+        "trainer  read 1.5 GiB/s  write 256.0 MiB/s",
+    ):
+        assert said in rows, said
+
+
+def test_names_from_outside_can_neither_break_the_box_nor_leave_ascii() -> None:
+    odd = (GpuProcess(7, "naïve\n\x1b[31m名前", 1 * GIB),)
+    sample = dataclasses.replace(server(), gpus=(gpu(0, name="[bold]名前[/] \t", processes=odd),))
+    for glyphs in (BLOCKS, PLAIN):
+        for size in SIZES:
+            check_box(drawn(GpuPanel(glyphs), size, shown(sample)), size, ascii_only=glyphs.ascii)
+
+
+def test_only_rows_that_changed_are_painted_again() -> None:
+    async def scenario(pilot: Pilot[None], panel: GpuPanel) -> None:
+        panel.show(server(1.0))
+        await pilot.pause()
+        before = list(panel._strips)
+        panel.show(dataclasses.replace(server(2.0), gpus=(gpu(0, temperature_c=63.0), *server().gpus[1:])))
+        assert [y for y, strip in enumerate(panel._strips) if strip != before[y]] == [0]
+        assert [region.y for region in panel._repaint_regions] == [1]
+
+    with_widget(GpuPanel(BLOCKS), (40, 10), scenario)

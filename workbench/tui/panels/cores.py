@@ -1,0 +1,214 @@
+"""Every core of the machine: a bar each where all bars fit, else one cell of heat each.
+
+Invariant: no core is left out. Where not all fit the panel scrolls and says which part is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.monitor.samples import HostSample, MonitorSample
+from workbench.tui.charts.bars import filled
+from workbench.tui.glyphs import Glyphs
+from workbench.tui.panels.drawing import Line, keep
+from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.threads import is_optimizer
+from workbench.tui.panels.units import known, number, numbers, percent
+
+_BAR_WIDTH = 16
+"""The least width of one core's number, mark, bar and share, and a space."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How the cores are drawn."""
+
+    bars: bool = False
+    """A bar each, else one cell of heat each."""
+    headed: bool = True
+    """With a summary and a heading above each group."""
+    marks_below: bool = True
+    """Optimizer threads marked below the cells of heat, else in their place."""
+
+
+class CoresPanel(Panel):
+    TITLE = "CPU"
+    HELP: ClassVar[str | None] = """\
+### CPU cores
+
+- The busy share of every core over the last interval, in the order of their numbers. Each has a bar where all bars
+  fit, else each is one cell: the fuller the cell, the busier the core. A row begins with the number of its first core.
+- Cores are grouped by memory node (NUMA); those that this process **may not use** (affinity, cgroup) have groups of
+  their own.
+- A core on which a thread of the host optimizer (`host-adam/N`) last ran is marked: beside its bar or below its cell;
+  where there is no room for that, the cell itself is `a` (under half busy) or `A`.
+- **of N cores**: cores' worth of time in use. **limit**: what the cgroup grants. **load**: runnable tasks over 1, 5
+  and 15 minutes.
+"""
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(glyphs, id=id, classes=classes)
+        self._host: HostSample | None = None
+        self._marked: frozenset[int] = frozenset()
+        self._cores_in_line: list[int] = []
+
+    def show(self, sample: MonitorSample) -> None:
+        threads = sample.trainer.threads if sample.trainer else ()
+        marked = frozenset(
+            thread.core for thread in threads if thread.core is not None and is_optimizer(thread.name)
+        )
+        if sample.host is self._host and marked == self._marked:
+            return
+        self._host, self._marked = sample.host, marked
+        self.changed()
+
+    def heading(self) -> tuple[str, ...]:
+        if self._host is None or not self._host.cores:
+            return ()
+        shares = [known(value) or 0.0 for value in self._host.cores]
+        mean = percent(sum(shares) / len(shares))
+        return f"{mean} of {len(shares)} cores", f"{mean} of {len(shares)}", mean
+
+    def part(self, first: int, last: int, total: int) -> tuple[str, str]:
+        before = sum(self._cores_in_line[: first - 1])
+        seen = sum(self._cores_in_line[first - 1 : last])
+        every = sum(self._cores_in_line)
+        return "cores", f"{before + 1}-{before + seen} of {every}" if seen else f"0 of {every}"
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        self._cores_in_line = []
+        host = self._host
+        if host is None:
+            return self.note("Waiting for the first sample.", width)
+        if not host.cores:
+            return self.note("The use of the cores is not known here (N/A).", width)
+        # The richest form that fits. Where none does all scrolls, with its headings if there is room for any.
+        forms = [_Form(bars=True), _Form(bars=True, headed=False), _Form(), _Form(marks_below=False)]
+        last = _Form(marks_below=False, headed=height >= 4)
+        drawings = (self._counted(host, width, form) for form in forms)
+        counted = next((each for each in drawings if len(each) <= height), None)
+        if counted is None:
+            bare = self._counted(host, width, _Form(marks_below=False, headed=False))
+            counted = bare if len(bare) <= height else self._counted(host, width, last)
+        self._cores_in_line = [cores for cores, _ in counted]
+        return [line for _, line in counted]
+
+    def _counted(self, host: HostSample, width: int, form: _Form) -> list[tuple[int, Line]]:
+        """Lines, each with how many cores it shows."""
+        out: list[tuple[int, Line]] = []
+        groups = _groups(host)
+        if form.headed:
+            out.append((0, self._summary(host, width)))
+        for label, cores in groups:
+            if form.headed and len(groups) > 1:
+                shares = [known(host.cores[core]) or 0.0 for core in cores]
+                title = self.write(f"{label}: {numbers(cores)}", "strong")
+                mean = self.write(percent(sum(shares) / len(shares)), "dim")
+                out.append((0, keep(width, [(1, title), (0, mean)])))
+            if form.bars:
+                out += self._bars(host, cores, width)
+            else:
+                out += self._heat(host, cores, width, form.marks_below)
+        return out
+
+    def _summary(self, host: HostSample, width: int) -> Line:
+        in_use = sum(known(value) or 0.0 for value in host.cores)
+        parts = [(0, self.write(f"{in_use:.1f} of {len(host.cores)} cores"))]
+        if host.cpu_limit is not None:
+            over = in_use >= 0.95 * host.cpu_limit
+            parts.append((1, self.write(f"limit {number(host.cpu_limit, 1)}", "warning" if over else "dim")))
+        load = " ".join(number(value, 1) for value in host.load) if host.load else "N/A"
+        parts.append((2, self.write(f"load {load}", "dim")))
+        if self._marked:
+            parts.append((3, [*self.write(self._mark, "mark"), *self.write(" host-adam", "dim")]))
+        return keep(width, parts)
+
+    @property
+    def _mark(self) -> str:
+        return self.glyphs.arrow_up
+
+    def _bars(self, host: HostSample, cores: tuple[int, ...], width: int) -> list[tuple[int, Line]]:
+        columns = max(1, min((width + 1) // _BAR_WIDTH, len(cores)))
+        rows = -(-len(cores) // columns)
+        each = (width + 1) // columns - 1
+        digits = len(str(len(host.cores) - 1))
+        out = []
+        for row in range(rows):
+            line: Line = []
+            in_row = cores[row::rows]
+            for column, core in enumerate(in_row):
+                if column:
+                    line += self.write(" ")
+                busy = host.cores[core]
+                value = f"{percent(busy):>6}"
+                line += self.write(f"{core:>{digits}}", "dim")
+                line += self.write(self._mark if core in self._marked else " ", "mark")
+                room = each - digits - 1 - len(value)
+                line += self.bar(busy, room, _band(busy)) or self.write(" " * max(0, room))
+                line += self.write(value)
+            out.append((len(in_row), line))
+        return out
+
+    def _heat(
+        self, host: HostSample, cores: tuple[int, ...], width: int, marks_below: bool
+    ) -> list[tuple[int, Line]]:
+        digits = len(str(len(host.cores) - 1))
+        room = max(1, width - digits - 1)
+        room -= room % 8 if room >= 8 else 0
+        out: list[tuple[int, Line]] = []
+        for start in range(0, len(cores), room):
+            in_row = cores[start : start + room]
+            line = self.write(f"{in_row[0]:>{digits}} ", "dim")
+            below = marks_below and not self._marked.isdisjoint(in_row)
+            text, pen = "", ""
+            for core in in_row:
+                cell, its_pen = self._cell(host.cores[core], core in self._marked and not below)
+                if its_pen != pen and text:
+                    line += self.write(text, pen)
+                    text = ""
+                text, pen = text + cell, its_pen
+            out.append((len(in_row), line + self.write(text, pen)))
+            if below:
+                marks = "".join(self._mark if core in self._marked else " " for core in in_row)
+                out.append((0, [*self.write(" " * (digits + 1)), *self.write(marks, "mark")]))
+        return out
+
+    def _cell(self, busy: float, marked: bool) -> tuple[str, str]:
+        value = known(busy)
+        if marked:
+            return ("A" if (value or 0.0) >= 0.5 else "a"), "mark"
+        if value is None:
+            return "?", "dim"
+        if value <= 0:
+            return self.glyphs.rest, "dim"
+        return filled(value, self.glyphs.column), _band(value)
+
+
+def _band(busy: float) -> str:
+    return "good" if busy < 0.6 else "warning" if busy < 0.9 else "bad"
+
+
+def _groups(host: HostSample) -> list[tuple[str, tuple[int, ...]]]:
+    """Every core once, by memory node, those that may be used apart from the others."""
+    everything = range(len(host.cores))
+    allowed = set(host.allowed_cores) & set(everything) or set(everything)
+    placed: set[int] = set()
+    nodes: list[tuple[str, list[int]]] = []
+    for number_of_node, members in enumerate(host.numa_nodes):
+        there = [core for core in members if 0 <= core < len(host.cores) and core not in placed]
+        placed.update(there)
+        if there:
+            nodes.append((f"node {number_of_node}", there))
+    left = [core for core in everything if core not in placed]
+    if left:
+        nodes.append(("cores" if not nodes else "no node", left))
+    out = []
+    for name, of_node in nodes:
+        usable = tuple(core for core in of_node if core in allowed)
+        others = tuple(core for core in of_node if core not in allowed)
+        if usable:
+            out.append((name, usable))
+        if others:
+            out.append((f"{name}, not ours", others))
+    return out

@@ -1,0 +1,238 @@
+"""GPUs, as useful as nvidia-smi and nvtop: a block each where there is room, one line each where there is not.
+
+The trainer's own memory is told apart from that of others by a character and a number, never by colour alone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from workbench.monitor.samples import GpuSample, MonitorSample
+from workbench.tui.charts.bars import part_marks
+from workbench.tui.glyphs import Glyphs
+from workbench.tui.panels.drawing import History, Line, clean, cut, ends, keep, width_of
+from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.units import NOT_KNOWN, amount, known, number, of, pair, percent, share
+
+_LABEL = 8
+
+
+class GpuPanel(Panel):
+    TITLE = "GPU"
+    HELP: ClassVar[str | None] = """\
+### GPU
+
+- **busy**: share of the interval in which a kernel ran; it does not tell how well the kernel used the GPU.
+- **memory**: of the GPU's own memory. *Ours* is what the training process holds, *others* all the rest in use.
+- **power**, **temp**, **clock**: now, of the limit that the driver enforces. At the temperature's limit the GPU slows
+  itself down. *Held down* names why its clocks are lower than they could be.
+- **busy over time**: the newest sample at the right.
+- `N/A`: the driver does not give this value for this GPU. Sizes are binary: 1 GiB is 1,073,741,824 bytes.
+
+With less room each GPU gets fewer lines, the least of it one; then the arrow keys scroll.
+"""
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(glyphs, id=id, classes=classes)
+        self._sample: MonitorSample | None = None
+        self._histories: dict[int, History] = {}
+        self._rows_each = 1
+
+    def show(self, sample: MonitorSample) -> None:
+        """Draw this sample; one that was shown already changes nothing."""
+        if self._sample is not None and sample.time == self._sample.time:
+            return
+        self._sample = sample
+        for gpu in sample.gpus:
+            self._histories.setdefault(gpu.index, History()).add(gpu.busy)
+        self.changed()
+
+    def heading(self) -> tuple[str, ...]:
+        gpus = self._sample.gpus if self._sample else ()
+        if not gpus:
+            return ()
+        if len(gpus) == 1:
+            gpu = gpus[0]
+            memory = of(gpu.memory_used_bytes, gpu.memory_total_bytes)
+            return f"{percent(gpu.busy)}{self.separator}{memory}", percent(gpu.busy)
+        there = [busy for gpu in gpus if (busy := known(gpu.busy)) is not None]
+        mean = percent(sum(there) / len(there) if there else None)
+        used = [size for gpu in gpus if (size := known(gpu.memory_used_bytes)) is not None]
+        total = [size for gpu in gpus if (size := known(gpu.memory_total_bytes)) is not None]
+        memory = of(sum(used) if used else None, sum(total) if total else None)
+        return f"{mean} of {len(gpus)}{self.separator}{memory}", f"{mean} of {len(gpus)}", mean
+
+    def part(self, first: int, last: int, total: int) -> tuple[str, str]:
+        if self._rows_each == 1 and self._sample and self._sample.gpus:
+            return "GPU", f"{first}-{last} of {len(self._sample.gpus)}"
+        return super().part(first, last, total)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        if self._sample is None:
+            return self.note("Waiting for the first sample.", width)
+        gpus = self._sample.gpus
+        if not gpus:
+            return self.note(clean(self._sample.gpu_note or "No GPU is shown here.", self.glyphs), width)
+        self._rows_each = max(1, height // len(gpus))
+        return [line for gpu in gpus for line in self._block(gpu, width, self._rows_each)]
+
+    def _block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
+        """At most `rows` lines, but all processes where there is room for one of them."""
+        if gpu.fault:
+            return self._faulty(gpu, width, rows)
+        if rows == 1:
+            return [self._one_line(gpu, width)]
+        # What is drawn, from the top down, and from how many rows on it has a place.
+        candidates = [
+            (7, self._named_line(gpu, width)),
+            (1, self._busy(gpu, width, named=rows < 7)),
+            (2, self._memory(gpu, width)),
+            (6, self._owners(gpu, width)),
+            (3, self._power(gpu, width)),
+            (4, self._clocks(gpu, width)),
+        ]
+        out = [line for needed, line in candidates if rows >= needed]
+        processes = self._processes(gpu, width) if rows > 7 else []
+        if rows >= 5:
+            out += self._history(gpu, width, min(5, max(1, rows - len(out) - len(processes))))
+        return out + processes
+
+    def _faulty(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
+        name = self.write(self._title(gpu, short=rows == 1), "strong")
+        fault = self.write(f"{self.glyphs.bad} {clean(gpu.fault, self.glyphs)}", "bad")
+        return [[*name, *self.write(" "), *fault]] if rows == 1 else [name, fault]
+
+    def _title(self, gpu: GpuSample, *, short: bool) -> str:
+        name = clean(gpu.name or NOT_KNOWN, self.glyphs)
+        if short:
+            name = name.replace("NVIDIA ", "").replace("GeForce ", "")
+        return f"{gpu.index} {name}" if short else f"GPU {gpu.index} {name}"
+
+    def _one_line(self, gpu: GpuSample, width: int) -> Line:
+        memory = of(gpu.memory_used_bytes, gpu.memory_total_bytes, "/")
+        room = width - 70
+        busy = f"{percent(gpu.busy):>5}"
+        parts = [
+            (0, self.write(str(gpu.index), "strong")),
+            (4, self.write(f"{cut(self._title(gpu, short=True).partition(' ')[2], 12, self.glyphs):12}")),
+            (0, self.write(busy)),
+            (6, self.bar(gpu.busy, min(20, room))),
+            (1, self.write(f"{memory:>15}" if width >= 40 else memory, self._memory_pen(gpu))),
+            (5, self.write(f"{pair(gpu.power_w, gpu.power_limit_w, 'W', '/'):>9}")),
+            (3, self.write(number(gpu.temperature_c, 0, "C"), self._heat_pen(gpu))),
+        ]
+        if gpu.throttled_by:
+            parts.append((2, self.write(f"{self.glyphs.warning} {self._held_down(gpu)}", "warning")))
+        return keep(width, parts, " ")
+
+    def _named_line(self, gpu: GpuSample, width: int) -> Line:
+        return self.write(cut(self._title(gpu, short=False), width, self.glyphs), "strong")
+
+    def _labelled(self, label: str, value: str, width: int) -> tuple[Line, int]:
+        """A label, and how wide a bar may be between it and the value."""
+        return self.write(f"{label:{_LABEL}}", "dim"), width - _LABEL - len(value) - 1
+
+    def _busy(self, gpu: GpuSample, width: int, *, named: bool) -> Line:
+        value = f"{percent(gpu.busy):>5}"
+        if named:
+            label = self._title(gpu, short=True) if width >= 34 else str(gpu.index)
+            start = self.write(f"{cut(label, 15, self.glyphs)} ", "strong")
+        else:
+            start = self.write(f"{'busy':{_LABEL}}", "dim")
+        end = self.write(f" {value}")
+        if named and width >= 60:
+            end += self.write(f" {pair(gpu.power_w, gpu.power_limit_w, 'W', '/'):>10}")
+            end += self.write(f" {number(gpu.temperature_c, 0, 'C'):>5}", self._heat_pen(gpu))
+        return [*start, *self.bar(gpu.busy, width - width_of(start) - width_of(end)), *end]
+
+    def _memory(self, gpu: GpuSample, width: int) -> Line:
+        value = of(gpu.memory_used_bytes, gpu.memory_total_bytes)
+        label, room = self._labelled("memory", value, width)
+        pen = self._memory_pen(gpu)
+        if room < 4:
+            return ends(self.write("mem ", "dim"), self.write(value, pen), width)
+        total, used, ours = gpu.memory_total_bytes, gpu.memory_used_bytes, self._ours(gpu)
+        own = share(ours, total)
+        rest = None if (all_of_it := share(used, total)) is None else all_of_it - (own or 0.0)
+        shares = [(own, "own"), (rest, "other")]
+        return [*label, *self.stack(shares, room), *self.write(" "), *self.write(value, pen)]
+
+    def _owners(self, gpu: GpuSample, width: int) -> Line:
+        marks = part_marks(self.glyphs)
+        total, used, ours = gpu.memory_total_bytes, gpu.memory_used_bytes, self._ours(gpu)
+        others = None if used is None or ours is None else max(0, used - ours)
+        free = None if used is None or total is None else max(0, total - used)
+        parts = [
+            (0, [*self.write(f"{marks[0]} ", "own"), *self.write(f"ours {amount(ours)}")]),
+            (1, [*self.write(f"{marks[1]} ", "other"), *self.write(f"others {amount(others)}")]),
+            (2, [*self.write(f"{self.glyphs.rest} ", "dim"), *self.write(f"free {amount(free)}")]),
+        ]
+        return keep(width, parts)
+
+    def _power(self, gpu: GpuSample, width: int) -> Line:
+        temperature = pair(gpu.temperature_c, gpu.temperature_limit_c, "C")
+        parts = [
+            (0, self._named("power", pair(gpu.power_w, gpu.power_limit_w, "W"))),
+            (1, self._named("temp", temperature, self._heat_pen(gpu))),
+            (2, self._named("fan", percent(gpu.fan))),
+        ]
+        return keep(width, parts)
+
+    def _clocks(self, gpu: GpuSample, width: int) -> Line:
+        state = self.write("held down: N/A", "dim")
+        if gpu.throttled_by is not None:
+            state = self.write("not held down", "dim")
+        if gpu.throttled_by:
+            state = self.write(f"{self.glyphs.warning} held down: {self._held_down(gpu)}", "warning")
+        parts = [
+            (1, self._named("clock", pair(gpu.clock_mhz, gpu.clock_limit_mhz, "MHz"))),
+            (2, self._named("memory", pair(gpu.memory_clock_mhz, gpu.memory_clock_limit_mhz, "MHz"))),
+            (0 if gpu.throttled_by else 3, state),
+        ]
+        return keep(width, parts)
+
+    def _history(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
+        drawn = self.spark(self._histories[gpu.index], max(0, width - _LABEL), rows, 1.0)
+        labels = ["history", *[""] * (rows - 1)]
+        return [
+            [*self.write(f"{label:{_LABEL}} "[:_LABEL], "dim"), *line]
+            for label, line in zip(labels, drawn, strict=True)
+        ]
+
+    def _processes(self, gpu: GpuSample, width: int) -> list[Line]:
+        if gpu.processes is None:
+            return [self.write("processes N/A", "dim")]
+        trainer = self._sample.trainer.pid if self._sample and self._sample.trainer else None
+        out = []
+        for process in sorted(
+            gpu.processes, key=lambda each: (each.pid != trainer, -(each.memory_bytes or 0))
+        ):
+            own = process.pid == trainer
+            mark = f"{self.glyphs.selected} " if own else "  "
+            size = self.write(f" {amount(process.memory_bytes)}")
+            name = f"{process.pid} {clean(process.name or NOT_KNOWN, self.glyphs)}"
+            name = cut(name, width - width_of(size) - 2, self.glyphs)
+            out.append(ends(self.write(f"{mark}{name}", "own" if own else ""), size, width))
+        return out
+
+    def _ours(self, gpu: GpuSample) -> int | None:
+        """Bytes that the trainer holds; None where that cannot be told."""
+        if self._sample is None or self._sample.trainer is None or gpu.processes is None:
+            return None if gpu.processes is None else 0
+        pid = self._sample.trainer.pid
+        sizes = [process.memory_bytes for process in gpu.processes if process.pid == pid]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def _held_down(self, gpu: GpuSample) -> str:
+        return clean(", ".join(gpu.throttled_by or ()), self.glyphs)
+
+    def _named(self, label: str, value: str, pen: str = "") -> Line:
+        return [*self.write(f"{label} ", "dim"), *self.write(value, pen)]
+
+    def _memory_pen(self, gpu: GpuSample) -> str:
+        used = share(gpu.memory_used_bytes, gpu.memory_total_bytes)
+        return "" if used is None or used < 0.9 else "warning" if used < 0.97 else "bad"
+
+    def _heat_pen(self, gpu: GpuSample) -> str:
+        heat, limit = known(gpu.temperature_c), known(gpu.temperature_limit_c) or 90.0
+        return "" if heat is None or heat < limit - 5 else "warning" if heat < limit else "bad"

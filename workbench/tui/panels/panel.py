@@ -1,0 +1,241 @@
+"""What all panels are: a titled box that draws its lines by hand and repaints only the rows that changed.
+
+Invariant: `lines` depends on what the panel was given, its width and its height alone, and never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.app import RenderResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.geometry import Region, Size
+from textual.strip import Strip
+from textual.widget import Widget
+
+from workbench.tui.charts.bars import stacked_bar
+from workbench.tui.charts.sparkline import sparkline
+from workbench.tui.glyphs import Glyphs
+from workbench.tui.panels.drawing import History, Line, crop, cut
+
+_PENS = ("good", "warning", "bad", "dim", "strong", "own", "other", "mark")
+
+
+class Panel(Widget, can_focus=True):
+    """One titled box. Subclasses give `TITLE`, `HELP`, `lines` and, where they like, `heading` and `footing`."""
+
+    TITLE: ClassVar[str] = ""
+    HELP: ClassVar[str | None] = ""
+    ALLOW_MAXIMIZE = True
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"panel--{name}" for name in _PENS}
+    DEFAULT_CSS = """
+    Panel {
+        border: round $foreground 30%;
+        border-title-color: $foreground;
+        border-subtitle-color: $text-muted;
+        min-width: 20;
+        min-height: 3;
+        & > .panel--good { color: $success; }
+        & > .panel--warning { color: $warning; }
+        & > .panel--bad { color: $error; text-style: bold; }
+        & > .panel--dim { color: $text-muted; }
+        & > .panel--strong { text-style: bold; }
+        & > .panel--own { color: $primary; }
+        & > .panel--other { color: $secondary; }
+        & > .panel--mark { color: $accent; text-style: bold; }
+        &.-ascii { border: ascii $foreground 30%; }
+        &:focus { border: round $accent; border-title-style: reverse; }
+        &.-ascii:focus { border: ascii $accent; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "scroll_rows(-1)", "Up", id="panel.up", show=False),
+        Binding("down", "scroll_rows(1)", "Down", id="panel.down", show=False),
+        Binding("pageup", "scroll_pages(-1)", "Page up", id="panel.page_up", show=False),
+        Binding("pagedown", "scroll_pages(1)", "Page down", id="panel.page_down", show=False),
+        Binding("home", "scroll_first", "First", id="panel.first", show=False),
+        Binding("end", "scroll_last", "Last", id="panel.last", show=False),
+    ]
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.glyphs = glyphs
+        self.set_class(glyphs.ascii, "-ascii")
+        self.first_row = 0
+        """The first of the lines that is seen."""
+        self._rows = 0
+        self._strips: list[Strip] = []
+        self._drawn_size = Size(0, 0)
+        self._stale = True
+        self._pens: dict[str, Style] = {}
+        self._titles = ("", "")
+
+    # What a subclass says.
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """All lines; where there are more than `height`, the panel scrolls."""
+        raise NotImplementedError
+
+    def heading(self) -> tuple[str, ...]:
+        """The present value, behind the title: forms of it, the longest first."""
+        return ()
+
+    def footing(self) -> str:
+        """What stands in the lower border where nothing scrolls."""
+        return ""
+
+    def part(self, first: int, last: int, total: int) -> tuple[str, str]:
+        """What is counted, and what is seen of more than fits; lines are counted from 1."""
+        return "lines", f"{first}-{last} of {total}"
+
+    # What a subclass uses.
+
+    def changed(self) -> None:
+        """Draw again what is different now; nothing is done while nothing is to be seen."""
+        self._stale = True
+        if not self.is_mounted or not self.content_size or not self.display:
+            return
+        before, size = self._strips, self._drawn_size
+        self._draw()
+        if size != self._drawn_size or len(before) != len(self._strips):
+            self.refresh()
+        else:
+            rows = [y for y, strip in enumerate(self._strips) if strip != before[y]]
+            if rows:
+                self.refresh(*(Region(0, y, size.width, 1) for y in rows))
+        self._set_titles()
+
+    def pen(self, name: str) -> Style:
+        """The style of one of the component classes, by the name behind "--"; "" is plain text."""
+        style = self._pens.get(name)
+        if style is None:
+            style = self.get_component_rich_style(f"panel--{name}", partial=True) if name else Style()
+            self._pens[name] = style
+        return style
+
+    def write(self, text: str, pen: str = "") -> Line:
+        return [Segment(text, self.pen(pen))]
+
+    def bar(self, share: float | None, width: int, pen: str = "good") -> Line:
+        """A share of `width` cells; nothing where there is no room for a bar."""
+        return stacked_bar([(share, self.pen(pen))], width, self.glyphs, self.pen("dim")) if width > 3 else []
+
+    def stack(self, parts: Sequence[tuple[float | None, str]], width: int) -> Line:
+        """Shares of a whole, each with a pen, drawn with the characters of `part_marks`."""
+        return stacked_bar(
+            [(share, self.pen(pen)) for share, pen in parts], width, self.glyphs, self.pen("dim")
+        )
+
+    def spark(
+        self, history: History, width: int, rows: int, top: float | None, pen: str = "good"
+    ) -> list[Line]:
+        """The newest values as columns up to `top`."""
+        drawn = sparkline(history.values, width, self.glyphs, height=rows, high=top)
+        return [self.write(row, pen) for row in drawn]
+
+    def note(self, sentence: str, width: int) -> list[Line]:
+        """A sentence over as many lines as it needs."""
+        out: list[Line] = []
+        row = ""
+        for word in sentence.split():
+            if row and len(row) + 1 + len(word) > width:
+                out.append(self.write(row, "dim"))
+                row = ""
+            row = f"{row} {word}" if row else word
+        return [*out, self.write(row, "dim")]
+
+    @property
+    def separator(self) -> str:
+        return f" {self.glyphs.separator} "
+
+    # Drawing.
+
+    def render(self) -> RenderResult:
+        return ""
+
+    def render_line(self, y: int) -> Strip:
+        if self._stale or self._drawn_size != self.content_size:
+            self._draw()
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self._drawn_size.width)
+
+    def _draw(self) -> None:
+        width, height = self._drawn_size = self.content_size
+        self._stale = False
+        lines = self.lines(width, height) if width > 0 and height > 0 else []
+        self._rows = len(lines)
+        self.first_row = max(0, min(self.first_row, len(lines) - height))
+        shown = lines[self.first_row : self.first_row + height]
+        strips = [Strip(crop(line, width, self.glyphs)).adjust_cell_length(width) for line in shown]
+        strips += [Strip.blank(width)] * (height - len(strips))
+        self._strips = strips
+
+    def _set_titles(self) -> None:
+        height = self._drawn_size.height
+        room = self.outer_size.width - 6
+        forms = [f"{self.TITLE} {value}" for value in self.heading()] or [self.TITLE]
+        title = next((form for form in forms if len(form) <= room), forms[-1])
+        foot = self.footing()
+        if self._rows > height > 0:
+            what, seen = self.part(self.first_row + 1, min(self._rows, self.first_row + height), self._rows)
+            foot = next(
+                (form for form in (f"{what} {seen}", seen) if len(form) <= room), seen.replace(" of ", "/")
+            )
+        titles = (cut(title, room, self.glyphs), cut(foot, room, self.glyphs))
+        if titles != self._titles:
+            self._titles = titles
+            self.border_title, self.border_subtitle = Content(titles[0]), Content(titles[1])
+
+    def on_mount(self) -> None:
+        self._set_titles()
+
+    def on_resize(self) -> None:
+        self.changed()
+
+    def on_show(self) -> None:
+        self.changed()
+
+    def notify_style_update(self) -> None:
+        self._pens.clear()
+        self._stale = True
+        super().notify_style_update()
+
+    # Scrolling.
+
+    @property
+    def overflow_rows(self) -> int:
+        """How many lines do not fit."""
+        return max(0, self._rows - self._drawn_size.height)
+
+    def scroll_to_row(self, row: int) -> bool:
+        """Whether anything moved."""
+        row = max(0, min(row, self.overflow_rows))
+        if row == self.first_row:
+            return False
+        self.first_row = row
+        self.changed()
+        return True
+
+    def action_scroll_rows(self, rows: int) -> None:
+        self.scroll_to_row(self.first_row + rows)
+
+    def action_scroll_pages(self, pages: int) -> None:
+        self.scroll_to_row(self.first_row + pages * max(1, self._drawn_size.height - 1))
+
+    def action_scroll_first(self) -> None:
+        self.scroll_to_row(0)
+
+    def action_scroll_last(self) -> None:
+        self.scroll_to_row(self.overflow_rows)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        if self.scroll_to_row(self.first_row + 1):
+            event.stop()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        if self.scroll_to_row(self.first_row - 1):
+            event.stop()
