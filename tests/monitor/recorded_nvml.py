@@ -120,8 +120,13 @@ class RecordedNvml:
     def __getattr__(self, function: str) -> Callable[..., int]:
         if function in self.missing or not function.startswith("nvml"):
             raise AttributeError(function)
-        if function in ("nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetCount_v2"):
-            return getattr(self, f"_{function}")
+        whole = {
+            "nvmlInitWithFlags": self._open,
+            "nvmlShutdown": self._close,
+            "nvmlDeviceGetCount_v2": self._count,
+        }
+        if function in whole:
+            return whole[function]
 
         def answer(*arguments: Any) -> int:
             self.called.append(function)
@@ -137,7 +142,7 @@ class RecordedNvml:
 
         return answer
 
-    def _nvmlInitWithFlags(self, flags: int) -> int:  # noqa: N802
+    def _open(self, flags: int) -> int:
         self.called.append("nvmlInitWithFlags")
         if self.init_error == pynvml.NVML_SUCCESS:
             self.opened += 1
@@ -145,14 +150,14 @@ class RecordedNvml:
             self._life += 1
         return self.init_error
 
-    def _nvmlShutdown(self) -> int:  # noqa: N802
+    def _close(self) -> int:
         self.called.append("nvmlShutdown")
         if not self.opened:
             return pynvml.NVML_ERROR_UNINITIALIZED
         self.opened -= 1
         return pynvml.NVML_SUCCESS
 
-    def _nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+    def _count(self, count: Any) -> int:
         self.called.append("nvmlDeviceGetCount_v2")
         count._obj.value = len(self.cards)
         return pynvml.NVML_SUCCESS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -190,7 +191,7 @@ def test_a_lost_gpu_is_asked_again_less_and_less_often_and_comes_back(
             reader.read()
             if "nvmlDeviceGetHandleByIndex_v2" in library.called or not attempts:
                 attempts.append(clock.now)
-        pauses = [later - earlier for earlier, later in zip(attempts, attempts[1:], strict=False)]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(attempts)]
         assert pauses[:5] == [1.0, 2.0, 4.0, 8.0, 16.0]
         assert max(pauses) == LONGEST_S
         library.cards[0].error = pynvml.NVML_SUCCESS

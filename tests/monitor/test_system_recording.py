@@ -1,0 +1,240 @@
+"""system.bin: what the machine did during a run, and a run that goes on whatever becomes of it."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.monitor.recording import SYSTEM_COLUMNS, SystemRecording, read_system
+from workbench.monitor.sampler import Sampler
+from workbench.monitor.samples import DiskSample, GpuSample, HostSample, MonitorSample, TrainerSample
+from workbench.runs import RunDirectory
+
+LOOK_S = 0.001
+
+
+class Script(Sampler):
+    """Shows one sample after the other, one a look; then the last one for ever."""
+
+    def __init__(self, *samples: MonitorSample) -> None:
+        super().__init__()
+        self.samples = list(samples)
+        self.shown = threading.Event()
+        self.watched: tuple[int | None, tuple[Path, ...]] | None = None
+        self.sampling = False
+
+    def start(self) -> None:
+        self.sampling = True
+
+    def stop(self) -> None:
+        self.sampling = False
+
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
+        self.watched = (pid, folders)
+
+    @property
+    def latest(self) -> MonitorSample | None:
+        if not self.samples:
+            self.shown.set()
+            return None
+        if len(self.samples) == 1:
+            self.shown.set()
+            return self.samples[0]
+        return self.samples.pop(0)
+
+
+def sample(moment: int, **other: Any) -> MonitorSample:
+    gpus = (GpuSample(0, uuid="GPU-a", busy=moment / 10, memory_used_bytes=moment),)
+    return MonitorSample(**{"time": 1000.0 + moment, "host": HostSample(), "gpus": gpus, **other})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "p")
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+def recorded(
+    run: RunDirectory, script: Script, warnings: list[str], *, gpu: int | str | None = 0, looks: int = 3
+) -> None:
+    with SystemRecording(
+        run, gpu=gpu, warn=warnings.append, every_s=looks * LOOK_S, look_every_s=LOOK_S, sampler=script
+    ):
+        assert script.shown.wait(10)
+    assert not script.sampling
+
+
+def test_a_record_is_the_mean_of_its_looks_and_of_sizes_the_highest(
+    run: RunDirectory, warnings: list[str]
+) -> None:
+    looks = [
+        sample(moment, gpus=(GpuSample(0, busy=busy, memory_used_bytes=memory),))
+        for moment, (busy, memory) in enumerate(
+            [(0.0, 5), (0.5, 9), (1.0, 4), (0.75, 2), (None, None), (0.25, 1), (1.0, 8)]
+        )
+    ]
+    recorded(run, Script(*looks), warnings, looks=3)
+    metrics = read_system(run)
+    assert metrics.problem == ""
+    assert metrics.column("time").tolist() == [1002.0, 1005.0, 1006.0]
+    assert metrics.column("gpu_busy").tolist() == [0.5, 0.5, 1.0]
+    assert metrics.column("gpu_memory_bytes").tolist() == [9.0, 2.0, 8.0]
+    assert warnings == []
+
+
+def test_every_look_is_recorded_once(run: RunDirectory, warnings: list[str]) -> None:
+    recorded(run, Script(*(sample(moment) for moment in range(1, 8))), warnings, looks=1)
+    assert read_system(run).column("time").tolist() == [1001.0 + moment for moment in range(7)]
+    assert read_system(run).column("step").tolist() == list(range(7))
+
+
+def test_the_last_looks_are_recorded_when_the_run_ends(run: RunDirectory, warnings: list[str]) -> None:
+    recorded(run, Script(sample(1), sample(2)), warnings, looks=1_000_000)
+    assert read_system(run).last()["gpu_memory_bytes"] == 2.0
+
+
+def test_what_is_not_known_is_not_a_number(run: RunDirectory, warnings: list[str]) -> None:
+    recorded(run, Script(sample(1, gpus=())), warnings)
+    assert read_system(run).last() == {"step": 0.0, "time": 1001.0}
+    assert all(math.isnan(value) for value in read_system(run).column("gpu_busy"))
+
+
+def test_each_column_has_its_value(run: RunDirectory, warnings: list[str]) -> None:
+    full = sample(
+        1,
+        host=HostSample(
+            cores=(1.0, 0.5, 0.0, 0.25), allowed_cores=(0, 3), memory_used_bytes=7, swap_used_bytes=2
+        ),
+        gpus=(
+            GpuSample(
+                0,
+                busy=0.5,
+                memory_used_bytes=11,
+                power_w=300.5,
+                temperature_c=60.0,
+                pcie_received_bytes_per_s=1e9,
+                pcie_sent_bytes_per_s=2e9,
+            ),
+        ),
+        trainer=TrainerSample(1, memory_bytes=5, busy=1.5),
+        disks=(
+            DiskSample("/a", "nvme0n1", read_bytes_per_s=10.0, written_bytes_per_s=1.0),
+            DiskSample("/b", "nvme0n1", read_bytes_per_s=10.0, written_bytes_per_s=1.0),
+            DiskSample("/c", "nvme1n1", read_bytes_per_s=5.0, written_bytes_per_s=None),
+        ),
+    )
+    recorded(run, Script(full), warnings)
+    assert read_system(run).last() == {
+        "step": 0.0,
+        "time": 1001.0,
+        "gpu_busy": 0.5,
+        "gpu_memory_bytes": 11.0,
+        "gpu_power_w": 300.5,
+        "gpu_temperature_c": 60.0,
+        "gpu_received_bytes_per_s": 1e9,
+        "gpu_sent_bytes_per_s": 2e9,
+        "host_busy": 0.625,
+        "host_memory_bytes": 7.0,
+        "swap_bytes": 2.0,
+        "trainer_busy": 1.5,
+        "trainer_memory_bytes": 5.0,
+        "disk_read_bytes_per_s": 15.0,
+        "disk_written_bytes_per_s": 1.0,
+    }
+    assert len(read_system(run).last()) == len(SYSTEM_COLUMNS)
+
+
+@pytest.mark.parametrize("gpu", [1, "b", "GPU-b"])
+def test_the_trainers_gpu_is_found_by_index_or_uuid(
+    run: RunDirectory, warnings: list[str], gpu: int | str
+) -> None:
+    gpus = (GpuSample(0, uuid="GPU-a", busy=0.1), GpuSample(1, uuid="GPU-b", busy=0.9))
+    recorded(run, Script(sample(1, gpus=gpus)), warnings, gpu=gpu)
+    assert read_system(run).last()["gpu_busy"] == 0.9
+
+
+@pytest.mark.parametrize("gpu", [None, 2, "GPU-c"])
+def test_another_gpu_is_never_taken_for_the_trainers(
+    run: RunDirectory, warnings: list[str], gpu: int | str | None
+) -> None:
+    gpus = (GpuSample(0, busy=0.1), GpuSample(1, uuid="GPU-b", busy=0.9))
+    recorded(run, Script(sample(1, gpus=gpus)), warnings, gpu=gpu)
+    assert "gpu_busy" not in read_system(run).last()
+
+
+def test_a_run_that_is_resumed_goes_on_in_the_same_file(run: RunDirectory, warnings: list[str]) -> None:
+    recorded(run, Script(sample(1)), warnings)
+    recorded(run, Script(sample(5)), warnings)
+    assert read_system(run).column("time").tolist() == [1001.0, 1005.0]
+    assert warnings == []
+
+
+def test_a_full_disk_is_one_warning_and_recording_goes_on_when_there_is_room(
+    run: RunDirectory, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = os.write, []
+
+    def write(descriptor: int, data: bytes) -> int:
+        if len(refused) < 3:
+            refused.append(data)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    monkeypatch.setattr("workbench.runs.metrics.os.write", write)
+    recorded(run, Script(*(sample(moment) for moment in range(1, 6))), warnings, looks=1)
+    assert len(warnings) == 1
+    assert "No space left" in warnings[0]
+    assert read_system(run).column("time").tolist() == [1004.0, 1005.0]
+
+
+def test_a_warning_that_cannot_be_written_either_ends_nothing(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    def refuse(message: str) -> None:
+        warnings.append(message)
+        raise OSError(errno.ENOSPC, "full too")
+
+    run.system.write_bytes(b"no metrics file at all, but something else")
+    script = Script(sample(1))
+    with SystemRecording(run, gpu=0, warn=refuse, look_every_s=LOOK_S, sampler=script):
+        pass
+    assert len(warnings) == 1
+    assert "no metrics file" in warnings[0]
+
+
+def test_a_run_that_ends_at_once_is_not_held_up(
+    run: RunDirectory, warnings: list[str], tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    with SystemRecording(run, gpu=None, folders=(tmp_path,), warn=warnings.append):
+        pass
+    assert time.monotonic() - began < 1.5
+    assert warnings == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("monitor-", "system-"))]
+
+
+def test_the_real_machine_is_recorded_with_this_process_as_the_trainer(
+    run: RunDirectory, warnings: list[str], tmp_path: Path
+) -> None:
+    recording = SystemRecording(
+        run, gpu=None, folders=(tmp_path,), warn=warnings.append, every_s=0.02, look_every_s=0.02
+    )
+    with recording:
+        until = time.monotonic() + 10
+        while not len(read_system(run)) and time.monotonic() < until:
+            threading.Event().wait(0.005)
+    last = read_system(run).last()
+    assert last["trainer_memory_bytes"] > 1 << 20
+    assert last["host_memory_bytes"] > 1 << 20
+    assert abs(last["time"] - time.time()) < 60
