@@ -1,0 +1,252 @@
+"""The picture of a chart: curves on a canvas with labels at both axes, as rows of segments.
+
+A function of what it is given: it knows no widget. Invariant: the picture is exactly as wide and as high as asked for,
+and curves are told apart by characters and letters as well as by colour.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from rich.style import Style
+
+from workbench.tui.charts.braille import Canvas, Layer
+from workbench.tui.charts.curves import Curve, Shown, column_of, marked_columns, shown_part, value_range
+from workbench.tui.charts.labels import LINES, axis_labels, legend, row_labels, signs
+from workbench.tui.charts.scale import Scale
+from workbench.tui.charts.series import Axis
+from workbench.tui.glyphs import Glyphs
+
+_DOTS = ".:,'`;\"^"
+_LEAST_WIDTH_WITH_LABELS = 24
+_LEAST_HEIGHT_WITH_AXIS = 4
+_LEAST_HEIGHT_WITH_LEGEND = 6
+
+
+@dataclass(frozen=True)
+class Look:
+    """Styles on the background `base`; `palette` holds the curves' colours."""
+
+    base: Style
+    axis: Style
+    cursor: Style
+    spike: Style
+    bad: Style
+    palette: tuple[Style, ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is to be drawn."""
+
+    curves: Sequence[Curve]
+    x: Scale
+    axis: Axis
+    log_y: bool = False
+    with_spikes: bool = False
+    """Whether the vertical axis makes room for spikes; else they are marked at its top."""
+    unit: str = ""
+    """The values' unit; "s" writes times."""
+    cursor: float | None = None
+    """The place of the cursor's line."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture, and where in it the curves are."""
+
+    rows: list[list[Segment]]
+    left: int
+    """Cells before the curves."""
+    width: int
+    """Cells of the curves."""
+    y: Scale | None
+    """None: there was nothing to draw."""
+
+
+def draw(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> Plot:
+    """The picture in `width` x `height` cells. Labels and legend give way where there is little room."""
+    across = 1 if glyphs.ascii else 2
+    with_legend = len(frame.curves) > 1 and height >= _LEAST_HEIGHT_WITH_LEGEND
+    with_axis = height >= _LEAST_HEIGHT_WITH_AXIS
+    plot_height = height - with_legend - with_axis
+    # How wide the labels are depends on the values shown, and what is shown hardly on the width of the labels.
+    parts = [shown_part(curve, frame.axis, frame.x, width * across) for curve in frame.curves]
+    extremes = value_range(parts, log=frame.log_y, with_spikes=frame.with_spikes)
+    if extremes is None:
+        return _empty(frame, look, glyphs, width, height)
+    y = Scale.fit(*extremes, log=frame.log_y, margin=0.04)
+    labels = row_labels(y, plot_height, frame.unit) if width >= _LEAST_WIDTH_WITH_LABELS else {}
+    left = max((len(label) + 1 for label in labels.values()), default=0)
+    if left > width // 3:
+        labels, left = {}, 0
+    plot_width = width - left
+    if left:
+        parts = [shown_part(curve, frame.axis, frame.x, plot_width * across) for curve in frame.curves]
+    canvas = Canvas(plot_width, plot_height, glyphs)
+    _draw_cursor(canvas, frame, look, glyphs)
+    _draw_curves(canvas, parts, frame, y, look, glyphs)
+    _draw_marks(canvas, parts, frame, y, look, glyphs)
+    rows = canvas.rows(look.base)
+    axis = look.base + look.axis
+    if left:
+        for row, segments in enumerate(rows):
+            segments.insert(0, Segment(f"{labels.get(row, ''):>{left - 1}} ", axis))
+    if with_axis:
+        rows.append(
+            [
+                Segment(
+                    " " * left + axis_labels(frame.x, plot_width, "s" if frame.axis == "time" else ""), axis
+                )
+            ]
+        )
+    if with_legend:
+        styles = [colour_of(curve, place, look) for place, curve in enumerate(frame.curves)]
+        rows.insert(0, legend(frame.curves, styles, look.base, glyphs, width))
+    return Plot(rows, left, plot_width, y)
+
+
+def colour_of(curve: Curve, place: int, look: Look) -> Style:
+    """The style of the curve at this place of the chart."""
+    return look.palette[(place if curve.colour is None else curve.colour) % len(look.palette)]
+
+
+def _draw_curves(
+    canvas: Canvas, parts: Sequence[Shown], frame: Frame, y: Scale, look: Look, glyphs: Glyphs
+) -> None:
+    """Values as dots beneath all lines, marks above them, letters at the ends of lines where there are several."""
+    sign = signs(frame.curves, glyphs)
+    lines = [(place, part) for place, part in enumerate(parts) if part.curve.form == "line"]
+    for place, part in lines:
+        if part.curve.series.smoothing:
+            style = colour_of(part.curve, place, look) + Style(dim=True)
+            _draw_values(canvas, part, y, canvas.layer(Layer(style, _DOTS[place % len(_DOTS)])))
+    ends: set[tuple[int, int]] = set()
+    for place, part in lines:
+        layer = canvas.layer(Layer(colour_of(part.curve, place, look), LINES[place % len(LINES)]))
+        end = _draw_line(canvas, part, frame, y, layer)
+        if end is not None and len(lines) > 1 and not glyphs.ascii:
+            column, row = end
+            while (column, row) in ends and column > 0:
+                column -= 1
+            ends.add((column, row))
+            canvas.write(column, row, sign[place], layer)
+    for place, part in enumerate(parts):
+        if part.curve.form == "marks":
+            layer = canvas.layer(Layer(colour_of(part.curve, place, look)))
+            for x, _, _, low, high in part.columns:
+                for value in (low, high):
+                    canvas.write(*_cell(canvas, x, _dot_row(canvas, y, value)), sign[place], layer)
+
+
+def _draw_values(canvas: Canvas, part: Shown, y: Scale, layer: int) -> None:
+    """Each value as a dot; a column with many as the band between its extremes."""
+    values = part.curve.series.values
+    for x, start, stop, low, high in part.columns:
+        if stop - start > 4:
+            canvas.span(x, _dot_row(canvas, y, high), _dot_row(canvas, y, low), layer)
+            continue
+        for value in values[start:stop]:
+            if math.isfinite(value):
+                canvas.dot(x, _dot_row(canvas, y, value), layer)
+
+
+def _draw_line(canvas: Canvas, part: Shown, frame: Frame, y: Scale, layer: int) -> tuple[int, int] | None:
+    """The average, or the values where there is none; gives the cell where it ends, None where nothing was drawn.
+
+    The points next to what is shown are its neighbours, so that the line goes on to both edges.
+    """
+    series = part.curve.series
+    places, origin = series.positions.along(frame.axis), series.positions.origin(frame.axis)
+    smooth = series.smoothing > 0
+    stretches = [(column.x, column.start, column.stop) for column in part.columns]
+    for neighbour in (part.start - 1, part.stop):
+        if 0 <= neighbour < len(series) and series.window(neighbour, neighbour + 1) is not None:
+            x = column_of(places[neighbour] - origin, frame.x, canvas.dots_wide)
+            beside = (x, neighbour, neighbour + 1)
+            stretches = [beside, *stretches] if neighbour < part.start else [*stretches, beside]
+    marks = () if smooth else series.marks
+    end = None
+    before: tuple[int, int, int] | None = None
+    for x, start, stop in stretches:
+        if smooth:
+            entry = leave = series.averages(stop - 1, stop)[0]
+        else:
+            low, high = series.window(start, stop) or (math.nan, math.nan)
+            entry, leave = (
+                value if math.isfinite(value) else high
+                for value in (series.values[start], series.values[stop - 1])
+            )
+            if low != high:
+                canvas.span(x, _dot_row(canvas, y, high), _dot_row(canvas, y, low), layer)
+        if not math.isfinite(entry):
+            continue
+        row = _dot_row(canvas, y, entry)
+        if before is None or bisect_left(marks, start) > bisect_left(marks, before[2]):
+            canvas.dot(x, row, layer)
+        else:
+            canvas.line(before[0], before[1], x, row, layer)
+        before = (x, _dot_row(canvas, y, leave), stop)
+        if 0 <= x < canvas.dots_wide:
+            end = _cell(canvas, x, min(canvas.dots_high - 1, max(0, before[1])))
+    return end
+
+
+def _draw_marks(
+    canvas: Canvas, parts: Sequence[Shown], frame: Frame, y: Scale, look: Look, glyphs: Glyphs
+) -> None:
+    """What the axis has no room for at its top, values that are not finite at its foot."""
+    spike, bad = canvas.layer(Layer(look.spike)), canvas.layer(Layer(look.bad))
+    width = canvas.dots_wide
+    for part in parts:
+        series = part.curve.series
+        columns = {column.x for column in part.columns if y.share(column.high) > 1}
+        columns.update(marked_columns(series.spikes, part, frame.axis, frame.x, width))
+        for x in columns:
+            canvas.write(_cell(canvas, x, 0)[0], 0, glyphs.arrow_up, spike)
+    for part in parts:
+        if part.columns:
+            for x in marked_columns(part.curve.series.marks, part, frame.axis, frame.x, width):
+                canvas.write(_cell(canvas, x, 0)[0], canvas.height - 1, glyphs.bad, bad)
+
+
+def _draw_cursor(canvas: Canvas, frame: Frame, look: Look, glyphs: Glyphs) -> None:
+    if frame.cursor is None or not 0 <= frame.x.share(frame.cursor) <= 1:
+        return
+    layer = canvas.layer(Layer(look.cursor))
+    column = column_of(frame.cursor, frame.x, canvas.width)
+    for row in range(canvas.height):
+        canvas.write(column, row, "|" if glyphs.ascii else "│", layer)
+
+
+def _dot_row(canvas: Canvas, y: Scale, value: float) -> int:
+    """The row of dots of a value, from the top; beyond the axis one row outside the canvas or further."""
+    share = min(2.0, max(-1.0, y.share(value)))
+    return round((1 - share) * (canvas.dots_high - 1))
+
+
+def _cell(canvas: Canvas, x: int, row: int) -> tuple[int, int]:
+    """The column and row of the cell of a dot."""
+    across = canvas.dots_wide // canvas.width if canvas.width else 1
+    down = canvas.dots_high // canvas.height if canvas.height else 1
+    return x // across, row // down
+
+
+def _empty(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> Plot:
+    """A sentence in the middle of an empty picture."""
+    some = any(len(curve.series) for curve in frame.curves)
+    if frame.log_y and value_range(
+        [shown_part(curve, frame.axis, frame.x, 1) for curve in frame.curves], log=False, with_spikes=True
+    ):
+        text = "no value above zero for a logarithmic axis"
+    else:
+        text = "no finite value here" if some else "no values yet"
+    blank = [Segment(" " * width, look.base)]
+    rows = [list(blank) for _ in range(height)]
+    if height:
+        rows[height // 2] = [Segment(glyphs.cut(text, width).center(width), look.base + look.axis)]
+    return Plot(rows, 0, width, None)
