@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
 from textual.app import App, ComposeResult
@@ -20,6 +21,7 @@ from workbench.monitor.samples import (
     ThreadSample,
     TrainerSample,
 )
+from workbench.runs import Lanes, LaneSpan
 
 GIB = 1 << 30
 SIZES = ((20, 3), (40, 10), (80, 24), (120, 40))
@@ -181,3 +183,23 @@ def nothing(time: float = 1000.0) -> MonitorSample:
         trainer=TrainerSample(pid=TRAINER, threads=(ThreadSample("worker", 7, 0.5),)),
         disks=(DiskSample("/data"),),
     )
+
+
+def step_lanes(spans: int = 2000, seed: int = 0) -> Lanes:
+    """A step of 3.2 s: forward, backward with downloads behind it, then updates and uploads, partly after it."""
+    random = Random(seed)
+    out = [
+        LaneSpan("compute", "forward", -1, -1, 0.0, 1.0),
+        LaneSpan("compute", "backward", -1, -1, 1.0, 2.6),
+    ]
+    each = max(1, (spans - 2) // 3)
+    for lane, name, begin, end in (
+        ("download", "download", 1.1, 2.7),
+        ("update", "update", 1.3, 3.1),
+        ("upload", "upload", 1.4, 3.2),
+    ):
+        length = (end - begin) / each
+        for i in range(each):
+            start = begin + i * length
+            out.append(LaneSpan(lane, name, i // 8, i % 8, start, start + length * random.uniform(0.3, 1.0)))
+    return Lanes(step=120, spans=tuple(out))

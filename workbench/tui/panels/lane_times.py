@@ -1,0 +1,143 @@
+"""One step's spans as the timeline draws them: lane by lane in order of time, busy, hidden and exposed seconds, cells.
+
+A lane's time is *exposed* while it is busy and compute is not, and *hidden* while both are. It counts a moment once,
+also where spans of a lane overlap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from workbench.runs import Lanes, LaneSpan
+
+LANES = ("compute", "download", "update", "upload", "read", "write")
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class LaneSeconds:
+    """Of one lane in one step; for compute itself all is hidden."""
+
+    busy_s: float = 0.0
+    hidden_s: float = 0.0
+    exposed_s: float = 0.0
+
+
+class LaneTrack:
+    """The spans of one lane, by their start."""
+
+    def __init__(self, spans: Iterable[LaneSpan]) -> None:
+        self.spans = sorted(spans, key=lambda span: span.start_s)
+        self._starts = [span.start_s for span in self.spans]
+        self._ends = list(accumulate((span.end_s for span in self.spans), max))
+        self.busy = _union((span.start_s, span.end_s) for span in self.spans)
+
+    def between(self, start_s: float, end_s: float) -> list[LaneSpan]:
+        """The spans that reach into this time."""
+        first = bisect_right(self._ends, start_s)
+        last = bisect_left(self._starts, end_s)
+        return [span for span in self.spans[first:last] if span.end_s > start_s]
+
+    def at(self, time_s: float, within_s: float = 0.0) -> LaneSpan | None:
+        """The span at this time, else the nearest one not farther away than `within_s`."""
+        near = self.between(time_s - within_s - 1e-12, time_s + within_s + 1e-12)
+        return min(near, key=lambda span: _distance(span, time_s), default=None)
+
+    def after(self, time_s: float) -> LaneSpan | None:
+        """The first span that starts later."""
+        index = bisect_right(self._starts, time_s)
+        return self.spans[index] if index < len(self.spans) else None
+
+    def before(self, time_s: float) -> LaneSpan | None:
+        """The last span that starts earlier."""
+        index = bisect_left(self._starts, time_s)
+        return self.spans[index - 1] if index else None
+
+    def cells(self, start_s: float, end_s: float, width: int) -> list[tuple[str, float]]:
+        """For each of `width` cells the kind of work that fills most of it ("" for none) and how full it is."""
+        if width <= 0 or end_s <= start_s:
+            return []
+        scale = width / (end_s - start_s)
+        covers: dict[str, list[float]] = {}
+        for span in self.between(start_s, end_s):
+            cover = covers.get(span.name)
+            if cover is None:
+                cover = covers[span.name] = [0.0] * width
+            begin = max(0.0, (span.start_s - start_s) * scale)
+            stop = min(float(width), (span.end_s - start_s) * scale)
+            first, last = min(int(begin), width - 1), min(int(stop), width - 1)
+            if first == last:
+                # A span is seen however short it is.
+                cover[first] += max(stop - begin, 1e-9)
+                continue
+            cover[first] += first + 1 - begin
+            for cell in range(first + 1, last):
+                cover[cell] += 1.0
+            cover[last] += stop - last
+        if not covers:
+            return [("", 0.0)] * width
+        names = list(covers)
+        out = []
+        for column in zip(*covers.values(), strict=True):
+            most = max(column)
+            out.append((names[column.index(most)], min(1.0, sum(column))) if most > 0 else ("", 0.0))
+        return out
+
+
+class StepLanes:
+    """All lanes of one step, those that are not known by name too."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.step = lanes.step
+        self.problem = lanes.problem
+        spans: dict[str, list[LaneSpan]] = {name: [] for name in LANES}
+        for span in lanes.spans:
+            if span.end_s >= span.start_s:
+                spans.setdefault(span.lane, []).append(span)
+        self.tracks = {name: LaneTrack(found) for name, found in spans.items()}
+        self.duration_s = max((interval[-1][1] for interval in self._busy() if interval), default=0.0)
+        computing = self.tracks["compute"].busy
+        self.seconds = {name: _seconds(track.busy, computing) for name, track in self.tracks.items()}
+        others = _union(i for name, track in self.tracks.items() if name != "compute" for i in track.busy)
+        self.exposed_s = _seconds(others, computing).exposed_s
+        """Seconds in which any lane was busy and compute was not."""
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of work in this step, lane by lane."""
+        return list(dict.fromkeys(span.name for track in self.tracks.values() for span in track.spans))
+
+    def _busy(self) -> list[list[Interval]]:
+        return [track.busy for track in self.tracks.values()]
+
+
+def _distance(span: LaneSpan, time_s: float) -> float:
+    return max(span.start_s - time_s, time_s - span.end_s, 0.0)
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments as intervals that neither overlap nor touch, in order."""
+    out: list[Interval] = []
+    for start, end in sorted(intervals):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out
+
+
+def _seconds(busy: Sequence[Interval], computing: Sequence[Interval]) -> LaneSeconds:
+    """Both in order and without overlaps."""
+    total = sum(end - start for start, end in busy)
+    hidden, j = 0.0, 0
+    for start, end in busy:
+        while j < len(computing) and computing[j][1] <= start:
+            j += 1
+        k = j
+        while k < len(computing) and computing[k][0] < end:
+            hidden += min(end, computing[k][1]) - max(start, computing[k][0])
+            k += 1
+    return LaneSeconds(total, hidden, max(0.0, total - hidden))
