@@ -1,7 +1,7 @@
 """Where presets are found and kept: a path, or a name in the project's, the user's or the shipped folder.
 
-Those that come with workbench are never written or deleted. A name always means the first file that carries it, in this order: one's own preset hides a shipped one of
-the same name.
+A name always means the first file that carries it, in this order: one's own preset hides a shipped one of the same
+name. Those that come with workbench are never written or deleted.
 """
 
 from __future__ import annotations

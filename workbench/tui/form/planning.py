@@ -1,0 +1,277 @@
+"""Plans while somebody edits: what a configuration needs here, or what has to be known first. No textual.
+
+`look` is arithmetic and answers within milliseconds; what it lacks, a model's census or the machine, `obtain` gets, in
+a thread. One planner is kept for each model and place, and planners of one model share its census.
+
+Invariant: where something fits, `look` gives the plan that `Planner.plan` gives on the same ground.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workbench.census.obtain import essential
+from workbench.config import RunConfig
+from workbench.config.no_effect import NO_EFFECT
+from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
+from workbench.plan.census import Census, census_key
+from workbench.plan.fit import Fit, fit
+from workbench.plan.ground import Ground, check_device
+from workbench.plan.memory import MemoryPlan, TierNeed
+from workbench.plan.placement import Candidate, candidates, choose_placement, lacking
+from workbench.plan.planner import Plan, Planner, TimesOf, wish_of, with_placement
+from workbench.plan.times import ModelTimes
+from workbench.tui.form.draft import FIELDS
+from workbench.tui.form.errand import Errand
+from workbench.tui.form.sources import Sources, Tell
+
+Verdict = Literal["fits", "tight", "no"]
+Lack = Literal["census", "ground"]
+LEAST_LEFT = 0.05
+"""Of what a tier has free; a run that leaves less is tight."""
+MOST_PLANNERS = 64
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a configuration comes to. One of three: a plan, something that has to be obtained first, or a refusal.
+
+    `refused`: why it cannot be planned here; `at`: the field that this is about. `notes`: sentences about fields that
+    are right, by their dotted names.
+    """
+
+    config: RunConfig
+    plan: Plan | None = None
+    lacks: frozenset[Lack] = frozenset()
+    refused: str = ""
+    at: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Planning:
+    """Plans of one machine's configurations. `look` and `obtain` may be called from different threads."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self._lock = threading.Lock()
+        self._censuses: dict[str, Census | WorkbenchError] = {}
+        self._grounds: dict[tuple[str, str], Ground | ConfigurationError] = {}
+        self._planners: dict[tuple[str, tuple[str, str]], Planner] = {}
+
+    def look(self, config: RunConfig) -> Outlook:
+        """The outlook of `config`; arithmetic only."""
+        model, place = _model_key(config), _place(config)
+        with self._lock:
+            census, ground = self._censuses.get(model), self._grounds.get(place)
+            if isinstance(ground, ConfigurationError):
+                return _refusal(config, str(ground))
+            if isinstance(census, WorkbenchError):
+                return Outlook(config, refused=str(census), at="model.config")
+            lacks: set[Lack] = set()
+            if census is None:
+                lacks.add("census")
+            if ground is None:
+                lacks.add("ground")
+            if census is None or ground is None:
+                return Outlook(config, lacks=frozenset(lacks))
+            planner = self._planner(config, census, ground)
+            try:
+                plan = chosen_plan(planner, config)
+            except (ConfigurationError, DoesNotFitError) as error:
+                return _refusal(config, str(error))
+        return Outlook(config, plan, notes=notes(config, plan, ground))
+
+    def obtain(self, config: RunConfig, tell: Tell, errand: Errand, *, take: bool = True) -> None:
+        """Get what `look` lacks for `config`; what goes wrong is what `look` says from then on.
+
+        `take`: whether a census that nobody has kept is taken, which lasts seconds.
+
+        Raises:
+            CalledOffError: the errand was called off.
+        """
+        model, place, table = _model_key(config), _place(config), config.model.model_dump()
+        if place not in self._grounds:
+            ground: Ground | ConfigurationError
+            try:
+                ground = self.sources.ground(*place)
+            except ConfigurationError as error:
+                ground = error
+            with self._lock:
+                self._grounds[place] = ground
+        if self._censuses.get(model) is None:
+            census: Census | WorkbenchError | None
+            try:
+                census = self.sources.known_census(table)
+                if census is None and take:
+                    census = self.sources.take_census(table, tell, errand)
+            except WorkbenchError as error:
+                census = error
+            except OSError as error:
+                census = WorkbenchError(f"the census of the model could not be taken: {error}")
+            if census is not None:
+                with self._lock:
+                    self._censuses[model] = census
+
+    def fit(self, config: RunConfig, keep: frozenset[str] = frozenset()) -> Fit | None:
+        """The fastest that fits; None where `look` lacks something. Takes a second: for a thread.
+
+        Raises:
+            ConfigurationError: with `keep` nothing is left to try.
+        """
+        with self._lock:
+            census, ground = self._censuses.get(_model_key(config)), self._grounds.get(_place(config))
+        if not isinstance(census, Census) or not isinstance(ground, Ground):
+            return None
+        # A planner of its own: the form's goes on answering meanwhile.
+        return fit(Planner(census, ground, self._times_of(config, census, ground)), config, keep)
+
+    def census(self, config: RunConfig) -> Census | None:
+        """The census of its model where that is known."""
+        census = self._censuses.get(_model_key(config))
+        return census if isinstance(census, Census) else None
+
+    def is_measured(self, config: RunConfig) -> bool | None:
+        """Whether the speeds are known that a step's time needs; None where the machine has not been looked at."""
+        ground = self._grounds.get(_place(config))
+        if not isinstance(ground, Ground):
+            return None
+        disk = "disk" in (config.offload.weights, config.offload.state)
+        return ground.machine is not None and (not disk or ground.machine.disk is not None)
+
+    def forget_machine(self) -> None:
+        """What is free, and what was measured, is asked anew; failed censuses too."""
+        with self._lock:
+            self._grounds.clear()
+            self._planners.clear()
+            self._censuses = {
+                key: census for key, census in self._censuses.items() if isinstance(census, Census)
+            }
+
+    def _planner(self, config: RunConfig, census: Census, ground: Ground) -> Planner:
+        key = _model_key(config), _place(config)
+        planner = self._planners.get(key)
+        if planner is None:
+            if len(self._planners) >= MOST_PLANNERS:
+                self._planners.clear()
+            planner = Planner(census, ground, self._times_of(config, census, ground))
+            self._planners[key] = planner
+        return planner
+
+    def _times_of(self, config: RunConfig, census: Census, ground: Ground) -> TimesOf:
+        """Times measured at the very sizes, else those first asked for of that dtype, which the planner scales."""
+        table, device = config.model.model_dump(), config.train.device
+        known: dict[tuple[int, int, str], ModelTimes | None] = {}
+        first: dict[str, ModelTimes] = {}
+
+        def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
+            sizes = sequences, tokens, dtype
+            if sizes not in known:
+                try:
+                    known[sizes] = self.sources.times(table, census, ground, (*sizes, device))
+                except WorkbenchError:
+                    known[sizes] = None
+            found = known[sizes]
+            if found is not None:
+                first.setdefault(dtype, found)
+            return found or first.get(dtype)
+
+        return times_of
+
+
+def chosen_plan(planner: Planner, config: RunConfig) -> Plan:
+    """`planner.plan(config)`; where nothing fits that "auto" may choose, the one that lacks least, which does not fit.
+
+    Raises:
+        ConfigurationError: its device is not there.
+        DoesNotFitError: no placement goes with the other fields.
+    """
+    check_device(config, planner.ground)
+    wish = wish_of(config, planner.ground)
+    if not wish.is_open:
+        return planner.plan_fixed(config)
+    memory: dict[Candidate, MemoryPlan] = {}
+    timed: dict[Candidate, Plan] = {}
+
+    def memory_of(candidate: Candidate) -> MemoryPlan:
+        made = planner.plan_fixed(with_placement(config, candidate), timed=False)
+        return memory.setdefault(candidate, made.memory)
+
+    def seconds_of(candidate: Candidate) -> float | None:
+        plan = timed[candidate] = planner.plan_fixed(with_placement(config, candidate))
+        return None if plan.time is None else plan.time.step_s
+
+    try:
+        chosen, _ = choose_placement(candidates(wish), memory_of, seconds_of)
+    except DoesNotFitError:
+        if not memory:
+            raise
+        chosen = min(memory, key=lambda candidate: memory[candidate].missing_bytes)
+    return timed.get(chosen) or planner.plan_fixed(with_placement(config, chosen))
+
+
+def tier_verdict(tier: TierNeed) -> Verdict:
+    """Whether a tier has room, and some left."""
+    if not tier.fits:
+        return "no"
+    left = tier.free_bytes - tier.needed_bytes
+    return "tight" if tier.needed_bytes and left < LEAST_LEFT * tier.free_bytes else "fits"
+
+
+def verdict(memory: MemoryPlan) -> Verdict:
+    """The worst of its tiers."""
+    found = {tier_verdict(tier) for tier in memory.tiers}
+    return "no" if "no" in found else "tight" if "tight" in found else "fits"
+
+
+def verdict_words(memory: MemoryPlan) -> str:
+    """ "fits", "tight: 3 % of host is left", "no: lacks 3.20 GiB of host"."""
+    said = verdict(memory)
+    if said == "no":
+        return f"no: lacks {lacking(memory)}"
+    if said == "tight":
+        least = min((t for t in memory.tiers if tier_verdict(t) == "tight"), key=_share_left)
+        return f"tight: {_share_left(least):.0%} of {least.tier} is left"
+    return "fits"
+
+
+def notes(config: RunConfig, plan: Plan, ground: Ground) -> dict[str, str]:
+    """What is worth knowing of fields that are right: that one does nothing here, or what "auto" comes to."""
+    found = {
+        f"offload.{row.key}": f"has no effect: {row.because}"
+        for row in NO_EFFECT
+        if row.idle(config, ground.shared_memory)
+    }
+    placed = plan.config.offload
+    share = f", the first {placed.device_fraction:.0%} of it on the device" if placed.device_fraction else ""
+    how = "here this is" if plan.fits else "nothing fits; nearest is"
+    if config.offload.weights == "auto":
+        found["offload.weights"] = f'{how} "{placed.weights}"'
+    if config.offload.state == "auto":
+        found["offload.state"] = f'{how} "{placed.state}"{share}'
+    if config.train.precision == "auto":
+        stored = plan.precision.storage
+        computed = plan.precision.computed_in.get(stored, stored)
+        widened = f", computed in {computed}" if computed != stored else ""
+        found["train.precision"] = f"here this is {stored}{widened}"
+    return found
+
+
+def _share_left(tier: TierNeed) -> float:
+    return (tier.free_bytes - tier.needed_bytes) / max(1, tier.free_bytes)
+
+
+def _refusal(config: RunConfig, message: str) -> Outlook:
+    """A refusal, at the field that its message begins with."""
+    name = message.partition(" ")[0]
+    return Outlook(config, refused=message, at=name if name in FIELDS else "")
+
+
+def _model_key(config: RunConfig) -> str:
+    return census_key(essential(config.model.model_dump()))
+
+
+def _place(config: RunConfig) -> tuple[str, str]:
+    return config.train.device, config.offload.disk_path

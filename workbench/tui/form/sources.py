@@ -1,0 +1,188 @@
+"""Where a plan's facts come from: a model's census, this machine as it is now, and times measured here before.
+
+The screens stand on `Sources` and not on this machine, so that tests give their own. No torch: what needs it runs as an
+errand in a process of its own. Invariant: nothing here measures or takes anything by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from workbench.census.obtain import obtain_census, obtain_times
+from workbench.errors import EXIT_CONFIGURATION, ConfigurationError, WorkbenchError
+from workbench.plan.census import Census
+from workbench.plan.free import free_disk_bytes, free_host_bytes, same_disk
+from workbench.plan.ground import Ground, ground_of
+from workbench.plan.memory import Free
+from workbench.plan.times import ModelTimes
+from workbench.probe.fingerprint import device_index
+from workbench.probe.gpus import visible_gpus
+from workbench.probe.measured import cached_profile
+from workbench.tui.form.errand import Errand
+
+Tell = Callable[[str], None]
+THIS_MACHINE = "this machine"
+
+
+class Sources(Protocol):
+    """All but `known_census` and `times` may take long: they are called in threads."""
+
+    def known_census(self, model: Mapping[str, Any]) -> Census | None:
+        """The census that is shipped or kept for a [model] table."""
+
+    def take_census(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> Census:
+        """It, taken now.
+
+        Raises:
+            ConfigurationError: the table names no model that can be built.
+            WorkbenchError: it could not be taken.
+            CalledOffError: the errand was called off.
+        """
+
+    def ground(self, device: str, disk_path: str) -> Ground:
+        """This machine with what is free on it now; without its speeds where they have not been measured.
+
+        Raises:
+            ConfigurationError: it has no such device, or the folder is not there.
+        """
+
+    def times(
+        self, model: Mapping[str, Any], census: Census, ground: Ground, sizes: Sizes
+    ) -> ModelTimes | None:
+        """The times of the model's pieces where they have been measured at these very sizes."""
+
+    def measure(self, device: str, disk_path: str, tell: Tell, errand: Errand) -> None:
+        """Measure this machine, under a minute, and keep it.
+
+        Raises:
+            WorkbenchError: it could not be measured; what was said last.
+            CalledOffError: the errand was called off.
+        """
+
+
+Sizes = tuple[int, int, str, str]
+"""Sequences, tokens, dtype, device."""
+
+
+class Here:
+    """This machine, with runs under `runs_root`."""
+
+    def __init__(self, runs_root: Path) -> None:
+        self.runs_root = runs_root
+
+    def known_census(self, model: Mapping[str, Any]) -> Census | None:
+        return obtain_census(model, _not_told, take=False)
+
+    def take_census(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> Census:
+        question = json.dumps(dict(model)) + "\n"
+        last = ""
+        for line in errand.lines(("workbench.tui.form.census_process",), question):
+            message = _message(line)
+            if "answer" in message:
+                return Census.model_validate(message["answer"])
+            if "error" in message:
+                wrong = message["exit_code"] == EXIT_CONFIGURATION
+                raise (ConfigurationError if wrong else WorkbenchError)(message["error"])
+            if "tell" in message:
+                tell(message["tell"])
+            else:
+                last = line.strip() or last
+        raise WorkbenchError(f"the census of the model could not be taken{': ' if last else ''}{last}")
+
+    def ground(self, device: str, disk_path: str) -> Ground:
+        folder = Path(disk_path).expanduser() if disk_path else None
+        if folder is not None and not folder.is_dir():
+            raise ConfigurationError(
+                f'offload.disk_path = "{disk_path}": there is no such folder; make it, on a fast local disk'
+            )
+        apart = folder is not None and not same_disk(folder, self.runs_root)
+        disk_tier = free_disk_bytes(folder) if folder is not None and apart else None
+        disk = free_disk_bytes(self.runs_root)
+        profile = cached_profile(device, None if folder is None else str(folder))
+        if profile is not None:
+            known = ground_of(profile)
+            free = Free(known.free.host, known.free.device, disk, disk_tier)
+            return Ground(THIS_MACHINE, free, known.has_bfloat16, profile)
+        index = device_index(device)
+        if index is None:
+            free = Free(free_host_bytes(), None, disk, disk_tier)
+            return Ground(THIS_MACHINE, free, _cpu_has_bfloat16(), None)
+        gpus = visible_gpus()
+        if index >= len(gpus):
+            there = f"it shows {len(gpus)}" if gpus else "it shows none"
+            raise ConfigurationError(
+                f'train.device = "{device}": this machine has no such GPU ({there}); "auto" takes what there is'
+            )
+        free = Free(free_host_bytes(), gpus[index].free_bytes, disk, disk_tier)
+        return Ground(THIS_MACHINE, free, _gpu_has_bfloat16(index), None)
+
+    def times(
+        self, model: Mapping[str, Any], census: Census, ground: Ground, sizes: Sizes
+    ) -> ModelTimes | None:
+        if ground.machine is None:
+            return None
+        sequences, tokens, dtype, device = sizes
+        return obtain_times(
+            model,
+            census,
+            fingerprint=ground.machine.fingerprint,
+            sequences=sequences,
+            tokens=tokens,
+            dtype=dtype,
+            device=device,
+            tell=_not_told,
+            take=False,
+        )
+
+    def measure(self, device: str, disk_path: str, tell: Tell, errand: Errand) -> None:
+        folder = ("--disk", str(Path(disk_path).expanduser())) if disk_path else ()
+        last = ""
+        for line in errand.lines(("workbench", "probe", "--device", device, *folder)):
+            if line.startswith("workbench: "):
+                last = line.removeprefix("workbench: ").removeprefix("probe: ").strip()
+                tell(last)
+        if cached_profile(device) is None:
+            raise WorkbenchError(f"this machine could not be measured: {last}")
+
+
+def _not_told(sentence: str) -> None:
+    """Nothing is taken, so nothing is told."""
+
+
+def _message(line: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
+    return {}
+
+
+def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor computes in bf16, by its flags, as the engine tells it."""
+    try:
+        with cpuinfo.open(encoding="ascii", errors="replace") as lines:
+            flags = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _gpu_has_bfloat16(index: int) -> bool:
+    """Whether a GPU computes in bf16: from compute capability 8.0 on (CUDA C programming guide, arithmetic
+    instructions). The driver's number is taken, as `visible_gpus` lists them; GPUs of one machine are mostly alike."""
+    try:
+        import pynvml
+    except ImportError:
+        return True
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            return bool(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0] >= 8)
+        finally:
+            pynvml.nvmlShutdown()
+    return True
