@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 from workbench.tui.charts.extremes import BLOCK
 
@@ -47,20 +47,29 @@ class Average:
         """Forget all after the first `count` values."""
         del self._ends[count // BLOCK :]
 
+    def at(self, point: int) -> float:
+        """The average at one point; NaN before the first finite value. Quickest at the last point of a block."""
+        block = min((point + 1) // BLOCK, len(self._ends))
+        mean = self._ends[block - 1] if block else 0.0
+        if block * BLOCK <= point:
+            mean = self._follow(mean, self._values[block * BLOCK : point + 1])[-1]
+        return self._debiased(mean, point + 1 - bisect_right(self._marks, point))
+
     def between(self, start: int, stop: int) -> list[float]:
-        """The average at each of the points start to stop, without stop; NaN before the first finite value."""
+        """The average at each of the points start to stop, without stop."""
         block = min(start // BLOCK, len(self._ends))
         mean = self._ends[block - 1] if block else 0.0
         means = self._follow(mean, self._values[block * BLOCK : stop])[start - block * BLOCK :]
         marked = bisect_left(self._marks, start)
-        if (start - marked) * math.log(self.smoothing or 0.5) < -40:
-            return means
         averages = []
         for point, mean in enumerate(means, start):
             marked += marked < len(self._marks) and self._marks[marked] == point
-            counted = point + 1 - marked
-            averages.append(mean / (1 - self.smoothing**counted) if counted else math.nan)
+            averages.append(self._debiased(mean, point + 1 - marked))
         return averages
+
+    def _debiased(self, mean: float, count: int) -> float:
+        """m after `count` finite values without the pull of its start."""
+        return mean / (1 - self.smoothing**count) if count else math.nan
 
     def _follow(self, mean: float, values: array[float]) -> list[float]:
         keep, take = self.smoothing, 1 - self.smoothing

@@ -62,7 +62,10 @@ class Canvas:
 
     def span(self, x: int, top: int, bottom: int, layer: int) -> None:
         """All dots of column `x` from top to bottom, both drawn; what lies outside the canvas is left out."""
-        top, bottom = max(0, top), min(bottom, self.dots_high - 1)
+        if top < 0:
+            top = 0
+        if bottom >= self.dots_high:
+            bottom = self.dots_high - 1
         if top > bottom or not 0 <= x < self.dots_wide:
             return
         masks, owners, width, owner = self._masks, self._owners, self.width, layer + 1

@@ -54,11 +54,9 @@ class Shown(NamedTuple):
 def shown_part(curve: Curve, axis: Axis, scale: Scale, width: int) -> Shown:
     """What `width` columns of dots show of a curve."""
     series = curve.series
-    origin = series.positions.origin(axis)
-    start = series.first_at(origin + scale.low, axis)
-    stop = series.first_at(math.nextafter(origin + scale.high, math.inf), axis, start)
+    start, stop = _shown_points(series, axis, scale)
     columns = []
-    for x, first, last in _stretches(series, axis, scale, origin, start, stop, width):
+    for x, first, last in _stretches(series, axis, scale, start, stop, width):
         extremes = series.window(first, last)
         if extremes is not None:
             columns.append(Column(x, first, last, *extremes))
@@ -71,29 +69,24 @@ def column_of(place: float, scale: Scale, width: int) -> int:
     return width - 1 if share == 1 else math.floor(share * width)
 
 
-def value_range(parts: Sequence[Shown], *, log: bool, with_spikes: bool) -> tuple[float, float] | None:
-    """The least and greatest value to make room for; with `log` of those above zero. None: there is none.
+def value_range(
+    curves: Sequence[Curve], axis: Axis, scale: Scale, *, log: bool, with_spikes: bool
+) -> tuple[float, float] | None:
+    """The least and greatest value shown, to make room for; with `log` of those above zero. None: there is none.
 
     Without spikes the blocks of 32 points around them do not count, unless nothing else is shown.
     """
-    lows: list[float] = []
-    highs: list[float] = []
-    for part in parts:
-        series = part.curve.series
-        spikes = [] if with_spikes else series.spikes
-        for column in part.columns:
-            extremes: tuple[float, float] | None = (column.low, column.high)
-            if spikes:
-                extremes = _calm_extremes(series, column, spikes)
-            if extremes is not None:
-                lows.append(extremes[0])
-                highs.append(extremes[1])
-    if log:
-        lows = [value for value in (*lows, *highs) if value > 0]
-        highs = lows
-    if lows:
-        return min(lows), max(highs)
-    return None if with_spikes else value_range(parts, log=log, with_spikes=True)
+    pieces = []
+    for curve in curves:
+        series = curve.series
+        start, stop = _shown_points(series, axis, scale)
+        found = [
+            series.window(*stretch, above_zero=log) for stretch in _calm(series, start, stop, with_spikes)
+        ]
+        pieces += [piece for piece in found if piece is not None]
+    if pieces:
+        return min(low for low, _ in pieces), max(high for _, high in pieces)
+    return None if with_spikes else value_range(curves, axis, scale, log=log, with_spikes=True)
 
 
 def marked_columns(points: Sequence[int], part: Shown, axis: Axis, scale: Scale, width: int) -> list[int]:
@@ -111,13 +104,20 @@ def marked_columns(points: Sequence[int], part: Shown, axis: Axis, scale: Scale,
     return columns
 
 
+def _shown_points(series: Series, axis: Axis, scale: Scale) -> tuple[int, int]:
+    """The points from the scale's low end to its high end, both shown."""
+    origin = series.positions.origin(axis)
+    start = series.first_at(origin + scale.low, axis)
+    return start, series.first_at(math.nextafter(origin + scale.high, math.inf), axis, start)
+
+
 def _stretches(
-    series: Series, axis: Axis, scale: Scale, origin: float, start: int, stop: int, width: int
+    series: Series, axis: Axis, scale: Scale, start: int, stop: int, width: int
 ) -> list[tuple[int, int, int]]:
     """(column, start, stop) of each column that has points, from the left."""
     stretches: list[tuple[int, int, int]] = []
+    places, origin = series.positions.along(axis), series.positions.origin(axis)
     if stop - start <= 2 * width:
-        places = series.positions.along(axis)
         x, first = -1, start
         for point in range(start, stop):
             here = min(width - 1, max(0, column_of(places[point] - origin, scale, width)))
@@ -130,26 +130,20 @@ def _stretches(
         return stretches
     first = start
     for x in range(width):
-        last = stop if x == width - 1 else series.first_at(origin + scale.value((x + 1) / width), axis, first)
-        last = min(last, stop)
+        edge = origin + scale.value((x + 1) / width)
+        last = stop if x == width - 1 else bisect_left(places, edge, first, stop)
         if last > first:
             stretches.append((x, first, last))
             first = last
     return stretches
 
 
-def _calm_extremes(series: Series, column: Column, spikes: Sequence[int]) -> tuple[float, float] | None:
-    """The extremes of a column without the blocks that have a spike."""
-    pieces = []
-    at = column.start
-    for spike in spikes[bisect_left(spikes, column.start // BLOCK * BLOCK) :]:
+def _calm(series: Series, start: int, stop: int, with_spikes: bool) -> list[tuple[int, int]]:
+    """What is left of a stretch without the blocks that have a spike."""
+    spikes = [] if with_spikes else series.spikes
+    stretches = []
+    for spike in spikes[bisect_left(spikes, start // BLOCK * BLOCK) : bisect_left(spikes, stop)]:
         block = spike // BLOCK * BLOCK
-        if block >= column.stop:
-            break
-        pieces.append(series.window(at, block))
-        at = max(at, block + BLOCK)
-    if at == column.start:
-        return column.low, column.high
-    pieces.append(series.window(at, column.stop))
-    known = [piece for piece in pieces if piece is not None]
-    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+        stretches.append((start, block))
+        start = max(start, block + BLOCK)
+    return [*stretches, (start, stop)]

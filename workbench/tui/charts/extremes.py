@@ -21,10 +21,15 @@ class Extremes:
     def __init__(self, values: array[float]) -> None:
         self._values = values
         self._levels: list[tuple[array[float], array[float]]] = []
+        self._whole = True
+        """Whether all values so far are finite: then no stretch has to be looked through for others."""
+        self._seen = 0
 
     def grow(self) -> None:
         """Take in what was appended since the last time."""
         values = self._values
+        self._whole = self._whole and math.isfinite(sum(values[self._seen :]))
+        self._seen = len(values)
         below: tuple[array[float], array[float]] = (values, values)
         level = 0
         while len(below[0]) >= BLOCK:
@@ -34,7 +39,7 @@ class Extremes:
             start, stop = len(lows) * BLOCK, len(below[0]) // BLOCK * BLOCK
             if start == stop:
                 return
-            if level == 0 and not math.isfinite(sum(values[start:stop])):
+            if level == 0 and not self._whole:
                 for at in range(start, stop, BLOCK):
                     low, high = _finite_extremes(values[at : at + BLOCK])
                     lows.append(low)
@@ -48,6 +53,7 @@ class Extremes:
 
     def cut(self, count: int) -> None:
         """Forget all after the first `count` values, before they are taken from the array."""
+        self._seen = min(self._seen, count)
         for lows, highs in self._levels:
             count //= BLOCK
             del lows[count:], highs[count:]
@@ -64,28 +70,48 @@ class Extremes:
             return None
         low, high = _NONE
         lows = highs = self._values
+        whole = self._whole
         for next_lows, next_highs in self._levels:
             first, last = -(-start // BLOCK), stop // BLOCK
-            if last - first < 1 or last > len(next_lows):
+            if first >= last or last > len(next_lows):
                 break
             for a, b in ((start, first * BLOCK), (last * BLOCK, stop)):
                 if a < b:
-                    edge_low, edge_high = self._least_and_greatest(lows, highs, a, b)
-                    low, high = min(low, edge_low), max(high, edge_high)
+                    if whole:
+                        edge_low, edge_high = min(lows[a:b]), max(highs[a:b])
+                    else:
+                        edge_low, edge_high = _finite_extremes(lows[a:b])
+                    if edge_low < low:
+                        low = edge_low
+                    if edge_high > high:
+                        high = edge_high
+            # Above the values themselves blocks without a finite one are inf and -inf, which change nothing.
+            whole = True
             lows, highs, start, stop = next_lows, next_highs, first, last
-        edge_low, edge_high = self._least_and_greatest(lows, highs, start, stop)
+        if whole:
+            edge_low, edge_high = min(lows[start:stop]), max(highs[start:stop])
+        else:
+            edge_low, edge_high = _finite_extremes(lows[start:stop])
         low, high = min(low, edge_low), max(high, edge_high)
         return (low, high) if low <= high else None
 
-    def _least_and_greatest(
-        self, lows: array[float], highs: array[float], start: int, stop: int
-    ) -> tuple[float, float]:
-        if lows is highs:
-            part = lows[start:stop]
-            if not math.isfinite(sum(part)):
-                return _finite_extremes(part)
-            return min(part), max(part)
-        return min(lows[start:stop]), max(highs[start:stop])
+    def window_above_zero(self, start: int, stop: int) -> tuple[float, float] | None:
+        """Like `window`, of the values above zero alone.
+
+        In a stretch of more than 4,096 values the least may be too great: of a block that also has values at or below
+        zero only the greatest is known.
+        """
+        found = self.window(start, stop)
+        if found is None or found[1] <= 0 or found[0] > 0:
+            return found if found is not None and found[0] > 0 else None
+        high = found[1]
+        start, stop = max(0, start), min(stop, len(self._values))
+        if stop - start <= 4096:
+            return min(value for value in self._values[start:stop] if value > 0), high
+        first, last = -(-start // BLOCK), stop // BLOCK
+        lows, highs = self.blocks
+        pairs = zip(lows[first:last], highs[first:last], strict=True)
+        return min((low if low > 0 else top for low, top in pairs if top > 0), default=high), high
 
 
 def _finite_extremes(values: Iterable[float]) -> tuple[float, float]:

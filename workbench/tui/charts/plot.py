@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.segment import Segment
@@ -16,6 +16,7 @@ from rich.style import Style
 
 from workbench.tui.charts.braille import Canvas, Layer
 from workbench.tui.charts.curves import Curve, Shown, column_of, marked_columns, shown_part, value_range
+from workbench.tui.charts.extremes import BLOCK
 from workbench.tui.charts.labels import LINES, axis_labels, legend, row_labels, signs
 from workbench.tui.charts.scale import Scale
 from workbench.tui.charts.series import Axis
@@ -70,13 +71,10 @@ class Plot:
 
 def draw(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> Plot:
     """The picture in `width` x `height` cells. Labels and legend give way where there is little room."""
-    across = 1 if glyphs.ascii else 2
     with_legend = len(frame.curves) > 1 and height >= _LEAST_HEIGHT_WITH_LEGEND
     with_axis = height >= _LEAST_HEIGHT_WITH_AXIS
     plot_height = height - with_legend - with_axis
-    # How wide the labels are depends on the values shown, and what is shown hardly on the width of the labels.
-    parts = [shown_part(curve, frame.axis, frame.x, width * across) for curve in frame.curves]
-    extremes = value_range(parts, log=frame.log_y, with_spikes=frame.with_spikes)
+    extremes = value_range(frame.curves, frame.axis, frame.x, log=frame.log_y, with_spikes=frame.with_spikes)
     if extremes is None:
         return _empty(frame, look, glyphs, width, height)
     y = Scale.fit(*extremes, log=frame.log_y, margin=0.04)
@@ -85,9 +83,8 @@ def draw(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> P
     if left > width // 3:
         labels, left = {}, 0
     plot_width = width - left
-    if left:
-        parts = [shown_part(curve, frame.axis, frame.x, plot_width * across) for curve in frame.curves]
     canvas = Canvas(plot_width, plot_height, glyphs)
+    parts = [shown_part(curve, frame.axis, frame.x, canvas.dots_wide) for curve in frame.curves]
     _draw_cursor(canvas, frame, look, glyphs)
     _draw_curves(canvas, parts, frame, y, look, glyphs)
     _draw_marks(canvas, parts, frame, y, look, glyphs)
@@ -119,16 +116,16 @@ def _draw_curves(
     canvas: Canvas, parts: Sequence[Shown], frame: Frame, y: Scale, look: Look, glyphs: Glyphs
 ) -> None:
     """Values as dots beneath all lines, marks above them, letters at the ends of lines where there are several."""
-    sign = signs(frame.curves, glyphs)
+    sign, row_of = signs(frame.curves, glyphs), _rows_of(canvas, y)
     lines = [(place, part) for place, part in enumerate(parts) if part.curve.form == "line"]
     for place, part in lines:
         if part.curve.series.smoothing:
             style = colour_of(part.curve, place, look) + Style(dim=True)
-            _draw_values(canvas, part, y, canvas.layer(Layer(style, _DOTS[place % len(_DOTS)])))
+            _draw_values(canvas, part, row_of, canvas.layer(Layer(style, _DOTS[place % len(_DOTS)])))
     ends: set[tuple[int, int]] = set()
     for place, part in lines:
         layer = canvas.layer(Layer(colour_of(part.curve, place, look), LINES[place % len(LINES)]))
-        end = _draw_line(canvas, part, frame, y, layer)
+        end = _draw_line(canvas, part, frame, row_of, layer)
         if end is not None and len(lines) > 1 and not glyphs.ascii:
             column, row = end
             while (column, row) in ends and column > 0:
@@ -140,22 +137,24 @@ def _draw_curves(
             layer = canvas.layer(Layer(colour_of(part.curve, place, look)))
             for x, _, _, low, high in part.columns:
                 for value in (low, high):
-                    canvas.write(*_cell(canvas, x, _dot_row(canvas, y, value)), sign[place], layer)
+                    canvas.write(*_cell(canvas, x, row_of(value)), sign[place], layer)
 
 
-def _draw_values(canvas: Canvas, part: Shown, y: Scale, layer: int) -> None:
+def _draw_values(canvas: Canvas, part: Shown, row_of: Callable[[float], int], layer: int) -> None:
     """Each value as a dot; a column with many as the band between its extremes."""
     values = part.curve.series.values
     for x, start, stop, low, high in part.columns:
         if stop - start > 4:
-            canvas.span(x, _dot_row(canvas, y, high), _dot_row(canvas, y, low), layer)
+            canvas.span(x, row_of(high), row_of(low), layer)
             continue
         for value in values[start:stop]:
             if math.isfinite(value):
-                canvas.dot(x, _dot_row(canvas, y, value), layer)
+                canvas.dot(x, row_of(value), layer)
 
 
-def _draw_line(canvas: Canvas, part: Shown, frame: Frame, y: Scale, layer: int) -> tuple[int, int] | None:
+def _draw_line(
+    canvas: Canvas, part: Shown, frame: Frame, row_of: Callable[[float], int], layer: int
+) -> tuple[int, int] | None:
     """The average, or the values where there is none; gives the cell where it ends, None where nothing was drawn.
 
     The points next to what is shown are its neighbours, so that the line goes on to both edges.
@@ -174,7 +173,9 @@ def _draw_line(canvas: Canvas, part: Shown, frame: Frame, y: Scale, layer: int) 
     before: tuple[int, int, int] | None = None
     for x, start, stop in stretches:
         if smooth:
-            entry = leave = series.averages(stop - 1, stop)[0]
+            # Where a column has several blocks the end of its last whole one is as good a place, and at hand.
+            last = stop - 1 if stop - start < 2 * BLOCK else stop // BLOCK * BLOCK - 1
+            entry = leave = series.average_at(last)
         else:
             low, high = series.window(start, stop) or (math.nan, math.nan)
             entry, leave = (
@@ -182,15 +183,15 @@ def _draw_line(canvas: Canvas, part: Shown, frame: Frame, y: Scale, layer: int) 
                 for value in (series.values[start], series.values[stop - 1])
             )
             if low != high:
-                canvas.span(x, _dot_row(canvas, y, high), _dot_row(canvas, y, low), layer)
+                canvas.span(x, row_of(high), row_of(low), layer)
         if not math.isfinite(entry):
             continue
-        row = _dot_row(canvas, y, entry)
+        row = row_of(entry)
         if before is None or bisect_left(marks, start) > bisect_left(marks, before[2]):
             canvas.dot(x, row, layer)
         else:
             canvas.line(before[0], before[1], x, row, layer)
-        before = (x, _dot_row(canvas, y, leave), stop)
+        before = (x, row_of(leave), stop)
         if 0 <= x < canvas.dots_wide:
             end = _cell(canvas, x, min(canvas.dots_high - 1, max(0, before[1])))
     return end
@@ -223,10 +224,17 @@ def _draw_cursor(canvas: Canvas, frame: Frame, look: Look, glyphs: Glyphs) -> No
         canvas.write(column, row, "|" if glyphs.ascii else "│", layer)
 
 
-def _dot_row(canvas: Canvas, y: Scale, value: float) -> int:
-    """The row of dots of a value, from the top; beyond the axis one row outside the canvas or further."""
-    share = min(2.0, max(-1.0, y.share(value)))
-    return round((1 - share) * (canvas.dots_high - 1))
+def _rows_of(canvas: Canvas, y: Scale) -> Callable[[float], int]:
+    """Gives the row of dots of a value, from the top; a value beyond the axis lies outside the canvas, but near."""
+    lowest = canvas.dots_high - 1
+    least, greatest = -lowest - 2, 2 * lowest + 2
+    share = y.share
+
+    def row(value: float) -> int:
+        at = (1 - share(value)) * lowest
+        return round(at) if least < at < greatest else least if at <= least else greatest
+
+    return row
 
 
 def _cell(canvas: Canvas, x: int, row: int) -> tuple[int, int]:
@@ -239,9 +247,7 @@ def _cell(canvas: Canvas, x: int, row: int) -> tuple[int, int]:
 def _empty(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> Plot:
     """A sentence in the middle of an empty picture."""
     some = any(len(curve.series) for curve in frame.curves)
-    if frame.log_y and value_range(
-        [shown_part(curve, frame.axis, frame.x, 1) for curve in frame.curves], log=False, with_spikes=True
-    ):
+    if frame.log_y and value_range(frame.curves, frame.axis, frame.x, log=False, with_spikes=True):
         text = "no value above zero for a logarithmic axis"
     else:
         text = "no finite value here" if some else "no values yet"

@@ -21,7 +21,7 @@ def newest_value(series: Series, unit: str = "") -> str:
     point = len(series) - 1
     value = series.values[point]
     if series.smoothing and math.isfinite(value):
-        value = series.averages(point, point + 1)[0]
+        value = series.average_at(point)
     return said_value(value, unit, digits=5)
 
 
@@ -37,7 +37,7 @@ def read_out(curves: Sequence[Curve], place: float, axis: Axis, unit: str) -> li
             said.append(f"{axis} {said_place(place_of(series, point, axis), axis)}")
         said.append(f"{curve.name} {said_value(series.values[point], unit)}")
         if series.smoothing and curve.form == "line":
-            said.append(f"average {said_value(series.averages(point, point + 1)[0], unit)}")
+            said.append(f"average {said_value(series.average_at(point), unit)}")
     return said or ["no values yet"]
 
 

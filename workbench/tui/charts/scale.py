@@ -62,7 +62,7 @@ class Scale:
         if log:
             high = high if high > 0 else 1.0
             low = low if low > 0 else high / 10
-            low, high = math.log10(low), math.log10(high)
+            low, high = math.log10(max(low, 1 / _GREATEST)), math.log10(max(high, 1 / _GREATEST))
         # Ends nearer than float64 can part would make steps of zero.
         least = max(abs(low), abs(high)) * 1e-9
         if high - low <= least:
@@ -71,7 +71,7 @@ class Scale:
         margin *= high - low
         low, high = low - margin, high + margin
         if log:
-            return cls(10 ** max(low, -300.0), 10 ** min(high, 300.0), log=True)
+            return cls(10 ** max(low, -301.0), 10 ** min(high, 301.0), log=True)
         return cls(low, high)
 
     def share(self, value: float) -> float:
@@ -88,7 +88,7 @@ class Scale:
         if not self.log:
             return self.low + share * (self.high - self.low)
         low = math.log10(self.low)
-        return 10 ** min(300.0, low + share * (math.log10(self.high) - low))
+        return 10 ** min(301.0, low + share * (math.log10(self.high) - low))
 
     def ticks(self, count: int, unit: str = "") -> list[Tick]:
         """About `count` values at 1, 2 or 5 times a power of ten (of time: whole minutes and hours), in order.

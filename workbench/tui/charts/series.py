@@ -147,16 +147,29 @@ class Series:
         """The newest value, NaN included; None before the first."""
         return self.values[len(self) - 1] if len(self) else None
 
-    def window(self, start: int, stop: int) -> tuple[float, float] | None:
-        """The least and greatest finite value of the points start to stop, without stop; None where there is none."""
+    def window(self, start: int, stop: int, *, above_zero: bool = False) -> tuple[float, float] | None:
+        """The least and greatest finite value of the points start to stop, without stop; None where there is none.
+
+        With `above_zero` of the values above zero, see `Extremes.window_above_zero`.
+        """
         self._grow()
-        return self._extremes.window(start, min(stop, len(self)))
+        stop = min(stop, len(self))
+        return (
+            self._extremes.window_above_zero(start, stop)
+            if above_zero
+            else self._extremes.window(start, stop)
+        )
 
     def averages(self, start: int, stop: int) -> list[float]:
         """The debiased average at each of the points start to stop, without stop; NaN before the first finite value."""
         self._grow()
         start, stop = max(0, start), min(stop, len(self))
         return self._average.between(start, stop) if start < stop else []
+
+    def average_at(self, point: int) -> float:
+        """The debiased average at one point; quickest where point + 1 is a multiple of 32."""
+        self._grow()
+        return self._average.at(point)
 
     def first_at(self, place: float, axis: Axis, low: int = 0) -> int:
         """The first point, from `low` on, that does not lie before `place` along the axis."""
