@@ -220,6 +220,11 @@ def test_a_reset_of_the_driver_in_mid_run_is_survived(driver: Callable[..., Reco
         clock.now += LONGEST_S
         assert reader.read() == before
         assert library.opened == 1
+        library.reset()
+        clock.now += 0.5
+        assert reader.read().gpus[0].fault
+        clock.now += 1.0
+        assert reader.read() == before
 
 
 def test_a_single_gpu_that_is_reset_is_found_again_by_opening_nvml_anew(
@@ -233,6 +238,8 @@ def test_a_single_gpu_that_is_reset_is_found_again_by_opening_nvml_anew(
             clock.now += 0.5
             assert reader.read().gpus[0].fault
         assert 3 <= library.times_opened <= 8
+        openings = [at for at, name in enumerate(library.called) if name == "nvmlInitWithFlags"]
+        assert {library.called[at + 2] for at in openings} == {"nvmlDeviceGetHandleByIndex_v2"}
         library.cards[0].error = pynvml.NVML_SUCCESS
         clock.now += LONGEST_S
         assert reader.read().gpus[0].busy == 0.97

@@ -128,16 +128,15 @@ def test_a_cgroup_of_version_1_that_leaves_less_is_told_instead(root: Path) -> N
     assert sample.cpu_limit == 1.5
 
 
-def test_a_cgroup_that_leaves_more_than_the_machine_has_is_not_told(root: Path) -> None:
-    write(
-        root,
-        {
-            "sys/fs/cgroup/memory.max": f"{15 * GIB}",
-            "sys/fs/cgroup/memory.current": f"{GIB}",
-            "sys/fs/cgroup/memory.stat": "file 0\n",
-        },
-    )
-    assert HostReader(root).read().memory_available_bytes == 9_000_000 * KIB
+@pytest.mark.parametrize(("limit", "used"), [(15_000_000, 1_000_000), (16_000_000, 15_000_000)])
+def test_a_cgroup_that_leaves_more_than_the_machine_has_is_not_told(
+    root: Path, limit: int, used: int
+) -> None:
+    group = {"memory.max": f"{limit * KIB}", "memory.current": f"{used * KIB}", "memory.stat": "file 0\n"}
+    write(root, {f"sys/fs/cgroup/{name}": text for name, text in group.items()})
+    sample = HostReader(root).read()
+    assert sample.memory_total_bytes == 16_000_000 * KIB
+    assert sample.memory_available_bytes == 9_000_000 * KIB
 
 
 def test_the_use_of_a_group_is_read_anew_and_its_limit_now_and_then(root: Path) -> None:
@@ -161,6 +160,8 @@ def test_memory_nodes_are_told_where_there_are_several_with_cores(root: Path) ->
     write(root, {f"{nodes}/node10/cpulist": "8-9\n", f"{nodes}/node2/cpulist": "4-5,7\n"})
     write(root, {f"{nodes}/node3/cpulist": "\n", f"{nodes}/possible": "0-10"})
     assert HostReader(root).read().numa_nodes == ((0, 1, 2, 3), (4, 5, 7), (8, 9))
+    write(root, {f"{nodes}/node{node}/cpulist": f"{node}\n" for node in (12, 7, 1, 11, 4, 9, 0, 3, 10, 2)})
+    assert HostReader(root).read().numa_nodes == tuple((node,) for node in (0, 1, 2, 3, 4, 7, 9, 10, 11, 12))
 
 
 def test_a_machine_that_tells_nothing_is_all_none(tmp_path: Path) -> None:

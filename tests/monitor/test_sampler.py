@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from recorded_nvml import RecordedNvml, h200, install, rtx_4090
 
+from workbench.monitor.disk import DiskReader
 from workbench.monitor.nvml import GpuReader, GpuReading
 from workbench.monitor.sampler import Sampler
 from workbench.monitor.samples import DiskSample, MonitorSample
@@ -176,7 +177,10 @@ def test_a_pcie_counter_that_hangs_takes_only_its_own_values_down(library: Recor
         assert newest(sampler).gpus[0].busy == 0.97
         began = time.monotonic()
     assert time.monotonic() - began < 5
+    before_it_came_back = len(library.called)
     library.may_count.set()
+    assert soon(lambda: not own_threads())
+    assert "nvmlDeviceGetHandleByIndex_v2" not in library.called[before_it_came_back:]
 
 
 def test_a_gpu_that_is_lost_in_mid_run_is_told_and_the_rest_goes_on(library: RecordedNvml) -> None:
@@ -201,7 +205,16 @@ def test_what_is_watched_can_be_changed_while_it_samples(library: RecordedNvml, 
         assert soon(lambda: newest(sampler).trainer is None and newest(sampler).disks == ())
 
 
-def test_watching_the_same_again_loses_no_rates(library: RecordedNvml, tmp_path: Path) -> None:
+def test_watching_the_same_again_loses_no_rates(
+    library: RecordedNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def disk_reader(folder: Path, root: Path) -> DiskReader:
+        made.append(folder)
+        return DiskReader(folder, root)
+
+    monkeypatch.setattr("workbench.monitor.sampler.DiskReader", disk_reader)
     sampler = Sampler(interval_s=TICK_S)
     sampler.watch(pid=os.getpid(), folders=(tmp_path,))
     with sampler:
@@ -212,6 +225,7 @@ def test_watching_the_same_again_loses_no_rates(library: RecordedNvml, tmp_path:
             assert soon(lambda before=before: newest(sampler) is not before)
             before = newest(sampler)
             assert before.trainer.busy is not None
+    assert made == [tmp_path]
 
 
 def test_a_disk_that_hangs_leaves_only_its_own_values_unknown(

@@ -192,25 +192,29 @@ def test_a_full_disk_is_one_warning_and_recording_goes_on_when_there_is_room(
         return real(descriptor, data)
 
     monkeypatch.setattr("workbench.runs.metrics.os.write", write)
-    recorded(run, Script(*(sample(moment) for moment in range(1, 6))), warnings, looks=1)
+
+    def warn(message: str) -> None:
+        """What the trainer does with a warning needs the same disk."""
+        warnings.append(message)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    script = Script(*(sample(moment) for moment in range(1, 6)))
+    with SystemRecording(run, gpu=0, warn=warn, every_s=LOOK_S, look_every_s=LOOK_S, sampler=script):
+        assert script.shown.wait(10)
     assert len(warnings) == 1
     assert "No space left" in warnings[0]
     assert read_system(run).column("time").tolist() == [1004.0, 1005.0]
 
 
-def test_a_warning_that_cannot_be_written_either_ends_nothing(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+def test_a_file_that_is_something_else_is_left_alone_with_a_warning(
+    run: RunDirectory, warnings: list[str]
 ) -> None:
-    def refuse(message: str) -> None:
-        warnings.append(message)
-        raise OSError(errno.ENOSPC, "full too")
-
     run.system.write_bytes(b"no metrics file at all, but something else")
-    script = Script(sample(1))
-    with SystemRecording(run, gpu=0, warn=refuse, look_every_s=LOOK_S, sampler=script):
+    with SystemRecording(run, gpu=0, warn=warnings.append, look_every_s=LOOK_S, sampler=Script(sample(1))):
         pass
     assert len(warnings) == 1
     assert "no metrics file" in warnings[0]
+    assert run.system.read_bytes() == b"no metrics file at all, but something else"
 
 
 def test_a_run_that_ends_at_once_is_not_held_up(

@@ -59,7 +59,7 @@ class HostSample:
     """The machine's processors and memory, as far as this process may use them (cgroup, affinity)."""
 
     cores: tuple[float, ...] = ()
-    """Busy share of every core of the machine, in the order of their numbers."""
+    """Busy share of every core of the machine, in the order of their numbers; empty in the first sample."""
     allowed_cores: tuple[int, ...] = ()
     """The numbers of the cores that this process may run on."""
     cpu_limit: float | None = None
