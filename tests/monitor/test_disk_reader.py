@@ -112,6 +112,20 @@ def test_a_file_system_over_several_devices_gives_the_traffic_of_the_one_it_name
     assert reader.read().read_bytes_per_s == 1024.0
 
 
+def test_a_folder_that_moves_to_another_disk_is_followed(root: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or number_of(memory) == number_of(root):
+        pytest.skip("/dev/shm is no file system of its own here")
+    clock = Clock()
+    folder = root / "runs"
+    reader = DiskReader(folder, root, clock)
+    assert reader.read().device == "nvme0n1p2"
+    clock.now += 1.0
+    folder.symlink_to(memory)
+    sample = reader.read()
+    assert (sample.device, sample.read_bytes_per_s) == (None, None)
+
+
 def test_a_device_that_is_taken_out_leaves_its_traffic_unknown(root: Path) -> None:
     clock = Clock()
     reader = DiskReader(root, root, clock)

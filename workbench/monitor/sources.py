@@ -8,12 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-class Reading(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Reading(Generic[T]):
     value: T
     time: float
     """When the reading was done, seconds of the monotonic clock."""
