@@ -64,9 +64,9 @@ class Scale:
             low = low if low > 0 else high / 10
             low, high = math.log10(max(low, 1 / _GREATEST)), math.log10(max(high, 1 / _GREATEST))
         # Ends nearer than float64 can part would make steps of zero.
-        least = max(abs(low), abs(high)) * 1e-9
+        least = max(max(abs(low), abs(high)) * 1e-9, 1e-290)
         if high - low <= least:
-            half = (max(abs(high) / 10, least) or 0.5) if not log else 0.5
+            half = 0.5 if log or high == low == 0 else max(abs(high) / 10, least)
             low, high = low - half, high + half
         margin *= high - low
         low, high = low - margin, high + margin

@@ -15,6 +15,8 @@ from workbench.tui.charts.series import Axis, Series
 
 _NEAREST = 1e-6
 """The least share of the bounds that can be zoomed to."""
+_WHOLE = 0.99
+"""A part of more than this is the whole: zooming in and out again ends where it began."""
 
 
 @dataclass
@@ -35,10 +37,12 @@ class View:
         whole = Scale.fit(*bounds, log=self.log)
         if self.part is None:
             return whole
-        part = Scale.fit(*self.part, log=self.log)
-        if self.follows:
-            part = self._moved(part, part.share(whole.high) - 1)
-        return part
+        # Steps that are skipped since, or places that a logarithmic axis lacks, may lie in the part.
+        low, high = max(self.part[0], whole.low), min(self.part[1], whole.high)
+        if not low < high:
+            return whole
+        part = Scale(low, high, self.log)
+        return self._moved(part, part.share(whole.high) - 1) if self.follows else part
 
     def zoom(self, factor: float, at: float, bounds: tuple[float, float]) -> None:
         """Show `factor` times as much, the place at share `at` (0 left, 1 right) staying where it is."""
@@ -63,13 +67,15 @@ class View:
     def _show(self, shown: Scale, bounds: tuple[float, float]) -> None:
         whole = Scale.fit(*bounds, log=self.log)
         left, right = max(0.0, whole.share(shown.low)), min(1.0, whole.share(shown.high))
-        if right - left > 1 - 1e-9:
+        if right - left > _WHOLE:
             self.reset()
             return
         if right - left < _NEAREST:
             return
-        self.part = whole.value(left), whole.value(right)
-        self.follows = right > 1 - 1e-9
+        low, high = whole.value(left), whole.value(right)
+        if low < high:
+            self.part = low, high
+            self.follows = right > 1 - 1e-9
 
     def _moved(self, scale: Scale, shares: float) -> Scale:
         return Scale(scale.value(shares), scale.value(1 + shares), self.log)
