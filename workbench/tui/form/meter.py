@@ -7,6 +7,7 @@ part of a bar is, is told by its letter and never by its colour alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -16,7 +17,7 @@ from workbench.plan.planner import Plan
 from workbench.plan.report import duration, gib, seconds
 from workbench.tui.form.planning import Verdict, tier_verdict, verdict, verdict_words
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, ends, keep, width_of
+from workbench.tui.panels.drawing import Line, clean, ends, keep, width_of
 from workbench.tui.panels.panel import Panel
 from workbench.tui.panels.units import of
 
@@ -76,15 +77,16 @@ class FitMeter(Panel, can_focus=False):
         super().__init__(glyphs, id=id, classes=classes)
         self.plan: Plan | None = None
         self.remark = ""
+        self.stale = False
 
-    def show(self, plan: Plan | None, remark: str = "") -> None:
-        """Draw this plan; None leaves only the remark."""
-        if plan is not self.plan or remark != self.remark:
-            self.plan, self.remark = plan, remark
+    def show(self, plan: Plan | None, remark: str = "", *, stale: bool = False) -> None:
+        """Draw this plan; None leaves only the remark. `stale`: it is the plan of what was there before."""
+        if plan is not self.plan or (remark, stale) != (self.remark, self.stale):
+            self.plan, self.remark, self.stale = plan, remark, stale
             self.changed()
 
     def heading(self) -> tuple[str, ...]:
-        if self.plan is None:
+        if self.plan is None or self.stale:
             return ()
         said = verdict(self.plan.memory)
         mark = mark_of(said, self.glyphs)
@@ -95,11 +97,11 @@ class FitMeter(Panel, can_focus=False):
     def lines(self, width: int, height: int) -> list[Line]:
         plan = self.plan
         if plan is None:
-            return self.note(self.remark, width) if self.remark else []
+            return self._remark(width)
         tiers = plan.memory.tiers
         if height < 2 * len(tiers) + 2:
             return list(self._short(plan, width, height))
-        remark = self.note(self.remark, width) if self.remark else []
+        remark = self._remark(width)
         time = list(self._time(plan, width))
         for rows in range(max(len(tier.needs) for tier in tiers), -1, -1):
             found = [*remark]
@@ -109,6 +111,10 @@ class FitMeter(Panel, can_focus=False):
             if len(found) + len(time) <= height or rows == 0:
                 break
         return [*found, *time][:height] if len(found) < height else [*found[: height - 1], *time[:1]]
+
+    def _remark(self, width: int) -> list[Line]:
+        pen = "warning" if self.stale else "dim"
+        return [self.write(line, pen) for line in wrap(clean(self.remark, self.glyphs), max(1, width))]
 
     def _short(self, plan: Plan, width: int, height: int) -> Iterator[Line]:
         tiers = plan.memory.tiers
@@ -128,6 +134,8 @@ class FitMeter(Panel, can_focus=False):
             yield from list(self._time(plan, width))[1 : 1 + spare]
 
     def _summary(self, plan: Plan, width: int) -> Line:
+        if self.stale and self.remark:
+            return self.write(f"{self.glyphs.warning} {self.remark}", "warning")
         said = verdict(plan.memory)
         words = self.write(f"{mark_of(said, self.glyphs)} {verdict_words(plan.memory)}", PENS[said])
         parts = [(0, words)]

@@ -77,7 +77,7 @@ Presets that come with workbench, your own and the project's; the ones used last
         return self.rows[self.cursor] if self.rows else None
 
     def show(self, rows: Sequence[PresetRow], note_when_empty: str = "", *, from_top: bool = False) -> None:
-        """Show these rows. The cursor stays on its preset; where that is gone, on its place. `from_top`: on the first."""
+        """Show these rows. The cursor stays on its preset, else on its place; `from_top`: on the first."""
         before = self.highlighted
         if from_top:
             before, self.cursor = None, 0

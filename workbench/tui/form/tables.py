@@ -69,12 +69,22 @@ class FormTables(VerticalScroll, can_focus=False, inherit_bindings=False):
         for row in self.rows:
             row.take(draft)
 
+    def focus_first(self) -> None:
+        """Give the first field of the table that is seen the focus."""
+        rows = self._seen()
+        if rows:
+            rows[0].control.focus()
+
     def step(self, by: int) -> bool:
         """Move the focus to the field after or before this one; whether there was one."""
-        rows = [row for row in self.rows if row.parent is not None and getattr(row.parent, "display", False)]
+        rows = self._seen()
         there = next((number for number, row in enumerate(rows) if row.has_focus_within), None)
         to = 0 if there is None else there + by
         if not 0 <= to < len(rows):
             return False
         rows[to].control.focus()
         return True
+
+    def _seen(self) -> list[FieldRow]:
+        panes = [pane for pane in self._panes.values() if pane.display]
+        return [row for pane in panes for row in pane.children if isinstance(row, FieldRow)]

@@ -8,38 +8,31 @@ Invariant: a run is only started from a draft without problems.
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
-import tempfile
-import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events, on, work
-from textual.app import ComposeResult, SuspendNotSupported
+from textual import events, on
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.content import Content
-from textual.message import Message
-from textual.screen import Screen
-from textual.timer import Timer
 from textual.widgets import Footer, Static
-from textual.worker import get_current_worker
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.fit import Fit
-from workbench.plan.planner import Plan
 from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
 from workbench.tui.dialogs import Confirm
 from workbench.tui.form.asking import AskFit, AskName
 from workbench.tui.form.draft import FIELDS, Draft
-from workbench.tui.form.errand import CalledOffError, Errand
+from workbench.tui.form.editor import edited
 from workbench.tui.form.field_help import FieldHelp
 from workbench.tui.form.field_row import FieldRow
 from workbench.tui.form.meter import FitMeter
-from workbench.tui.form.planning import Outlook, Planning, verdict_words
+from workbench.tui.form.planned_screen import PlannedScreen
+from workbench.tui.form.planning import Outlook, verdict_words
+from workbench.tui.form.remarks import remarks
 from workbench.tui.form.sources import Here, Sources
 from workbench.tui.form.table_list import TableList
 from workbench.tui.form.tables import TABLE_NAMES, FormTables, table_of
@@ -50,7 +43,7 @@ from workbench.tui.surroundings import Surroundings
 STATE_FORMAT = frozenset({"offload.state_format"})
 
 
-class ConfigureScreen(Screen[None]):
+class ConfigureScreen(PlannedScreen):
     """The form of the preset at `path`. `sources`: where plans get their facts; this machine where none are given."""
 
     TITLE = "Configure"
@@ -60,8 +53,8 @@ class ConfigureScreen(Screen[None]):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (22, "-high")]  # noqa: RUF012
     CSS = """
     ConfigureScreen #title { height: 1; color: $text; background: $panel; padding: 0 1; }
-    ConfigureScreen #wrong { height: auto; max-height: 3; color: $error; padding: 0 1; display: none; }
-    ConfigureScreen #wrong.-some { display: block; }
+    ConfigureScreen #above { height: auto; max-height: 3; color: $error; padding: 0 1; display: none; }
+    ConfigureScreen #above.-some { display: block; }
     ConfigureScreen #body { height: 1fr; layout: horizontal; }
     ConfigureScreen #tables { dock: top; height: 1; min-height: 1; border: none; }
     ConfigureScreen #form { width: 1fr; height: 1fr; border: round $foreground 30%; }
@@ -101,67 +94,27 @@ class ConfigureScreen(Screen[None]):
         Binding("up", "step_field(-1)", "Previous field", id="form.previous_field", show=False),
         Binding("down,enter", "step_field(1)", "Next field", id="form.next_field", show=False),
     ]
-    census_after_s = 0.4
-    """A census is taken when the model has stood still for so long."""
     stale_after_s = 5.0
     """What is free is asked anew when the screen comes back after so long."""
 
-    class Looked(Message):
-        """A plan was worked out, or what it lacks is known."""
-
-        def __init__(self, outlook: Outlook) -> None:
-            super().__init__()
-            self.outlook = outlook
-
-    class Told(Message):
-        """What is going on in an errand."""
-
-        def __init__(self, errand: Errand, sentence: str) -> None:
-            super().__init__()
-            self.errand = errand
-            self.sentence = sentence
-
-    class Ended(Message):
-        """An errand has ended; `problem` is empty where it went well."""
-
-        def __init__(self, errand: Errand, problem: str = "") -> None:
-            super().__init__()
-            self.errand = errand
-            self.problem = problem
-
-    class Found(Message):
-        """A search has ended."""
-
-        def __init__(self, config: RunConfig, found: Fit | None, problem: str = "") -> None:
-            super().__init__()
-            self.config = config
-            self.found = found
-            self.problem = problem
-
     def __init__(self, surroundings: Surroundings, path: Path, sources: Sources | None = None) -> None:
-        super().__init__(classes="-ascii" if surroundings.glyphs.ascii else None)
+        ascii_class = "-ascii" if surroundings.glyphs.ascii else None
+        super().__init__(sources or Here(surroundings.runs_root), ascii_class)
         self.surroundings = surroundings
         self.path = path
-        self.planning = Planning(sources or Here(surroundings.runs_root))
         text, unread = _read(path)
         self.draft = Draft(text, str(path))
         if unread:
             self.draft.unreadable = unread
-        self.outlook: Outlook | None = None
-        self.plan: Plan | None = None
-        """The last one that was worked out, of this configuration or one before it."""
-        self._turn = threading.Lock()
-        self._errand: Errand | None = None
-        self._errand_for: tuple[object, ...] = ()
-        self._waiting: Timer | None = None
-        self._said = ""
         self._looked_at = surroundings.clock()
         self._title_text = ""
+        self._newest: Outlook | None = None
+        self._where = _where(path)
 
     def compose(self) -> ComposeResult:
         glyphs = self.surroundings.glyphs
         yield Static("", id="title")
-        yield Static("", id="wrong")
+        yield Static("", id="above")
         with Container(id="body"):
             yield TableList(TABLE_NAMES, glyphs, id="tables")
             yield FormTables(self.draft, glyphs, id="form")
@@ -171,16 +124,16 @@ class ConfigureScreen(Screen[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        self.query_one("#form").border_title = "model"
         await self._show_table(TABLE_NAMES[0])
         self._update()
 
     def on_unmount(self) -> None:
-        self._call_off()
+        self.call_off()
 
     def on_screen_resume(self) -> None:
         if self.surroundings.clock() - self._looked_at > self.stale_after_s:
-            self._look_anew()
+            self._looked_at = self.surroundings.clock()
+            self.plan_anew()
 
     # Tables and fields
 
@@ -194,21 +147,18 @@ class ConfigureScreen(Screen[None]):
         form.display = not self.draft.unreadable
         if self.draft.unreadable:
             return
-        in_list = self.query_one(TableList).has_focus
         await form.show(table)
-        form.border_title = f"[{table}]".replace("[", r"\[")
+        form.border_title = Content(f"[{table}]")
         self._say_at_fields()
-        if not in_list:
-            form.step(0) if self.focused is None else form.query_one(f"#table-{table}").children[0].children[
-                0
-            ].focus()
+        if not self.query_one(TableList).has_focus:
+            form.focus_first()
 
     def action_step_table(self, by: int) -> None:
         self.query_one(TableList).action_step(by)
 
     def action_step_field(self, by: int) -> None:
-        if not self.query_one(FormTables).step(by):
-            self.query_one(TableList).focus() if by < 0 else None
+        if not self.query_one(FormTables).step(by) and by < 0:
+            self.query_one(TableList).focus()
 
     async def _go_to(self, field: str) -> None:
         """Show a field and give it the focus."""
@@ -229,7 +179,7 @@ class ConfigureScreen(Screen[None]):
         return next((row.field.name for row in rows), "")
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        self._help()
+        self._help(remarks(self.draft, self._newest).problems)
 
     # From a key to a plan
 
@@ -241,180 +191,59 @@ class ConfigureScreen(Screen[None]):
 
     def _update(self) -> None:
         """Show what the draft has become, and plan it."""
-        config = self.draft.config
-        if self._errand is not None and config is not None and self._errand_for != _key(config):
-            self._call_off()
-        if self._waiting is not None:
-            self._waiting.stop()
-            self._waiting = None
+        self.plan_it()
         self._say_at_fields()
-        if config is None:
-            self.outlook = None
-            self._show_plan()
-        else:
-            self._look(config)
 
-    @work(thread=True, exclusive=True, group="plan", exit_on_error=False)
-    def _look(self, config: RunConfig) -> None:
-        worker = get_current_worker()
-        with self._turn:
-            if worker.is_cancelled:
-                return
-            outlook = self.planning.look(config)
-        if not worker.is_cancelled:
-            self.post_message(self.Looked(outlook))
-
-    @on(Looked)
-    def _looked(self, event: Looked) -> None:
-        event.stop()
-        outlook = event.outlook
-        if outlook.config != self.draft.config:
-            return
-        self.outlook = outlook
-        if outlook.plan is not None:
-            self.plan = outlook.plan
-        if outlook.lacks and self._errand is None:
-            self._run_errand(outlook.config, take=False)
-        self._say_at_fields()
-        self._show_plan()
-
-    # What a plan lacks
-
-    def _run_errand(self, config: RunConfig, *, take: bool) -> None:
-        self._errand = errand = Errand()
-        self._errand_for = _key(config)
-        self._said = "taking the census of the model" if take else "looking at the machine"
-        self._obtain(config, errand, take)
-
-    @work(thread=True, group="errand", exit_on_error=False)
-    def _obtain(self, config: RunConfig, errand: Errand, take: bool) -> None:
-        def tell(sentence: str) -> None:
-            self.post_message(self.Told(errand, sentence))
-
-        problem = ""
-        try:
-            self.planning.obtain(config, tell, errand, take=take)
-        except CalledOffError:
-            return
-        self.post_message(self.Ended(errand, problem))
-
-    @on(Told)
-    def _told(self, event: Told) -> None:
-        event.stop()
-        if event.errand is self._errand:
-            self._said = event.sentence
-            self._show_plan()
-
-    @on(Ended)
-    def _ended(self, event: Ended) -> None:
-        event.stop()
-        if event.errand is not self._errand:
-            return
-        self._errand = None
-        self._said = ""
-        config = self.draft.config
-        if event.problem:
-            self.notify(event.problem, severity="error")
-        if config is None:
-            self._show_plan()
-            return
-        outlook = self.planning.look(config)
-        if outlook.lacks:
-            self._said = "the census of the model is not known yet"
-            self._waiting = self.set_timer(self.census_after_s, lambda: self._run_errand_still(config))
-            self.outlook = outlook
-            self._show_plan()
-        else:
-            self._update()
-
-    def _run_errand_still(self, config: RunConfig) -> None:
-        """The model has stood still: take its census."""
-        if self._errand is None and self.draft.config is not None and _key(self.draft.config) == _key(config):
-            self._run_errand(config, take=True)
-            self._show_plan()
-
-    def _call_off(self) -> None:
-        if self._errand is not None:
-            self._errand.call_off()
-            self._errand = None
-            self._said = ""
-
-    def _look_anew(self) -> None:
-        """Ask anew what is free."""
-        self._looked_at = self.surroundings.clock()
-        self._call_off()
-        self.planning.forget_machine()
-        self._update()
+    @property
+    def config(self) -> RunConfig | None:
+        return self.draft.config
 
     # What is shown
 
     def _say_at_fields(self) -> None:
-        """Problems and notes at their fields, and how many there are in each table."""
-        problems: dict[str, str] = {}
-        found = self.draft.check().problems
-        for problem in found:
-            problems.setdefault(problem.field, problem.words)
-        outlook = self.outlook if self.draft.config is not None else None
-        refused = {}
-        if outlook is not None and outlook.refused and outlook.at:
-            refused[outlook.at] = outlook.refused.removeprefix(outlook.at).lstrip(" :")
-        notes = outlook.notes if outlook is not None else {}
+        """Problems and notes at their fields, the rest above the form, and counts in the list of tables."""
+        if self.outlook is not None:
+            self._newest = self.outlook  # until the next one it stays, so that rows do not jump at each key
+        said = remarks(self.draft, self._newest)
         for row in self.query_one(FormTables).rows:
             name = row.field.name
-            row.say(
-                problems.get(name) or refused.get(name, ""), notes.get(name, ""), self.draft.is_changed(name)
-            )
-        changed = self.draft.changed
-        marks: dict[str, tuple[int, int]] = {}
-        for table in TABLE_NAMES:
-            wrong = sum(
-                problem.table == table or (not problem.table and table == TABLE_NAMES[0]) for problem in found
-            )
-            wrong += sum(table_of(field) == table for field in refused)
-            marks[table] = sum(table_of(field) == table for field in changed), wrong
-        self.query_one(TableList).mark(marks)
-        self._show_title(len(changed), len(found))
-        general = [problem.words for problem in found if not problem.field]
-        if outlook is not None and outlook.refused and not outlook.at:
-            general.append(outlook.refused)
-        if self.draft.unreadable:
-            general.append("F4 opens it in an editor")
-        elif any(problem.is_unknown for problem in found if not problem.field):
-            general.append("F8 drops keys that there are not")
-        wrong_line = self.query_one("#wrong", Static)
-        wrong_line.set_class(bool(general), "-some")
-        if general:
-            wrong_line.update(Content("\n".join(clean(words, self.surroundings.glyphs) for words in general)))
-        self._help()
+            row.say(said.problems.get(name, ""), said.notes.get(name, ""), self.draft.is_changed(name))
+        self.query_one(TableList).mark(dict(said.marks))
+        self._show_title(said.changed, said.wrong)
+        above = self.query_one("#above", Static)
+        above.set_class(bool(said.above), "-some")
+        if said.above:
+            glyphs = self.surroundings.glyphs
+            above.update(Content("\n".join(clean(words, glyphs) for words in said.above)))
+        self._help(said.problems)
 
     def _show_title(self, changed: int, wrong: int) -> None:
         glyphs = self.surroundings.glyphs
-        gap = f" {glyphs.separator} "
-        parts = [self.path.stem, "comes with workbench" if is_shipped(self.path) else str(self.path.parent)]
+        parts = [self.path.stem]
         parts += [f"{changed} changed"] if changed else []
         parts += [f"{glyphs.bad} {wrong} problem{'s' if wrong > 1 else ''}"] if wrong else []
-        title = gap.join([parts[0], *parts[2:], parts[1]])
+        title = clean(f" {glyphs.separator} ".join([*parts, self._where]), glyphs)
         if title != self._title_text:
             self._title_text = title
-            self.query_one("#title", Static).update(Content(clean(title, glyphs)))
+            self.query_one("#title", Static).update(Content(title))
 
-    def _show_plan(self) -> None:
+    def show_outlook(self) -> None:
+        self._say_at_fields()
         outlook = self.outlook
-        remark = self._said
-        if self.draft.config is None:
-            remark = "no plan while there are problems"
+        plan, remark, stale = self.plan, self.said, False
+        if self.config is None:
+            remark, stale = "not the plan of what stands here: there are problems", True
         elif outlook is not None and outlook.refused:
-            remark = "cannot be planned here"
-        elif not remark and outlook is not None and outlook.plan is not None and outlook.plan.time is None:
-            remark = "F3 measures this machine" if self.planning.is_measured(outlook.config) is False else ""
-        current = outlook is not None and outlook.plan is not None
-        stale = not current and (self.draft.config is None or bool(outlook and outlook.refused))
-        self.query_one(FitMeter).show(None if stale else self.plan, remark)
+            plan, remark = None, "cannot be planned here"
+        elif outlook is not None and outlook.lacks:
+            stale = True
+        elif not remark and outlook is not None and self.planning.is_measured(outlook.config) is False:
+            remark = "F3 measures this machine"
+        self.query_one(FitMeter).show(plan, remark, stale=stale and plan is not None)
 
-    def _help(self) -> None:
+    def _help(self, problems: Mapping[str, str]) -> None:
         name = self.focused_field
-        problem = next((p.words for p in self.draft.check().problems if p.field == name), "") if name else ""
-        self.query_one(FieldHelp).show(FIELDS.get(name), self.draft, problem)
+        self.query_one(FieldHelp).show(FIELDS.get(name), self.draft, problems.get(name, ""))
 
     # Actions on the draft
 
@@ -446,26 +275,15 @@ class ConfigureScreen(Screen[None]):
 
     async def action_edit(self) -> None:
         """Open the text in $EDITOR, and take back what was saved."""
-        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-        with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-            path = Path(folder) / f"{self.path.stem}.toml"
-            before = self.draft.toml()
-            path.write_text(before, encoding="utf-8", newline="")
-            try:
-                with self.app.suspend():
-                    code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
-            except SuspendNotSupported:
-                self.notify("this terminal cannot be lent to an editor", severity="warning")
-                return
-            except (OSError, ValueError) as error:
-                self.notify(f"{editor}: cannot be started: {error}", severity="error")
-                return
-            after, unread = _read(path)
-        if code or unread:
-            self.notify(unread or f"{editor} ended with code {code}; nothing was taken", severity="warning")
-        elif after != before:
-            text, _ = _read(self.path)
-            await self._replace_draft(Draft(after, str(self.path), preset=text))
+        before = self.draft.toml()
+        try:
+            after = edited(self.app, before, f"{self.path.stem}.toml")
+        except WorkbenchError as error:
+            self.notify(str(error), severity="warning", markup=False)
+            return
+        if after != before:
+            preset, _ = _read(self.path)
+            await self._replace_draft(Draft(after, str(self.path), preset=preset))
 
     # Save
 
@@ -512,7 +330,7 @@ class ConfigureScreen(Screen[None]):
                 return
             self.notify(str(error), severity="error")
             return
-        self.path = path
+        self.path, self._where = path, _where(path)
         self.draft = Draft(text, str(path))
         remember_preset(path)
         self.notify(f"saved: {path}")
@@ -527,10 +345,12 @@ class ConfigureScreen(Screen[None]):
             return
         if self._is_wrong("started"):
             return
-        outlook = self.outlook
-        if outlook is not None and outlook.refused:
-            self.notify(outlook.refused, severity="error")
-        elif outlook is not None and outlook.plan is not None and not outlook.plan.fits:
+        config = self.config
+        assert config is not None, "it has no problems"
+        outlook = self.outlook or self.planning.look(config)
+        if outlook.refused:
+            self.notify(outlook.refused, severity="error", markup=False)
+        elif outlook.plan is not None and not outlook.plan.fits:
             text = f"{verdict_words(outlook.plan.memory)}. F6 looks for what does. Such a run ends at once."
             self.app.push_screen(
                 Confirm(
@@ -564,43 +384,19 @@ class ConfigureScreen(Screen[None]):
     # Make it fit
 
     def action_make_it_fit(self) -> None:
-        config = self.draft.config
+        """Look for the fastest that fits, and offer it."""
+        config = self.config
         if config is None:
             self._is_wrong("searched")
         elif self.outlook is None or self.outlook.plan is None:
             self.notify("there is no plan yet to start from", severity="warning")
         else:
-            self._search_for(config)
+            self.search(config)
 
-    def _search_for(self, config: RunConfig, keep: frozenset[str] = frozenset()) -> None:
-        self._said = "looking for what fits"
-        self._show_plan()
-        self._search(config, keep)
-
-    @work(thread=True, exclusive=True, group="fit", exit_on_error=False)
-    def _search(self, config: RunConfig, keep: frozenset[str]) -> None:
-        try:
-            found, problem = self.planning.fit(config, keep), ""
-        except ConfigurationError as error:
-            found, problem = None, str(error)
-        if not get_current_worker().is_cancelled:
-            self.post_message(self.Found(config, found, problem))
-
-    @on(Found)
-    def _found(self, event: Found) -> None:
-        event.stop()
-        self._said = ""
-        self._show_plan()
-        found = event.found
-        if event.config != self.draft.config:
-            return
-        if found is None:
-            self.notify(event.problem or "there is nothing to search from", severity="warning")
-            return
-
+    def show_found(self, config: RunConfig, found: Fit) -> None:
         def answered(answer: str | None) -> None:
             if answer == "keep":
-                self._search_for(event.config, STATE_FORMAT)
+                self.search(config, STATE_FORMAT)
             elif answer == "apply":
                 for change in found.changes:
                     self.draft.set(change.field, change.after)
@@ -608,39 +404,13 @@ class ConfigureScreen(Screen[None]):
 
         self.app.push_screen(AskFit(found, self.surroundings.glyphs), answered)
 
-    # Measure
-
     def action_measure(self) -> None:
-        """Measure this machine, which takes up to a minute; a second time: leave off."""
-        config = self.draft.config
-        if self._said.startswith("measuring") and self._errand is not None:
-            self._call_off()
-            self.notify("measuring was called off")
-            self._update()
-        elif config is None:
+        """Measure this machine; a second time: leave off."""
+        config = self.config
+        if config is None:
             self._is_wrong("measured")
         else:
-            self._call_off()
-            self._errand = errand = Errand()
-            self._errand_for = _key(config)
-            self._said = "measuring this machine, up to a minute"
-            self._show_plan()
-            self._measure(config, errand)
-
-    @work(thread=True, group="errand", exit_on_error=False)
-    def _measure(self, config: RunConfig, errand: Errand) -> None:
-        def tell(sentence: str) -> None:
-            self.post_message(self.Told(errand, f"measuring: {sentence}"))
-
-        problem = ""
-        try:
-            self.planning.sources.measure(config.train.device, config.offload.disk_path, tell, errand)
-        except CalledOffError:
-            return
-        except (WorkbenchError, OSError) as error:
-            problem = str(error)
-        self.planning.forget_machine()
-        self.post_message(self.Ended(errand, problem))
+            self.measure(config)
 
     # Leave
 
@@ -656,13 +426,12 @@ class ConfigureScreen(Screen[None]):
         )
 
     def _close(self) -> None:
-        self._call_off()
+        self.call_off()
         self.dismiss(None)
 
 
-def _key(config: RunConfig) -> tuple[object, ...]:
-    """What an errand is for: another of these calls it off."""
-    return config.model.model_dump_json(), config.train.device, config.offload.disk_path
+def _where(path: Path) -> str:
+    return "comes with workbench" if is_shipped(path) else str(path.parent)
 
 
 def _read(path: Path) -> tuple[str, str]:

@@ -1,0 +1,265 @@
+"""A screen that plans what it edits: plans, what they lack, searches and measuring, each in a thread of its own.
+
+It knows nothing of a form; `ConfigureScreen` says what is to be planned and shows what comes of it. Threads only post
+messages. Invariant: at most one errand runs, for the configuration as it is now; another model or machine calls it off.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from textual import on, work
+from textual.message import Message
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.worker import get_current_worker
+
+from workbench.config import RunConfig
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.plan.fit import Fit
+from workbench.plan.planner import Plan
+from workbench.tui.form.errand import CalledOffError, Errand
+from workbench.tui.form.planning import Outlook, Planning
+from workbench.tui.form.sources import Sources
+
+
+class PlannedScreen(Screen[None]):
+    """Call `plan_it` after every edit. `show_outlook` and `show_found` are told what came of it."""
+
+    census_after_s = 0.4
+    """A census is taken when the model has stood still for so long."""
+
+    class Looked(Message):
+        """A plan was worked out, or what it lacks is known."""
+
+        def __init__(self, outlook: Outlook) -> None:
+            super().__init__()
+            self.outlook = outlook
+
+    class Told(Message):
+        """What is going on in an errand."""
+
+        def __init__(self, errand: Errand, sentence: str) -> None:
+            super().__init__()
+            self.errand = errand
+            self.sentence = sentence
+
+    class Ended(Message):
+        """An errand has ended; `problem` is empty where it went well."""
+
+        def __init__(self, errand: Errand, problem: str = "") -> None:
+            super().__init__()
+            self.errand = errand
+            self.problem = problem
+
+    class Found(Message):
+        """A search has ended."""
+
+        def __init__(self, config: RunConfig, found: Fit | None, problem: str = "") -> None:
+            super().__init__()
+            self.config = config
+            self.found = found
+            self.problem = problem
+
+    def __init__(self, sources: Sources, classes: str | None = None) -> None:
+        super().__init__(classes=classes)
+        self.planning = Planning(sources)
+        self.outlook: Outlook | None = None
+        """Of the configuration as it is now; None while it has problems or is being planned."""
+        self.plan: Plan | None = None
+        """The last one that was worked out, of this configuration or one before it."""
+        self.said = ""
+        """What is going on, in a sentence."""
+        self._turn = threading.Lock()
+        self._errand: Errand | None = None
+        self._errand_for: object = None
+        self._measuring = False
+        self._waiting: Timer | None = None
+
+    # What a subclass says
+
+    @property
+    def config(self) -> RunConfig | None:
+        """What is to be planned; None while it has problems."""
+        raise NotImplementedError
+
+    def show_outlook(self) -> None:
+        """Show `outlook`, `plan` and `said`."""
+        raise NotImplementedError
+
+    def show_found(self, config: RunConfig, found: Fit) -> None:
+        """Show what a search for `config` found."""
+        raise NotImplementedError
+
+    # Plans
+
+    def plan_it(self) -> None:
+        """Work out the plan of the configuration as it is now."""
+        config = self.config
+        if self._errand is not None and config is not None and self._errand_for != _key(config):
+            self.call_off()
+        self._wait_no_more()
+        self.outlook = None
+        if config is None:
+            self.show_outlook()
+        else:
+            self._look(config)
+
+    def plan_anew(self) -> None:
+        """Ask anew what is free on the machine, and how fast it is."""
+        self.call_off()
+        self.planning.forget_machine()
+        self.plan_it()
+
+    @work(thread=True, exclusive=True, group="plan", exit_on_error=False)
+    def _look(self, config: RunConfig) -> None:
+        worker = get_current_worker()
+        with self._turn:  # of several keys only the last is planned
+            if worker.is_cancelled:
+                return
+            outlook = self.planning.look(config)
+        if not worker.is_cancelled:
+            self.post_message(self.Looked(outlook))
+
+    @on(Looked)
+    def _looked(self, event: Looked) -> None:
+        event.stop()
+        if event.outlook.config == self.config:
+            self._take(event.outlook)
+
+    def _take(self, outlook: Outlook) -> None:
+        self.outlook = outlook
+        if outlook.plan is not None:
+            self.plan = outlook.plan
+        if outlook.lacks and self._errand is None:
+            self._send(outlook.config, take=False)
+        self.show_outlook()
+
+    # What a plan lacks
+
+    def _send(self, config: RunConfig, *, take: bool) -> None:
+        self._errand, self._errand_for = Errand(), _key(config)
+        self.said = "taking the census of the model" if take else "looking at the machine"
+        self._obtain(config, self._errand, take)
+
+    @work(thread=True, group="errand", exit_on_error=False)
+    def _obtain(self, config: RunConfig, errand: Errand, take: bool) -> None:
+        try:
+            self.planning.obtain(config, lambda said: self._pass_on(errand, said), errand, take=take)
+        except CalledOffError:
+            return
+        self.post_message(self.Ended(errand))
+
+    def _pass_on(self, errand: Errand, sentence: str) -> None:
+        self.post_message(self.Told(errand, sentence))
+
+    @on(Told)
+    def _told(self, event: Told) -> None:
+        event.stop()
+        if event.errand is self._errand:
+            self.said = event.sentence
+            self.show_outlook()
+
+    @on(Ended)
+    def _ended(self, event: Ended) -> None:
+        event.stop()
+        if event.errand is not self._errand:
+            return
+        self._errand, self._measuring, self.said = None, False, ""
+        if event.problem:
+            self.notify(event.problem, severity="error", markup=False)
+        config = self.config
+        outlook = None if config is None else self.planning.look(config)
+        if config is not None and outlook is not None and outlook.lacks == {"census"}:
+            self.outlook = outlook
+            self.said = "the census of the model is taken in a moment"
+            self._waiting = self.set_timer(self.census_after_s, lambda: self._send_for_census(config))
+            self.show_outlook()
+        else:
+            self.plan_it()
+
+    def _send_for_census(self, config: RunConfig) -> None:
+        self._waiting = None
+        if self._errand is None and self.config is not None and _key(self.config) == _key(config):
+            self._send(config, take=True)
+            self.show_outlook()
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.stop()
+            self._waiting = None
+            self.said = ""
+
+    def call_off(self) -> None:
+        """End the errand that is under way, if any."""
+        self._wait_no_more()
+        if self._errand is not None:
+            self._errand.call_off()
+            self._errand, self._measuring, self.said = None, False, ""
+
+    # Searching
+
+    def search(self, config: RunConfig, keep: frozenset[str] = frozenset()) -> None:
+        """Look for the fastest that fits; `show_found` is told."""
+        self.said = "looking for what fits"
+        self.show_outlook()
+        self._search(config, keep)
+
+    @work(thread=True, exclusive=True, group="fit", exit_on_error=False)
+    def _search(self, config: RunConfig, keep: frozenset[str]) -> None:
+        try:
+            found, problem = self.planning.fit(config, keep), ""
+        except ConfigurationError as error:
+            found, problem = None, str(error)
+        if not get_current_worker().is_cancelled:
+            self.post_message(self.Found(config, found, problem))
+
+    @on(Found)
+    def _found(self, event: Found) -> None:
+        event.stop()
+        self.said = ""
+        self.show_outlook()
+        if event.config != self.config:
+            return  # it was edited meanwhile
+        if event.found is not None:
+            self.show_found(event.config, event.found)
+        else:
+            message = event.problem or "there is nothing to search from"
+            self.notify(message, severity="warning", markup=False)
+
+    # Measuring
+
+    def measure(self, config: RunConfig) -> None:
+        """Measure this machine, which takes up to a minute; while that goes on: leave off."""
+        if self._measuring:
+            self.call_off()
+            self.notify("measuring was called off")
+            self.plan_it()
+            return
+        self.call_off()
+        self._errand, self._errand_for, self._measuring = Errand(), _key(config), True
+        self.said = "measuring this machine, up to a minute"
+        self.show_outlook()
+        self._measure(config, self._errand)
+
+    @work(thread=True, group="errand", exit_on_error=False)
+    def _measure(self, config: RunConfig, errand: Errand) -> None:
+        problem = ""
+        try:
+            self.planning.sources.measure(
+                config.train.device,
+                config.offload.disk_path,
+                lambda said: self._pass_on(errand, f"measuring: {said}"),
+                errand,
+            )
+        except CalledOffError:
+            return
+        except (WorkbenchError, OSError) as error:
+            problem = str(error)
+        self.planning.forget_machine()
+        self.post_message(self.Ended(errand, problem))
+
+
+def _key(config: RunConfig) -> object:
+    """What an errand is for: another of these calls it off."""
+    return config.model.model_dump_json(), config.train.device, config.offload.disk_path
