@@ -39,7 +39,7 @@ def write_log(path: Path, seed: int, count: int) -> list[LogLine]:
     return lines
 
 
-@pytest.fixture(params=[64, 1000, 256 * 1024], ids=lambda size: f"chunks of {size}")
+@pytest.fixture(params=[200, 1000, 256 * 1024], ids=lambda size: f"chunks of {size}")
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(log_file, "CHUNK_BYTES", request.param)
     return int(request.param)
@@ -52,11 +52,6 @@ def test_the_end_and_what_comes_before_and_after_are_those_of_the_whole_file(
 ) -> None:
     path = tmp_path / "train.log"
     lines = [line for line in write_log(path, seed, 1600) if log_file.passes(line.level, level)]
-    if chunk == 64:
-        # A line that does not fit into a chunk is read in parts: then all text is there all the same.
-        end = read_end(path, "all", 10**6, never)
-        assert "".join(line.text for line in end.lines) == path.read_text().replace("\n", "")
-        return
     end = read_end(path, level, 40, never)
     assert end.lines == tuple(lines[-40:])
     before = read_before(path, end.start, level, 40, never)
@@ -144,7 +139,7 @@ def test_a_line_without_end_takes_no_more_memory_than_a_chunk(tmp_path: Path) ->
     path = tmp_path / "train.log"
     path.write_bytes(b"y" * (2 << 20))
     end = read_end(path, "all", 50, never)
-    assert len(end.lines) <= 64 and all(len(line.text) <= LONGEST_LINE for line in end.lines)
+    assert 0 < len(end.lines) <= 64 and all(len(line.text) <= LONGEST_LINE for line in end.lines)
 
 
 def test_a_task_that_is_stopped_ends_at_the_next_chunk(
