@@ -43,6 +43,8 @@ class RunSummary:
     started: float | None
     """When the run was begun, unix seconds, by its name."""
     phase: str = "unknown"
+    progress: str = ""
+    """How far the present phase is, in words."""
     step: int = 0
     total_steps: int = 0
     loss: float | None = None
@@ -161,6 +163,7 @@ def _row(row: RunSummary, look: _Look, state: State) -> RunSummary:
         row,
         state=state,
         phase=status.phase,
+        progress=status.progress,
         step=status.step,
         total_steps=status.total_steps,
         loss=status.loss,

@@ -1,0 +1,494 @@
+"""The runs' screen: every state is told, every key does what it says, and nothing is done in read-only mode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from textual.app import App
+from textual.message import Message
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from workbench.monitor.samples import MonitorSample
+from workbench.runs import ControlReader, MetricsWriter, RunDirectory, Status, write_status
+from workbench.tui.dialogs import Confirm
+from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
+from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
+from workbench.tui.screens.runs import RunsScreen
+from workbench.tui.surroundings import Surroundings
+
+GONE = 2**22 + 1
+NEVER_S = 1e6
+"""An interval that no test lives to see the end of: looks are then asked for."""
+
+
+class NoMonitor:
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None: ...
+
+    @property
+    def latest(self) -> MonitorSample | None:
+        return None
+
+
+class Host(App[None]):
+    """Shows the screen and keeps what it asks for."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        super().__init__()
+        self.runs_screen = RunsScreen(surroundings)
+        self.asked: list[Message] = []
+        self.told: list[str] = []
+        self.copied: list[str] = []
+
+    def on_mount(self) -> None:
+        self.push_screen(self.runs_screen)
+
+    def on_open_run(self, message: OpenRun) -> None:
+        self.asked.append(message)
+
+    def on_resume_run(self, message: ResumeRun) -> None:
+        self.asked.append(message)
+
+    def on_compare_runs(self, message: CompareRuns) -> None:
+        self.asked.append(message)
+
+    def notify(self, message: str, **_: object) -> None:  # type: ignore[override]
+        self.told.append(message)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        self.copied.append(text)
+
+    @property
+    def text(self) -> str:
+        strips = self.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+
+Scenario = Callable[[Host, "Pilot[None]"], Awaitable[None]]
+
+
+def drive(
+    root: Path,
+    scenario: Scenario,
+    *,
+    size: tuple[int, int] = (80, 24),
+    glyphs: Glyphs = BLOCKS,
+    read_only: bool = False,
+    interval_s: float = NEVER_S,
+) -> Host:
+    host = Host(Surroundings(root, NoMonitor(), glyphs, time.time, interval_s, read_only))
+
+    async def run() -> None:
+        async with host.run_test(size=size) as pilot:
+            await until(pilot, lambda: host.runs_screen._rows is not None)
+            await scenario(host, pilot)
+
+    asyncio.run(run())
+    return host
+
+
+async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        await pilot.pause()
+        if met():
+            return
+        assert time.monotonic() < deadline, "it did not happen within 20 s"
+        await asyncio.sleep(0.002)
+
+
+def new_run(root: Path, number: int, preset: str, status: Status | None) -> RunDirectory:
+    """A run whose name says that it is the older the smaller its number is."""
+    path = root / f"20260101-0000{number:02d}-{preset}-{number:06x}"
+    (path / "checkpoints").mkdir(parents=True)
+    run = RunDirectory(path)
+    run.events.touch()
+    if status is not None:
+        write_status(run, status, durable=False)
+    return run
+
+
+def status(phase: str, **values: object) -> Status:
+    return Status(phase=phase, step=12, total_steps=100, loss=3.25, elapsed_s=75.0, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> dict[str, RunDirectory]:
+    """A run of every kind, the newest last."""
+    died = status("training", pid=GONE, pid_started=1.0)
+    silent = status("training", pid=1, pid_started=1.0, host="elsewhere")
+    runs = {
+        "foreign": RunDirectory(tmp_path / "notes"),
+        "half": new_run(tmp_path, 1, "half", None),
+        "newer": new_run(tmp_path, 2, "newer", None),
+        "torn": new_run(tmp_path, 3, "torn", status("finished")),
+        "stale": new_run(tmp_path, 4, "stale", silent),
+        "died": new_run(tmp_path, 5, "died", died),
+        "failed": new_run(tmp_path, 6, "failed", status("failed", exit_code=3, message="12 GiB are missing")),
+        "stopped": new_run(tmp_path, 7, "stopped", status("stopped", exit_code=143)),
+        "finished": new_run(tmp_path, 8, "finished", status("finished", exit_code=0)),
+        "paused": new_run(tmp_path, 9, "paused", status("paused")),
+        "running": new_run(tmp_path, 10, "running", status("training")),
+    }
+    runs["foreign"].path.mkdir()
+    runs["newer"].status.write_text('{"version": 99, "phase": "finished", "step": 3}')
+    text = runs["stale"].status.read_text()
+    runs["stale"].status.write_text(text.replace('"heartbeat": ', '"heartbeat": 0.0, "was": '))
+    with MetricsWriter(runs["torn"].metrics) as writer:
+        writer.append(step=1, tokens_total=5_000_000)
+    with runs["torn"].metrics.open("ab") as file:
+        file.write(b"torn")
+    runs["died"].log.write_text("one\nKilled for want of memory\n")
+    return runs
+
+
+NEWEST_FIRST = "running paused finished stopped failed died stale torn newer half foreign".split()  # noqa: SIM905
+
+
+async def go_to(host: Host, pilot: Pilot[None], kind: str) -> None:
+    host.runs_screen.run_list.action_move_to(NEWEST_FIRST.index(kind))
+    await pilot.pause()
+
+
+def test_every_run_is_listed_in_its_state_the_newest_first(zoo: dict[str, RunDirectory]) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        assert [row.run for row in host.runs_screen.run_list.rows] == [zoo[kind] for kind in NEWEST_FIRST]
+        told = {row.run: row.state for row in host.runs_screen.run_list.rows}
+        for kind in ("running", "paused", "finished", "stopped", "failed", "died", "stale", "foreign"):
+            assert told[zoo[kind]] == kind
+            assert f" {kind} " in host.text
+        for kind in ("newer", "torn"):  # what is wrong shows in the list already
+            assert any(f"{BLOCKS.warning} finished {kind} " in line for line in host.text.splitlines())
+        assert told[zoo["half"]] == "unknown"
+        [line] = [line for line in host.text.splitlines() if f"{BLOCKS.dot} running" in line]
+        assert {"12/100", "3.2500", "1m15s"} <= set(line.split())
+
+    drive(zoo["running"].path.parent, scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("half", "status.json is missing"),
+        ("newer", "status.json has version 99"),
+        ("torn", "ends in the middle of a record"),
+        ("foreign", "the folder is no run"),
+        ("failed", "12 GiB are missing"),
+        ("failed", "exit code 3"),
+        ("died", "Killed for want of memory"),
+        ("running", "running: training"),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_told_in_its_detail(
+    zoo: dict[str, RunDirectory], kind: str, told: str
+) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await go_to(host, pilot, kind)
+        await until(pilot, lambda: told in host.text)
+
+    drive(zoo["running"].path.parent, scenario)
+
+
+def test_typing_after_a_slash_filters_and_escape_brings_all_back(zoo: dict[str, RunDirectory]) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"FAIL")
+        await until(pilot, lambda: len(host.runs_screen.run_list.rows) == 1)
+        assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
+        await pilot.press("x", "x")
+        await until(pilot, lambda: "No run has 'failxx'" in host.text)
+        await pilot.press("backspace", "backspace", "enter")
+        assert host.focused is host.runs_screen.run_list
+        assert host.runs_screen.query_one(Input).display
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(host.asked))
+        await pilot.press("escape")
+        await until(pilot, lambda: len(host.runs_screen.run_list.rows) == len(zoo))
+        assert host.focused is host.runs_screen.run_list
+        assert not host.runs_screen.query_one(Input).display
+        assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
+
+    host = drive(zoo["running"].path.parent, scenario)
+    assert [message.run for message in host.asked] == [zoo["failed"]]  # type: ignore[attr-defined]
+
+
+def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_moves_it(
+    zoo: dict[str, RunDirectory],
+) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await pilot.press("down", "enter")
+        await pilot.click(host.runs_screen.run_list, offset=(20, 4))
+        await pilot.pause()
+        assert host.runs_screen.run_list.highlighted.run == zoo["finished"]  # type: ignore[union-attr]
+        assert len(host.asked) == 1
+        await pilot.click(host.runs_screen.run_list, offset=(20, 4))
+        await pilot.pause()
+        await pilot.press("end", "enter")
+        await until(pilot, lambda: bool(host.told))
+
+    host = drive(zoo["running"].path.parent, scenario)
+    assert all(isinstance(message, OpenRun) for message in host.asked)
+    assert [message.run for message in host.asked] == [zoo["paused"], zoo["finished"]]  # type: ignore[attr-defined]
+    assert "cannot open: the folder is no run" in host.told[0]
+
+
+@pytest.mark.parametrize("kind", ["stopped", "failed", "died", "half"])
+def test_a_run_without_a_trainer_is_resumed_by_the_application(
+    zoo: dict[str, RunDirectory], kind: str
+) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await go_to(host, pilot, kind)
+        await pilot.press("R")
+        await until(pilot, lambda: bool(host.asked))
+
+    host = drive(zoo["running"].path.parent, scenario)
+    [message] = host.asked
+    assert isinstance(message, ResumeRun) and message.run == zoo[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [("running", "R"), ("finished", "R"), ("stopped", "p"), ("died", "k"), ("failed", "s")]
+)
+def test_what_makes_no_sense_for_a_run_is_told_and_not_done(
+    zoo: dict[str, RunDirectory], kind: str, key: str
+) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await go_to(host, pilot, kind)
+        await pilot.press(key)
+        await until(pilot, lambda: bool(host.told))
+
+    host = drive(zoo["running"].path.parent, scenario)
+    assert kind in host.told[0] and not host.asked
+    assert not zoo[kind].control.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "verb"),
+    [
+        ("running", ["p"], "pause"),
+        ("paused", ["p"], "resume"),
+        ("paused", ["R"], "resume"),
+        ("running", ["k"], "save"),
+        ("running", ["s", "y"], "stop"),
+    ],
+)
+def test_a_living_run_is_steered_and_its_answer_told(
+    zoo: dict[str, RunDirectory], kind: str, keys: list[str], verb: str
+) -> None:
+    trainer = ControlReader(zoo[kind])
+    obeyed: list[str] = []
+
+    def trainer_obeys() -> bool:
+        for command in trainer.poll():
+            obeyed.append(command.verb)
+            trainer.acknowledge(command, "it is done, after step 12")
+        return bool(obeyed)
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await go_to(host, pilot, kind)
+        for key in keys:
+            await pilot.press(key)
+        await until(pilot, trainer_obeys)
+        await until(pilot, lambda: any("it is done, after step 12" in told for told in host.told))
+
+    drive(zoo["running"].path.parent, scenario)
+    assert obeyed == [verb]
+
+
+def test_a_stop_that_is_not_confirmed_is_not_sent(zoo: dict[str, RunDirectory]) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await pilot.press("s")
+        assert isinstance(host.screen, Confirm)
+        await pilot.press("escape")
+        await pilot.pause()
+
+    drive(zoo["running"].path.parent, scenario)
+    assert not zoo["running"].control.exists()
+
+
+def test_leaving_does_not_wait_for_an_answer_that_is_outstanding(zoo: dict[str, RunDirectory]) -> None:
+    begun = time.monotonic()
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await pilot.press("k")
+        await until(pilot, zoo["running"].control.exists)
+
+    drive(zoo["running"].path.parent, scenario)
+    assert time.monotonic() - begun < 20
+
+
+def test_marked_runs_are_compared_in_the_order_of_the_list(zoo: dict[str, RunDirectory]) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await pilot.press("c")
+        await until(pilot, lambda: bool(host.told))
+        await go_to(host, pilot, "failed")
+        await pilot.press("space")
+        assert host.runs_screen.run_list.highlighted.run == zoo["died"]  # type: ignore[union-attr]
+        await go_to(host, pilot, "finished")
+        await pilot.press("space", "space", "up", "space", "c")
+        await until(pilot, lambda: bool(host.asked))
+        assert "2 marked" in host.text
+        await go_to(host, pilot, "failed")
+        await pilot.press("space")
+        await go_to(host, pilot, "running")
+        await pilot.press("c")
+        await until(pilot, lambda: len(host.asked) == 2)
+
+    host = drive(zoo["running"].path.parent, scenario)
+    assert "two or more" in host.told[0]
+    assert [message.runs for message in host.asked] == [  # type: ignore[attr-defined]
+        (zoo["finished"], zoo["failed"]),
+        (zoo["finished"], zoo["running"]),
+    ]
+
+
+def test_deleting_asks_with_name_and_size_and_deletes_only_after_yes(zoo: dict[str, RunDirectory]) -> None:
+    root = zoo["running"].path.parent
+    (zoo["stopped"].path / "weights").write_bytes(bytes(3 << 20))
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await go_to(host, pilot, "stopped")
+        await pilot.press("x")
+        await until(pilot, lambda: isinstance(host.screen, Confirm))
+        asked = " ".join(host.text.replace("│", " ").split())
+        assert zoo["stopped"].name in asked and "3.0 MiB" in asked
+        await pilot.press("enter")
+        await pilot.pause()
+        assert zoo["stopped"].path.is_dir()
+        await pilot.press("x")
+        await until(pilot, lambda: isinstance(host.screen, Confirm))
+        await pilot.press("y")
+        await until(pilot, lambda: not zoo["stopped"].path.exists() and "is deleted" in "".join(host.told))
+        await until(pilot, lambda: len(host.runs_screen.run_list.rows) == len(zoo) - 1)
+        assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
+
+    drive(root, scenario)
+    assert sum(1 for _ in root.iterdir()) == len(zoo) - 1
+
+
+@pytest.mark.parametrize("kind", ["running", "paused", "stale", "foreign"])
+def test_what_may_not_be_deleted_is_not_even_asked_about(zoo: dict[str, RunDirectory], kind: str) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await go_to(host, pilot, kind)
+        await pilot.press("x")
+        await until(pilot, lambda: bool(host.told))
+        assert not isinstance(host.screen, Confirm)
+
+    host = drive(zoo["running"].path.parent, scenario)
+    assert "no run" in host.told[0] if kind == "foreign" else "stop it first" in host.told[0]
+    assert zoo[kind].path.is_dir()
+
+
+def test_y_copies_the_path(zoo: dict[str, RunDirectory]) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await pilot.press("down", "y")
+        await pilot.pause()
+
+    assert drive(zoo["running"].path.parent, scenario).copied == [str(zoo["paused"].path)]
+
+
+def test_in_read_only_mode_nothing_is_changed_and_looking_still_works(zoo: dict[str, RunDirectory]) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        for kind in ("running", "stopped"):
+            await go_to(host, pilot, kind)
+            await pilot.press("p", "k", "s", "R", "x")
+            await pilot.pause()
+            assert host.screen is host.runs_screen
+        assert not host.asked and not host.told
+        for text in ("Delete", "Stop", "Resume"):
+            assert f" {text}" not in host.text
+        await pilot.press("enter", "y")
+        await until(pilot, lambda: bool(host.asked and host.copied))
+
+    drive(zoo["running"].path.parent, scenario, read_only=True, size=(160, 24))
+    assert not zoo["running"].control.exists()
+
+
+def test_the_list_follows_the_folder_without_reading_what_has_not_changed(
+    zoo: dict[str, RunDirectory],
+) -> None:
+    root = zoo["running"].path.parent
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        screen = host.runs_screen
+        await go_to(host, pilot, "stopped")
+        read = screen._summaries.read_folders
+        drawn = screen.run_list._strips
+        looks: list[float] = []
+        look = screen._summaries.read
+        screen._summaries.read = lambda now: (looks.append(now), look(now))[1]  # type: ignore[assignment]
+        await until(pilot, lambda: len(looks) >= 3)
+        assert screen._summaries.read_folders == read
+        assert screen.run_list._strips is drawn
+        newest = new_run(root, 11, "newest", status("training"))
+        write_status(zoo["running"], status("stopped"))
+        await until(pilot, lambda: len(screen.run_list.rows) == len(zoo) + 1)
+        await until(pilot, lambda: screen.run_list.rows[1].state == "stopped")
+        assert screen.run_list.rows[0].run == newest
+        assert screen.run_list.highlighted.run == zoo["stopped"]  # type: ignore[union-attr]
+        assert screen._summaries.read_folders == read + 2
+
+    drive(root, scenario, interval_s=0.1)
+
+
+def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        await pilot.press("enter", "x", "s", "R", "c", "y", "space", "up", "end")
+        await pilot.pause()
+        assert "There are no runs in" in host.text
+
+    assert not drive(tmp_path / "nowhere", scenario, size=(200, 24)).asked
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 60), (24, 8)])
+@pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN])
+def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
+    zoo: dict[str, RunDirectory], size: tuple[int, int], glyphs: Glyphs
+) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        for kind in NEWEST_FIRST:
+            await go_to(host, pilot, kind)
+            for panel in (host.runs_screen.run_list, host.runs_screen.query_one("#detail")):
+                width, height = panel.outer_size
+                for y in range(height):
+                    line = panel.render_line(y) if y < panel.content_size.height else None
+                    assert line is None or line.cell_length <= width
+        await go_to(host, pilot, "running")
+        assert f"{glyphs.dot} running" in host.text
+        text = "\n".join(host.text.splitlines()[:-1])  # the last line is the footer's
+        assert text.isascii() is glyphs.ascii
+
+    drive(zoo["running"].path.parent, scenario, size=size, glyphs=glyphs)
+
+
+def test_many_rows_are_moved_through_with_the_cursor_always_in_sight(tmp_path: Path) -> None:
+    for number in range(200):
+        run = RunDirectory(tmp_path / f"20260101-{number:06d}-p-{number:06x}")
+        run.path.mkdir()
+        run.events.touch()
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        listed = host.runs_screen.run_list
+        page = listed.content_size.height - 2
+        for key, place in (
+            ("end", 199),
+            ("up", 198),
+            ("home", 0),
+            ("pagedown", page),
+            ("pageup", 0),
+            ("up", 0),
+        ):
+            await pilot.press(key)
+            assert listed.cursor == place
+            seen = "\n".join(strip.text for strip in listed._strips)
+            assert BLOCKS.selected in seen
+            assert f"{listed.first + 1}-" in str(listed.border_subtitle)
+
+    drive(tmp_path, scenario)
