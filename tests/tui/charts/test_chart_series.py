@@ -77,6 +77,8 @@ def test_the_average_is_the_debiased_one(smoothing: float, holes: float) -> None
     for start, stop in [(0, 9_001), (31, 64), (32, 33), (4_000, 4_100), (8_990, 12_000)]:
         assert series.averages(start, stop) == pytest.approx(wanted[start:stop], rel=1e-12, nan_ok=True)
     assert series.averages(5, 5) == []
+    for point in (0, 1, 30, 31, 32, 63, 4_000, 8_999, 9_000):
+        assert series.average_at(point) == pytest.approx(wanted[point], rel=1e-12, nan_ok=True)
 
 
 def test_the_first_average_is_the_first_value() -> None:
@@ -127,7 +129,8 @@ def test_a_series_that_was_cut_and_went_on_is_like_one_that_never_was(kept: int)
     chance = random.Random(8)
     values = noise(chance, 5_000, 0.02)
     values[4_000] = 50.0
-    series = grown(values, chance, smoothing=0.98, find_spikes=True)
+    done_again = [*values[:kept], *(math.nan if at % 7 else 1e6 for at in range(5_000 - kept))]
+    series = grown(done_again, chance, smoothing=0.98, find_spikes=True)
     series.cut(kept)
     series.positions.cut(kept)
     assert len(series) == kept

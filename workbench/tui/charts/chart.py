@@ -177,7 +177,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
     def _look(self) -> Look:
         base = self.rich_style
         axis, cursor, spike, bad, *palette = (
-            self.get_component_rich_style(f"chart--{name}", partial=True)
+            self.get_component_rich_style(f"chart--{name}")
             for name in (
                 "axis",
                 "cursor",

@@ -73,7 +73,8 @@ class Extremes:
         whole = self._whole
         for next_lows, next_highs in self._levels:
             first, last = -(-start // BLOCK), stop // BLOCK
-            if first >= last or last > len(next_lows):
+            # A short stretch is quicker searched than cut into edges and blocks.
+            if stop - start <= 4 * BLOCK or last > len(next_lows):
                 break
             for a, b in ((start, first * BLOCK), (last * BLOCK, stop)):
                 if a < b:
