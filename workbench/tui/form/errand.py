@@ -29,6 +29,10 @@ class Errand:
         self._called_off = False
         self._process: subprocess.Popen[str] | None = None
 
+    @property
+    def called_off(self) -> bool:
+        return self._called_off
+
     def call_off(self) -> None:
         """End it: `lines` raises CalledOffError, now and from now on."""
         with self._lock:

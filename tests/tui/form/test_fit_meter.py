@@ -1,0 +1,124 @@
+"""The meter says the plan's own numbers in any room, and needs no colour for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from form_host import LARGE, PlannedMachine
+from textual.app import App, ComposeResult
+
+from workbench.config import load_config
+from workbench.plan.fit import with_field
+from workbench.plan.planner import Plan
+from workbench.tui.form.errand import Errand
+from workbench.tui.form.meter import ROWS, FitMeter, letter_of
+from workbench.tui.form.planning import Planning
+from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
+from workbench.tui.panels.drawing import width_of
+
+
+def plan_of(profile: str | None = "desktop-32gb", **fields: object) -> Plan:
+    planning, config = Planning(PlannedMachine(profile)), load_config(LARGE)
+    for name, value in fields.items():
+        config = with_field(config, name.replace("__", "."), value)
+    planning.obtain(config, lambda sentence: None, Errand())
+    plan = planning.look(config).plan
+    assert plan is not None
+    return plan
+
+
+PLANS = {
+    "no": plan_of(),
+    "fits": plan_of(offload__state_format="compact"),
+    "host": plan_of(offload__weights="host", offload__activations="host"),
+    "unmeasured": plan_of(None),
+}
+
+
+class Shown(App[None]):
+    def __init__(self, plan: Plan | None, glyphs: Glyphs, remark: str = "", stale: bool = False) -> None:
+        super().__init__()
+        self.meter = FitMeter(glyphs)
+        self.given = plan, remark, stale
+
+    def compose(self) -> ComposeResult:
+        yield self.meter
+
+    def on_mount(self) -> None:
+        plan, remark, stale = self.given
+        self.meter.show(plan, remark, stale=stale)
+
+
+def lines_of(
+    plan: Plan | None, width: int, height: int, glyphs: Glyphs = BLOCKS, remark: str = "", stale: bool = False
+) -> list[str]:
+    found: list[str] = []
+
+    async def scenario() -> None:
+        app = Shown(plan, glyphs, remark, stale)
+        async with app.run_test():
+            lines = app.meter.lines(width, height)
+            assert all(width_of(line) <= max(width, 40) for line in lines)
+            found.extend("".join(segment.text for segment in line) for line in lines)
+
+    asyncio.run(scenario())
+    return found
+
+
+def test_every_row_has_a_letter_of_its_own() -> None:
+    letters = [letter for _, letter in ROWS]
+    assert len(set(letters)) == len(letters)
+    for plan in PLANS.values():
+        for tier in plan.memory.tiers:
+            found = [letter_of(name) for name in tier.needs]
+            assert "?" not in found and len(set(found)) == len(found), tier.needs
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("size", [(20, 3), (58, 1), (58, 2), (78, 4), (36, 20), (60, 40), (100, 12)])
+def test_any_room_is_enough(name: str, size: tuple[int, int]) -> None:
+    lines = lines_of(PLANS[name], *size)
+    assert 0 < len(lines) <= size[1]
+
+
+def test_in_plain_mode_all_of_it_is_ascii() -> None:
+    for size in ((58, 2), (78, 4), (60, 40)):
+        assert all(line.isascii() for line in lines_of(PLANS["no"], *size, PLAIN))
+
+
+def test_with_room_every_row_of_every_tier_is_named_with_its_size() -> None:
+    text = "\n".join(lines_of(PLANS["no"], 60, 60))
+    for tier in PLANS["no"].memory.tiers:
+        assert tier.tier in text
+        for name, size in tier.needs.items():
+            assert f"{letter_of(name)} {name}" in text
+            assert f"{size / (1 << 30):,.2f} GiB" in text or f"{size / (1 << 20):,.1f} MiB" in text
+
+
+def test_it_says_what_is_missing_how_fast_and_why() -> None:
+    plan = PLANS["no"]
+    assert plan.time is not None
+    text = " ".join("\n".join(lines_of(plan, 60, 60)).split())
+    assert "14.25 GiB too much" in text
+    assert f"{plan.time.tokens_per_s:,.0f} tokens/s" in text
+    assert plan.time.bottleneck in text
+    (short,) = lines_of(plan, 100, 1)
+    assert "no: lacks 14.25 GiB of host" in short and "tokens/s" in short
+
+
+def test_what_is_over_is_beyond_the_part_that_is_there() -> None:
+    host = next(line for line in lines_of(PLANS["no"], 78, 4) if line.startswith("host"))
+    assert BLOCKS.rest not in host and "135.2 of 121.0 GiB ✗" in host
+    device = next(line for line in lines_of(PLANS["no"], 78, 4) if line.startswith("device"))
+    assert BLOCKS.rest in device and "✓" in device
+
+
+def test_a_plan_of_before_is_called_so_and_gives_no_verdict() -> None:
+    text = "\n".join(lines_of(PLANS["no"], 78, 4, remark="there are problems", stale=True))
+    assert "! there are problems" in text and "lacks" not in text
+
+
+def test_an_unmeasured_machine_has_memory_and_says_how_to_get_the_time() -> None:
+    text = " ".join(" ".join(lines_of(PLANS["unmeasured"], 60, 40)).split())
+    assert "14.25 GiB too much" in text and "time not known" in text and "workbench probe" in text

@@ -1,0 +1,143 @@
+"""An application that shows one screen, on a planned machine and with censuses that are given, not taken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from textual.app import App
+from textual.message import Message
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from workbench.census.obtain import read_shipped
+from workbench.config import load_config
+from workbench.errors import WorkbenchError
+from workbench.monitor.samples import MonitorSample
+from workbench.plan.census import Census
+from workbench.plan.ground import Ground, ground_of
+from workbench.plan.profile import load_profile
+from workbench.plan.times import ModelTimes
+from workbench.presets import shipped_folder
+from workbench.tui.form.errand import CalledOffError, Errand
+from workbench.tui.form.sources import Sizes, Tell
+from workbench.tui.glyphs import BLOCKS, Glyphs
+from workbench.tui.messages import OpenPreset, StartRun
+from workbench.tui.surroundings import Surroundings
+
+LARGE = shipped_folder() / "gpt2-10b.toml"
+SMALL = shipped_folder() / "quickstart.toml"
+
+
+def shipped_census(preset: Path) -> Census:
+    census = read_shipped(load_config(preset).model.model_dump())
+    assert census is not None
+    return census
+
+
+class PlannedMachine:
+    """Sources that know the shipped censuses; another model's has to be taken, and is the small one's.
+
+    `asked`: the tables whose census was taken. With `hold` taking waits until it is let go or called off.
+    """
+
+    def __init__(self, profile: str | None = "desktop-32gb") -> None:
+        machine = load_profile(Path(profile or "desktop-32gb"))
+        known = ground_of(machine)
+        self.machine = known if profile else Ground(known.name, known.free, known.has_bfloat16, None)
+        self.measured = known
+        self.asked: list[dict[str, Any]] = []
+        self.errands: list[Errand] = []
+        self.grounds = 0
+        self.refusal: WorkbenchError | None = None
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def hold(self) -> None:
+        self.may_answer.clear()
+
+    def known_census(self, model: Mapping[str, Any]) -> Census | None:
+        return read_shipped(model)
+
+    def take_census(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> Census:
+        self.asked.append(dict(model))
+        self.errands.append(errand)
+        tell("taking the census, as a test")
+        while not self.may_answer.wait(0.005):
+            if errand.called_off:
+                raise CalledOffError
+        if self.refusal is not None:
+            raise self.refusal
+        return shipped_census(SMALL)
+
+    def ground(self, device: str, disk_path: str) -> Ground:
+        self.grounds += 1
+        return self.machine
+
+    def times(
+        self, model: Mapping[str, Any], census: Census, ground: Ground, sizes: Sizes
+    ) -> ModelTimes | None:
+        return None
+
+    def measure(self, device: str, disk_path: str, tell: Tell, errand: Errand) -> None:
+        self.errands.append(errand)
+        tell("the memory's speed")
+        while not self.may_answer.wait(0.005):
+            if errand.called_off:
+                raise CalledOffError
+        self.machine = self.measured
+
+
+class NoMonitor:
+    """Nothing is sampled."""
+
+    latest: MonitorSample | None = None
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None: ...
+
+
+def surroundings(runs: Path, glyphs: Glyphs = BLOCKS, **others: Any) -> Surroundings:
+    return Surroundings(runs, NoMonitor(), glyphs=glyphs, clock=lambda: 1_700_000_000.0, **others)
+
+
+class OneScreen(App[None]):
+    """Shows one screen and keeps what it asks for."""
+
+    def __init__(self, screen: Screen[Any]) -> None:
+        super().__init__()
+        self.shown = screen
+        self.asked: list[Message] = []
+        self.told: list[str] = []
+
+    def on_mount(self) -> None:
+        self.push_screen(self.shown)
+
+    def on_start_run(self, message: StartRun) -> None:
+        self.asked.append(message)
+
+    def on_open_preset(self, message: OpenPreset) -> None:
+        self.asked.append(message)
+
+    def notify(self, message: str, **options: Any) -> None:
+        self.told.append(message)
+        super().notify(message, **options)
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Until nothing is going on any more: no worker, no message, no timer that would start one."""
+    for _ in range(3):
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+
+
+def text_of(app: App[Any]) -> str:
+    """All characters on the screen, line by line."""
+    return "\n".join(
+        "".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()
+    )
