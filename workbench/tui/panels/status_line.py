@@ -1,0 +1,160 @@
+"""One line that is always seen: which run, what it does now, how far it is, how fast and how well."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import RenderResult
+from textual.geometry import Size
+from textual.strip import Strip
+from textual.widget import Widget
+
+from workbench.runs import Liveness, Status
+from workbench.tui.glyphs import Glyphs
+from workbench.tui.panels.drawing import Line, clean, crop, cut, keep, width_of
+from workbench.tui.panels.units import duration, number, percent, share
+
+_STATES: dict[str, str] = {
+    "running": "good",
+    "paused": "warning",
+    "finished": "good",
+    "stopped": "warning",
+    "failed": "bad",
+    "died": "bad",
+    "stale": "warning",
+    "unknown": "warning",
+}
+
+
+class StatusLine(Widget):
+    """Without a box; what does not fit is left out, the least important first."""
+
+    HELP: ClassVar[str | None] = """\
+### Status line
+
+The run, its phase with how far that is, steps done of all, the time that the rest will take, tokens a second and loss
+of the last step, and whether the trainer lives: running, paused, finished, stopped, failed, died (its process is gone
+without a word), stale (no sign of life for two minutes).
+"""
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        f"status--{name}" for name in ("good", "warning", "bad", "dim", "strong")
+    }
+    DEFAULT_CSS = """
+    StatusLine {
+        height: 1;
+        background: $panel;
+        & > .status--good { color: $success; }
+        & > .status--warning { color: $warning; }
+        & > .status--bad { color: $error; text-style: bold; }
+        & > .status--dim { color: $text-muted; }
+        & > .status--strong { text-style: bold; }
+    }
+    """
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.glyphs = glyphs
+        self._name_of_run = ""
+        self._status: Status | None = None
+        self._state: Liveness = "unknown"
+        self._notice = ""
+        self._drawn: tuple[Size, Strip] | None = None
+
+    def show_status(self, name: str, status: Status, state: Liveness) -> None:
+        """`state` is `workbench.runs.liveness(status)`."""
+        if (name, status, state) != (self._name_of_run, self._status, self._state):
+            self._name_of_run, self._status, self._state = name, status, state
+            self._changed()
+
+    def show_text(self, text: str) -> None:
+        """These words instead of a run's status."""
+        if self._status is not None or text != self._name_of_run:
+            self._name_of_run, self._status = text, None
+            self._changed()
+
+    def set_notice(self, notice: str) -> None:
+        """A few words at the begin until they are taken back with "": "frozen", "read-only"."""
+        if notice != self._notice:
+            self._notice = notice
+            self._changed()
+
+    def _changed(self) -> None:
+        self._drawn = None
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        self._drawn = None
+        super().notify_style_update()
+
+    def render(self) -> RenderResult:
+        return ""
+
+    def render_line(self, y: int) -> Strip:
+        size = self.content_size
+        if y:
+            return Strip.blank(size.width)
+        if self._drawn is None or self._drawn[0] != size:
+            line = crop(self.line(size.width), size.width, self.glyphs)
+            self._drawn = (size, Strip(line).adjust_cell_length(size.width))
+        return self._drawn[1]
+
+    def line(self, width: int) -> Line:
+        """What fits into `width` cells."""
+        notice = self._write(clean(self._notice, self.glyphs), "warning")
+        status = self._status
+        if status is None:
+            words = self._write(clean(self._name_of_run, self.glyphs) or "No run is shown.", "dim")
+            return keep(width, [(0, notice), (1, words)], self._gap)
+        state = self._write(f"{self._mark} {self._state}", _STATES.get(self._state, "warning"))
+        ended = self._state not in ("running", "paused", "stale")
+        name = cut(clean(self._name_of_run, self.glyphs), max(10, width // 4), self.glyphs)
+        parts: list[tuple[int, Line]] = [
+            (0, notice),
+            (5, self._write(name, "strong")),
+            (0, state),
+            (8 if ended else 2, self._phase(status)),
+            (1, self._steps(status)),
+            (4, [] if ended else self._named("eta", duration(status.eta_s))),
+            (7, self._named("after", duration(status.elapsed_s)) if ended else []),
+            (6, self._named("", number(status.tokens_per_s, 0, "tok/s"))),
+            (3, self._named("loss", number(status.loss, 4))),
+        ]
+        line = keep(width, parts, self._gap)
+        message = clean(status.message or status.problem, self.glyphs)
+        room = width - width_of(line) - len(self._gap)
+        if message and room >= 12 and (ended or status.problem or self._state == "paused"):
+            line += [*self._write(self._gap), *self._write(cut(message, room, self.glyphs))]
+        return line
+
+    @property
+    def _gap(self) -> str:
+        return f" {self.glyphs.separator} "
+
+    @property
+    def _mark(self) -> str:
+        band = _STATES.get(self._state, "warning")
+        return {"good": self.glyphs.dot, "warning": self.glyphs.warning, "bad": self.glyphs.bad}[band]
+
+    def _phase(self, status: Status) -> Line:
+        if status.phase == self._state:
+            return []
+        progress = f" {status.progress}" if status.progress else ""
+        return self._write(clean(status.phase + progress, self.glyphs))
+
+    def _steps(self, status: Status) -> Line:
+        if not status.total_steps:
+            return self._write(f"step {status.step:,}")
+        done = share(status.step, status.total_steps)
+        return self._write(f"step {status.step:,}/{status.total_steps:,} {percent(done)}")
+
+    def _named(self, label: str, value: str) -> Line:
+        named = self._write(f"{label} ", "dim") if label else []
+        return [*named, *self._write(value)]
+
+    def _write(self, text: str, pen: str = "") -> Line:
+        if not text:
+            return []
+        style = self.get_component_rich_style(f"status--{pen}", partial=True) if pen else Style()
+        return [Segment(text, style)]
