@@ -10,7 +10,7 @@ import pytest
 from workbench.config import load_config, to_toml
 from workbench.presets import shipped_folder
 from workbench.runs import MetricsWriter, RunDirectory, record_resume
-from workbench.runs.comparing import Difference, config_differences, read_curves
+from workbench.runs.comparing import CurveReader, Difference, config_differences, read_curves
 
 PRESET = shipped_folder() / "quickstart.toml"
 
@@ -85,3 +85,27 @@ def test_curves_leave_out_what_a_resumption_voided_and_add_up_seconds_of_trainin
 def test_a_run_without_metrics_has_empty_curves_and_a_reason(tmp_path: Path) -> None:
     curves = read_curves(RunDirectory.create(tmp_path, "p"))
     assert len(curves) == 0 and "missing" in curves.problem
+
+
+def test_a_growing_run_is_read_on_and_anew_after_a_resumption(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "p")
+    reader = CurveReader(run)
+    curves, whole = reader.read()
+    assert (len(curves), whole) == (0, True)
+    with MetricsWriter(run.metrics) as writer:
+        writer.append(step=1, loss=3.0, tokens_total=8, step_s=0.5)
+        curves, whole = reader.read()
+        assert (list(curves.step), list(curves.seconds), whole) == ([1], [0.5], True)
+        writer.append(step=2, loss=2.0, tokens_total=16, step_s=0.25)
+        writer.append(step=3, loss=1.0, tokens_total=24, step_s=1.0)
+        curves, whole = reader.read()
+        assert (list(curves.step), list(curves.seconds), whole) == ([2, 3], [0.75, 1.75], False)
+        curves, whole = reader.read()
+        assert (len(curves), whole) == (0, False)
+        record_resume(run, writer, from_step=2)
+        writer.append(step=2, loss=0.5, tokens_total=16, step_s=2.0)
+        curves, whole = reader.read()
+        assert (list(curves.loss), list(curves.seconds), whole) == ([3.0, 0.5], [0.5, 2.5], True)
+        writer.append(step=3, loss=0.25, tokens_total=24, step_s=2.0)
+        curves, whole = reader.read()
+        assert (list(curves.loss), list(curves.seconds), whole) == ([0.25], [4.5], False)

@@ -11,11 +11,12 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from workbench.runs.directory import RunDirectory
-from workbench.runs.metrics import Metrics, read_run_metrics
+from workbench.runs.events import read_events
+from workbench.runs.metrics import Metrics, read_metrics, read_run_metrics
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -88,18 +89,42 @@ def read_curves(run: RunDirectory) -> Curves:
     return curves_of(run, read_run_metrics(run))
 
 
-def curves_of(run: RunDirectory, metrics: Metrics) -> Curves:
-    """The curves in `metrics`, which were read from `run`."""
-    taken = metrics.column("step_s")
+def curves_of(run: RunDirectory, metrics: Metrics, seconds_before: float = 0.0) -> Curves:
+    """The curves in `metrics`, which were read from `run`; before them it had trained for `seconds_before`."""
+    known = (0.0 if math.isnan(seconds) else seconds for seconds in metrics.column("step_s"))
     return Curves(
         run,
         step=metrics.column("step"),
         tokens=metrics.column("tokens_total"),
-        seconds=array("d", accumulate(0.0 if math.isnan(seconds) else seconds for seconds in taken)),
+        seconds=array("d", islice(accumulate(known, initial=seconds_before), 1, None)),
         loss=metrics.column("loss"),
         validation_loss=metrics.column("validation_loss"),
         problem=metrics.problem,
     )
+
+
+class CurveReader:
+    """The curves of one run as they grow; each reading takes in only what has come since the one before."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self._next_record = -1
+        self._events_offset = 0
+        self._seconds = 0.0
+
+    def read(self) -> tuple[Curves, bool]:
+        """What is new, and whether it stands for all: the first reading, and one after a resumption. Never raises."""
+        # Events first: a resumption that comes in between is seen by the next reading.
+        events = read_events(self.run, self._events_offset)
+        self._events_offset = events.offset
+        whole = self._next_record < 0 or any(event.kind == "resume" for event in events.events)
+        metrics = read_run_metrics(self.run) if whole else read_metrics(self.run.metrics, self._next_record)
+        before = 0.0 if whole else self._seconds
+        if not metrics.problem:
+            self._next_record = metrics.next_record
+        curves = curves_of(self.run, metrics, before)
+        self._seconds = curves.seconds[-1] if len(curves) else before
+        return curves, whole
 
 
 def _config(run: RunDirectory) -> tuple[dict[str, str] | None, str]:
