@@ -1,4 +1,4 @@
-"""How runs came out and where their configurations differ, a column for each run."""
+"""Where the configurations of runs differ and how they came out, a column for each run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def letter(place: int) -> str:
 
 
 class DifferenceTable(Panel):
-    """Runs as columns; outcomes, then the fields that differ, as rows."""
+    """Runs as columns; the fields that differ, then outcomes, as rows."""
 
     TITLE = "Differences"
     HELP: ClassVar[str | None] = """\
-Above, how the runs came out; below, every field of their configurations that is not the same in all of them. `-`: the
-run has no such field.
+Every field of the runs' configurations that is not the same in all of them (`-`: the run has no such field); beneath,
+how they came out and what they are called.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -51,22 +51,27 @@ run has no such field.
         if self._differences is None:
             return self.note("Reading the runs ...", width)
         lines: list[Line] = []
-        for place, row in enumerate(self._summaries):
-            name = clean(row.name, self.glyphs)
-            lines.append([*self.write(f"{letter(place)} ", "mark"), *self.write(name, "strong")])
         for problem in self._differences.problems:
             lines += self._warning(problem, width)
         for row in self._summaries:
             if row.problem:
                 lines += self._warning(f"run {row.name}: {row.problem}", width)
-        table = [("", *(letter(place) for place in range(len(self._summaries)))), *self._outcomes()]
-        table += [
-            (each.name, *("-" if value is None else value for value in each.values))
-            for each in self._differences.fields
-        ]
-        lines += self._table(table, width)
+        lines += self._table(
+            [
+                ("", *(letter(place) for place in range(len(self._summaries)))),
+                *(
+                    (each.name, *("-" if value is None else value for value in each.values))
+                    for each in self._differences.fields
+                ),
+                *self._outcomes(),
+            ],
+            width,
+        )
         if not self._differences.fields and not self._differences.problems:
             lines += self.note("Their configurations are the same in every field.", width)
+        for place, row in enumerate(self._summaries):
+            name = clean(row.name, self.glyphs)
+            lines.append([*self.write(f"{letter(place)} ", "mark"), *self.write(name, "strong")])
         return lines
 
     def _warning(self, text: str, width: int) -> list[Line]:
