@@ -138,16 +138,18 @@ def test_a_trainer_survives_what_ends_its_parent_and_the_group_of_its_parent(
     preset = shipped_folder() / "quickstart.toml"
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), SLEEPER, str(preset)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
     )
-    assert parent.stdout is not None
+    assert parent.stdin is not None and parent.stdout is not None
     run = RunDirectory.open(Path(parent.stdout.readline().strip()))
     pid = read_status(run).pid
     try:
         wait_for(lambda: launch.last_words(run).lines == ("awake",))
+        assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null")
         os.killpg(parent.pid, number)
         parent.wait(timeout=30)
         assert process_started(pid) is not None
@@ -155,6 +157,7 @@ def test_a_trainer_survives_what_ends_its_parent_and_the_group_of_its_parent(
     finally:
         parent.kill()
         os.kill(pid, signal.SIGKILL)
+        parent.stdin.close()
         parent.stdout.close()
         wait_for(lambda: process_started(pid) is None)
 

@@ -32,9 +32,9 @@ def test_the_answer_of_another_command_is_not_taken_for_its_own(run: RunDirector
     answer = ask(run, "save", sleep=lambda _: None, answer_s=0.0)
     assert answer.done is False and "no answer to save yet" in answer.message
     [late] = trainer.poll()
-    trainer.acknowledge(late, "saved late")
 
     def ends(seconds: float) -> None:
+        trainer.acknowledge(late, "saved late")
         write_status(run, Status(phase="stopped", message="by hand"))
 
     assert ask(run, "save", sleep=ends) == (False, "it ended before it could save: it was stopped (by hand)")
