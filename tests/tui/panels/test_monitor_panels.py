@@ -108,7 +108,7 @@ _MEANT = {
         "can_focus",
         "can_focus_children",
     ),
-    *("render", "render_line", "notify_style_update", "check_consume_key"),
+    *("render", "render_line", "refresh", "notify_style_update", "check_consume_key"),
 }
 
 
@@ -325,6 +325,33 @@ def test_names_from_outside_can_neither_break_the_box_nor_leave_ascii() -> None:
     for glyphs in (BLOCKS, PLAIN):
         for size in SIZES:
             check_box(drawn(GpuPanel(glyphs), size, shown(sample)), size, ascii_only=glyphs.ascii)
+
+
+@pytest.mark.parametrize("theme", ["textual-dark", "textual-light", "ansi-dark"])
+def test_every_cell_has_the_background_of_its_theme(theme: str) -> None:
+    async def scenario(pilot: Pilot[None], panel: MemoryPanel) -> None:
+        panel.show(server())
+        pilot.app.theme = theme
+        await pilot.pause()
+        strips = panel.render_lines(panel.outer_size.region)
+        backgrounds = {segment.style.bgcolor for strip in strips for segment in strip if segment.style}
+        assert all(segment.style for strip in strips for segment in strip)
+        assert len(backgrounds) == 1
+
+    with_widget(MemoryPanel(BLOCKS), (60, 14), scenario)
+
+
+def test_a_new_title_paints_the_border_alone() -> None:
+    async def scenario(pilot: Pilot[None], panel: ThreadsPanel) -> None:
+        panel.show(server())
+        await pilot.pause()
+        busier = dataclasses.replace(server().trainer, busy=20.5)
+        panel.show(dataclasses.replace(server(), trainer=busier))
+        assert sorted({region.y for region in panel._repaint_regions}) == [0]
+        await pilot.pause()
+        assert "20.5 cores" in picture(panel)[0]
+
+    with_widget(ThreadsPanel(BLOCKS), (60, 14), scenario)
 
 
 def test_only_rows_that_changed_are_painted_again() -> None:

@@ -5,6 +5,7 @@ Invariant: no core is left out. Where not all fit the panel scrolls and says whi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,10 @@ from workbench.tui.panels.units import known, number, numbers, percent
 
 _BAR_WIDTH = 16
 """The least width of one core's number, mark, bar and share, and a space."""
+
+
+_Group = tuple[str, tuple[int, ...]]
+"""A name and the numbers of its cores."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +89,38 @@ class CoresPanel(Panel):
         if not host.cores:
             return self.note("The use of the cores is not known here (N/A).", width)
         # The richest form that fits. Where none does all scrolls, with its headings if there is room for any.
-        forms = [_Form(bars=True), _Form(bars=True, headed=False), _Form(), _Form(marks_below=False)]
-        last = _Form(marks_below=False, headed=height >= 4)
-        drawings = (self._counted(host, width, form) for form in forms)
-        counted = next((each for each in drawings if len(each) <= height), None)
-        if counted is None:
-            bare = self._counted(host, width, _Form(marks_below=False, headed=False))
-            counted = bare if len(bare) <= height else self._counted(host, width, last)
+        bare = _Form(marks_below=False, headed=False)
+        forms = [_Form(bars=True), _Form(bars=True, headed=False), _Form(), _Form(marks_below=False), bare]
+        groups = _groups(host)
+        sizes = [self._lines_of(host, groups, width, form) for form in forms]
+        form = next((form for form, size in zip(forms, sizes, strict=True) if size <= height), None)
+        counted = self._counted(host, groups, width, form or _Form(marks_below=False, headed=height >= 4))
         self._cores_in_line = [cores for cores, _ in counted]
         return [line for _, line in counted]
 
-    def _counted(self, host: HostSample, width: int, form: _Form) -> list[tuple[int, Line]]:
+    def _lines_of(self, host: HostSample, groups: Sequence[_Group], width: int, form: _Form) -> int:
+        """How many lines this form takes."""
+        each = self._bar_columns(width) if form.bars else self._heat_columns(host, width)
+        rows = sum(-(-len(cores) // min(each, len(cores))) for _, cores in groups)
+        if form.headed:
+            rows += 1 + (len(groups) if len(groups) > 1 else 0)
+        if form.marks_below and not form.bars:
+            starts = [(cores, start) for _, cores in groups for start in range(0, len(cores), each)]
+            rows += sum(not self._marked.isdisjoint(cores[start : start + each]) for cores, start in starts)
+        return rows
+
+    def _bar_columns(self, width: int) -> int:
+        return max(1, (width + 1) // _BAR_WIDTH)
+
+    def _heat_columns(self, host: HostSample, width: int) -> int:
+        room = max(1, width - len(str(len(host.cores) - 1)) - 1)
+        return room - (room % 8 if room >= 8 else 0)
+
+    def _counted(
+        self, host: HostSample, groups: Sequence[_Group], width: int, form: _Form
+    ) -> list[tuple[int, Line]]:
         """Lines, each with how many cores it shows."""
         out: list[tuple[int, Line]] = []
-        groups = _groups(host)
         if form.headed:
             out.append((0, self._summary(host, width)))
         for label, cores in groups:
@@ -129,7 +152,7 @@ class CoresPanel(Panel):
         return self.glyphs.arrow_up
 
     def _bars(self, host: HostSample, cores: tuple[int, ...], width: int) -> list[tuple[int, Line]]:
-        columns = max(1, min((width + 1) // _BAR_WIDTH, len(cores)))
+        columns = min(self._bar_columns(width), len(cores))
         rows = -(-len(cores) // columns)
         each = (width + 1) // columns - 1
         digits = len(str(len(host.cores) - 1))
@@ -154,8 +177,7 @@ class CoresPanel(Panel):
         self, host: HostSample, cores: tuple[int, ...], width: int, marks_below: bool
     ) -> list[tuple[int, Line]]:
         digits = len(str(len(host.cores) - 1))
-        room = max(1, width - digits - 1)
-        room -= room % 8 if room >= 8 else 0
+        room = self._heat_columns(host, width)
         out: list[tuple[int, Line]] = []
         for start in range(0, len(cores), room):
             in_row = cores[start : start + room]
@@ -189,7 +211,7 @@ def _band(busy: float) -> str:
     return "good" if busy < 0.6 else "warning" if busy < 0.9 else "bad"
 
 
-def _groups(host: HostSample) -> list[tuple[str, tuple[int, ...]]]:
+def _groups(host: HostSample) -> list[_Group]:
     """Every core once, by memory node, those that may be used apart from the others."""
     everything = range(len(host.cores))
     allowed = set(host.allowed_cores) & set(everything) or set(everything)

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
+from textual.strip import Strip
 
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.units import known
 
 Line = list[Segment]
 PLAIN_STYLE = Style()
+"""Of gaps: a panel draws them in its own style."""
+REVERSED = Style(reverse=True)
 
 
 def clean(text: str, glyphs: Glyphs) -> str:
@@ -37,7 +40,11 @@ def cut(text: str, width: int, glyphs: Glyphs) -> str:
 
 
 def width_of(line: Iterable[Segment]) -> int:
-    return sum(segment.cell_length for segment in line)
+    total = 0
+    for segment in line:
+        text = segment.text
+        total += len(text) if text.isascii() else cell_len(text)
+    return total
 
 
 def keep(width: int, parts: Sequence[tuple[int, Line]], gap: str = "  ") -> Line:
@@ -66,6 +73,18 @@ def ends(left: Line, right: Line, width: int) -> Line:
     return [*left, Segment(" " * room, PLAIN_STYLE), *right]
 
 
+def filled_up(line: Line, width: int, glyphs: Glyphs, base: Style) -> Strip:
+    """The line in exactly `width` cells, in the style `base` where a segment has none of its own."""
+    used = width_of(line)
+    if used > width:
+        line = crop(line, width, glyphs)
+        used = width_of(line)
+    segments = [segment if segment.style else Segment(segment.text, base) for segment in line]
+    if used < width:
+        segments.append(Segment(" " * (width - used), base))
+    return Strip(segments, width)
+
+
 def crop(line: Line, width: int, glyphs: Glyphs) -> Line:
     """The line in at most `width` cells; what is cut off shows."""
     if width_of(line) <= width:
@@ -88,16 +107,13 @@ class History:
     LENGTH = 240
 
     def __init__(self) -> None:
-        self._values: list[float | None] = []
+        self.values: list[float | None] = []
+        """The oldest first, at most LENGTH."""
 
     def add(self, value: float | None) -> None:
-        self._values.append(known(value))
-        if len(self._values) > 2 * self.LENGTH:
-            del self._values[: -self.LENGTH]
-
-    @property
-    def values(self) -> list[float | None]:
-        return self._values[-self.LENGTH :]
+        self.values.append(known(value))
+        if len(self.values) > self.LENGTH:
+            del self.values[0]
 
     @property
     def top(self) -> float:

@@ -34,6 +34,7 @@ class LaneTrack:
         self._starts = [span.start_s for span in self.spans]
         self._ends = list(accumulate((span.end_s for span in self.spans), max))
         self.busy = _union((span.start_s, span.end_s) for span in self.spans)
+        self._cells: tuple[tuple[float, float, int], list[tuple[str, float]]] = ((0.0, 0.0, 0), [])
 
     def between(self, start_s: float, end_s: float) -> list[LaneSpan]:
         """The spans that reach into this time."""
@@ -58,6 +59,11 @@ class LaneTrack:
 
     def cells(self, start_s: float, end_s: float, width: int) -> list[tuple[str, float]]:
         """For each of `width` cells the kind of work that fills most of it ("" for none) and how full it is."""
+        if self._cells[0] != (start_s, end_s, width):
+            self._cells = ((start_s, end_s, width), self._fill_cells(start_s, end_s, width))
+        return self._cells[1]
+
+    def _fill_cells(self, start_s: float, end_s: float, width: int) -> list[tuple[str, float]]:
         if width <= 0 or end_s <= start_s:
             return []
         scale = width / (end_s - start_s)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 
 from workbench.runs import Lanes, LaneSpan
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, clean, crop, cut, keep
+from workbench.tui.panels.drawing import REVERSED, Line, clean, crop, cut, keep
 from workbench.tui.panels.lane_times import LaneSeconds, LaneTrack, StepLanes
 from workbench.tui.panels.panel import Panel
 from workbench.tui.panels.units import milliseconds
@@ -60,17 +59,16 @@ up and down choose the lane, `n` and `b` go to the next and the previous piece o
 wheel zooms, and the pointer reads.
 """
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"panel--{name}" for name in ("forward", "backward", "moves", "update", "disk", "small", "cursor")
+        f"panel--{name}" for name in ("forward", "backward", "moves", "update", "disk", "small")
     }
     DEFAULT_CSS = """
     LanesPanel {
-        & > .panel--forward { color: $primary; }
-        & > .panel--backward { color: $secondary; }
-        & > .panel--moves { color: $accent; }
+        & > .panel--forward { color: $text-primary; }
+        & > .panel--backward { color: $text-accent; }
+        & > .panel--moves { color: $text-success; }
         & > .panel--update { color: $foreground; }
-        & > .panel--disk { color: $text-muted; }
-        & > .panel--small { color: $foreground 70%; }
-        & > .panel--cursor { text-style: reverse; }
+        & > .panel--disk { color: $text-secondary; }
+        & > .panel--small { color: $text-muted; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -217,13 +215,13 @@ wheel zooms, and the pointer reads.
         """Neighbours of one look in one segment."""
         which = 1 if self.glyphs.ascii else 0
         out: Line = []
-        text, style = "", Style.null()
+        text, style = "", self.pen("")
         for column, (kind, full) in enumerate(cells):
             look = _KINDS.get(kind, _UNKNOWN)
             character = " " if not kind else look[which] if full >= 0.5 else _THIN[which]
-            its_style = self.pen(look[2]) if kind else Style.null()
+            its_style = self.pen(look[2] if kind else "")
             if column == cursor:
-                its_style += self.pen("cursor")
+                its_style += REVERSED
             if its_style != style and text:
                 out.append(Segment(text, style))
                 text = ""

@@ -18,7 +18,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, clean, cut
+from workbench.tui.panels.drawing import REVERSED, Line, clean, cut
 from workbench.tui.panels.log_file import (
     LEVELS,
     Level,
@@ -65,12 +65,6 @@ What the run has printed (`train.log`), the newest line at the bottom.
 
 Files of any size open at once: only the part around what is seen is read.
 """
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"panel--found"}
-    DEFAULT_CSS = """
-    LogView {
-        & > .panel--found { text-style: reverse; }
-    }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "follow", "Follow", id="log.follow", show=False),
         Binding("slash", "search", "Search", id="log.search", show=False),
@@ -287,7 +281,7 @@ Files of any size open at once: only the part around what is seen is read.
             out = out[: height - 1]
             typed = clean(self._typed, self.glyphs)
             prompt = self.write(f"/{typed[-(width - 2) :]}", "strong")
-            out += [[]] * (height - 1 - len(out)) + [[*prompt, *self.write(" ", "found")]]
+            out += [[]] * (height - 1 - len(out)) + [[*prompt, Segment(" ", self.pen("") + REVERSED)]]
         return out
 
     def _text_lines(self, width: int, height: int) -> list[Line]:
@@ -324,7 +318,7 @@ Files of any size open at once: only the part around what is seen is read.
             while (hit := lower.find(needle, at)) >= 0:
                 out += [Segment(shown[at:hit], self.pen(pen))]
                 at = hit + len(needle)
-                out += [Segment(shown[hit:at], self.pen(pen) + self.pen("found"))]
+                out += [Segment(shown[hit:at], self.pen(pen) + REVERSED)]
         return [*out, Segment(shown[at:], self.pen(pen))]
 
     # Moving.

@@ -6,7 +6,7 @@ Invariant: `lines` depends on what the panel was given, its width and its height
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -21,8 +21,12 @@ from textual.widget import Widget
 from workbench.tui.charts.bars import stacked_bar
 from workbench.tui.charts.sparkline import sparkline
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import History, Line, crop, cut
+from workbench.tui.panels.drawing import History, Line, cut, filled_up
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MOST_BARS = 4096
 _PENS = ("good", "warning", "bad", "dim", "strong", "own", "other", "mark")
 
 
@@ -45,9 +49,9 @@ class Panel(Widget, can_focus=True):
         & > .panel--bad { color: $error; text-style: bold; }
         & > .panel--dim { color: $text-muted; }
         & > .panel--strong { text-style: bold; }
-        & > .panel--own { color: $primary; }
-        & > .panel--other { color: $secondary; }
-        & > .panel--mark { color: $accent; text-style: bold; }
+        & > .panel--own { color: $text-primary; }
+        & > .panel--other { color: $text-secondary; }
+        & > .panel--mark { color: $text-accent; text-style: bold; }
         &.-ascii { border: ascii $foreground 30%; }
         &:focus { border: round $accent; border-title-style: reverse; }
         &.-ascii:focus { border: ascii $accent; }
@@ -74,6 +78,9 @@ class Panel(Widget, can_focus=True):
         self._stale = True
         self._pens: dict[str, Style] = {}
         self._titles = ("", "")
+        self._known_bars: dict[tuple[int, int, str], Line] = {}
+        self._border_row: int | None = None
+        """While a title is set, the row of it, counted from the first row of content."""
 
     # What a subclass says.
 
@@ -114,7 +121,7 @@ class Panel(Widget, can_focus=True):
         """The style of one of the component classes, by the name behind "--"; "" is plain text."""
         style = self._pens.get(name)
         if style is None:
-            style = self.get_component_rich_style(f"panel--{name}", partial=True) if name else Style()
+            style = self.get_component_rich_style(f"panel--{name}") if name else self.rich_style
             self._pens[name] = style
         return style
 
@@ -123,7 +130,21 @@ class Panel(Widget, can_focus=True):
 
     def bar(self, share: float | None, width: int, pen: str = "good") -> Line:
         """A share of `width` cells; nothing where there is no room for a bar."""
-        return stacked_bar([(share, self.pen(pen))], width, self.glyphs, self.pen("dim")) if width > 3 else []
+        if width <= 3:
+            return []
+        # Bars come again and again: they are told apart by the eighths of a cell that are filled.
+        steps = 8 * width
+        eighths = 0
+        if share is not None and share > 0:
+            eighths = steps if share >= 1 else min(steps - 1, max(1, round(share * steps)))
+        key = (eighths, width, pen)
+        found = self._known_bars.get(key)
+        if found is None:
+            if len(self._known_bars) >= _MOST_BARS:
+                self._known_bars.clear()
+            found = stacked_bar([(eighths / steps, self.pen(pen))], width, self.glyphs, self.pen("dim"))
+            self._known_bars[key] = found
+        return found
 
     def stack(self, parts: Sequence[tuple[float | None, str]], width: int) -> Line:
         """Shares of a whole, each with a pen, drawn with the characters of `part_marks`."""
@@ -161,7 +182,7 @@ class Panel(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         if self._stale or self._drawn_size != self.content_size:
             self._draw()
-        return self._strips[y] if y < len(self._strips) else Strip.blank(self._drawn_size.width)
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self._drawn_size.width, self.pen(""))
 
     def _draw(self) -> None:
         width, height = self._drawn_size = self.content_size
@@ -170,8 +191,8 @@ class Panel(Widget, can_focus=True):
         self._rows = len(lines)
         self.first_row = max(0, min(self.first_row, len(lines) - height))
         shown = lines[self.first_row : self.first_row + height]
-        strips = [Strip(crop(line, width, self.glyphs)).adjust_cell_length(width) for line in shown]
-        strips += [Strip.blank(width)] * (height - len(strips))
+        strips = [filled_up(line, width, self.glyphs, self.pen("")) for line in shown]
+        strips += [Strip.blank(width, self.pen(""))] * (height - len(strips))
         self._strips = strips
 
     def _set_titles(self) -> None:
@@ -187,8 +208,22 @@ class Panel(Widget, can_focus=True):
             )
         titles = (cut(title, room, self.glyphs), cut(foot, room, self.glyphs))
         if titles != self._titles:
+            if titles[0] != self._titles[0]:
+                self._border_row = -1
+                self.border_title = Content(titles[0])
+            if titles[1] != self._titles[1]:
+                self._border_row = self.content_size.height
+                self.border_subtitle = Content(titles[1])
+            self._border_row = None
             self._titles = titles
-            self.border_title, self.border_subtitle = Content(titles[0]), Content(titles[1])
+
+    def refresh(
+        self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
+    ) -> Self:
+        if self._border_row is not None and not regions:
+            # A new title repaints its row, not all of the panel.
+            regions = (Region(-1, self._border_row, self.outer_size.width, 1),)
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def on_mount(self) -> None:
         self._set_titles()
@@ -201,6 +236,7 @@ class Panel(Widget, can_focus=True):
 
     def notify_style_update(self) -> None:
         self._pens.clear()
+        self._known_bars.clear()
         self._stale = True
         super().notify_style_update()
 

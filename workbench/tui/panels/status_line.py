@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.segment import Segment
-from rich.style import Style
 from textual.app import RenderResult
 from textual.geometry import Size
 from textual.strip import Strip
@@ -13,7 +12,7 @@ from textual.widget import Widget
 
 from workbench.runs import Liveness, Status
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, clean, crop, cut, keep, width_of
+from workbench.tui.panels.drawing import PLAIN_STYLE, Line, clean, cut, filled_up, keep, width_of
 from workbench.tui.panels.units import duration, number, percent, share
 
 _STATES: dict[str, str] = {
@@ -94,10 +93,10 @@ without a word), stale (no sign of life for two minutes).
     def render_line(self, y: int) -> Strip:
         size = self.content_size
         if y:
-            return Strip.blank(size.width)
+            return Strip.blank(size.width, self.rich_style)
         if self._drawn is None or self._drawn[0] != size:
-            line = crop(self.line(size.width), size.width, self.glyphs)
-            self._drawn = (size, Strip(line).adjust_cell_length(size.width))
+            strip = filled_up(self.line(size.width), size.width, self.glyphs, self.rich_style)
+            self._drawn = (size, strip)
         return self._drawn[1]
 
     def line(self, width: int) -> Line:
@@ -156,5 +155,5 @@ without a word), stale (no sign of life for two minutes).
     def _write(self, text: str, pen: str = "") -> Line:
         if not text:
             return []
-        style = self.get_component_rich_style(f"status--{pen}", partial=True) if pen else Style()
+        style = self.get_component_rich_style(f"status--{pen}") if pen else PLAIN_STYLE
         return [Segment(text, style)]
