@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.engine.contenders import LEARNING_RATE, WEIGHT_DECAY, batch, trainers_loss
+from benchmarks.engine.disk_traffic import disk_traffic
 from benchmarks.engine.large import shape_with
-from benchmarks.engine.peak import disk_traffic, peak_host_bytes
 from benchmarks.engine.processes import tell
 from benchmarks.engine.shapes import meta_model
+from workbench.training.peak_memory import peak_host_bytes
 
 
 class Parts:

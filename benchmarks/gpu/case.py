@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.machine import GIB
-from benchmarks.engine.peak import peak_host_bytes
 from benchmarks.engine.processes import tell
 from benchmarks.engine.shapes import SEED, Shape
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.trainers import Engine, Trained, make_trained
 from benchmarks.gpu.watch import DeviceClock, HostWatch
+from workbench.training.peak_memory import peak_host_bytes
 from workbench.training.throughput import flops_per_token
 
 WARM_UP = 3

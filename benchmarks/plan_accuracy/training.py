@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.peak import peak_host_bytes
 from workbench.config import parse_config
 from workbench.engine import OffloadEngine
 from workbench.engine.chunked_loss import ChunkedLoss
 from workbench.model.build import ShardInitializer, build_on_meta, model_config
 from workbench.plan.free import free_host_bytes
 from workbench.training.engine_options import engine_options
+from workbench.training.peak_memory import peak_host_bytes
 from workbench.training.random_state import seed_everything
 
 LEAST_STEPS = 4

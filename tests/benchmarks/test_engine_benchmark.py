@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine.command import parser
+from benchmarks.engine.disk_traffic import disk_traffic
 from benchmarks.engine.large import disk_bytes, most_layers, shape_with
-from benchmarks.engine.peak import disk_traffic, peak_host_bytes
 from benchmarks.engine.processes import run_case
 from benchmarks.engine.shapes import Shape, meta_model, shape_of
 
@@ -126,10 +126,8 @@ def test_a_shape_of_so_many_parameters_has_about_as_many(wanted: int) -> None:
     assert shape.n_embd % shape.n_head == 0
 
 
-def test_peaks_and_disk_traffic_are_read_from_what_the_system_says(tmp_path: Path) -> None:
-    (tmp_path / "status").write_text("Name:\tx\nVmPeak:\t  900 kB\nVmHWM:\t  123 kB\n")
+def test_disk_traffic_is_read_from_what_the_system_says(tmp_path: Path) -> None:
     (tmp_path / "io").write_text("rchar: 5\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n")
-    assert peak_host_bytes(tmp_path / "status") == 123 * 1024
     traffic = disk_traffic(tmp_path / "io")
     assert traffic == (4096, 8192)
     assert traffic.since(disk_traffic(tmp_path / "none")) == (None, None)

@@ -261,7 +261,7 @@ def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
     assert "10,279,239,680 parameters" in table
     rows = [line.strip().rsplit("  ", 1)[0].strip() for line in table.splitlines() if line.startswith("  ")]
     assert rows == [
-        *("weights", "exp_avg and exp_avg_sq", "gradients", "activations", "runtime"),
+        *("weights", "exp_avg and exp_avg_sq", "gradients", "activations", "workspaces", "runtime"),
         *("needed", "free", "missing"),
         *("2 + 1 checkpoints", "needed", "free", "missing"),
     ]
@@ -272,7 +272,9 @@ def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
 def test_the_heap_keeps_holes_only_in_one_memory_whose_blocks_are_not_given_back() -> None:
     def reserve(**changes: Any) -> int:
         dtype = torch.bfloat16 if changes.get("precision") == "bfloat16" else torch.float32
-        return heap_reserve(tiny_layout(dtype), tiny_census(), workload(**changes))
+        work = workload(**changes)
+        gradients = EngineNeeds(tiny_layout(dtype), work).gradients_in_autograd()
+        return heap_reserve(tiny_census(), work, gradients)
 
     assert reserve(gradient_clipping=1.0) > reserve() > 0, "gradients that wait keep holes apart"
     assert reserve(activation_checkpointing=False) > 0

@@ -154,6 +154,8 @@ def _run(
             _add(
                 gradients, part, hidden[part], weight, change.to(hidden.dtype), is_counted[part].unsqueeze(1)
             )
+            # Or it would still be there beside the next chunk's logits.
+            del change
     losses.masked_fill_(~is_counted, 0.0)
     counted = is_counted.sum() if settings.reduction == "mean" else torch.ones_like(losses[:1]).squeeze()
     return losses.sum() / counted, counted, gradients

@@ -31,6 +31,8 @@ from workbench.engine.slot_pool import SlotPool
 from workbench.timeline import Kind
 
 HOST_SLOTS = 4
+ON_THEIR_WAY = 2
+"""Slots in one memory beside those of a shard that is being filled: summed, measured or written to the disk."""
 NOTICEABLE_S = 1e-4
 
 
@@ -109,7 +111,7 @@ class GradientIntake:
         device = self._device
         if device.shared_memory:
             # Nothing comes down: a shard's chunks are open at most, and some are being summed or written.
-            most = max(largest + HOST_SLOTS if bounded else open_slots, ring)
+            most = max(largest + ON_THEIR_WAY if bounded else open_slots, ring)
             self.device_slots = self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), most)
         else:
             self.device_slots = SlotPool(lambda: device.empty(slot_bytes, torch.uint8), open_slots)

@@ -174,7 +174,7 @@ class OffloadEngine:
                 "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 "
                 "bits and computed in fp32) need it; without it backward would read what another block left there"
             )
-        if any(route.streamed and route.placement.weights == "disk" for route in routes):
+        if any(route.placement.state == "disk" for route in routes):
             give_large_blocks_back()
         self._shape = StepShape(
             gradient_accumulation=gradient_accumulation,

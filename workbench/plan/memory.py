@@ -15,8 +15,10 @@ from workbench.plan.needs import EngineNeeds, building_bytes, checkpoint_bytes
 from workbench.plan.workload import Workload
 
 GIB = 1 << 30
-HOST_RUNTIME_BYTES = 448 << 20
+HOST_RUNTIME_BYTES = 400 << 20
 """Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""
+WORKSPACE_BYTES = 48 << 20
+"""What the host's matrix products pack their operands into, and the stacks of threads: so much with larger models."""
 DEVICE_RUNTIME_BYTES = 256 << 20
 """Workspaces of the matrix library."""
 RESERVE_SHARE = 50
@@ -96,13 +98,14 @@ def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> M
     """The need of every tier at its heaviest moment."""
     needs = EngineNeeds(layout, work)
     engine = needs.ledger()
-    model = model_rows(census, work, needs.gradients_in_autograd())
+    gradients = needs.gradients_in_autograd()
+    model = model_rows(census, work, gradients)
     # Shards are built in fp32 when no activations are there yet, on the host.
     beside = model["device"] if free.device is None else model["host"]
     building = building_bytes(layout) - sum(beside.values())
-    on_host = {"building": max(0, building), "runtime": HOST_RUNTIME_BYTES}
+    on_host = {"building": max(0, building), "workspaces": WORKSPACE_BYTES, "runtime": HOST_RUNTIME_BYTES}
     if free.device is None:
-        heap = {"allocator reserve": heap_reserve(layout, census, work)}
+        heap = {"allocator reserve": heap_reserve(census, work, gradients)}
         one = _together(engine["device"], engine["host"], model["device"], model["host"], heap, on_host)
         tiers = [TierNeed("host", one, free.host)]
     else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.layout import ITEM_BYTES, Layout
+from workbench.layout import ITEM_BYTES
 from workbench.plan.census import Census
 from workbench.plan.compute_time import cost_of
 from workbench.plan.workload import Workload
@@ -21,17 +21,23 @@ LOSS_CHUNK_BYTES = 64 << 20
 
 HEAP_BLOCK_BYTES = 32 << 20
 """glibc's largest threshold, from which on a block is mapped by itself (M_MMAP_THRESHOLD in mallopt(3))."""
-HOLES_OF_DROPPED, HOLES_OF_GRADIENTS, HOLES_WITHOUT_WAITING = 1.5, 1.15, 0.5
-"""Bytes of holes for a byte that forwards drop, and for a byte of small gradients; and for either where gradients do
-not wait for the end of backward."""
+HOLES_OF_DROPPED, HOLES_OF_GRADIENTS, HOLES_OF_GATHERED, HOLES_WITHOUT_WAITING = 1.5, 1.15, 1.8, 0.5
+"""Bytes of holes for a byte that forwards drop, for one of small gradients that stay, and for one of those that are
+gathered and dropped; and for any of them where gradients do not wait for the end of backward."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Bytes of gradients that autograd holds: when a micro-batch begins, and when its backward has ended."""
+    """Bytes of gradients that autograd holds: when a micro-batch begins, and when its backward has ended.
+
+    `small_kept`, `small_gathered`: those of a whole backward in blocks that the C library's heap keeps, by whether the
+    engine copies them out of autograd's tensors.
+    """
 
     at_start: int
     at_end: int
+    small_kept: int = 0
+    small_gathered: int = 0
 
 
 def model_rows(census: Census, work: Workload, gradients: Gradients) -> dict[str, dict[str, int]]:
@@ -79,7 +85,7 @@ def _moments(census: Census, work: Workload, gradients: Gradients) -> list[dict[
         rows = {"gradients": held, "activations": activations, "logits": logits}
         return {"device": {name: int(size) for name, size in rows.items() if size >= 1}, "host": host}
 
-    head, tied = _loss_bytes(census, sequences * tokens, item), _tied_bytes(census, item)
+    head, tied = _loss_bytes(census, work, item), _tied_bytes(census, item)
     first = min(present, kept[0]) if kept else 0.0
     return [
         moment(present + max(forward, default=0.0), 0.0, gradients.at_start),
@@ -90,7 +96,7 @@ def _moments(census: Census, work: Workload, gradients: Gradients) -> list[dict[
     ]
 
 
-def heap_reserve(layout: Layout, census: Census, work: Workload) -> int:
+def heap_reserve(census: Census, work: Workload, gradients: Gradients) -> int:
     """What the C library's heap holds in one memory beside what is asked of it: holes that no later block fits in.
 
     glibc keeps blocks below 32 MiB in its heap, and as it has to align each, mostly finds no room for one where an
@@ -99,7 +105,7 @@ def heap_reserve(layout: Layout, census: Census, work: Workload) -> int:
     is lost is measured, with glibc 2.36 (docs/benchmarks.md).
     """
     if (
-        not work.shared_memory or work.weights == "disk"
+        not work.shared_memory or work.state == "disk"
     ):  # there large blocks are given back (see engine/heap.py)
         return 0
     dtype = work.compute_dtype(work.precision)
@@ -114,25 +120,28 @@ def heap_reserve(layout: Layout, census: Census, work: Workload) -> int:
     if not work.activation_checkpointing:
         dropped = sum(costs[kind].passing.at(*sizes) for _, kind in census.blocks)
         return int(inside + (HOLES_OF_DROPPED if waits else HOLES_WITHOUT_WAITING) * dropped)
-    gradients = (
-        segment.numel * ITEM_BYTES[work.compute_dtype(segment.dtype)]
-        for shard in layout.shards
-        for segment in shard.segments
-    )
-    small = sum(size for size in gradients if size < HEAP_BLOCK_BYTES)
-    return int(inside + (HOLES_OF_GRADIENTS if waits else HOLES_WITHOUT_WAITING) * small)
+    holes = gradients.small_kept * HOLES_OF_GRADIENTS + gradients.small_gathered * HOLES_OF_GATHERED
+    if not waits:
+        holes = HOLES_WITHOUT_WAITING * (gradients.small_kept + gradients.small_gathered)
+    return int(inside + holes)
 
 
-def _loss_bytes(census: Census, tokens: int, item: int) -> float:
+def _loss_bytes(census: Census, work: Workload, item: int) -> float:
     """The most that head and loss take, the head's gradient included."""
+    tokens = work.micro_batch_size * work.sequence_length
     logits = 4.0 * tokens * census.vocab_size
     weight = float(census.vocab_size * census.head_width)
     # The loss's own softmax and its gradient, beside the logits and (in 16 bits) their copy in fp32.
     whole = 2 * logits + logits * item / 4 + (logits if item < 4 else 0.0) + weight * item
-    if not census.loss_in_chunks or logits <= LOSS_CHUNK_BYTES:
+    # A device of its own takes at least a quarter of the head's width in tokens (see engine/fused_head.py).
+    chunk = float(LOSS_CHUNK_BYTES)
+    if not work.shared_memory:
+        chunk = max(chunk, 1.0 * census.head_width * census.vocab_size)
+    if not census.loss_in_chunks or logits <= chunk:
         return whole
-    # A chunk's logits, the gradient of them and one more of the kind; the weight's gradient is summed in fp32 first.
-    return 3.0 * LOSS_CHUNK_BYTES + weight * (4 + item) + 4.0 * tokens * census.head_width
+    # A chunk's logits and the gradient of them; the weight's gradient is summed in fp32, then rounded.
+    summed = weight * (4 + (item if item < 4 else 0))
+    return 2.0 * chunk + summed + 4.0 * tokens * census.head_width
 
 
 def _tied_bytes(census: Census, item: int) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from workbench.layout import ITEM_BYTES, Chunk, Layout, Region, Shard
 from workbench.placement import place
-from workbench.plan.model_memory import Gradients
+from workbench.plan.model_memory import HEAP_BLOCK_BYTES, Gradients
 from workbench.plan.workload import WEIGHT_KINDS, Workload
 from workbench.routing import WORKING_KIND, ShardRoute, route_shard
 from workbench.state_formats import ITEM_BYTES as MOMENT_ITEM_BYTES
@@ -26,6 +26,7 @@ WEIGHT_SLOTS = 3
 FETCH_BUFFERS = 3
 STAGING_BUFFERS = 4
 HOST_SLOTS = 4
+ON_THEIR_WAY = 2
 
 
 def building_bytes(layout: Layout) -> int:
@@ -83,7 +84,11 @@ class EngineNeeds:
 
     def gradients_in_autograd(self) -> Gradients:
         """What autograd holds of gradients, which no ledger of the engine's has."""
-        return Gradients(self._summed_by_autograd(), self._in_autograd())
+        small = {True: 0, False: 0}
+        for shard, way, count in self.shards:
+            sizes = (ITEM_BYTES[self.work.compute_dtype(s.dtype)] * s.numel for s in shard.segments)
+            small[way.gradients == "gathered"] += count * sum(s for s in sizes if s < HEAP_BLOCK_BYTES)
+        return Gradients(self._summed_by_autograd(), self._in_autograd(), small[False], small[True])
 
     def _summed_by_autograd(self) -> int:
         """What is there when a further micro-batch begins: sums of gradients that only the last one completes."""
@@ -104,6 +109,10 @@ class EngineNeeds:
             if way.gradients == "gathered":
                 compute = (ITEM_BYTES[self.work.compute_dtype(s.dtype)] * s.numel for s in shard.segments)
                 largest_parameter = max([largest_parameter, *compute])
+            elif way.delayed and way.gradients == "referenced" and self._keeps_up(way):
+                whole += count * size
+                passing += count * size
+                largest_block = max(largest_block, size)
             elif way.gradients == "taken" or waits:
                 whole += count * size * (2 if way.delayed and way.gradients == "referenced" else 1)
             else:
@@ -111,6 +120,11 @@ class EngineNeeds:
                 largest_block = max(largest_block, size)
         # One block's are updated while the next one's come.
         return whole + largest_parameter + min(passing, 2 * largest_block)
+
+    def _keeps_up(self, way: ShardRoute) -> bool:
+        """Whether the update by the last step's gradients has let go of them when this step's come: a CPU that computes
+        forward and backward takes far longer for that than for an update in memory."""
+        return self.work.shared_memory and way.placement.state != "disk"
 
     def _add_weights_and_state(self, needs: Needs, shard: Shard, way: ShardRoute) -> None:
         tier = "device" if way.on_device else "host"
@@ -214,7 +228,7 @@ class EngineNeeds:
         ring = any(way.waiting == "ring" for _, way, _ in gathered)
         arriving = 2 * largest + outer + 2 if ring else HOST_SLOTS
         if self.work.shared_memory:
-            most = chunks if self.work.overlap == "serial" else largest + HOST_SLOTS
+            most = chunks if self.work.overlap == "serial" else largest + ON_THEIR_WAY
             opened, arriving = 0, max(most, arriving)
         elif not any(way.waiting != "memory" or way.accumulates for _, way, _ in gathered):
             arriving = 0  # they come down straight into the place where they wait

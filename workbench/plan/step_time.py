@@ -200,6 +200,7 @@ class _Costs:
         self.shards = coarse.layout.shards
         self.groups = coarse.groups
         self.routes = routes
+        self.work = work
         self.rates = rates
         self.compute = compute
 
@@ -284,7 +285,17 @@ class _Costs:
             seconds = group.count * (each + (BLOCK_S if group.kind is not None else 0.0))
         if last:
             seconds += self.compute.outer_forward if forward else self.compute.outer_backward
-        return seconds if forward else seconds * self._share(task, shard)
+        if forward:
+            return seconds
+        return seconds * self._share(task, shard) + self._gathering_s(task, shard)
+
+    def _gathering_s(self, task: Task, shard: Shard) -> float:
+        """Compute itself copies what is gathered out of autograd's tensors into the slots it goes down from."""
+        if task.chunk is None or self.routes[shard.index].gradients != "gathered":
+            return 0.0
+        chunk = shard.chunks[task.chunk]
+        computed = ITEM_BYTES[self.work.compute_dtype(chunk.dtype)]
+        return self.rates.elements_s(chunk.elements * computed + chunk.weight_bytes)
 
     def _share(self, task: Task, shard: Shard) -> float:
         """Of a shard's backward: chunks end one after the other; without chunks it is all at the end."""

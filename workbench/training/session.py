@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import statistics
 import traceback
 import warnings
@@ -25,6 +24,7 @@ from workbench.training.checkpoint import find_checkpoints, load_state, remove_l
 from workbench.training.engine_options import engine_options
 from workbench.training.failures import EngineFailedError, explain
 from workbench.training.journal import Journal
+from workbench.training.peak_memory import forget_peak, peak_host_bytes
 from workbench.training.preparation import Prepared
 from workbench.training.random_state import seed_everything
 from workbench.training.raw_files import DamagedFileError
@@ -45,6 +45,7 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
         plan: dict[str, Any] = prepared.plan.as_dict()
         try:
             write_plan(run, plan)
+            forget_peak()
             code, steps, held = _train(run, config, prepared, requests, journal, resuming=resuming)
             plan["measured"] = {**_measured(run, prepared), "engine": held}
             write_plan(run, plan)
@@ -181,7 +182,7 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
 def _measured(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:
     """What came out, beside what was planned: peaks in bytes, the median of the steps' seconds."""
     measured: dict[str, Any] = {
-        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "host_peak_bytes": peak_host_bytes(),
     }
     device = prepared.device.memory_bytes()
     if device is not None:

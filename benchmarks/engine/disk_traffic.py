@@ -1,20 +1,10 @@
-"""What Linux says of a process: the most memory it ever had, and the bytes it moved to and from disks."""
+"""What Linux says of a process: the bytes it moved to and from disks."""
 
 from __future__ import annotations
 
 import re
-import resource
 from pathlib import Path
 from typing import NamedTuple
-
-
-def peak_host_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """The highest resident size so far (VmHWM; elsewhere than on Linux what getrusage says)."""
-    try:
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return 1024 * (int(found.group(1)) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 class DiskTraffic(NamedTuple):
