@@ -7,6 +7,7 @@ import os
 import statistics
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from workbench.engine.discovery import FoundShard, find_shards
 from workbench.engine.ledger import Ledger
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.model.build import ShardInitializer
+from workbench.monitor.recording import SystemRecording
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.plan.outcome import compare
 from workbench.runs import RunDirectory, read_run_metrics, record_resume, write_config, write_plan
@@ -46,7 +48,8 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
         try:
             write_plan(run, plan)
             forget_peak()
-            code, steps, held = _train(run, config, prepared, requests, journal, resuming=resuming)
+            with _recorded(run, prepared, journal):
+                code, steps, held = _train(run, config, prepared, requests, journal, resuming=resuming)
             plan["measured"] = {**_measured(run, prepared), "engine": held}
             write_plan(run, plan)
             for row in compare(plan):
@@ -69,6 +72,16 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
         else:
             journal.end("stopped", code, f"stopped after step {steps} of {config.train.steps} and saved")
         return code
+
+
+def _recorded(run: RunDirectory, prepared: Prepared, journal: Journal) -> SystemRecording:
+    """What the machine does meanwhile goes into `system.bin`."""
+    where = prepared.device.torch_device
+    # CUDA counts the GPUs that it may see, the driver all of them: only the UUID means the same to both.
+    gpu = str(torch.cuda.get_device_properties(where).uuid) if where.type == "cuda" else None
+    disk_path = prepared.config.offload.disk_path
+    folders = (run.path, Path(disk_path)) if disk_path else (run.path,)
+    return SystemRecording(run, gpu=gpu, folders=folders, warn=journal.warn)
 
 
 def _train(
