@@ -21,6 +21,7 @@ LIGHT = (
     "config",
     "doctor",
     "errors",
+    "launch",
     "layout",
     "monitor",
     "plan",
@@ -30,6 +31,7 @@ LIGHT = (
     "timeline",
     "toml",
     "tui",
+    "verbs",
 )
 """First words of the names of the modules that must not bring in torch."""
 

@@ -21,13 +21,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     command = ModuleType("workbench.training.command")
     command.run = lambda **asked_for: asked.append(asked_for) or 0  # type: ignore[attr-defined]
-    verbs = ModuleType("workbench.run_verbs")
+    verbs = ModuleType("workbench.verbs.runs")
     verbs.runs = (  # type: ignore[attr-defined]
         lambda root, as_json, plans: asked.append(("runs", root, as_json, plans)) or 0
     )
     verbs.steer = lambda verb, run, root: asked.append((verb, run, root)) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
-    monkeypatch.setitem(sys.modules, "workbench.run_verbs", verbs)
+    monkeypatch.setitem(sys.modules, "workbench.verbs.runs", verbs)
     return asked
 
 

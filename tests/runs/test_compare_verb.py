@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from workbench.compare_verb import compare, shared_steps
 from workbench.errors import ConfigurationError
 from workbench.runs import MetricsWriter, RunDirectory, Status, write_status
 from workbench.runs.comparing import read_curves
+from workbench.verbs.compare import compare, shared_steps
 
 
 def run_of(root: Path, name: str, *, steps: int, seed: int, loss: float) -> RunDirectory:

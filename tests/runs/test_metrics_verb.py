@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.metrics_verb import metrics
 from workbench.runs import METRIC_COLUMNS, MetricsWriter, RunDirectory, record_resume
+from workbench.verbs.metrics import metrics
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench import run_verbs
 from workbench.errors import ConfigurationError
 from workbench.runs import ControlReader, RunDirectory, Status, read_events, write_status
+from workbench.verbs import runs as run_verbs
 
 
 @pytest.fixture

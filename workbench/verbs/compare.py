@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE, ConfigurationError
-from workbench.run_verbs import duration
 from workbench.runs import RunDirectory, runs_root
 from workbench.runs.comparing import Curves, Differences, config_differences, read_curves
 from workbench.runs.summary import RunSummary, summarize
+from workbench.verbs.runs import duration
 
 _POINTS = 10
 """Steps at which losses are printed."""

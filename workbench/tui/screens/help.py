@@ -1,0 +1,113 @@
+"""Help for what is seen: the words of the focused panel, and all keys that hold now, taken from the bindings.
+
+Invariant: no key is written down here; what is not bound is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Markdown, Static
+
+from workbench.tui.glyphs import Glyphs
+
+PARTS = {
+    "app": "Everywhere",
+    "chart": "Chart",
+    "dialog": "Question",
+    "form": "Form",
+    "lanes": "Lane timeline",
+    "log": "Log",
+    "panel": "Panel",
+    "presets": "Presets",
+    "run": "Run",
+    "runs": "Runs",
+    "top": "Monitor",
+}
+"""Headings by the first word of a binding's id; others stand under their own word."""
+
+
+class HelpScreen(ModalScreen[None]):
+    """Help on `shown` and its focused widget."""
+
+    DEFAULT_CSS = """
+    HelpScreen {
+        align: center middle;
+        & > VerticalScroll {
+            width: 90%;
+            max-width: 90;
+            height: 90%;
+            border: round $accent;
+            border-title-style: bold;
+            background: $surface;
+            padding: 0 1;
+        }
+        &.-ascii > VerticalScroll { border: ascii $accent; }
+        & .heading { text-style: bold; color: $text-accent; margin-top: 1; }
+        & Markdown { margin: 0; padding: 0; height: auto; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,f1,q", "close", "Close", id="help.close"),
+    ]
+
+    def __init__(self, shown: Screen[object], glyphs: Glyphs) -> None:
+        super().__init__(classes="-ascii" if glyphs.ascii else None)
+        self._words = list(_words_about(shown))
+        self._keys = keys_of(shown)
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll() as box:
+            box.border_title = "Help"
+            box.border_subtitle = "Esc closes"
+            for text in self._words:
+                yield Markdown(text)
+            width = max((len(key) for rows in self._keys.values() for key, _ in rows), default=0)
+            for heading, rows in self._keys.items():
+                yield Static(heading, classes="heading", markup=False)
+                lines = [
+                    Content.assemble((f"{key:>{width}}", "bold"), "  ", description)
+                    for key, description in rows
+                ]
+                yield Static(Content("\n").join(lines))
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+
+def keys_of(screen: Screen[object]) -> dict[str, list[tuple[str, str]]]:
+    """The keys that hold on `screen` now, (key, what it does), by where they belong; the innermost first."""
+    found: dict[str, dict[str, tuple[list[str], str]]] = {}
+    for _, binding, enabled, tooltip in screen.active_bindings.values():
+        if not enabled or not binding.description or binding.system:
+            continue
+        part = (binding.id or "app").split(".")[0]
+        rows = found.setdefault(PARTS.get(part, part.replace("_", " ").capitalize()), {})
+        description = tooltip or binding.description
+        keys, _ = rows.setdefault(binding.action, ([], description))
+        shown = screen.app.get_key_display(binding)
+        if shown not in keys:
+            keys.append(shown)
+    order = sorted(found, key=lambda heading: heading == PARTS["app"])
+    return {
+        heading: [(" ".join(keys), description) for keys, description in found[heading].values()]
+        for heading in order
+    }
+
+
+def _words_about(screen: Screen[object]) -> Iterator[str]:
+    """The help texts of the focused widget and of what it lies in."""
+    seen = set()
+    node = screen.focused
+    chain = list(node.ancestors_with_self) if node is not None else [screen]
+    for each in chain:
+        text = getattr(each, "HELP", None)
+        if text and text not in seen and each is not screen.app:
+            seen.add(text)
+            yield text
