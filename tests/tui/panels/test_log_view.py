@@ -101,6 +101,33 @@ def test_moving_up_reads_the_lines_before_page_by_page_and_down_those_after(log:
     with_log(log, scenario)
 
 
+def test_the_picture_stands_still_while_lines_above_are_read(log: Path) -> None:
+    steps(log, 2 * PAGE_LINES)
+
+    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+        view.following = False
+        for rows in (-PAGE_LINES * 6 // 10, 3):
+            view.action_scroll_rows(rows)
+            before = picture(view)
+        await settle(pilot)
+        assert len(view._window) == 2 * PAGE_LINES and picture(view) == before
+
+    with_log(log, scenario)
+
+
+def test_what_was_given_up_does_not_come_back(log: Path) -> None:
+    steps(log, 3)
+
+    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+        done: list[str] = []
+        view.post_message(view.Read(view._turn - 1, lambda: done.append("old")))
+        view.post_message(view.Read(view._turn, lambda: done.append("new")))
+        await pilot.pause()
+        assert done == ["new"]
+
+    with_log(log, scenario)
+
+
 def test_home_goes_to_the_first_line_of_the_file(log: Path) -> None:
     steps(log, 3 * PAGE_LINES)
 
