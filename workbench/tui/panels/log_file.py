@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 Level = Literal["all", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("all", "warning", "error")
@@ -36,8 +36,9 @@ _ERRORS = (
 _WARNINGS = (b"warning",)
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
+    """One line, or a part of a very long one."""
+
     offset: int
     """Of its first byte."""
     text: str
@@ -234,14 +235,16 @@ def _whole_lines(data: bytes) -> int:
 
 
 def _lines(data: bytes, start: int, wanted: Level) -> list[LogLine]:
-    if wanted != "all":
-        lower = data.lower()
-        if not any(word in lower for word in (_ERRORS if wanted == "error" else _ERRORS + _WARNINGS)):
-            return []
+    # Most chunks have no line of a level: that is told for all lines at once.
+    lower = data.lower()
+    words = _ERRORS if wanted == "error" else _ERRORS + _WARNINGS
+    remarkable = any(word in lower for word in words)
+    if wanted != "all" and not remarkable:
+        return []
     out = []
     at = start
     for line in data.splitlines(keepends=True):
-        level = level_of(line)
+        level = level_of(line) if remarkable else "all"
         if passes(level, wanted):
             for first in range(0, len(line), LONGEST_LINE):
                 part = line[first : first + LONGEST_LINE].rstrip(b"\r\n")
