@@ -17,7 +17,7 @@ from workbench.plan.workload import Workload
 GIB = 1 << 30
 HOST_RUNTIME_BYTES = 400 << 20
 """Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""
-WORKSPACE_BYTES = 48 << 20
+WORKSPACE_BYTES = 24 << 20
 """What the host's matrix products pack their operands into, and the stacks of threads: so much with larger models."""
 DEVICE_RUNTIME_BYTES = 256 << 20
 """Workspaces of the matrix library."""

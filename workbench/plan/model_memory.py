@@ -21,9 +21,21 @@ LOSS_CHUNK_BYTES = 64 << 20
 
 HEAP_BLOCK_BYTES = 32 << 20
 """glibc's largest threshold, from which on a block is mapped by itself (M_MMAP_THRESHOLD in mallopt(3))."""
-HOLES_OF_DROPPED, HOLES_OF_GRADIENTS, HOLES_OF_GATHERED, HOLES_WITHOUT_WAITING = 1.5, 1.15, 1.8, 0.5
-"""Bytes of holes for a byte that forwards drop, for one of small gradients that stay, and for one of those that are
-gathered and dropped; and for any of them where gradients do not wait for the end of backward."""
+
+
+@dataclass(frozen=True)
+class Holes:
+    """Bytes that the heap loses for a byte that forwards drop, for one of small gradients that stay, and for one of
+    small gradients that are gathered and dropped."""
+
+    dropped: float
+    kept: float
+    gathered: float
+
+
+HOLES = Holes(dropped=1.4, kept=1.05, gathered=1.8)
+HOLES_WITHOUT_WAITING = Holes(dropped=0.5, kept=0.35, gathered=0.35)
+"""Where gradients do not wait for the end of backward."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +128,10 @@ def heap_reserve(census: Census, work: Workload, gradients: Gradients) -> int:
     sizes = work.micro_batch_size, work.sequence_length
     costs = [cost_of(kind, census, dtype, on_cpu=True) for kind in census.kinds]
     inside = max((cost.backward_peak.at(*sizes) for cost in costs), default=0.0)
-    waits = work.must_wait or work.several
+    holes = HOLES if work.must_wait or work.several else HOLES_WITHOUT_WAITING
     if not work.activation_checkpointing:
-        dropped = sum(costs[kind].passing.at(*sizes) for _, kind in census.blocks)
-        return int(inside + (HOLES_OF_DROPPED if waits else HOLES_WITHOUT_WAITING) * dropped)
-    holes = gradients.small_kept * HOLES_OF_GRADIENTS + gradients.small_gathered * HOLES_OF_GATHERED
-    if not waits:
-        holes = HOLES_WITHOUT_WAITING * (gradients.small_kept + gradients.small_gathered)
-    return int(inside + holes)
+        return int(inside + holes.dropped * sum(costs[kind].passing.at(*sizes) for _, kind in census.blocks))
+    return int(inside + holes.kept * gradients.small_kept + holes.gathered * gradients.small_gathered)
 
 
 def _loss_bytes(census: Census, work: Workload, item: int) -> float:

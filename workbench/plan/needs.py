@@ -109,22 +109,23 @@ class EngineNeeds:
             if way.gradients == "gathered":
                 compute = (ITEM_BYTES[self.work.compute_dtype(s.dtype)] * s.numel for s in shard.segments)
                 largest_parameter = max([largest_parameter, *compute])
-            elif way.delayed and way.gradients == "referenced" and self._keeps_up(way):
-                whole += count * size
-                passing += count * size
-                largest_block = max(largest_block, size)
             elif way.gradients == "taken" or waits:
-                whole += count * size * (2 if way.delayed and way.gradients == "referenced" else 1)
+                whole += count * size * self._sets(way)
             else:
                 passing += count * size
                 largest_block = max(largest_block, size)
         # One block's are updated while the next one's come.
         return whole + largest_parameter + min(passing, 2 * largest_block)
 
-    def _keeps_up(self, way: ShardRoute) -> bool:
-        """Whether the update by the last step's gradients has let go of them when this step's come: a CPU that computes
-        forward and backward takes far longer for that than for an update in memory."""
-        return self.work.shared_memory and way.placement.state != "disk"
+    def _sets(self, way: ShardRoute) -> int:
+        """How many steps' gradients autograd's tensors hold at a time.
+
+        A delayed update lets go of the last step's as it goes along. A CPU that computes forward and backward takes far
+        longer for these than for an update in memory: none of the old ones are left when the new ones come.
+        """
+        if not way.delayed or way.gradients != "referenced":
+            return 1
+        return 1 if self.work.shared_memory and way.placement.state != "disk" else 2
 
     def _add_weights_and_state(self, needs: Needs, shard: Shard, way: ShardRoute) -> None:
         tier = "device" if way.on_device else "host"
