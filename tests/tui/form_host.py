@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from textual.app import App
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.screen import Screen
+from textual.worker import WorkerCancelled
 
 from workbench.census.obtain import read_shipped
 from workbench.config import load_config
@@ -132,7 +134,8 @@ class OneScreen(App[None]):
 async def settled(pilot: Pilot[None]) -> None:
     """Until nothing is going on any more: no worker, no message, no timer that would start one."""
     for _ in range(3):
-        await pilot.app.workers.wait_for_complete()
+        with suppress(WorkerCancelled):  # one whose answer nobody wants any more
+            await pilot.app.workers.wait_for_complete()
         await pilot.pause()
 
 

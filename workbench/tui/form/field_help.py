@@ -9,6 +9,7 @@ from workbench.config import DocumentedField
 from workbench.config.problems import as_written
 from workbench.config.rules import NOT_BUILT_YET, today
 from workbench.tui.form.draft import Draft
+from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean
 from workbench.tui.panels.panel import Panel
 
@@ -20,8 +21,10 @@ class FieldHelp(Panel, can_focus=False):
 
     TITLE = "Help"
 
-    field: DocumentedField | None = None
-    _sentences: tuple[tuple[str, str], ...] = ()
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id, classes="-ascii" if glyphs.ascii else None)
+        self.field: DocumentedField | None = None
+        self._sentences: tuple[tuple[str, str], ...] = ()
 
     def show(self, field: DocumentedField | None, draft: Draft, problem: str = "") -> None:
         """Tell of `field` as the draft has it."""

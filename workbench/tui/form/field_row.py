@@ -44,10 +44,11 @@ class FieldRow(Widget):
     FieldRow > .row--unit { color: $text-muted; }
     FieldRow > .row--problem { color: $error; }
     FieldRow > .row--remark { color: $text-muted; }
-    FieldRow:focus-within > .row--name { color: $text; text-style: bold; }
+    FieldRow > .row--focused { color: $text; text-style: bold; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "row--name",
+        "row--focused",
         "row--changed",
         "row--unit",
         "row--problem",
@@ -72,6 +73,7 @@ class FieldRow(Widget):
         self.is_changed = draft.is_changed(field.name)
         self._shown = self._text_of(draft)
         self._drawn_width = 0
+        self._here = False
 
     def compose(self) -> ComposeResult:
         control = self._control()
@@ -160,6 +162,15 @@ class FieldRow(Widget):
             self.control.styles.margin = (0, UNIT_WIDTH if self._has_unit else 0, 0, NAME_WIDTH)
             self._fit_height()
 
+    def on_descendant_focus(self) -> None:
+        # Not by :focus-within, for which Textual styles every field of the form anew at each move.
+        self._here = True
+        self.refresh()
+
+    def on_descendant_blur(self) -> None:
+        self._here = False
+        self.refresh()
+
     def on_click(self) -> None:
         self.control.focus()
 
@@ -195,8 +206,10 @@ class FieldRow(Widget):
         width = self.size.width
         if y == 0:
             mark = "*" if self.is_changed else " "
-            name = self.get_component_rich_style("row--changed" if self.is_changed else "row--name")
-            line = [Segment(f"{mark} {self.field.key}".ljust(NAME_WIDTH), name)]
+            here = self.glyphs.selected if self._here else " "
+            pen = "row--changed" if self.is_changed else "row--focused" if self._here else "row--name"
+            name = f"{mark}{here}{self.field.key}".ljust(NAME_WIDTH)
+            line = [Segment(name, self.get_component_rich_style(pen))]
             if self._has_unit:
                 unit = f" {self.field.unit}".ljust(UNIT_WIDTH)
                 line.append(Segment(" " * (width - NAME_WIDTH - UNIT_WIDTH)))

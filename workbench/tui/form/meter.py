@@ -73,8 +73,8 @@ class FitMeter(Panel, can_focus=False):
     }
     """
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(glyphs, id=id, classes=classes)
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id, classes="-ascii" if glyphs.ascii else None)
         self.plan: Plan | None = None
         self.remark = ""
         self.stale = False

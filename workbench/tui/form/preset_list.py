@@ -64,7 +64,7 @@ Presets that come with workbench, your own and the project's; the ones used last
         """A click on the preset that the cursor was on already."""
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
-        super().__init__(glyphs, id=id)
+        super().__init__(glyphs, id=id, classes="-ascii" if glyphs.ascii else None)
         self.rows: tuple[PresetRow, ...] = ()
         self.note_when_empty = ""
         self.cursor = 0
@@ -229,7 +229,10 @@ class PresetAbout(Panel, can_focus=False):
     """What the preset under the cursor is for, where it lies, and what is wrong with it."""
 
     TITLE = "About"
-    row: PresetRow | None = None
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id, classes="-ascii" if glyphs.ascii else None)
+        self.row: PresetRow | None = None
 
     def show(self, row: PresetRow | None) -> None:
         if row != self.row:

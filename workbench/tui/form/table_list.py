@@ -34,7 +34,7 @@ class TableList(Panel, can_focus=True, inherit_bindings=False):
             self.table = table
 
     def __init__(self, tables: tuple[str, ...], glyphs: Glyphs, *, id: str | None = None) -> None:
-        super().__init__(glyphs, id=id)
+        super().__init__(glyphs, id=id, classes="-ascii" if glyphs.ascii else None)
         self.tables = tables
         self.chosen = tables[0]
         self._marks: dict[str, tuple[int, int]] = {}

@@ -17,7 +17,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.content import Content
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, WorkbenchError
@@ -29,6 +29,7 @@ from workbench.tui.form.draft import FIELDS, Draft
 from workbench.tui.form.editor import edited
 from workbench.tui.form.field_help import FieldHelp
 from workbench.tui.form.field_row import FieldRow
+from workbench.tui.form.key_line import KeyLine
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.planned_screen import PlannedScreen
 from workbench.tui.form.planning import Outlook, verdict_words
@@ -58,7 +59,6 @@ class ConfigureScreen(PlannedScreen):
     ConfigureScreen #body { height: 1fr; layout: horizontal; }
     ConfigureScreen #tables { dock: top; height: 1; min-height: 1; border: none; }
     ConfigureScreen #form { width: 1fr; height: 1fr; border: round $foreground 30%; }
-    ConfigureScreen #form:focus-within { border: round $accent; }
     ConfigureScreen #side { width: 40%; max-width: 70; height: 1fr; }
     ConfigureScreen #side Panel { border: round $foreground 30%; padding: 0 1; }
     ConfigureScreen #meter { height: 1fr; }
@@ -89,8 +89,10 @@ class ConfigureScreen(PlannedScreen):
         Binding("f4", "edit", "Editor", id="form.edit"),
         Binding("f3", "measure", "Measure", id="form.measure"),
         Binding("f8", "drop_unknown", "Drop unknown", id="form.drop_unknown"),
-        Binding("pageup", "step_table(-1)", "Previous table", id="form.previous_table", show=False),
-        Binding("pagedown", "step_table(1)", "Next table", id="form.next_table", show=False),
+        Binding(
+            "pageup", "step_table(-1)", "Previous table", id="form.previous_table", show=False, priority=True
+        ),
+        Binding("pagedown", "step_table(1)", "Next table", id="form.next_table", show=False, priority=True),
         Binding("up", "step_field(-1)", "Previous field", id="form.previous_field", show=False),
         Binding("down,enter", "step_field(1)", "Next field", id="form.next_field", show=False),
     ]
@@ -121,7 +123,7 @@ class ConfigureScreen(PlannedScreen):
             with Vertical(id="side"):
                 yield FieldHelp(glyphs, id="help")
                 yield FitMeter(glyphs, id="meter")
-        yield Footer()
+        yield KeyLine(glyphs)
 
     async def on_mount(self) -> None:
         await self._show_table(TABLE_NAMES[0])
@@ -160,7 +162,7 @@ class ConfigureScreen(PlannedScreen):
         if not self.query_one(FormTables).step(by) and by < 0:
             self.query_one(TableList).focus()
 
-    async def _go_to(self, field: str) -> None:
+    async def go_to(self, field: str) -> None:
         """Show a field and give it the focus."""
         tables = self.query_one(TableList)
         tables.chosen = table_of(field)
@@ -378,7 +380,7 @@ class ConfigureScreen(PlannedScreen):
             at = f"{first.field}: " if first.field else ""
             self.notify(f"not {what}: {at}{first.words}", severity="error", markup=False)
             if first.field:
-                self.call_later(self._go_to, first.field)
+                self.call_later(self.go_to, first.field)
         return bool(problems)
 
     # Make it fit

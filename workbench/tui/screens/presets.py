@@ -18,13 +18,14 @@ from textual.containers import Container, Vertical
 from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
-from textual.widgets import Footer, Input
+from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from workbench.errors import ConfigurationError
 from workbench.presets import delete_preset, duplicate_preset, remember_preset
 from workbench.tui.dialogs import Confirm
 from workbench.tui.form.errand import CalledOffError, Errand
+from workbench.tui.form.key_line import KeyLine
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.planning import Planning
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows
@@ -107,7 +108,7 @@ class PresetsScreen(Screen[None]):
             with Vertical(id="side"):
                 yield PresetAbout(glyphs, id="about")
                 yield FitMeter(glyphs, id="meter")
-        yield Footer()
+        yield KeyLine(glyphs)
 
     @property
     def preset_list(self) -> PresetList:

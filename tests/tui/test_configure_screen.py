@@ -1,0 +1,597 @@
+"""The form: every key does what it says, problems stand at their fields and hold a run back, and plans follow edits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from form_host import LARGE, SMALL, OneScreen, PlannedMachine, settled, surroundings, text_of
+from textual.pilot import Pilot
+from textual.widgets import Input, TextArea
+
+from workbench.config import load_config, parse_config
+from workbench.presets import recent_presets, shipped_folder
+from workbench.tui.form.field_help import FieldHelp
+from workbench.tui.form.field_row import FieldRow
+from workbench.tui.form.inputs import OneOf, YesNo
+from workbench.tui.form.meter import FitMeter
+from workbench.tui.form.table_list import TableList
+from workbench.tui.form.tables import TABLE_NAMES, FormTables, fields_of
+from workbench.tui.glyphs import PLAIN
+from workbench.tui.messages import StartRun
+from workbench.tui.screens.configure import ConfigureScreen
+
+SIZES = [(80, 24), (60, 16)]
+BROKEN = """\
+# kept
+[model]
+architecture = "gpt2"   # yes
+[model.config]
+n_layer = 4
+n_embd = 128
+n_head = 4
+n_positions = 128
+vocab_size = 257
+[data]
+sequence_length = 128
+[train]
+steps = "many"          # how many
+stepps = 4
+"""
+
+Scenario = Callable[[ConfigureScreen, Pilot[None], OneScreen], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORKBENCH_PRESETS", str(tmp_path / "user"))
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+
+
+def on_screen(
+    scenario: Scenario,
+    tmp_path: Path,
+    preset: Path = LARGE,
+    size: tuple[int, int] = (80, 24),
+    machine: PlannedMachine | None = None,
+    **others: Any,
+) -> OneScreen:
+    """Play a scenario on the form of `preset`."""
+    machine = machine or PlannedMachine()
+    screen = ConfigureScreen(surroundings(tmp_path / "runs", **others), preset, machine)
+    screen.census_after_s = 0.001
+    app = OneScreen(screen)
+
+    async def play() -> None:
+        async with app.run_test(size=size) as pilot:
+            await settled(pilot)
+            await scenario(screen, pilot, app)
+            machine.may_answer.set()
+
+    asyncio.run(play())
+    return app
+
+
+def own(tmp_path: Path, text: str = BROKEN, name: str = "own") -> Path:
+    path = tmp_path / "user" / f"{name}.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+async def go_to(screen: ConfigureScreen, pilot: Pilot[None], field: str) -> FieldRow:
+    """Give a field the focus."""
+    await screen.go_to(field)
+    await pilot.pause()
+    row = screen.query_one(FormTables).row(field)
+    assert row is not None and screen.focused_field == field
+    return row
+
+
+async def write(pilot: Pilot[None], text: str) -> None:
+    """Put `text` in the place of what stands in the focused input."""
+    await pilot.press("end", "ctrl+u", *text)
+    await settled(pilot)
+
+
+@pytest.mark.parametrize("size", [(60, 16), (200, 60)])
+def test_every_field_of_every_table_can_be_seen(size: tuple[int, int], tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        form = screen.query_one(FormTables)
+        for table in TABLE_NAMES:
+            assert screen.query_one(TableList).chosen == table
+            for field in fields_of(table):
+                row = form.row(field.name)
+                assert row is not None
+                row.control.focus()
+                await pilot.pause()
+                assert field.key in text_of(app)
+                assert screen.query_one(FieldHelp).field is field
+                assert " ".join(field.help.split()[:3]) in text_of(app)
+            await pilot.press("pagedown")
+            await pilot.pause()
+        assert screen.query_one(TableList).chosen == TABLE_NAMES[0]
+
+    on_screen(scenario, tmp_path, size=size)
+
+
+def test_a_field_has_the_input_of_its_kind(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        kinds = {
+            "train.deterministic": YesNo,
+            "train.precision": OneOf,
+            "train.steps": Input,
+            "model.config": TextArea,
+        }
+        for field, kind in kinds.items():
+            assert isinstance((await go_to(screen, pilot, field)).control, kind)
+
+    on_screen(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_edit_moves_the_plan(size: tuple[int, int], tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        assert screen.plan is not None and screen.plan.time is not None
+        before, step = screen.plan, f"{screen.plan.time.step_s:,.2f} s a step"
+        assert step in text_of(app)
+        await go_to(screen, pilot, "train.micro_batch_size")
+        await write(pilot, "5")
+        assert screen.plan is not before and screen.plan.time is not None
+        assert screen.plan.config.train.micro_batch_size == 5
+        assert f"{screen.plan.time.step_s:,.2f} s a step" in text_of(app) and step not in text_of(app)
+
+    on_screen(scenario, tmp_path, size=size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_wrong_value_is_told_under_its_field_and_holds_the_run_back(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "train.micro_batch_size")
+        await write(pilot, "0")
+        lines = text_of(app).splitlines()
+        at = next(number for number, line in enumerate(lines) if "micro_batch_size" in line)
+        assert "is too small; must be a whole number from 1" in lines[at + 1]
+        assert row.problem and "train*✗" in text_of(app)
+        for key in ("f5", "ctrl+s", "f6"):
+            await pilot.press(key)
+            await settled(pilot)
+        assert not app.asked and app.screen is screen
+        assert all("train.micro_batch_size: is too small" in said for said in app.told) and len(app.told) == 3
+        await write(pilot, "8")
+        assert not row.problem and "too small" not in text_of(app)
+
+    on_screen(scenario, tmp_path, size=size)
+
+
+def test_starting_with_a_problem_on_another_table_goes_there(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await pilot.press("f5")
+        await settled(pilot)
+        assert screen.query_one(TableList).chosen == "train"
+        assert screen.focused_field == "train.steps"
+
+    on_screen(scenario, tmp_path, own(tmp_path, BROKEN.replace("stepps = 4\n", "")))
+
+
+def test_a_contradiction_is_told_at_its_field_and_goes_with_its_cause(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "offload.state")
+        await pilot.press("right")  # host -> disk
+        await settled(pilot)
+        form = screen.query_one(FormTables)
+        path = form.row("offload.disk_path")
+        assert path is not None and path.problem.startswith("the disk tier has no folder")
+        await pilot.press("left")
+        await settled(pilot)
+        assert not path.problem
+
+    on_screen(scenario, tmp_path)
+
+
+def test_a_value_that_does_nothing_is_told_at_its_field(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "offload.delay_warmup")
+        await write(pilot, "7")
+        assert row.remark.startswith("has no effect") and "has no effect" in text_of(app)
+
+    on_screen(scenario, tmp_path)
+
+
+def test_a_changed_value_is_marked_and_reset_gives_the_presets_back(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "train.steps")
+        await write(pilot, "77")
+        assert row.is_changed and "*▸steps" in text_of(app) and "1 changed" in text_of(app)
+        await pilot.press("ctrl+r")
+        await settled(pilot)
+        assert isinstance(row.control, Input) and row.control.value == "1000"
+        assert not row.is_changed and "*▸steps" not in text_of(app)
+
+        row = await go_to(screen, pilot, "train.deterministic")
+        await pilot.press("space")
+        await pilot.pause()
+        assert screen.draft.value("train.deterministic") is True and row.is_changed
+        await pilot.press("ctrl+r")
+        await pilot.pause()
+        assert isinstance(row.control, YesNo) and row.control.value is False
+
+    on_screen(scenario, tmp_path)
+
+
+def test_starting_asks_for_a_run_of_what_the_form_says(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.steps")
+        await write(pilot, "5")
+        await pilot.press("f5")
+        await pilot.pause()
+
+    app = on_screen(scenario, tmp_path, SMALL)
+    (asked,) = app.asked
+    assert isinstance(asked, StartRun) and asked.name == "quickstart"
+    assert parse_config(asked.text, "").train.steps == 5
+    assert "# built" not in asked.text and "# blocks" in asked.text
+    assert recent_presets() == [SMALL]
+
+
+def test_what_does_not_fit_is_started_only_when_that_is_said_twice(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await pilot.press("f5")
+        await pilot.pause()
+        assert "lacks 14.25 GiB of host" in " ".join(text_of(app).split())
+        await pilot.press("enter")  # the focus is on no
+        await pilot.pause()
+        assert not app.asked
+        await pilot.press("f5")
+        await pilot.pause()
+        await pilot.press("y")
+        await pilot.pause()
+        assert len(app.asked) == 1
+
+    on_screen(scenario, tmp_path)
+
+
+def test_a_read_only_look_starts_nothing(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await pilot.press("f5")
+        await pilot.pause()
+
+    assert not on_screen(scenario, tmp_path, SMALL, read_only=True).asked
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_make_it_fit_shows_what_it_would_change_and_changes_it_when_told(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await pilot.press("f6")
+        await settled(pilot)
+        said = " ".join(text_of(app).split())
+        assert 'offload.state_format: "exact" -> "compact"' in said and "changes results" in said
+        await pilot.press("escape")
+        await settled(pilot)
+        assert screen.draft.changed == ()
+        await pilot.press("f6")
+        await settled(pilot)
+        await pilot.press("y")
+        await settled(pilot)
+        assert screen.draft.value("offload.state_format") == "compact"
+        assert screen.plan is not None and screen.plan.fits
+        await go_to(screen, pilot, "offload.state_format")
+        assert "[compact]" in text_of(app)
+
+    on_screen(scenario, tmp_path, size=size)
+
+
+def test_make_it_fit_can_keep_the_states_format(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await pilot.press("f6")
+        await settled(pilot)
+        await pilot.press("k")
+        await settled(pilot)
+        assert "state_format" not in text_of(app).split("After it")[0].replace("offload.state_format = ", "")
+
+    on_screen(scenario, tmp_path)
+
+
+def test_a_preset_of_the_house_is_saved_under_another_name_with_its_comments(tmp_path: Path) -> None:
+    before = SMALL.read_bytes()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.steps")
+        await write(pilot, "5")
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        await write(pilot, "mine")
+        await pilot.press("enter")
+        await settled(pilot)
+        assert screen.path == tmp_path / "user" / "mine.toml"
+        assert screen.draft.changed == () and "mine" in text_of(app).splitlines()[0]
+
+    on_screen(scenario, tmp_path, SMALL)
+    assert (tmp_path / "user" / "mine.toml").read_text() == SMALL.read_text().replace(
+        "steps = 750", "steps = 5", 1
+    )
+    assert SMALL.read_bytes() == before
+
+
+def test_ones_own_preset_is_saved_in_its_place_and_another_only_after_a_question(tmp_path: Path) -> None:
+    path, other = own(tmp_path, SMALL.read_text()), own(tmp_path, "# precious", "other")
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.steps")
+        await write(pilot, "6")
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        await pilot.press("enter")
+        await settled(pilot)
+        assert load_config(path).train.steps == 6
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        await write(pilot, "other")
+        await pilot.press("enter")
+        await settled(pilot)
+        assert "Put this one in its place?" in " ".join(text_of(app).split())
+        await pilot.press("n")
+        await settled(pilot)
+        assert other.read_text() == "# precious"
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        await write(pilot, "other")
+        await pilot.press("enter")
+        await pilot.pause()
+        await pilot.press("y")
+        await settled(pilot)
+        assert load_config(other).train.steps == 6
+
+    on_screen(scenario, tmp_path, path)
+
+
+def test_a_name_that_cannot_be_is_told(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        await write(pilot, "a/b")
+        await pilot.press("enter")
+        await settled(pilot)
+        assert any("cannot be a preset's name" in said for said in app.told)
+
+    on_screen(scenario, tmp_path, SMALL)
+    assert not (tmp_path / "user").exists()
+
+
+def test_a_preset_with_errors_opens_with_its_errors_and_can_be_mended(tmp_path: Path) -> None:
+    path = own(tmp_path)
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        assert "train.stepps = 4: there is no such key" in text_of(app)
+        assert "2 problems" in text_of(app)
+        row = await go_to(screen, pilot, "train.steps")
+        assert row.problem.startswith("is a text") and isinstance(row.control, Input)
+        assert row.control.value == "many"
+        await write(pilot, "12")
+        await pilot.press("f8")
+        await settled(pilot)
+        assert "problem" not in text_of(app)
+        assert screen.outlook is not None and screen.outlook.plan is not None
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        await pilot.press("enter")
+        await settled(pilot)
+
+    on_screen(scenario, tmp_path, path)
+    wanted = BROKEN.replace(
+        'steps = "many"          # how many\nstepps = 4\n', "steps = 12          # how many\n"
+    )
+    assert path.read_text() == wanted
+
+
+def test_a_file_that_is_no_toml_opens_and_the_editor_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = own(tmp_path, "[model\n")
+    fixed = tmp_path / "fixed.toml"
+    fixed.write_text(SMALL.read_text())
+    monkeypatch.setenv("VISUAL", f"cp {fixed}")
+    monkeypatch.setattr(OneScreen, "suspend", lambda self: nullcontext())
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        assert "is not valid TOML" in text_of(app) and "F4" in text_of(app)
+        await pilot.press("f5")
+        await pilot.pause()
+        assert not app.asked
+        await pilot.press("f4")
+        await settled(pilot)
+        assert screen.config == load_config(SMALL) and "architecture" in text_of(app)
+
+    on_screen(scenario, tmp_path, path)
+
+
+def test_what_the_editor_saved_is_taken_back_and_compared_with_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "editor.sh"
+    script.write_text("#!/bin/sh\nsed -i 's/^steps = .*/steps = 33  # by hand/' \"$1\"\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(script))
+    monkeypatch.setattr(OneScreen, "suspend", lambda self: nullcontext())
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "train.steps")
+        await pilot.press("f4")
+        await settled(pilot)
+        assert isinstance(row.control, Input) and row.control.value == "33"
+        assert screen.draft.changed == ("train.steps",) and "# by hand" in screen.draft.toml()
+        monkeypatch.setenv("VISUAL", "false")
+        await pilot.press("f4")
+        await settled(pilot)
+        assert screen.draft.value("train.steps") == 33 and "ended with code 1" in app.told[-1]
+
+    on_screen(scenario, tmp_path, SMALL)
+
+
+def test_without_a_terminal_to_lend_there_is_no_editor(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await pilot.press("f4")
+        await settled(pilot)
+        assert app.told == ["this terminal cannot be lent to an editor"]
+
+    on_screen(scenario, tmp_path, SMALL)
+
+
+def test_another_model_asks_for_its_census_and_then_shows_its_plan(tmp_path: Path) -> None:
+    machine = PlannedMachine()
+    machine.hold()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        before = screen.plan
+        row = await go_to(screen, pilot, "model.config")
+        assert isinstance(row.control, TextArea)
+        row.control.load_text(row.control.text.replace("n_layer = 50", "n_layer = 4"))
+        for _ in range(200):
+            await pilot.pause(0.005)
+            if machine.asked and "as a test" in text_of(app):
+                break
+        assert machine.asked[0]["config"]["n_layer"] == 4
+        assert screen.query_one(FitMeter).stale and "taking the census, as a test" in text_of(app)
+        machine.may_answer.set()
+        await settled(pilot)
+        assert screen.plan is not before and screen.plan is not None
+        assert screen.plan.memory.parameters == 842_624
+        assert not screen.query_one(FitMeter).stale
+
+    on_screen(scenario, tmp_path, machine=machine)
+
+
+def test_a_census_is_called_off_when_the_model_changes_again_and_when_the_screen_goes(tmp_path: Path) -> None:
+    machine = PlannedMachine()
+    machine.hold()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "model.config")
+        assert isinstance(row.control, TextArea)
+        for layers in (4, 5):
+            row.control.load_text(f"n_layer = {layers}")
+            for _ in range(200):
+                await pilot.pause(0.005)
+                if len(machine.asked) == layers - 3:
+                    break
+        assert [table["config"]["n_layer"] for table in machine.asked] == [4, 5]
+        assert machine.errands[0].called_off and not machine.errands[1].called_off
+        await pilot.press("escape")
+        await pilot.pause()
+        await pilot.press("y")
+        await settled(pilot)
+        assert machine.errands[1].called_off and app.screen is not screen
+
+    on_screen(scenario, tmp_path, machine=machine)
+
+
+def test_an_unmeasured_machine_is_measured_when_asked_and_can_be_called_off(tmp_path: Path) -> None:
+    machine = PlannedMachine(None)
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        assert screen.plan is not None and screen.plan.time is None
+        assert "F3 measures this machine" in text_of(app)
+        machine.hold()
+        await pilot.press("f3")
+        await pilot.pause(0.02)
+        assert "measuring: the memory's speed" in text_of(app)
+        await pilot.press("f3")
+        await settled(pilot)
+        assert machine.errands[0].called_off and screen.plan.time is None
+        machine.may_answer.set()
+        await pilot.press("f3")
+        await settled(pilot)
+        assert screen.plan.time is not None and "a step" in text_of(app)
+
+    on_screen(scenario, tmp_path, machine=machine)
+
+
+def test_leaving_asks_only_where_something_would_be_lost(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.steps")
+        await write(pilot, "5")
+        await pilot.press("escape")
+        await pilot.pause()
+        await pilot.press("enter")  # stay
+        await pilot.pause()
+        assert app.screen is screen
+        await pilot.press("ctrl+r")
+        await settled(pilot)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is not screen
+
+    on_screen(scenario, tmp_path, SMALL)
+
+
+def test_arrow_keys_walk_through_fields_and_up_from_the_first_to_the_tables(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.device")
+        await pilot.press("down")
+        assert screen.focused_field == "train.steps"
+        await pilot.press("up", "up")
+        assert screen.query_one(TableList).has_focus
+        await pilot.press("right")
+        await pilot.pause()
+        assert screen.query_one(TableList).chosen == "optimizer" and screen.query_one(TableList).has_focus
+
+    on_screen(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_a_click_chooses_a_table_and_a_value(size: tuple[int, int], tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        lines = text_of(app).splitlines()
+        y = next(number for number, line in enumerate(lines) if " offload " in line)
+        await pilot.click(offset=(lines[y].index("offload") + 1, y))
+        await settled(pilot)
+        assert screen.query_one(TableList).chosen == "offload"
+        lines = text_of(app).splitlines()
+        y = next(number for number, line in enumerate(lines) if "state_format" in line)
+        await pilot.click(offset=(lines[y].index("half") + 1, y))
+        await settled(pilot)
+        assert screen.draft.value("offload.state_format") == "half"
+
+    on_screen(scenario, tmp_path, size=size)
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40)])
+def test_ascii_mode_draws_nothing_else(size: tuple[int, int], tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.steps")
+        await write(pilot, "0")
+        drawn = "\n".join(line for line in text_of(app).splitlines()[:-1])  # the last one is the footer
+        assert {letter for letter in drawn if not letter.isascii()} <= set("▁▂▃▄▅▆▇█▔▎▊▋▍")
+
+    on_screen(scenario, tmp_path, size=size, glyphs=PLAIN)
+
+
+def test_the_machine_is_looked_at_again_when_the_screen_comes_back_late(tmp_path: Path) -> None:
+    machine = PlannedMachine()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        before = machine.grounds
+        screen._looked_at -= 60
+        screen.on_screen_resume()
+        await settled(pilot)
+        assert machine.grounds == before + 1 and screen.plan is not None
+
+    on_screen(scenario, tmp_path, machine=machine)
+
+
+def test_shipped_presets_open_without_problems(tmp_path: Path) -> None:
+    for preset in sorted(shipped_folder().glob("*.toml")):
+
+        async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+            assert screen.config is not None and screen.plan is not None
+
+        on_screen(scenario, tmp_path, preset)
