@@ -16,8 +16,6 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 64 GiB available, whose cgroups lie in a folder of ours."""
     import psutil
 
-    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "PROC_CGROUP", tmp_path / "proc")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": 64 * GIB})())
     return tmp_path
 
@@ -29,47 +27,47 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def test_without_a_cgroup_what_is_available_is_free(cgroup: Path) -> None:
-    assert machine.free_host_bytes() == 64 * GIB
+    assert machine.free_host_bytes(cgroup) == 64 * GIB
 
 
 def test_a_limit_of_version_two_counts_without_the_page_cache(cgroup: Path) -> None:
     write(
         cgroup,
         {
-            "proc": "0::/a/b\n",
-            "cgroup/a/b/memory.max": f"{8 * GIB}\n",
-            "cgroup/a/b/memory.current": f"{6 * GIB}\n",
-            "cgroup/a/b/memory.stat": f"anon 1\nactive_file 5\ninactive_file {2 * GIB}\n",
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/b/memory.max": f"{8 * GIB}\n",
+            "sys/fs/cgroup/a/b/memory.current": f"{6 * GIB}\n",
+            "sys/fs/cgroup/a/b/memory.stat": f"anon 1\nactive_file 5\ninactive_file {2 * GIB}\n",
         },
     )
-    assert machine.free_host_bytes() == 4 * GIB
+    assert machine.free_host_bytes(cgroup) == 4 * GIB
 
 
 def test_the_narrowest_limit_on_the_way_up_counts(cgroup: Path) -> None:
     write(
         cgroup,
         {
-            "proc": "0::/a/b\n",
-            "cgroup/a/b/memory.max": "max\n",
-            "cgroup/a/b/memory.current": "5\n",
-            "cgroup/a/memory.max": f"{3 * GIB}\n",
-            "cgroup/a/memory.current": f"{GIB}\n",
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/b/memory.max": "max\n",
+            "sys/fs/cgroup/a/b/memory.current": "5\n",
+            "sys/fs/cgroup/a/memory.max": f"{3 * GIB}\n",
+            "sys/fs/cgroup/a/memory.current": f"{GIB}\n",
         },
     )
-    assert machine.free_host_bytes() == 2 * GIB
+    assert machine.free_host_bytes(cgroup) == 2 * GIB
 
 
 def test_a_limit_of_version_one_counts(cgroup: Path) -> None:
     write(
         cgroup,
         {
-            "proc": "12:cpu,cpuacct:/x\n5:memory:/docker/1\n",
-            "cgroup/memory/docker/1/memory.limit_in_bytes": f"{2 * GIB}",
-            "cgroup/memory/docker/1/memory.usage_in_bytes": f"{GIB}",
-            "cgroup/memory/docker/1/memory.stat": f"total_inactive_file {GIB // 2}\n",
+            "proc/self/cgroup": "12:cpu,cpuacct:/x\n5:memory:/docker/1\n",
+            "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": f"{2 * GIB}",
+            "sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes": f"{GIB}",
+            "sys/fs/cgroup/memory/docker/1/memory.stat": f"total_inactive_file {GIB // 2}\n",
         },
     )
-    assert machine.free_host_bytes() == 3 * GIB // 2
+    assert machine.free_host_bytes(cgroup) == 3 * GIB // 2
 
 
 def test_a_cgroup_that_is_seen_from_inside_a_container_counts(cgroup: Path) -> None:
@@ -77,26 +75,39 @@ def test_a_cgroup_that_is_seen_from_inside_a_container_counts(cgroup: Path) -> N
     write(
         cgroup,
         {
-            "proc": "0::/system.slice/docker-1.scope\n",
-            "cgroup/memory.max": f"{GIB}\n",
-            "cgroup/memory.current": "0\n",
+            "proc/self/cgroup": "0::/system.slice/docker-1.scope\n",
+            "sys/fs/cgroup/memory.max": f"{GIB}\n",
+            "sys/fs/cgroup/memory.current": "0\n",
         },
     )
-    assert machine.free_host_bytes() == GIB
+    assert machine.free_host_bytes(cgroup) == GIB
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "0::/a\n", "\xff\n", ":::\n"])
 def test_cgroup_files_of_nonsense_limit_nothing(cgroup: Path, text: str) -> None:
-    (cgroup / "proc").write_text(text, encoding="latin-1")
+    write(cgroup, {"proc/self/cgroup": ""})
+    (cgroup / "proc/self/cgroup").write_text(text, encoding="latin-1")
     write(
-        cgroup, {"cgroup/a/memory.max": "lots", "cgroup/a/memory.current": "-", "cgroup/a/memory.stat": "\n"}
+        cgroup,
+        {
+            "sys/fs/cgroup/a/memory.max": "lots",
+            "sys/fs/cgroup/a/memory.current": "-",
+            "sys/fs/cgroup/a/memory.stat": "\n",
+        },
     )
-    assert machine.free_host_bytes() == 64 * GIB
+    assert machine.free_host_bytes(cgroup) == 64 * GIB
 
 
 def test_a_limit_that_is_used_up_leaves_nothing_and_not_less(cgroup: Path) -> None:
-    write(cgroup, {"proc": "0::/\n", "cgroup/memory.max": "10\n", "cgroup/memory.current": "50\n"})
-    assert machine.free_host_bytes() == 0
+    write(
+        cgroup,
+        {
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": "10\n",
+            "sys/fs/cgroup/memory.current": "50\n",
+        },
+    )
+    assert machine.free_host_bytes(cgroup) == 0
 
 
 def test_the_room_on_a_disk_is_that_of_the_folder_that_will_be_made(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.doctor.cgroups import limits
+from workbench.cgroups import limits
 from workbench.doctor.findings import Finding, failure, gib, ok, warning
 from workbench.doctor.surroundings import Surroundings
 from workbench.plan.free import free_host_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from workbench.doctor.cgroups import limits, number
+from workbench.cgroups import limits, number
 from workbench.doctor.findings import Finding, gib, ok, warning
 from workbench.doctor.surroundings import Surroundings
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.doctor.cgroups import limits, number
+from workbench.cgroups import limits, number
 from workbench.monitor.samples import HostSample
 from workbench.optimizer.cpu_count import cgroup_quota
 

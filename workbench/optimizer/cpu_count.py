@@ -9,6 +9,8 @@ import math
 import os
 from pathlib import Path
 
+from workbench.cgroups import folders
+
 
 def usable_cpus(root: Path = Path("/")) -> int:
     """The number of CPUs, at least 1. `root` is where `proc` and `sys` lie (tests bring their own)."""
@@ -28,33 +30,10 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
     """The tightest CPU quota among this process's cgroup and its parents, in CPUs; `None` without one.
 
     Version 2 writes `cpu.max` ("quota period", or "max"); version 1 writes `cpu.cfs_quota_us` (-1: none) and
-    `cpu.cfs_period_us`. Inside a container the path that `/proc/self/cgroup` names often does not exist,
-    because the container's own group is mounted as the top: the walk upwards ends there.
+    `cpu.cfs_period_us`.
     """
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota_in(folder)) is not None]
+    quotas = [quota for folder in folders(root, "cpu") if (quota := _quota_in(folder)) is not None]
     return min(quotas, default=None)
-
-
-def _cgroup_folders(root: Path) -> list[Path]:
-    """This process's cgroup folders of both versions, each with its parents up to the mount's top."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    mounts = root / "sys/fs/cgroup"
-    folders: list[Path] = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            tops = [mounts, mounts / "unified"]
-        elif "cpu" in controllers.split(","):
-            tops = [mounts / controllers, mounts / "cpu"]
-        else:
-            continue
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for top in tops:
-            folders += [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-    return folders
 
 
 def _quota_in(folder: Path) -> float | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup")
-PROC_CGROUP = Path("/proc/self/cgroup")
+from workbench.cgroups import folders, number
 
 
-def free_host_bytes() -> int:
-    """What a new process could take without swapping: MemAvailable, or less where a cgroup limits it."""
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """What a new process could take without swapping: MemAvailable, or less where a cgroup limits it.
+
+    `root` is where `proc` and `sys` lie (tests bring their own).
+    """
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    for limit, used in _cgroup_limits():
+    for limit, used in _cgroup_limits(root):
         free = min(free, max(0, limit - used))
     return free
 
@@ -37,43 +39,18 @@ def _nearest(path: Path) -> Path:
     return there
 
 
-def _cgroup_limits() -> list[tuple[int, int]]:
+def _cgroup_limits(root: Path) -> list[tuple[int, int]]:
     """(limit, used) in bytes of every cgroup this process is in that has a limit; used without its page cache."""
     found = []
-    for folder in _cgroup_folders():
+    for folder in folders(root, "memory"):
         for limit_name, used_name, cache_key in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            limit, used = number(folder / limit_name), number(folder / used_name)
             if limit is not None and used is not None:
                 found.append((limit, max(0, used - _statistic(folder / "memory.stat", cache_key))))
     return found
-
-
-def _cgroup_folders() -> list[Path]:
-    """The memory cgroups of this process from its own up to the root, for v2 and v1."""
-    try:
-        lines = PROC_CGROUP.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return []
-    folders: dict[Path, None] = {}
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base = CGROUP / "memory" if controllers else CGROUP
-        inner = base / path.lstrip("/")
-        folders.update(dict.fromkeys(p for p in (inner, *inner.parents) if p.is_relative_to(base)))
-    return list(folders)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def _statistic(path: Path, key: str) -> int:

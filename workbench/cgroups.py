@@ -12,7 +12,7 @@ def limits(root: Path, controller: str, names: tuple[str, ...]) -> Iterator[tupl
     `names`: what the file with the limit of `controller` is called ("memory.max", "memory.limit_in_bytes"). In a
     container the path that `proc/self/cgroup` names often does not exist; the container's own group is then the top.
     """
-    for folder in _folders(root, controller):
+    for folder in folders(root, controller):
         for name in names:
             limit = number(folder / name)
             if limit is not None:
@@ -27,13 +27,17 @@ def number(path: Path) -> int | None:
         return None
 
 
-def _folders(root: Path, controller: str) -> list[Path]:
+def folders(root: Path, controller: str) -> list[Path]:
+    """This process's groups of `controller` ("cpu", "memory", "pids"), each with its parents up to the mount's top.
+
+    `root` is where `proc` and `sys` lie (tests bring their own).
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     mounts = root / "sys/fs/cgroup"
-    folders: dict[Path, None] = {}
+    found: dict[Path, None] = {}
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -45,5 +49,5 @@ def _folders(root: Path, controller: str) -> list[Path]:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for top in tops:
-            folders |= dict.fromkeys(top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
-    return list(folders)
+            found |= dict.fromkeys(top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+    return list(found)
