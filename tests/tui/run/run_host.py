@@ -1,0 +1,307 @@
+"""A small application that shows the run's screen, and run directories made on the spot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from textual.app import App
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from workbench.monitor.samples import (
+    DiskSample,
+    GpuProcess,
+    GpuSample,
+    HostSample,
+    MonitorSample,
+    ThreadSample,
+    TrainerSample,
+)
+from workbench.runs import (
+    LaneSpan,
+    MetricsWriter,
+    RunDirectory,
+    Status,
+    append_event,
+    write_lanes,
+    write_plan,
+    write_sample,
+    write_status,
+)
+from workbench.runs.status import process_started
+from workbench.tui.glyphs import BLOCKS, Glyphs
+from workbench.tui.messages import ResumeRun
+from workbench.tui.screens.run import RunScreen
+from workbench.tui.surroundings import Surroundings
+
+GIB = 1 << 30
+SIZES = ((60, 16), (80, 24), (120, 40), (200, 60))
+NEVER_S = 1e6
+NAME = "20260101-000001-quickstart-0a1b2c"
+CONFIG = """
+[train]
+device = "cpu"
+precision = "bf16"
+[offload]
+weights = "device"
+state = "host"
+state_format = "exact"
+disk_path = ""
+"""
+PLAN: dict[str, object] = {
+    "placement": {"weights": "device", "state": "host", "device_fraction": 0.0},
+    "memory": {
+        "parameters": 1_000_000,
+        "tiers": [
+            {"tier": "device", "needs": {"weights": 2_000_000}, "needed_bytes": 3 * GIB},
+            {"tier": "host", "needs": {"exp_avg and exp_avg_sq": 8_000_000}, "needed_bytes": 4 * GIB},
+        ],
+    },
+    "time": {"step_s": 0.5, "tokens_per_s": 2000.0},
+}
+
+
+class FixedMonitor:
+    """Gives what it was given, and remembers what it is to watch."""
+
+    def __init__(self, sample: MonitorSample | None = None) -> None:
+        self.latest = sample
+        self.watched: list[tuple[int | None, tuple[Path, ...]]] = []
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
+        self.watched.append((pid, folders))
+
+
+class Host(App[None]):
+    """Shows one run's screen, and remembers what it is asked for."""
+
+    def __init__(self, screen: RunScreen, monitor: FixedMonitor) -> None:
+        super().__init__()
+        self.run_screen = screen
+        self.monitor = monitor
+        self.resumed: list[RunDirectory] = []
+        self.copied = ""
+        self.bells = 0
+
+    def on_mount(self) -> None:
+        self.push_screen(self.run_screen)
+
+    def on_resume_run(self, message: ResumeRun) -> None:
+        self.resumed.append(message.run)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        self.copied = text
+
+    def bell(self) -> None:
+        self.bells += 1
+
+    @property
+    def text(self) -> str:
+        strips = self.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+    @property
+    def toasts(self) -> list[str]:
+        return [toast.message for toast in self._notifications]
+
+
+Scenario = Callable[[Host, Pilot[None]], Awaitable[None]]
+
+
+async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
+    """Let messages pass until something holds."""
+    deadline = time.monotonic() + 20
+    while True:
+        await pilot.pause()
+        if met():
+            return
+        assert time.monotonic() < deadline, "it did not happen within 20 s"
+        await asyncio.sleep(0.002)
+
+
+async def look(host: Host, pilot: Pilot[None]) -> None:
+    """One more look at the run, and its outcome shown."""
+    screen = host.run_screen
+    await until(pilot, lambda: not screen._reading)
+    screen.tick()
+    await until(pilot, lambda: not screen._reading)
+
+
+def drive(
+    run: RunDirectory,
+    scenario: Scenario,
+    *,
+    size: tuple[int, int] = (120, 40),
+    glyphs: Glyphs = BLOCKS,
+    sample: MonitorSample | None = None,
+    read_only: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Run the scenario once the run has been read for the first time."""
+    monitor = FixedMonitor(sample)
+    surroundings = Surroundings(run.path.parent, monitor, glyphs, clock, NEVER_S, read_only)
+
+    async def go() -> None:
+        screen = RunScreen(surroundings, run)
+        host = Host(screen, monitor)
+        async with host.run_test(size=size) as pilot:
+            await until(
+                pilot, lambda: screen.latest is not None and not screen.latest.more and not screen._reading
+            )
+            await scenario(host, pilot)
+
+    asyncio.run(go())
+
+
+def picture(widget: Widget) -> str:
+    """What the widget draws, its border too."""
+    size = widget.outer_size
+    return "\n".join("".join(segment.text for segment in strip) for strip in widget.render_lines(size.region))
+
+
+def live(phase: str = "training", **changes: object) -> Status:
+    """The status of a run whose trainer is this very process."""
+    values: dict[str, object] = {
+        "phase": phase,
+        "step": 20,
+        "total_steps": 100,
+        "pid": os.getpid(),
+        "pid_started": process_started(os.getpid()),
+        "host": socket.gethostname(),
+        "loss": 3.2,
+        "tokens_per_s": 2048.0,
+        "elapsed_s": 65.0,
+        "eta_s": 3600.0,
+    }
+    return Status(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def ended(phase: str, exit_code: int | None, message: str, **changes: object) -> Status:
+    return live(phase, exit_code=exit_code, message=message, eta_s=None, **changes)
+
+
+def add_steps(
+    run: RunDirectory, first: int, last: int, *, loss: Callable[[int], float] = lambda step: 2 + 5 / step
+) -> None:
+    """The records of the steps first to last, both with them; every tenth is evaluated."""
+    with MetricsWriter(run.metrics) as writer:
+        writer.start_again()
+        for step in range(first, last + 1):
+            writer.append(
+                step=step,
+                time=1e9 + step,
+                loss=loss(step),
+                grad_norm=1 + 1 / step,
+                learning_rate=1e-4 * step,
+                tokens_total=1000 * step,
+                step_s=0.5,
+                tokens_per_s=2000.0,
+                update_s=0.1,
+                validation_loss=loss(step) + 0.1 if step % 10 == 0 else None,
+            )
+
+
+def new_run(root: Path, status: Status | None = None, *, steps: int = 20) -> RunDirectory:
+    """A run with everything in it; without a status where none is given."""
+    path = root / NAME
+    path.mkdir(parents=True)
+    run = RunDirectory(path)
+    run.samples.mkdir()
+    run.checkpoints.mkdir()
+    run.config.write_text(CONFIG)
+    write_plan(run, PLAN)
+    if steps:
+        add_steps(run, 1, steps)
+        write_lanes(
+            run,
+            steps,
+            [
+                LaneSpan("compute", "forward", -1, -1, 0.0, 0.2),
+                LaneSpan("compute", "backward", -1, -1, 0.2, 0.4),
+                LaneSpan("download", "download", 0, 0, 0.25, 0.45),
+                LaneSpan("update", "update", 0, 0, 0.4, 0.5),
+                LaneSpan("upload", "upload", 0, 0, 0.45, 0.5),
+            ],
+        )
+        append_event(run, "evaluation", step=10, loss=2.6, perplexity=13.46, seconds=1.5)
+        append_event(run, "checkpoint", step=20, path="checkpoints/step-00000020", seconds=0.2)
+        write_sample(run, 20, "Once upon a time\nthere was a sample of the model.\n")
+        append_event(run, "sample", step=20, path="samples/step-00000020.txt")
+        append_event(run, "warning", message="the disk is slow")
+        run.log.write_text(
+            "\n".join(f"step {step:05}/00100 | loss 3.2" for step in range(1, steps + 1)) + "\n"
+        )
+    if status is not None:
+        write_status(run, status, durable=False)
+    return run
+
+
+def rewrite(run: RunDirectory, **values: object) -> None:
+    """Change fields of the status as they stand in the file, the heartbeat too."""
+    there = json.loads(run.status.read_text())
+    run.status.write_text(json.dumps({**there, **values}))
+
+
+def sample_at(time: float = 1000.0, gpus: int = 8, cores: int = 64, **host: object) -> MonitorSample:
+    """A machine with GPUs, the trainer among their processes."""
+    values: dict[str, object] = {
+        "cores": tuple((core * 37 % 101) / 100 for core in range(cores)),
+        "allowed_cores": tuple(range(cores)),
+        "load": (31.2, 25.0, 20.1),
+        "memory_total_bytes": 1024 * GIB,
+        "memory_used_bytes": 300 * GIB,
+        "memory_cached_bytes": 200 * GIB,
+        "memory_available_bytes": 700 * GIB,
+        "swap_used_bytes": 0,
+        "swap_total_bytes": 8 * GIB,
+    }
+    return MonitorSample(
+        time=time,
+        host=HostSample(**{**values, **host}),  # type: ignore[arg-type]
+        gpus=tuple(
+            GpuSample(
+                index,
+                name="NVIDIA H200",
+                busy=0.87,
+                memory_used_bytes=103 * GIB,
+                memory_total_bytes=140 * GIB,
+                power_w=410.0,
+                power_limit_w=700.0,
+                temperature_c=62.0,
+                temperature_limit_c=87.0,
+                clock_mhz=1755,
+                clock_limit_mhz=1980,
+                throttled_by=(),
+                pcie_generation=5,
+                pcie_width=16,
+                pcie_limit_bytes_per_s=63.0e9,
+                pcie_received_bytes_per_s=24.0 * GIB,
+                pcie_sent_bytes_per_s=3.5 * GIB,
+                processes=(GpuProcess(os.getpid(), "python", 98 * GIB),),
+            )
+            for index in range(gpus)
+        ),
+        gpu_note="" if gpus else "No GPU is shown: there is no NVIDIA driver here.",
+        trainer=TrainerSample(
+            pid=os.getpid(),
+            memory_bytes=250 * GIB,
+            busy=16.2,
+            threads=(
+                ThreadSample("python", 500, 0.99, 0),
+                *(ThreadSample(f"host-adam/{i}", 501 + i, 0.95 - i / 100, 2 * i) for i in range(16)),
+            ),
+            read_bytes_per_s=1.5 * GIB,
+            written_bytes_per_s=0.25 * GIB,
+        ),
+        disks=(DiskSample("/data/runs", "nvme0n1", 3500 * GIB, 1200 * GIB, 2.0 * GIB, 0.5 * GIB, 0.66),),
+    )

@@ -1,0 +1,77 @@
+"""The series that the charts of one run draw, on shared positions: grown by new records, cut by a resumption.
+
+Invariant: series belong to one thread at a time; a whole run's are made and worked out in the reader's thread and then
+handed over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import isfinite
+
+from workbench.tui.charts.series import Positions, Series, given_rows
+from workbench.tui.run.standing import MetricRows
+
+SMOOTHING = 0.9
+"""Share that the drawn averages keep of themselves at each step; the values themselves are dots behind them."""
+
+
+class RunCurves:
+    """`loss`, `grad_norm`, `learning_rate`, `tokens_per_s` and `mfu` share `positions`; `validation` has its own."""
+
+    def __init__(self) -> None:
+        self.positions = Positions()
+        self.loss = Series(self.positions, smoothing=SMOOTHING, find_spikes=True)
+        self.grad_norm = Series(self.positions, smoothing=SMOOTHING, find_spikes=True)
+        self.learning_rate = Series(self.positions)
+        self.tokens_per_s = Series(self.positions, smoothing=SMOOTHING)
+        self.mfu = Series(self.positions)
+        self.validation = Series()
+        self.has_mfu = False
+        """Whether any step has a known share of the device's arithmetic."""
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def add(self, rows: MetricRows) -> None:
+        """Take back what no longer stands, then append what is new."""
+        if rows.keep < len(self):
+            self._cut(rows.keep)
+        self.positions.extend(rows.step, rows.tokens, rows.seconds)
+        for series, values in (
+            (self.loss, rows.loss),
+            (self.grad_norm, rows.grad_norm),
+            (self.learning_rate, rows.learning_rate),
+            (self.tokens_per_s, rows.tokens_per_s),
+            (self.mfu, rows.mfu),
+        ):
+            series.extend(values)
+        values, steps, tokens, seconds = given_rows(
+            rows.validation_loss, rows.step, rows.tokens, rows.seconds
+        )
+        self.validation.positions.extend(steps, tokens, seconds)
+        self.validation.extend(values)
+        self.has_mfu = self.has_mfu or any(map(isfinite, rows.mfu))
+
+    def work_out(self) -> None:
+        """Averages and extremes of what is looked at first: what would otherwise be done at the first drawing."""
+        for series in (self.loss, self.grad_norm, self.tokens_per_s):
+            series.spikes  # noqa: B018 - works out all that a drawing needs
+
+    @property
+    def best_validation(self) -> tuple[float, int] | None:
+        """The least validation loss, nats a token, and its step; None before the first."""
+        series = self.validation
+        found = series.window(0, len(series))
+        if found is None:
+            return None
+        return found[0], int(series.positions.along("step")[series.values.index(found[0])])
+
+    def _cut(self, keep: int) -> None:
+        first_gone = self.positions.along("step")[keep]
+        validated = bisect_left(self.validation.positions.along("step"), first_gone)
+        self.validation.cut(validated)
+        self.validation.positions.cut(validated)
+        for series in (self.loss, self.grad_norm, self.learning_rate, self.tokens_per_s, self.mfu):
+            series.cut(keep)
+        self.positions.cut(keep)
