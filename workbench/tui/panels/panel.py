@@ -67,9 +67,9 @@ class Panel(Widget, can_focus=True):
     ]
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
+        # Not by `set_class`, which styles the panel anew at once where an application runs.
+        super().__init__(id=id, classes=" ".join(filter(None, (classes, "-ascii" if glyphs.ascii else None))))
         self.glyphs = glyphs
-        self.set_class(glyphs.ascii, "-ascii")
         self.first_row = 0
         """The first of the lines that is seen."""
         self._rows = 0
