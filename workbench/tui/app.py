@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from textual.command import Provider
 from textual.screen import Screen
 
 from workbench.errors import WorkbenchError
-from workbench.runs import RunDirectory
+from workbench.runs import RunDirectory, liveness, read_status
 from workbench.tui.messages import CompareRuns, OpenPreset, OpenRun, ResumeRun, StartRun
 from workbench.tui.remembered import Remembered, read_remembered, write_remembered
 from workbench.tui.surroundings import Surroundings
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from workbench.tui.screens.run import RunScreen
 
 PARTS = ("presets", "runs", "top")
+NEWEST = 20
+"""Runs that are looked at for one that trains."""
 
 
 def _system_commands() -> type[Provider]:
@@ -62,7 +65,8 @@ class WorkbenchApp(App[None]):
         Binding("P", "show_part('presets')", "Presets", id="app.presets", show=False),
         Binding("H", "show_part('runs')", "Runs", id="app.runs", show=False),
         Binding("M", "show_part('top')", "Monitor", id="app.top", show=False),
-        Binding("question_mark,f1", "help", "Help", key_display="?", id="app.help"),
+        Binding("question_mark", "help", "Help", key_display="?", id="app.help"),
+        Binding("f1", "help", "Help", id="app.help_anywhere"),
         Binding("escape", "back", "Back", id="app.back", show=False),
         Binding("q", "leave", "Quit", id="app.leave"),
         Binding("ctrl+q", "quit", "Quit", id="app.quit", show=False, priority=True),
@@ -100,6 +104,7 @@ class WorkbenchApp(App[None]):
 
     async def on_mount(self) -> None:
         self.surroundings.monitor.start()
+        self._watch_newest()
         for number in (signal.SIGTERM, signal.SIGHUP):
             # Textual would leave the terminal as it is.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
@@ -110,6 +115,19 @@ class WorkbenchApp(App[None]):
         await self.switch_mode("runs" if self._run else self._part if self._part in PARTS else PARTS[0])
         if self._run:
             self._open_run(self._run)
+
+    @work(thread=True, group="watch", exit_on_error=False)
+    def _watch_newest(self) -> None:
+        """Until a run is shown: the newest one that trains here, and the disk of the runs."""
+        root = self.surroundings.runs_root.absolute()
+        folder = next(path for path in (root, *root.parents) if path.exists())
+        trainer = None
+        for run in reversed(RunDirectory.list(root)[-NEWEST:]):
+            status = read_status(run)
+            if liveness(status) in ("running", "paused") and status.host == socket.gethostname():
+                trainer = status.pid
+                break
+        self.surroundings.monitor.watch(pid=trainer, folders=(folder,))
 
     def on_unmount(self) -> None:
         self.surroundings.monitor.stop()
@@ -204,6 +222,8 @@ class WorkbenchApp(App[None]):
         """Show a part as it was left."""
         if self.current_mode != name:
             self.switch_mode(name)
+            if name == "top":
+                self._watch_newest()
 
     def action_help(self) -> None:
         from workbench.tui.screens.help import HelpScreen

@@ -15,7 +15,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from workbench.runs import RunDirectory
 from workbench.runs.comparing import CurveReader, Curves, Differences, config_differences
@@ -23,6 +22,7 @@ from workbench.runs.summary import RunSummary, summarize
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.curves import Curve
 from workbench.tui.charts.series import Series, given_rows
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.screens.difference_table import DifferenceTable, letter
 from workbench.tui.surroundings import Surroundings
 
@@ -101,7 +101,7 @@ class CompareScreen(Screen[None]):
         yield Chart("Loss", glyphs=glyphs, id="loss")
         yield Chart("Validation loss", glyphs=glyphs, id="validation")
         yield DifferenceTable(glyphs, id="table")
-        yield Footer()
+        yield KeyLine(self.surroundings.glyphs)
 
     @property
     def chart(self) -> Chart:

@@ -29,7 +29,7 @@ from workbench.tui.form.draft import FIELDS, Draft
 from workbench.tui.form.editor import edited
 from workbench.tui.form.field_help import FieldHelp
 from workbench.tui.form.field_row import FieldRow
-from workbench.tui.form.key_line import KeyLine
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.planned_screen import PlannedScreen
 from workbench.tui.form.planning import Outlook, verdict_words

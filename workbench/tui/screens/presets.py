@@ -25,7 +25,7 @@ from workbench.errors import ConfigurationError
 from workbench.presets import delete_preset, duplicate_preset, remember_preset
 from workbench.tui.dialogs import Confirm
 from workbench.tui.form.errand import CalledOffError, Errand
-from workbench.tui.form.key_line import KeyLine
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.planning import Planning
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows

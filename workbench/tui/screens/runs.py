@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Input
+from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from workbench.errors import WorkbenchError
@@ -26,6 +26,7 @@ from workbench.runs.steering import ask
 from workbench.runs.summary import RESUMABLE, RunSummaries, RunSummary
 from workbench.tui.dialogs import Confirm
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.units import amount
 from workbench.tui.screens.run_detail import RunDetail
 from workbench.tui.screens.run_list import RunList
@@ -96,7 +97,7 @@ class RunsScreen(Screen[None]):
         yield Input(placeholder="type to filter by name or state", compact=True, id="filter")
         yield RunList(glyphs, id="runs")
         yield RunDetail(glyphs, id="detail")
-        yield Footer()
+        yield KeyLine(self.surroundings.glyphs)
 
     @property
     def run_list(self) -> RunList:

@@ -16,12 +16,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Footer
 
 from workbench.monitor.samples import MonitorSample
 from workbench.tui.panels.cores import CoresPanel
 from workbench.tui.panels.disk import DiskPanel
 from workbench.tui.panels.gpu import GpuPanel
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.memory import MemoryPanel
 from workbench.tui.panels.pcie import PciePanel
 from workbench.tui.panels.status_line import StatusLine
@@ -105,7 +105,7 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
         yield self.line
         # Panels take the focus, not the container around them.
         yield VerticalScroll(*self.panels, can_focus=False)
-        yield Footer(compact=True)
+        yield KeyLine(self.surroundings.glyphs)
 
     def on_mount(self) -> None:
         self.lay_out()

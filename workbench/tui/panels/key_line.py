@@ -10,12 +10,16 @@ from typing import ClassVar
 
 from rich.segment import Segment
 from textual import events
+from textual.keys import key_to_character
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import clean
+
+HELP = "help"
+"""The action that is always shown."""
 
 
 class KeyLine(Widget):
@@ -43,7 +47,11 @@ class KeyLine(Widget):
         if not screen.is_active and self._keys:
             return
         found: dict[str, tuple[str, str, str, bool]] = {}
+        focused = screen.focused
         for _, binding, enabled, _ in screen.active_bindings.values():
+            # What is typed into a field is no key of the screen's.
+            if focused is not None and focused.check_consume_key(binding.key, key_to_character(binding.key)):
+                continue
             if binding.show and binding.action not in found:
                 shown = clean(self.app.get_key_display(binding), self.glyphs)
                 if self.glyphs.ascii and "?" in shown:
@@ -54,7 +62,8 @@ class KeyLine(Widget):
             binding = palette.binding
             shown = clean(self.app.get_key_display(binding), self.glyphs)
             found["palette"] = binding.key, shown, binding.description, palette.enabled
-        keys = tuple(found.values())
+        # Help comes first, so that it is there however many keys there are.
+        keys = tuple(found[action] for action in sorted(found, key=lambda action: action != HELP))
         if keys != self._keys:
             self._keys = keys
             self.refresh()
