@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.plan.report import gib, seconds
+from workbench.plan.figures import gib, seconds
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import string
 
+from workbench.plan.figures import duration, gib, seconds
 from workbench.plan.fit import Fit, why_not
-from workbench.plan.memory import GIB, TierNeed
+from workbench.plan.memory import TierNeed
 from workbench.plan.planner import Plan
 from workbench.timeline import Lane
 
@@ -108,25 +109,3 @@ def fit_text(found: Fit) -> str:
         head.append(f"  {change.field}: {change.before} -> {change.after}{note}")
     head += list(found.advice)
     return "\n".join([*head, "", plan_text(found.plan)])
-
-
-def gib(size: int) -> str:
-    """A size in GiB, in MiB below a tenth of one."""
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"
-
-
-def seconds(value: float) -> str:
-    """A time in s, in ms below a tenth of one."""
-    return f"{value:,.2f} s" if value >= 0.1 else f"{1000 * value:,.2f} ms"
-
-
-def duration(value: float) -> str:
-    """A long time: 45s, 12m05s, 22h10m, 3d04h."""
-    whole = round(value)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02}h"

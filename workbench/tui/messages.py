@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from workbench.runs import RunDirectory
+if TYPE_CHECKING:
+    from workbench.runs import RunDirectory
 
 
 class OpenPreset(Message):

@@ -19,7 +19,7 @@ from textual.widgets import Button, Input, Static
 
 from workbench.config.problems import as_written
 from workbench.plan.fit import Fit
-from workbench.tui.form.planning import verdict_words
+from workbench.tui.form.verdict import verdict_words
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import clean
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 
-from workbench.plan.memory import TierNeed
-from workbench.plan.planner import Plan
-from workbench.plan.report import duration, gib, seconds
-from workbench.tui.form.planning import Verdict, tier_verdict, verdict, verdict_words
+from workbench.plan.figures import duration, gib, seconds
+from workbench.tui.form.verdict import Verdict, tier_verdict, verdict, verdict_words
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, ends, keep, width_of
 from workbench.tui.panels.panel import Panel
 from workbench.tui.panels.units import of
+
+if TYPE_CHECKING:
+    from workbench.plan.memory import TierNeed
+    from workbench.plan.planner import Plan
 
 ROWS: tuple[tuple[str, str], ...] = (
     ("weights", "w"),

@@ -20,18 +20,15 @@ from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.census import Census, census_key
 from workbench.plan.fit import Fit, fit
 from workbench.plan.ground import Ground, check_device
-from workbench.plan.memory import MemoryPlan, TierNeed
-from workbench.plan.placement import Candidate, candidates, choose_placement, lacking
+from workbench.plan.memory import MemoryPlan
+from workbench.plan.placement import Candidate, candidates, choose_placement
 from workbench.plan.planner import Plan, Planner, TimesOf, wish_of, with_placement
 from workbench.plan.times import ModelTimes
 from workbench.tui.form.draft import FIELDS
 from workbench.tui.form.errand import Errand
 from workbench.tui.form.sources import Sources, Tell
 
-Verdict = Literal["fits", "tight", "no"]
 Lack = Literal["census", "ground"]
-LEAST_LEFT = 0.05
-"""Of what a tier has free; a run that leaves less is tight."""
 MOST_PLANNERS = 64
 
 
@@ -212,31 +209,6 @@ def chosen_plan(planner: Planner, config: RunConfig) -> Plan:
     return timed.get(chosen) or planner.plan_fixed(with_placement(config, chosen))
 
 
-def tier_verdict(tier: TierNeed) -> Verdict:
-    """Whether a tier has room, and some left."""
-    if not tier.fits:
-        return "no"
-    left = tier.free_bytes - tier.needed_bytes
-    return "tight" if tier.needed_bytes and left < LEAST_LEFT * tier.free_bytes else "fits"
-
-
-def verdict(memory: MemoryPlan) -> Verdict:
-    """The worst of its tiers."""
-    found = {tier_verdict(tier) for tier in memory.tiers}
-    return "no" if "no" in found else "tight" if "tight" in found else "fits"
-
-
-def verdict_words(memory: MemoryPlan) -> str:
-    """ "fits", "tight: 3 % of host is left", "no: lacks 3.20 GiB of host"."""
-    said = verdict(memory)
-    if said == "no":
-        return f"no: lacks {lacking(memory)}"
-    if said == "tight":
-        least = min((t for t in memory.tiers if tier_verdict(t) == "tight"), key=_share_left)
-        return f"tight: {_share_left(least):.0%} of {least.tier} is left"
-    return "fits"
-
-
 def notes(config: RunConfig, plan: Plan, ground: Ground) -> dict[str, str]:
     """What is worth knowing of fields that are right: that one does nothing here, or what "auto" comes to."""
     found = {
@@ -257,10 +229,6 @@ def notes(config: RunConfig, plan: Plan, ground: Ground) -> dict[str, str]:
         widened = f", computed in {computed}" if computed != stored else ""
         found["train.precision"] = f"here this is {stored}{widened}"
     return found
-
-
-def _share_left(tier: TierNeed) -> float:
-    return (tier.free_bytes - tier.needed_bytes) / max(1, tier.free_bytes)
 
 
 def _refusal(config: RunConfig, message: str) -> Outlook:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from workbench.config import load_config
 from workbench.errors import ConfigurationError
-from workbench.plan.planner import Plan
 from workbench.presets import Preset, list_presets, recent_presets
-from workbench.tui.form.errand import Errand
-from workbench.tui.form.planning import Planning, Verdict, verdict, verdict_words
+from workbench.tui.form.verdict import Verdict, verdict, verdict_words
+
+if TYPE_CHECKING:
+    from workbench.plan.planner import Plan
+    from workbench.tui.form.errand import Errand
+    from workbench.tui.form.planning import Planning
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ def forecasts(
 
 
 def _forecast(row: PresetRow, planning: Planning, errand: Errand, *, take: bool) -> PresetRow:
+    from workbench.config import load_config
+
     preset, recent = row.preset, row.recent
     try:
         config = load_config(preset.path)

@@ -29,16 +29,17 @@ from workbench.tui.form.draft import FIELDS, Draft
 from workbench.tui.form.editor import edited
 from workbench.tui.form.field_help import FieldHelp
 from workbench.tui.form.field_row import FieldRow
-from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.planned_screen import PlannedScreen
-from workbench.tui.form.planning import Outlook, verdict_words
+from workbench.tui.form.planning import Outlook
 from workbench.tui.form.remarks import remarks
 from workbench.tui.form.sources import Here, Sources
 from workbench.tui.form.table_list import TableList
 from workbench.tui.form.tables import TABLE_NAMES, FormTables, table_of
+from workbench.tui.form.verdict import verdict_words
 from workbench.tui.messages import StartRun
 from workbench.tui.panels.drawing import clean
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.surroundings import Surroundings
 
 STATE_FORMAT = frozenset({"offload.state_format"})
@@ -419,17 +420,13 @@ class ConfigureScreen(PlannedScreen):
     def action_leave(self) -> None:
         changed = len(self.draft.changed)
         if not changed:
-            self._close()
+            self.dismiss(None)
             return
         text = f"{changed} field{'s are' if changed > 1 else ' is'} changed and not saved."
         self.app.push_screen(
             Confirm("Leave the form?", text, "Leave", "Stay", danger=True, glyphs=self.surroundings.glyphs),
-            lambda sure: self._close() if sure else None,
+            lambda sure: self.dismiss(None) if sure else None,
         )
-
-    def _close(self) -> None:
-        self.call_off()
-        self.dismiss(None)
 
 
 def _where(path: Path) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on, work
 from textual.actions import SkipAction
@@ -25,14 +26,16 @@ from workbench.errors import ConfigurationError
 from workbench.presets import delete_preset, duplicate_preset, remember_preset
 from workbench.tui.dialogs import Confirm
 from workbench.tui.form.errand import CalledOffError, Errand
-from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.form.meter import FitMeter
-from workbench.tui.form.planning import Planning
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows
 from workbench.tui.form.preset_list import PresetAbout, PresetList
-from workbench.tui.form.sources import Here, Sources
 from workbench.tui.messages import OpenPreset, StartRun
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.surroundings import Surroundings
+
+if TYPE_CHECKING:
+    from workbench.tui.form.planning import Planning
+    from workbench.tui.form.sources import Sources
 
 _CHANGING = ("run", "duplicate", "delete")
 """The actions that read-only mode leaves out."""
@@ -92,13 +95,21 @@ class PresetsScreen(Screen[None]):
     def __init__(self, surroundings: Surroundings, sources: Sources | None = None) -> None:
         super().__init__()
         self.surroundings = surroundings
-        self.planning = Planning(sources or Here(surroundings.runs_root))
+        self._sources = sources
         self._rows: dict[Path, PresetRow] = {}
         """In the order in which they are shown."""
         self._wanted: Path | None = None
         """The preset to put the cursor on as soon as it is read."""
         self._errand: Errand | None = None
         self._read_once = False
+
+    @cached_property
+    def planning(self) -> Planning:
+        """For the threads: importing it takes longer than the first picture."""
+        from workbench.tui.form.planning import Planning
+        from workbench.tui.form.sources import Here
+
+        return Planning(self._sources or Here(self.surroundings.runs_root))
 
     def compose(self) -> ComposeResult:
         glyphs = self.surroundings.glyphs
@@ -136,7 +147,6 @@ class PresetsScreen(Screen[None]):
         """Read the presets again, and plan them on the machine as it is now."""
         self._call_off()
         self._errand = errand = Errand()
-        self.planning.forget_machine()
         self._read(errand)
 
     def _call_off(self) -> None:
@@ -149,6 +159,7 @@ class PresetsScreen(Screen[None]):
         worker = get_current_worker()
         rows = preset_rows()
         self.post_message(PresetsRead(rows))
+        self.planning.forget_machine()
         try:
             for row in forecasts(rows, self.planning, errand, lambda: worker.is_cancelled):
                 if worker.is_cancelled:
