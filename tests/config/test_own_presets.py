@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ from workbench.presets import (
 )
 
 MINE = '# mine\n[model]\narchitecture = "gpt2"   # yes\n'
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what comes with workbench: a broken promise must not cost the real files."""
+    folder = tmp_path / "shipped"
+    shutil.copytree(shipped_folder(), folder)
+    monkeypatch.setattr("workbench.presets.shipped_folder", lambda: folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +71,8 @@ def test_a_name_that_could_lead_elsewhere_is_refused(name: str, user: Path) -> N
     assert not user.exists()
 
 
-def test_a_copy_gets_a_free_name_and_keeps_every_byte(user: Path) -> None:
-    source = shipped_folder() / "quickstart.toml"
+def test_a_copy_gets_a_free_name_and_keeps_every_byte(user: Path, shipped: Path) -> None:
+    source = shipped / "quickstart.toml"
     assert duplicate_preset(source) == user / "quickstart-2.toml"
     assert duplicate_preset(source) == user / "quickstart-3.toml"
     assert (user / "quickstart-3.toml").read_text() == source.read_text()
@@ -76,15 +86,15 @@ def test_a_broken_preset_is_copied_too(user: Path) -> None:
     assert duplicate_preset(user / "broken.toml").read_text() == "[model\n"
 
 
-def test_what_comes_with_workbench_is_neither_deleted_nor_overwritten() -> None:
-    shipped = shipped_folder() / "quickstart.toml"
-    before = shipped.read_bytes()
-    assert is_shipped(shipped)
+def test_what_comes_with_workbench_is_neither_deleted_nor_overwritten(shipped: Path) -> None:
+    path = shipped / "quickstart.toml"
+    before = path.read_bytes()
+    assert is_shipped(path)
     with pytest.raises(ConfigurationError, match="only presets of the project or of your own"):
-        delete_preset(shipped)
+        delete_preset(path)
     with pytest.raises(ConfigurationError, match="comes with workbench"):
-        overwrite_preset(shipped, MINE)
-    assert shipped.read_bytes() == before
+        overwrite_preset(path, MINE)
+    assert path.read_bytes() == before
 
 
 def test_a_file_that_is_no_preset_of_ones_own_is_not_deleted(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from workbench.errors import WorkbenchError
 from workbench.monitor.samples import MonitorSample
 from workbench.plan.census import Census
 from workbench.plan.ground import Ground, ground_of
+from workbench.plan.placement import lacking
+from workbench.plan.planner import Plan, Planner
 from workbench.plan.profile import load_profile
 from workbench.plan.times import ModelTimes
 from workbench.presets import shipped_folder
@@ -37,6 +39,16 @@ def shipped_census(preset: Path) -> Census:
     census = read_shipped(load_config(preset).model.model_dump())
     assert census is not None
     return census
+
+
+def large_plan() -> Plan:
+    """The plan of the large preset on the planned machine, on which it does not fit."""
+    return Planner(shipped_census(LARGE), PlannedMachine().machine).plan(load_config(LARGE))
+
+
+def large_lacks() -> str:
+    """What it lacks, in words: "lacks 3.20 GiB of host"."""
+    return f"lacks {lacking(large_plan().memory)}"
 
 
 class PlannedMachine:

@@ -94,3 +94,11 @@ def test_a_wrong_value_inside_the_models_table_is_told_at_that_field_by_its_name
 def test_an_empty_input_is_called_empty() -> None:
     (problem,) = check({"model": {"architecture": "gpt2"}, "train": {"steps": ""}}).problems
     assert problem.words.startswith("is empty; must be a whole number")
+
+
+@pytest.mark.parametrize("text", ["model = 3", "model = 3\n[offload]\nstate = 'disk'", MODEL + "offload = 3"])
+def test_a_table_that_is_none_is_one_problem_and_breaks_no_rule_besides(text: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_config(text, "preset")
+    problems = check(tomllib.loads(text)).problems
+    assert len(problems) == len(str(refused.value).splitlines())

@@ -237,25 +237,3 @@ def test_a_census_process_without_an_answer_says_its_last_words(monkeypatch: pyt
     )
     with pytest.raises(WorkbenchError, match="could not be taken: out of memory"):
         Here(Path("runs")).take_census({}, silent, Errand())
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_a_gpu_that_was_not_measured_is_planned_by_what_its_driver_says(
-    capability: tuple[int, int], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pynvml
-
-    from workbench.probe.gpus import Gpu
-
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    gpu = Gpu("a GPU", 24 << 30, 20 << 30, "1.0")
-    for module in ("workbench.tui.form.sources", "workbench.probe.fingerprint"):
-        monkeypatch.setattr(f"{module}.visible_gpus", lambda: [gpu])
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle: capability)
-    ground = Here(tmp_path).ground("cuda:0", "")
-    assert (ground.free.device, ground.has_bfloat16, ground.machine) == (20 << 30, expected, None)
-    with pytest.raises(ConfigurationError, match=r'train\.device = "cuda:1": this machine has no such GPU'):
-        Here(tmp_path).ground("cuda:1", "")

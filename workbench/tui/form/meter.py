@@ -36,6 +36,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("logits", "l"),
     ("building", "b"),
     ("allocator reserve", "r"),
+    ("workspaces", "p"),
     ("runtime", "t"),
 )
 """The rows of a plan in the order in which a bar stacks them, each with its letter."""

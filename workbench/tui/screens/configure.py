@@ -420,13 +420,17 @@ class ConfigureScreen(PlannedScreen):
     def action_leave(self) -> None:
         changed = len(self.draft.changed)
         if not changed:
-            self.dismiss(None)
+            self._close()
             return
         text = f"{changed} field{'s are' if changed > 1 else ' is'} changed and not saved."
         self.app.push_screen(
             Confirm("Leave the form?", text, "Leave", "Stay", danger=True, glyphs=self.surroundings.glyphs),
-            lambda sure: self.dismiss(None) if sure else None,
+            lambda sure: self._close() if sure else None,
         )
+
+    def _close(self) -> None:
+        self.call_off()
+        self.dismiss(None)
 
 
 def _where(path: Path) -> str:
