@@ -6,7 +6,7 @@ about what is wrong, never an exception.
 """
 
 from workbench.runs.control import VERBS, Command, ControlReader, send_control
-from workbench.runs.directory import RunDirectory, runs_root
+from workbench.runs.directory import RunDirectory
 from workbench.runs.events import EVENT_KINDS, Event, Events, append_event, read_events
 from workbench.runs.lanes import Lanes, LaneSpan, read_lanes, write_lanes
 from workbench.runs.log import LogTee
@@ -21,6 +21,7 @@ from workbench.runs.metrics import (
 )
 from workbench.runs.records import read_plan, write_config, write_plan, write_sample
 from workbench.runs.status import PHASES, Liveness, Status, liveness, read_status, write_status
+from workbench.runs_root import runs_root
 
 __all__ = [
     "EVENT_KINDS",

@@ -23,13 +23,6 @@ _MARKS = ("events.jsonl", "status.json", "config.toml")
 """A folder with one of these is a run."""
 
 
-def runs_root(option: Path | None) -> Path:
-    """The folder that runs lie in: `option` (--runs), else WORKBENCH_RUNS, else ./runs."""
-    if option is not None:
-        return option.expanduser()
-    return Path(os.environ.get("WORKBENCH_RUNS") or "runs").expanduser()
-
-
 class RunDirectory:
     """One run's directory. Two objects are equal when they name the same path."""
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 import signal
 import socket
 import sys
@@ -25,17 +27,22 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
+from textual.worker import WorkerFailed
 
 from workbench.errors import WorkbenchError
-from workbench.runs import RunDirectory, liveness, read_status
-from workbench.tui.messages import CompareRuns, OpenPreset, OpenRun, ResumeRun, StartRun
-from workbench.tui.remembered import Remembered, read_remembered, write_remembered
+from workbench.tui.messages import CompareRuns, HidePanels, OpenPreset, OpenRun, ResumeRun, StartRun
+from workbench.tui.remembered import read_remembered, write_remembered
 from workbench.tui.surroundings import Surroundings
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from workbench.runs import RunDirectory
     from workbench.tui.screens.run import RunScreen
 
 PARTS = ("presets", "runs", "top")
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""Signals that end the screen as `q` does, but unasked. (Control-C is a key here, no signal.)"""
 NEWEST = 20
 """Runs that are looked at for one that trains."""
 
@@ -75,15 +82,25 @@ class WorkbenchApp(App[None]):
     def __init__(
         self, surroundings: Surroundings, *, part: str = "", run: RunDirectory | None = None
     ) -> None:
+        self._remembered = read_remembered()
+        self._chosen_part = bool(part or run)
+        """Whether somebody asked for this part; then it is not remembered as the one seen last."""
+        first = "runs" if run else part or self._remembered.mode
+        # Textual begins with this one: no other screen is made, styled and laid out before it.
+        self.DEFAULT_MODE = first if first in PARTS else PARTS[0]  # type: ignore[misc]
         super().__init__()
         self.surroundings = surroundings
         self.failure: Exception | None = None
         """What nobody expected and ended the application."""
-        self._remembered = read_remembered()
-        self._part = part or self._remembered.mode or PARTS[0]
         self._run = run
+        self._shown_run: RunScreen | None = None
+        """The screen that shows a run, in whatever part; it may have been left since."""
         for name, make in (("presets", self._presets), ("runs", self._runs), ("top", self._top)):
             self.add_mode(name, make)
+        if self._remembered.theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
+            # Without a watcher, which would style everything a second time.
+            self.set_reactive(App.theme, self._remembered.theme)
+        self._first_theme = self.theme
 
     def _presets(self) -> Screen[None]:
         from workbench.tui.screens.presets import PresetsScreen
@@ -98,27 +115,31 @@ class WorkbenchApp(App[None]):
     def _top(self) -> Screen[None]:
         from workbench.tui.screens.top import TopScreen
 
-        return TopScreen(self.surroundings)
+        return TopScreen(self.surroundings, hidden=self._remembered.hidden_panels)
 
     # Beginning and ending
 
     async def on_mount(self) -> None:
-        self.surroundings.monitor.start()
-        self._watch_newest()
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING:
             # Textual would leave the terminal as it is.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by_signal, number)
-        if self._remembered.theme in self.available_themes:
-            self.theme = self._remembered.theme
         self._set_keys()
-        await self.switch_mode("runs" if self._run else self._part if self._part in PARTS else PARTS[0])
         if self._run:
             self._open_run(self._run)
+        self.call_after_refresh(self._begin_work)
+
+    def _begin_work(self) -> None:
+        """What would hold up the first picture."""
+        gc.enable()
+        self.surroundings.monitor.start()
+        self._watch_newest()
 
     @work(thread=True, group="watch", exit_on_error=False)
     def _watch_newest(self) -> None:
         """Until a run is shown: the newest one that trains here, and the disk of the runs."""
+        from workbench.runs import RunDirectory, liveness, read_status
+
         root = self.surroundings.runs_root.absolute()
         folder = next(path for path in (root, *root.parents) if path.exists())
         trainer = None
@@ -131,19 +152,26 @@ class WorkbenchApp(App[None]):
 
     def on_unmount(self) -> None:
         self.surroundings.monitor.stop()
-        write_remembered(replace(self._remembered, theme=self.theme, mode=self._last_part))
-
-    @property
-    def _last_part(self) -> str:
-        return self.current_mode if self.current_mode in PARTS else self._remembered.mode
+        if self.theme != self._first_theme:  # it was chosen here, not in the environment
+            self._remembered = replace(self._remembered, theme=self.theme)
+        if not self._chosen_part:
+            self._remembered = replace(self._remembered, mode=self.current_mode)
+        write_remembered(self._remembered)
 
     def _end_by_signal(self, number: int) -> None:
         self.exit(return_code=128 + number)
 
     def _fatal_error(self) -> None:
         """Kept for whoever started this, who turns it into one line; Textual would print a traceback."""
-        self.failure = self._exception
+        error = self._exception
+        self.failure = error.error if isinstance(error, WorkerFailed) else error  # type: ignore[assignment]
         self._close_messages_no_wait()
+
+    def panic(self, *renderables: RenderableType) -> None:
+        """The same for an exception that Textual can draw."""
+        if self._exception is None:
+            self._exception = RuntimeError(" ".join(map(str, renderables)))
+        self._fatal_error()
 
     def _set_keys(self) -> None:
         from workbench.presets import user_folder
@@ -178,7 +206,8 @@ class WorkbenchApp(App[None]):
     def on_start_run(self, message: StartRun) -> None:
         from workbench import launch
 
-        self._begin(partial(launch.start, message.text, message.name, self.surroundings.runs_root))
+        if self._may_change("nothing is started"):
+            self._begin(partial(launch.start, message.text, message.name, self.surroundings.runs_root))
 
     def on_resume_run(self, message: ResumeRun) -> None:
         from workbench import launch
@@ -187,9 +216,19 @@ class WorkbenchApp(App[None]):
             launch.resume(message.run)
             return message.run
 
-        self._begin(resume)
+        if self._may_change("nothing is resumed"):
+            self._begin(resume)
 
-    @work(group="begin", exit_on_error=False)
+    def on_hide_panels(self, message: HidePanels) -> None:
+        self._remembered = replace(self._remembered, hidden_panels=message.names)
+
+    def _may_change(self, else_what: str) -> bool:
+        """Whether this is more than a look; tells where it is not."""
+        if self.surroundings.read_only:
+            self.tell(f"This is a read-only look: {else_what}.", severity="warning")
+        return not self.surroundings.read_only
+
+    @work(group="begin")
     async def _begin(self, begin: Callable[[], RunDirectory]) -> None:
         """Start a trainer, in a thread, and show its run."""
         try:
@@ -204,17 +243,19 @@ class WorkbenchApp(App[None]):
 
         self._go("runs", RunScreen(self.surroundings, run))
 
-    @work(group="go", exit_on_error=False)
+    @work(group="go")
     async def _go(self, part: str, screen: Screen[None]) -> None:
         """Put `screen` on top of a part and show that. A run that is shown already is shown once."""
         if self.current_mode != part:
             await self.switch_mode(part)
-        seen = _run_screen(self.screen)
-        if seen is not None and _run_screen(screen) is not None:
-            if seen.run != screen.run:  # type: ignore[attr-defined]
-                await self.switch_screen(screen)
+        seen, wanted = _run_screen(self.screen), _run_screen(screen)
+        if seen is not None and wanted is not None and seen.run == wanted.run:
             return
-        await self.push_screen(screen)
+        self._shown_run = wanted or self._shown_run
+        if seen is not None and wanted is not None:
+            await self.switch_screen(screen)
+        else:
+            await self.push_screen(screen)
 
     # Actions
 
@@ -241,16 +282,16 @@ class WorkbenchApp(App[None]):
         if len(self.screen_stack) > 1:
             self.pop_screen()
         else:
-            self.exit()
+            self._quit()
 
     async def action_quit(self) -> None:
         """End the application; a run that is watched is asked about first."""
         self._quit()
 
-    @work(group="quit", exclusive=True, exit_on_error=False)
+    @work(group="quit")
     async def _quit(self) -> None:
-        shown = next(filter(None, map(_run_screen, reversed(self.screen_stack))), None)
-        if shown is None or await shown.may_leave():
+        shown = self._shown_run
+        if shown is None or not shown.is_attached or await shown.may_leave():
             self.exit()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -264,14 +305,6 @@ class WorkbenchApp(App[None]):
     def tell(self, message: str, *, severity: str = "information") -> None:
         """A toast; `message` is plain text."""
         self.notify(message, severity=severity, markup=False)  # type: ignore[arg-type]
-
-    def remember_hidden(self, panels: tuple[str, ...]) -> None:
-        """Keep which panels of the monitor are hidden."""
-        self._remembered = replace(self._remembered, hidden_panels=panels)
-
-    @property
-    def remembered(self) -> Remembered:
-        return self._remembered
 
 
 def _run_screen(screen: Screen[Any]) -> RunScreen | None:

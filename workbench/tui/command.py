@@ -5,12 +5,48 @@ Invariant: an exception that ended the screen comes out of here as itself, when 
 
 from __future__ import annotations
 
+import gc
 import locale
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.errors import EXIT_DONE
-from workbench.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from workbench.monitor.sampler import Sampler
+    from workbench.monitor.samples import MonitorSample
+    from workbench.runs import RunDirectory
+
+
+class LateSampler:
+    """The machine's sampler, imported when it is started, which is after the first picture."""
+
+    def __init__(self) -> None:
+        self._sampler: Sampler | None = None
+        self._watched: tuple[int | None, tuple[Path, ...]] = (None, ())
+
+    def start(self) -> None:
+        if self._sampler is None:
+            from workbench.monitor.sampler import Sampler
+
+            self._sampler = Sampler()
+            pid, folders = self._watched
+            self._sampler.watch(pid=pid, folders=folders)
+        self._sampler.start()
+
+    def stop(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
+        self._watched = pid, folders
+        if self._sampler is not None:
+            self._sampler.watch(pid=pid, folders=folders)
+
+    @property
+    def latest(self) -> MonitorSample | None:
+        return None if self._sampler is None else self._sampler.latest
 
 
 def show(
@@ -22,21 +58,25 @@ def show(
     plain: bool = False,
 ) -> int:
     """Show the screen until it is left; its exit code. `part`, `run`: what it begins with (see `WorkbenchApp`)."""
-    from workbench.monitor.sampler import Sampler
+    # Until the first picture next to nothing becomes garbage, and looking for it takes a tenth of that time.
+    gc.disable()
     from workbench.tui.app import WorkbenchApp
     from workbench.tui.glyphs import BLOCKS, PLAIN
     from workbench.tui.surroundings import Surroundings
 
-    if "TEXTUAL_ANIMATIONS" not in os.environ and "SSH_CONNECTION" in os.environ:
-        os.environ["TEXTUAL_ANIMATIONS"] = "none"
     surroundings = Surroundings(
         runs_root=root,
-        monitor=Sampler(),
+        monitor=LateSampler(),
         glyphs=PLAIN if plain or not draws_blocks() else BLOCKS,
         read_only=read_only,
     )
     app = WorkbenchApp(surroundings, part=part, run=run)
-    app.run()
+    if "SSH_CONNECTION" in os.environ and "TEXTUAL_ANIMATIONS" not in os.environ:
+        app.animation_level = "none"
+    try:
+        app.run()
+    finally:
+        gc.enable()
     if app.failure is not None:
         raise app.failure
     return app.return_code or EXIT_DONE

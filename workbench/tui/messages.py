@@ -50,3 +50,11 @@ class CompareRuns(Message):
     def __init__(self, runs: tuple[RunDirectory, ...]) -> None:
         super().__init__()
         self.runs = runs
+
+
+class HidePanels(Message):
+    """From now on these panels of the monitor are hidden, next time too. `names` are their ids."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names = names

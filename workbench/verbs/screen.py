@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import EXIT_DONE, ConfigurationError
-from workbench.runs import RunDirectory, runs_root
+from workbench.runs_root import runs_root
 
 
 def is_terminal() -> bool:
@@ -32,6 +32,8 @@ def attach(name: str | None, root: Path | None, *, read_only: bool, plain: bool)
 
     Raises ConfigurationError where there is no such run, or no terminal.
     """
+    from workbench.runs import RunDirectory
+
     runs = runs_root(root)
     run = RunDirectory.find(runs, name)
     _need_terminal("attach", "`workbench runs` prints how runs stand")

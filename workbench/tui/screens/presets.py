@@ -130,7 +130,7 @@ class PresetsScreen(Screen[None]):
         self.preset_list.show((), "Reading the presets ...")
 
     def on_screen_resume(self) -> None:
-        self.look()
+        self.call_after_refresh(self.look)  # what it imports would hold the picture up
 
     def on_screen_suspend(self) -> None:
         self._call_off()

@@ -7,7 +7,7 @@ seen, it draws nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 
 from workbench.monitor.samples import MonitorSample
+from workbench.tui.messages import HidePanels
 from workbench.tui.panels.cores import CoresPanel
 from workbench.tui.panels.disk import DiskPanel
 from workbench.tui.panels.gpu import GpuPanel
@@ -84,7 +85,8 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
         Binding("q", "app.quit", "Quit", id="top.quit"),
     ]
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: Surroundings, hidden: Collection[str] = ()) -> None:
+        """`hidden`: the ids of the panels that are not shown at first."""
         super().__init__()
         self.surroundings = surroundings
         glyphs = surroundings.glyphs
@@ -97,6 +99,9 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
             PciePanel(glyphs, id="pcie"),
             DiskPanel(glyphs, id="disk"),
         )
+        if any(panel.id not in hidden for panel in self.panels):
+            for panel in self.panels:
+                panel.display = panel.id not in hidden
         self.frozen = False
         self._sample: MonitorSample | None = None
         self._arranged: tuple[Arrangement, int] | None = None
@@ -187,3 +192,4 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
             return
         panel.display = not panel.display
         self.lay_out()
+        self.post_message(HidePanels(tuple(str(each.id) for each in self.panels if not each.display)))

@@ -1,0 +1,104 @@
+"""A program in a terminal of its own, and when its first whole frame was there.
+
+A frame is whole when the terminal's last line was written and, where the program is known by a word of its own, that
+word is among what was written. Invariant: the program is gone when the `with` block is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+PATIENCE_S = 60.0
+
+
+class Reached(NamedTuple):
+    """`wall_s`: since the process was started. `cpu_s`: of its own, in all threads."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class InTerminal:
+    """`command` in a terminal of `size` (columns, rows); use it in a `with` block."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int] = (80, 24)
+    ) -> None:
+        self._command, self._environment, self._size = command, environment, size
+        self._seen = b""
+
+    def __enter__(self) -> InTerminal:
+        self._master, inner = pty.openpty()
+        columns, rows = self._size
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._began = time.perf_counter()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            start_new_session=True,
+            env={**self._environment, "TERM": "xterm-256color"},
+        )
+        os.close(inner)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while self._process.poll() is None and time.monotonic() < deadline:
+            self._read(0.02)  # else it waits for a reader
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._master)
+
+    def first_frame(self, word: str = "") -> Reached:
+        """When the first whole frame was there. Raises TimeoutError, EOFError where there is none."""
+        last_line = f"\x1b[{self._size[1]};1H".encode()
+        return self._until(lambda: last_line in self._seen and word.encode() in self._seen)
+
+    def shows(self, *words: str) -> Reached:
+        """When all `words` had been written, in whatever order. Raises TimeoutError, EOFError."""
+        wanted = [word.encode() for word in words]
+        return self._until(lambda: all(word in self._seen for word in wanted))
+
+    def _until(self, met: Callable[[], bool]) -> Reached:
+        deadline = time.monotonic() + PATIENCE_S
+        while not met():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{' '.join(self._command)}: not within {PATIENCE_S:.0f} s")
+            if not self._read(0.05) and self._process.poll() is not None:
+                raise EOFError(f"{' '.join(self._command)}: ended with {self._process.returncode}")
+        return Reached(time.perf_counter() - self._began, _cpu_s(self._process.pid))
+
+    def _read(self, timeout_s: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], timeout_s)
+        if not ready:
+            return False
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            self._seen += os.read(self._master, 1 << 16)
+            return True
+        return False
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process, in s (proc(5): fields 14 and 15 of stat)."""
+    with Path(f"/proc/{pid}/stat").open(encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
