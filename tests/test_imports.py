@@ -21,6 +21,7 @@ LIGHT = (
     "config",
     "doctor",
     "errors",
+    "export",
     "launch",
     "layout",
     "monitor",

@@ -13,7 +13,7 @@ from trainers import Trainers, at_step, exit_code, losses, wait_for
 
 from workbench.errors import WorkbenchError
 from workbench.runs import RunDirectory, liveness, read_status
-from workbench.training.checkpoint import find_checkpoints
+from workbench.runs.checkpoints import find_checkpoints
 
 MIB = 1 << 20
 CHANGES = ("train.steps=40", "train.gradient_accumulation=2", "checkpoint.every=4")
@@ -133,4 +133,4 @@ def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
     assert error.value.exit_code == 1
     assert "untouched" in str(error.value)
     assert [path.name for path in root.iterdir()] == ["step-00000001"]
-    assert [saved.step for saved in checkpoint.find_checkpoints(root, pytest.fail)] == [1]
+    assert [saved.step for saved in find_checkpoints(root, pytest.fail)] == [1]

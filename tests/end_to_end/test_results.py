@@ -42,7 +42,8 @@ def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engin
     from workbench.config import load_config
     from workbench.engine import OffloadEngine
     from workbench.model.build import ShardInitializer, build_on_meta, model_config
-    from workbench.training.checkpoint import find_checkpoints, load_state
+    from workbench.runs.checkpoints import find_checkpoints
+    from workbench.training.checkpoint import load_state
 
     config = load_config(finished.config)
     [folder] = finished.checkpoints.iterdir()

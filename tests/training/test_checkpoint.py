@@ -18,16 +18,9 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.engine.disk import DiskError
 from workbench.errors import WorkbenchError
+from workbench.runs.checkpoints import DamagedFileError, checkpoint_bytes, find_checkpoints
 from workbench.training import checkpoint
-from workbench.training.checkpoint import (
-    checkpoint_bytes,
-    find_checkpoints,
-    load_state,
-    remove_leftovers,
-    save_checkpoint,
-    set_aside_after,
-)
-from workbench.training.raw_files import DamagedFileError
+from workbench.training.checkpoint import load_state, remove_leftovers, save_checkpoint, set_aside_after
 
 PROGRESS = {"step": 3, "numbers": [1.5, 2]}
 

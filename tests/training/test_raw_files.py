@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from workbench.runs.checkpoints import DamagedFileError
 from workbench.training import raw_files
-from workbench.training.raw_files import DamagedFileError, read_tensor, write_tensor
+from workbench.training.raw_files import read_tensor, write_tensor
 
 
 @pytest.fixture(autouse=True)

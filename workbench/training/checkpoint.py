@@ -19,8 +19,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +31,17 @@ from workbench.engine.disk import DiskError
 from workbench.errors import WorkbenchError
 from workbench.layout import ITEM_BYTES
 from workbench.model.folder import has_adapter, save_model
-from workbench.training.raw_files import DamagedFileError, StoredTensor, read_tensor, write_tensor
+from workbench.runs.checkpoints import (
+    FORMAT_VERSION,
+    DamagedFileError,
+    SavedStep,
+    checkpoint_name,
+    step_folders,
+    step_of,
+)
+from workbench.training.raw_files import StoredTensor, read_tensor, write_tensor
 
-FORMAT_VERSION = 1
 MARGIN_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class SavedStep:
-    """A checkpoint on disk, its manifest read and found fitting."""
-
-    path: Path
-    step: int
-    manifest: dict[str, Any]
-
-
-def checkpoint_name(step: int) -> str:
-    return f"step-{step:08}"
 
 
 def save_checkpoint(
@@ -106,15 +99,6 @@ def save_checkpoint(
     return target
 
 
-def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedStep]:
-    """The checkpoints under `root` that look whole, newest first; `warn` is told why others are passed over."""
-    for path in reversed(_step_folders(root)):
-        try:
-            yield _open(path)
-        except DamagedFileError as error:
-            warn(f"checkpoint {path.name} is passed over: {error}")
-
-
 def load_state(saved: SavedStep, engine: OffloadEngine) -> None:
     """Read a checkpoint's state straight to where the engine keeps it, in whatever tier it was when it was saved.
 
@@ -156,17 +140,11 @@ def remove_leftovers(root: Path) -> None:
 
 def set_aside_after(root: Path, step: int) -> None:
     """Rename what stands under `root` as later than `step`: it was found damaged, and must not count as kept."""
-    for path in _step_folders(root):
-        if _step_of(path) > step:
+    for path in step_folders(root):
+        if step_of(path) > step:
             aside = root / f"damaged-{path.name}"
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-
-
-def checkpoint_bytes(root: Path) -> int:
-    """What the checkpoints under `root` take of the disk."""
-    files = (file for folder in _step_folders(root) for file in folder.rglob("*"))
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _write_state(folder: Path, state: Iterable[tuple[str, Tensor | StoredTensor]]) -> dict[str, Any]:
@@ -215,41 +193,8 @@ def _put_in_place(working: Path, target: Path) -> None:
         working.rename(target)
 
 
-def _open(path: Path) -> SavedStep:
-    try:
-        done = json.loads((path / "DONE").read_bytes())
-        text = (path / "state" / "manifest.json").read_bytes()
-        if zlib.crc32(text) != done["manifest_crc32"]:
-            raise DamagedFileError(
-                f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not fit"
-            )
-        manifest = json.loads(text)
-        if manifest["version"] != FORMAT_VERSION:
-            raise DamagedFileError(
-                f"it has format {manifest['version']}; this Workbench reads {FORMAT_VERSION}"
-            )
-        for name, size in manifest["model_files"].items():
-            there = (path / name).stat().st_size
-            if there != size:
-                raise DamagedFileError(f"{path / name} has {there:,} bytes instead of {size:,}")
-        return SavedStep(path, int(manifest["step"]), manifest)
-    except FileNotFoundError as error:
-        raise DamagedFileError(f"{error.filename} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedFileError(f"it cannot be read: {error}") from error
-
-
-def _step_folders(root: Path) -> list[Path]:
-    named = (p for p in root.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdigit())
-    return sorted(named, key=_step_of)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
 def _remove_old(root: Path, keep: int) -> None:
-    for path in _step_folders(root)[:-keep]:
+    for path in step_folders(root)[:-keep]:
         # Without its marker a folder that is only half removed is no checkpoint.
         (path / "DONE").unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)

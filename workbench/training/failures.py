@@ -15,7 +15,7 @@ from workbench.engine import LaneError
 from workbench.engine.disk import DiskError
 from workbench.engine.ledger import Ledger, ledger_text
 from workbench.errors import WorkbenchError
-from workbench.training.checkpoint import find_checkpoints
+from workbench.runs.checkpoints import find_checkpoints
 
 ALLOCATORS = ("can't allocate memory", "out of memory", "cannot allocate memory")
 """How torch's CPU allocator, CUDA and the system say that there is no memory, where they raise a plain RuntimeError."""

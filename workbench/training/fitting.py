@@ -29,7 +29,7 @@ from workbench.plan.planner import Plan, Planner
 from workbench.plan.times import ModelTimes
 from workbench.probe.measured import cached_profile
 from workbench.runs import RunDirectory
-from workbench.training.checkpoint import checkpoint_bytes
+from workbench.runs.checkpoints import checkpoint_bytes
 from workbench.training.disk_folder import disk_folder
 
 

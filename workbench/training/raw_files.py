@@ -15,11 +15,9 @@ from typing import BinaryIO, Protocol
 import torch
 from torch import Tensor
 
+from workbench.runs.checkpoints import DamagedFileError
+
 PIECE_BYTES = 16 << 20
-
-
-class DamagedFileError(Exception):
-    """A file is not what was written; the message names it and says how it differs."""
 
 
 class StoredTensor(Protocol):

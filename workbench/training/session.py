@@ -22,14 +22,14 @@ from workbench.monitor.recording import SystemRecording
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.plan.outcome import compare
 from workbench.runs import RunDirectory, read_run_metrics, record_resume, write_config, write_plan
-from workbench.training.checkpoint import find_checkpoints, load_state, remove_leftovers, set_aside_after
+from workbench.runs.checkpoints import DamagedFileError, find_checkpoints
+from workbench.training.checkpoint import load_state, remove_leftovers, set_aside_after
 from workbench.training.engine_options import engine_options
 from workbench.training.failures import EngineFailedError, explain
 from workbench.training.journal import Journal
 from workbench.training.peak_memory import forget_peak, peak_host_bytes
 from workbench.training.preparation import Prepared
 from workbench.training.random_state import seed_everything
-from workbench.training.raw_files import DamagedFileError
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.throughput import SKIPPED_FIRST_STEPS
 from workbench.training.trainer import Trainer

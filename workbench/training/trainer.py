@@ -24,7 +24,8 @@ from workbench.engine.chunked_loss import CHECK_TOKENS, ChunkedLoss
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.optimizer.schedules import LearningRateSchedule
 from workbench.runs import Command, ControlReader, write_sample
-from workbench.training.checkpoint import checkpoint_name, save_checkpoint
+from workbench.runs.checkpoints import checkpoint_name
+from workbench.training.checkpoint import save_checkpoint
 from workbench.training.evaluation import validation_loss
 from workbench.training.journal import Journal, StepRecord
 from workbench.training.random_state import capture_random_state, restore_random_state

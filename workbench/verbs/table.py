@@ -88,6 +88,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     return compare(arguments.run, arguments.runs, arguments.json)
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    from workbench.verbs.export import export
+
+    return export(
+        arguments.run, arguments.target, arguments.runs, step=arguments.step, as_json=arguments.json
+    )
+
+
 def _metrics(arguments: argparse.Namespace) -> int:
     from workbench.verbs.metrics import metrics
 
@@ -311,6 +319,20 @@ VERBS: tuple[Verb, ...] = (
             _JSON,
         ),
         _compare,
+    ),
+    Verb(
+        "export",
+        "copy a run's model into a folder that from_pretrained loads",
+        (
+            _argument("run", metavar="RUN", help="the run's name, the start of it, or its folder"),
+            _argument("target", metavar="DIR", type=Path, help="a new or an empty folder"),
+            _argument(
+                "--step", metavar="N", type=int, help="the checkpoint of this step (default: the newest)"
+            ),
+            _RUNS,
+            _JSON,
+        ),
+        _export,
     ),
     Verb("metrics", "print what a run has recorded, step by step, as CSV", (_RUN, _RUNS, _JSON), _metrics),
     Verb(

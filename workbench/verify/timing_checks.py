@@ -8,7 +8,8 @@ from pathlib import Path
 
 from workbench.data.tokenizers import load_tokenizer
 from workbench.model.build import ShardInitializer, build_on_meta
-from workbench.training.checkpoint import find_checkpoints, load_state, save_checkpoint
+from workbench.runs.checkpoints import find_checkpoints
+from workbench.training.checkpoint import load_state, save_checkpoint
 from workbench.verify.engine_training import EngineOutcome, conclude, same_bits
 from workbench.verify.rows import Row, Trial, measured, stated
 from workbench.verify.slow_lanes import slow_device
