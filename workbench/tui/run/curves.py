@@ -1,7 +1,7 @@
 """The series that the charts of one run draw, on shared positions: grown by new records, cut by a resumption.
 
-Invariant: series belong to one thread at a time; a whole run's are made and worked out in the reader's thread and then
-handed over.
+Invariant: a series belongs to one thread at a time. A whole run's are made and worked out in the reader's thread, and
+handed over one by one; only then does the run grow on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ SMOOTHING = 0.9
 
 class RunCurves:
     """`loss`, `grad_norm`, `learning_rate`, `tokens_per_s` and `mfu` share `positions`; `validation` has its own."""
+
+    NAMES = ("loss", "grad_norm", "learning_rate", "tokens_per_s", "mfu")
+    """The series on shared positions, by their attributes' names."""
 
     def __init__(self) -> None:
         self.positions = Positions()
@@ -38,14 +41,8 @@ class RunCurves:
         if rows.keep < len(self):
             self._cut(rows.keep)
         self.positions.extend(rows.step, rows.tokens, rows.seconds)
-        for series, values in (
-            (self.loss, rows.loss),
-            (self.grad_norm, rows.grad_norm),
-            (self.learning_rate, rows.learning_rate),
-            (self.tokens_per_s, rows.tokens_per_s),
-            (self.mfu, rows.mfu),
-        ):
-            series.extend(values)
+        for name in self.NAMES:
+            getattr(self, name).extend(getattr(rows, name))
         values, steps, tokens, seconds = given_rows(
             rows.validation_loss, rows.step, rows.tokens, rows.seconds
         )
@@ -53,10 +50,10 @@ class RunCurves:
         self.validation.extend(values)
         self.has_mfu = self.has_mfu or any(map(isfinite, rows.mfu))
 
-    def work_out(self) -> None:
-        """Averages and extremes of what is looked at first: what would otherwise be done at the first drawing."""
-        for series in (self.loss, self.grad_norm, self.tokens_per_s):
-            series.spikes  # noqa: B018 - works out all that a drawing needs
+    def work_out(self, name: str) -> None:
+        """All that the first drawing of a series, by its attribute's name, needs: averages, extremes and spikes."""
+        self.positions.along("step")
+        getattr(self, name).spikes  # noqa: B018 - works them out
 
     @property
     def best_validation(self) -> tuple[float, int] | None:
@@ -72,6 +69,6 @@ class RunCurves:
         validated = bisect_left(self.validation.positions.along("step"), first_gone)
         self.validation.cut(validated)
         self.validation.positions.cut(validated)
-        for series in (self.loss, self.grad_norm, self.learning_rate, self.tokens_per_s, self.mfu):
-            series.cut(keep)
+        for name in self.NAMES:
+            getattr(self, name).cut(keep)
         self.positions.cut(keep)

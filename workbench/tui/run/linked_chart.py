@@ -6,18 +6,32 @@ Invariant: a chart that is not seen works nothing out; it does so when it is sho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.geometry import Region
+from textual.strip import Strip
 
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.curves import Curve
+from workbench.tui.charts.plot import Look, draw
 from workbench.tui.charts.view import View
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.run.curves import RunCurves
+from workbench.tui.run.standing import MetricRows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LEAST_WIDTH, LEAST_HEIGHT = 30, 7
+_NAMES = {
+    "loss": "training",
+    "grad_norm": "gradient norm",
+    "learning_rate": "learning rate",
+    "tokens_per_s": "tokens a second",
+    "mfu": "MFU",
+}
 _EASY_HEIGHT = 9
 
 
@@ -63,6 +77,9 @@ alone. `v` goes to the next chart, `m` shows one alone.
         """Those that share the view."""
         self._late = False
         """Whether there is something that was not drawn because nobody saw it."""
+        self._known_look: Look | None = None
+        self._titles: tuple[object, object] = (None, None)
+        self._setting_titles = False
         super().__init__(title, curves, glyphs=glyphs, unit=unit, id=id)
         self.view = view
 
@@ -71,11 +88,22 @@ alone. `v` goes to the next chart, `m` shows one alone.
         return self.is_mounted and self.display and bool(self.size) and self.is_on_screen
 
     def data_changed(self) -> None:
-        if not self.is_mounted or self.seen:
-            self._late = False
-            super().data_changed()
-        else:
-            self._late = True
+        """Draw again what is different now; nothing is done while nobody sees it."""
+        self._late = self.is_mounted and not self.seen
+        if self._late:
+            return
+        self._write_titles()
+        if self._plot is None or self._drawn_size != tuple(self.size):
+            self._plot = None
+            self.refresh()
+            return
+        width, height = self.size
+        before = self._strips
+        self._plot = draw(self._frame(), self._look(), self._glyphs, width, height)
+        self._strips = [Strip(segments, width) for segments in self._plot.rows]
+        rows = [y for y, strip in enumerate(self._strips) if strip != before[y]]
+        if rows:
+            self.refresh(*(Region(0, y, width, 1) for y in rows))
 
     def view_changed(self) -> None:
         super().view_changed()
@@ -90,6 +118,36 @@ alone. `v` goes to the next chart, `m` shows one alone.
     def on_resize(self) -> None:
         if self._late:
             self.data_changed()
+
+    # Cheaper than the chart's own, for what is drawn twice a second.
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._known_look = None
+
+    def _look(self) -> Look:
+        if self._known_look is None:
+            self._known_look = super()._look()
+        return self._known_look
+
+    def _write_titles(self) -> None:
+        self._setting_titles = True
+        super()._write_titles()
+        self._setting_titles = False
+
+    def refresh(
+        self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
+    ) -> Self:
+        if self._setting_titles and not regions:
+            # While the titles are set: the rows of the changed ones are repainted, not all of the chart.
+            titles = (self.border_title, self.border_subtitle)
+            rows = (-1, self.size.height)
+            changed = [row for row, new, old in zip(rows, titles, self._titles, strict=True) if new != old]
+            self._titles = titles
+            if not changed:
+                return self
+            regions = tuple(Region(-1, row, self.outer_size.width, 1) for row in changed)
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
 
 class ChartGroup(Container):
@@ -118,24 +176,40 @@ class ChartGroup(Container):
         self.selected = self.loss
         """The one that is seen where there is no room for all."""
         super().__init__(*self.charts, id=id)
-        self.set_curves(self.curves)
+        self._waits = False
+        """Whether the newest points are still to be drawn."""
+        self._chart_of = dict(zip(RunCurves.NAMES, self.charts, strict=True))
+        self.show(self.curves)
 
-    def set_curves(self, curves: RunCurves) -> None:
-        """Draw these series from now on."""
+    def show(self, curves: RunCurves, names: Sequence[str] = RunCurves.NAMES) -> None:
+        """Draw these series from now on, as far as they are named."""
         self.curves = curves
-        self.loss.set_curves(
-            (Curve("training", curves.loss), Curve("validation", curves.validation, "marks", 1))
-        )
-        self.grad_norm.set_curves((Curve("gradient norm", curves.grad_norm),))
-        self.learning_rate.set_curves((Curve("learning rate", curves.learning_rate),))
-        self.tokens_per_s.set_curves((Curve("tokens a second", curves.tokens_per_s),))
-        self.mfu.set_curves((Curve("MFU", curves.mfu),))
+        for name in names:
+            chart = self._chart_of[name]
+            drawn = [Curve(_NAMES[name], getattr(curves, name))]
+            if chart is self.loss:
+                drawn.append(Curve("validation", curves.validation, "marks", 1))
+            chart.set_curves(drawn)
         self.lay_out()
 
-    def data_changed(self) -> None:
-        """The series have grown, or were cut."""
-        if self.mfu in self.available and not self.mfu.display:
+    def add(self, rows: MetricRows) -> None:
+        """Let the series grow, or be cut, and draw them. Few new points among many are drawn every other time."""
+        before, had_mfu = len(self.curves), self.curves.has_mfu
+        self.curves.add(rows)
+        few = rows.keep == before and len(rows) < before / 1000
+        self._waits = few and not self._waits
+        if self.curves.has_mfu != had_mfu:
             self.lay_out()
+        if not self._waits:
+            self._draw()
+
+    def settle(self) -> None:
+        """Draw what still waits to be: nothing more comes for now."""
+        if self._waits:
+            self._waits = False
+            self._draw()
+
+    def _draw(self) -> None:
         for chart in self.charts:
             chart.data_changed()
 

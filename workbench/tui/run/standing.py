@@ -114,10 +114,12 @@ class StandingRecords:
         del self._steps[keep:], self._seconds[keep:]
         self._ranges = _first(self._ranges, keep) + tuple((a + begin, b + begin) for a, b in metrics.ranges)
         before = self._seconds[-1] if keep else 0.0
-        known = (0.0 if math.isnan(seconds) else seconds for seconds in metrics.column("step_s"))
+        seconds = metrics.column("step_s")
+        if math.isnan(sum(seconds)):
+            seconds = array("d", (0.0 if math.isnan(each) else each for each in seconds))
         rows = MetricRows(
             keep,
-            seconds=array("d", islice(accumulate(known, initial=before), 1, None)),
+            seconds=array("d", islice(accumulate(seconds, initial=before), 1, None)),
             tokens=metrics.column("tokens_total"),
             **{
                 name: metrics.column(name)

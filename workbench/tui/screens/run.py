@@ -7,6 +7,7 @@ or nobody sees the screen nothing is read and nothing drawn, and the run never n
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,12 +18,12 @@ from textual.containers import Container, Vertical
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widget import Widget
-from textual.widgets import Footer
 
 from workbench.launch import LastWords
 from workbench.monitor.samples import MonitorSample
 from workbench.plan.outcome import Compared
-from workbench.runs import RunDirectory
+from workbench.runs import Lanes, RunDirectory
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.lanes import LanesPanel
 from workbench.tui.panels.status_line import StatusLine
 from workbench.tui.panels.units import known
@@ -55,6 +56,15 @@ class RunRead(Message):
         super().__init__()
         self.look = look
         self.curves = curves
+
+
+class CurveReady(Message):
+    """One series of a whole run is worked out and may be drawn."""
+
+    def __init__(self, curves: RunCurves, name: str) -> None:
+        super().__init__()
+        self.curves = curves
+        self.name = name
 
 
 class RunUnread(Message):
@@ -94,10 +104,10 @@ leave; a run that goes on is never ended without a question.
             Binding(str(digit), f"group('{group}')", group.capitalize(), id=f"run.group_{digit}", show=False)
             for digit, group in enumerate(GROUPS, start=1)
         ),
-        Binding("v", "next_chart", "Next chart", id="run.next_chart", show=False),
-        Binding("m", "one_alone", "One alone", id="run.one_alone", show=False),
         Binding("z", "freeze", "Freeze", id="run.freeze"),
-        Binding("y", "copy_path", "Copy path", id="run.copy_path", show=False),
+        Binding("v", "next_chart", "Next chart", id="run.next_chart"),
+        Binding("m", "one_alone", "One alone", id="run.one_alone"),
+        Binding("y", "copy_path", "Copy path", id="run.copy_path"),
     ]
 
     def __init__(self, surroundings: Surroundings, run: RunDirectory) -> None:
@@ -132,6 +142,7 @@ leave; a run that goes on is never ended without a question.
         self._reading = False
         self._known = False
         """Whether what the run had recorded before this screen is known."""
+        self._last_lanes: Lanes | None = None
         self._sample: MonitorSample | None = None
         self._watched: tuple[int | None, tuple[Path, ...]] | None = None
         self._checkpoints: list[tuple[float, str]] = []
@@ -143,7 +154,7 @@ leave; a run that goes on is never ended without a question.
         yield self.line
         yield self.groups_line
         yield Container(*self._groups.values(), id="groups")
-        yield Footer(compact=True)
+        yield KeyLine(self.surroundings.glyphs)
 
     def on_mount(self) -> None:
         self.title = self.run.name
@@ -170,11 +181,12 @@ leave; a run that goes on is never ended without a question.
         seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
         if self.frozen or not seen:
             return
-        self._show_sample()
         if self.log_view.is_on_screen:
             self.log_view.look()
-        if not self._reading:
-            self._look()
+        if self._reading:
+            self._show_sample()
+        else:
+            self._look()  # the sample is shown with what it finds, in one picture
 
     def _look(self) -> None:
         self._reading = True
@@ -188,11 +200,16 @@ leave; a run that goes on is never ended without a question.
             if look.rows is not None and look.rows.keep == 0 and len(look.rows) >= _MANY:
                 curves = RunCurves()
                 curves.add(look.rows)
-                curves.work_out()
+                for name in RunCurves.NAMES:
+                    curves.work_out(name)
+                    self.post_message(CurveReady(curves, name))
         except Exception as error:
             self.post_message(RunUnread(f"{type(error).__name__}: {error}"))
         else:
             self.post_message(RunRead(look, curves))
+
+    def on_curve_ready(self, event: CurveReady) -> None:
+        self.charts.show(event.curves, (event.name,))
 
     def on_run_unread(self, event: RunUnread) -> None:
         self._reading = False
@@ -201,15 +218,17 @@ leave; a run that goes on is never ended without a question.
     def on_run_read(self, event: RunRead) -> None:
         self._reading = False
         look, before = event.look, self.latest
-        self.latest = look
+        # Without its rows, which the series have taken over.
+        self.latest = replace(look, rows=None)
         if look.more:
             self._look()
         self.line.show_status(self.run.name, look.status, look.state)
+        self._show_sample()
         self.title = f"{look.preset} {self.run.name}" if look.preset else self.run.name
         self._watch(look)
         self._show_curves(look, event.curves)
-        if look.lanes is not None:
-            self.lanes.show_lanes(look.lanes)
+        self._last_lanes = look.lanes or self._last_lanes
+        self._show_lanes()
         if look.optimizer is not None:
             self.machine.threads.set_optimizer(*look.optimizer)
         if look.samples is not None:
@@ -223,17 +242,21 @@ leave; a run that goes on is never ended without a question.
         self._name_groups()
 
     def _show_curves(self, look: RunLook, curves: RunCurves | None) -> None:
-        if look.rows is not None:
+        if look.rows is None:
+            self.charts.settle()
+        else:
             if self._known:
                 self._alert(self.alerts.of_records(look.rows, self.surroundings.clock()))
             else:
                 self.alerts.learn(look.rows)
-            if curves is not None:
-                self.charts.set_curves(curves)
-            else:
-                self.charts.curves.add(look.rows)
-                self.charts.data_changed()
+            if curves is None:
+                self.charts.add(look.rows)
         self._known = self._known or not look.more
+
+    def _show_lanes(self) -> None:
+        """Sorting thousands of spans is left out while nobody sees them."""
+        if self._last_lanes is not None and "lanes" in self._seen:
+            self.lanes.show_lanes(self._last_lanes)
 
     def _take_events(self, look: RunLook) -> None:
         self.events.add(said for event in look.events if (said := happening_of(event)) is not None)
@@ -353,6 +376,7 @@ leave; a run that goes on is never ended without a question.
         self._focus(group)
         if group == "log":
             self.log_view.look()
+        self._show_lanes()
 
     def action_next_chart(self) -> None:
         if "charts" not in self._seen:
