@@ -13,9 +13,10 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from workbench.errors import ConfigurationError
 from workbench.monitor.samples import MonitorSample
 from workbench.runs import ControlReader, MetricsWriter, RunDirectory, Status, write_status
-from workbench.tui.dialogs import Confirm
+from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
 from workbench.tui.screens.runs import RunsScreen
@@ -386,6 +387,40 @@ def test_what_may_not_be_deleted_is_not_even_asked_about(zoo: dict[str, RunDirec
     assert zoo[kind].path.is_dir()
 
 
+def test_e_exports_the_model_into_a_folder_that_is_asked_for(
+    zoo: dict[str, RunDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import workbench.export as exporting
+
+    def export(run: RunDirectory, target: Path, *, step: int | None = None) -> exporting.Exported:
+        if run == zoo["failed"]:
+            raise ConfigurationError("export: it has no checkpoint")
+        return exporting.Exported(target, 12, 3 << 20)
+
+    monkeypatch.setattr(exporting, "export", export)
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        for kind, told in (("stopped", "Exported step 12"), ("failed", "it has no checkpoint")):
+            await go_to(host, pilot, kind)
+            await pilot.press("e")
+            await until(pilot, lambda: isinstance(host.screen, AskText))
+            entry = host.screen.query_one(Input)
+            assert zoo[kind].name in entry.value
+            entry.value = str(tmp_path)
+            await pilot.press("enter")
+            await until(pilot, lambda: "empty folder" in " ".join(host.text.replace("│", " ").split()))
+            assert isinstance(host.screen, AskText)
+            entry.value = str(tmp_path / "model")
+            await pilot.press("enter")
+            await until(pilot, lambda told=told: told in "".join(host.told))  # type: ignore[misc]
+        await pilot.press("e")
+        await until(pilot, lambda: isinstance(host.screen, AskText))
+        await pilot.press("escape")
+        await until(pilot, lambda: host.screen is host.runs_screen)
+
+    assert len(drive(zoo["running"].path.parent, scenario).told) == 2
+
+
 def test_y_copies_the_path(zoo: dict[str, RunDirectory]) -> None:
     async def scenario(host: Host, pilot: Pilot[None]) -> None:
         await pilot.press("down", "y")
@@ -398,7 +433,7 @@ def test_in_read_only_mode_nothing_is_changed_and_looking_still_works(zoo: dict[
     async def scenario(host: Host, pilot: Pilot[None]) -> None:
         for kind in ("running", "stopped"):
             await go_to(host, pilot, kind)
-            await pilot.press("p", "k", "s", "R", "x")
+            await pilot.press("p", "k", "s", "R", "e", "x")
             await pilot.pause()
             assert host.screen is host.runs_screen
         assert not host.asked and not host.told

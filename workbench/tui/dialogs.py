@@ -1,11 +1,11 @@
-"""Questions that stand in the way until they are answered: yes or no, and one of several.
+"""Questions that stand in the way until they are answered: yes or no, one of several, and a text.
 
 Invariant: Escape always leaves everything as it is, and so does Enter where the answer cannot be taken back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, OptionList, Static
+from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from workbench.tui.glyphs import BLOCKS, Glyphs
@@ -155,3 +155,58 @@ class Choice(ModalScreen[str | None]):
 
     def action_leave(self) -> None:
         self.dismiss(None)
+
+
+class AskText(ModalScreen["str | None"]):
+    """A text, such as a name; None: left by Escape. `wrong` gives a sentence where one will not do, else nothing."""
+
+    DEFAULT_CSS = f"""
+    AskText {{
+        {_BOX}
+        & .problem {{ color: $error; height: auto; }}
+        & .buttons {{ width: auto; height: 1; margin-top: 1; }}
+        & Button {{ margin-right: 2; min-width: 8; }}
+    }}
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", id="dialog.cancel")]
+
+    def __init__(
+        self,
+        title: str,
+        value: str,
+        wrong: Callable[[str], str],
+        *,
+        yes: str = "Save",
+        glyphs: Glyphs = BLOCKS,
+    ) -> None:
+        super().__init__(classes="-ascii" if glyphs.ascii else None)
+        self._title, self._value, self._wrong, self._yes = title, value, wrong, yes
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = Content(self._title)
+            entry = Input(self._value, compact=True, select_on_focus=False)
+            entry.cursor_blink = False
+            yield entry
+            yield Static("", classes="problem", id="wrong")
+            with Horizontal(classes="buttons"):
+                yield Button(Content(self._yes), variant="primary", compact=True, id="yes")
+                yield Button("Cancel", compact=True, id="no")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._take()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        if event.button.id == "yes":
+            self._take()
+        else:
+            self.dismiss(None)
+
+    def _take(self) -> None:
+        text = self.query_one(Input).value.strip()
+        wrong = self._wrong(text)
+        self.query_one("#wrong", Static).update(Content(wrong))
+        if not wrong:
+            self.dismiss(text)

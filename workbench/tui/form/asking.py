@@ -1,11 +1,10 @@
-"""The questions that only a form asks: under which name to save, and whether to take what a search found.
+"""The question that only a form asks: whether to take what a search found.
 
-Each is a modal screen that answers with its result, None where it was left by escape.
+A modal screen that answers with its result, None where it was left by escape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from textwrap import wrap
 from typing import ClassVar, TypeVar
 
@@ -15,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, Static
+from textual.widgets import Button, Static
 
 from workbench.config.problems import as_written
 from workbench.plan.fit import Fit
@@ -26,65 +25,20 @@ from workbench.tui.panels.drawing import clean
 Answer = TypeVar("Answer")
 
 
-class Asking(ModalScreen[Answer]):
-    """What the questions share: a titled box over the screen."""
+class AskFit(ModalScreen["str | None"]):
+    """What a search found, field by field: "apply" it, or "keep" the state's format and search again."""
 
     DEFAULT_CSS = """
-    Asking { align: center middle; }
-    Asking > Vertical {
+    AskFit { align: center middle; }
+    AskFit > Vertical {
         width: 90%; max-width: 90; height: auto; max-height: 95%;
         border: round $accent; background: $surface; padding: 0 1;
     }
-    Asking.-ascii > Vertical { border: ascii $accent; }
-    Asking VerticalScroll { height: auto; max-height: 70vh; }
-    Asking Horizontal { height: 1; align-horizontal: right; margin-top: 1; }
-    Asking Button { margin: 0 0 0 1; }
-    Asking .problem { color: $error; height: auto; }
+    AskFit.-ascii > Vertical { border: ascii $accent; }
+    AskFit VerticalScroll { height: auto; max-height: 70vh; }
+    AskFit Horizontal { height: 1; align-horizontal: right; margin-top: 1; }
+    AskFit Button { margin: 0 0 0 1; }
     """
-
-    def __init__(self, glyphs: Glyphs) -> None:
-        super().__init__(classes="-ascii" if glyphs.ascii else None)
-        self.glyphs = glyphs
-
-
-class AskName(Asking["str | None"]):
-    """A name for a preset. `wrong` says what is wrong with one, or nothing."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", id="ask.cancel")]
-
-    def __init__(self, title: str, name: str, glyphs: Glyphs, wrong: Callable[[str], str]) -> None:
-        super().__init__(glyphs)
-        self._title = title
-        self._name = name
-        self._wrong = wrong
-
-    def compose(self) -> ComposeResult:
-        with Vertical() as box:
-            box.border_title = self._title
-            entry = Input(self._name, compact=True, select_on_focus=False)
-            entry.cursor_blink = False
-            yield entry
-            yield Static("", classes="problem", id="wrong")
-            with Horizontal():
-                yield Button("Save", variant="primary", compact=True, id="yes")
-                yield Button("Cancel", compact=True, id="no")
-
-    @on(Input.Submitted)
-    @on(Button.Pressed, "#yes")
-    def _take(self) -> None:
-        name = self.query_one(Input).value.strip()
-        wrong = self._wrong(name)
-        self.query_one("#wrong", Static).update(Content(wrong))
-        if not wrong:
-            self.dismiss(name)
-
-    @on(Button.Pressed, "#no")
-    def _leave(self) -> None:
-        self.dismiss(None)
-
-
-class AskFit(Asking["str | None"]):
-    """What a search found, field by field: "apply" it, or "keep" the state's format and search again."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "dismiss(None)", "Cancel", id="ask.cancel"),
@@ -95,7 +49,7 @@ class AskFit(Asking["str | None"]):
     ]
 
     def __init__(self, found: Fit, glyphs: Glyphs) -> None:
-        super().__init__(glyphs)
+        super().__init__(classes="-ascii" if glyphs.ascii else None)
         self.found = found
         self.glyphs = glyphs
         self._format_changes = any(change.field == "offload.state_format" for change in found.changes)

@@ -23,8 +23,8 @@ from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.fit import Fit
 from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
-from workbench.tui.dialogs import Confirm
-from workbench.tui.form.asking import AskFit, AskName
+from workbench.tui.dialogs import AskText, Confirm
+from workbench.tui.form.asking import AskFit
 from workbench.tui.form.draft import FIELDS, Draft
 from workbench.tui.form.editor import edited
 from workbench.tui.form.field_help import FieldHelp
@@ -294,7 +294,7 @@ class ConfigureScreen(PlannedScreen):
         if self._is_wrong("saved"):
             return
         own = self.path.stem if not is_shipped(self.path) else free_name(self.path.stem)
-        question = AskName("Save as a preset", own, self.surroundings.glyphs, self._wrong_name)
+        question = AskText("Save as a preset", own, self._wrong_name, glyphs=self.surroundings.glyphs)
         self.app.push_screen(question, self._named)
 
     def _wrong_name(self, name: str) -> str:

@@ -7,6 +7,7 @@ deletes them, each after a key of the user. Invariant: in read-only mode nothing
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -24,7 +25,7 @@ from workbench.runs import RunDirectory
 from workbench.runs.deleting import delete_run, plan_deletion
 from workbench.runs.steering import ask
 from workbench.runs.summary import RESUMABLE, RunSummaries, RunSummary
-from workbench.tui.dialogs import Confirm
+from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.units import amount
@@ -32,7 +33,7 @@ from workbench.tui.screens.run_detail import RunDetail
 from workbench.tui.screens.run_list import RunList
 from workbench.tui.surroundings import Surroundings
 
-_CHANGING = ("resume", "stop", "pause", "save", "delete")
+_CHANGING = ("resume", "stop", "pause", "save", "export", "delete")
 """The actions that read-only mode leaves out."""
 _LAST_LINES = 12
 
@@ -78,6 +79,7 @@ class RunsScreen(Screen[None]):
         Binding("p", "pause", "Pause/go on", id="runs.pause"),
         Binding("k", "save", "Save now", id="runs.save"),
         Binding("s", "stop", "Stop", id="runs.stop"),
+        Binding("e", "export", "Export", id="runs.export"),
         Binding("x", "delete", "Delete", id="runs.delete"),
         Binding("y", "copy_path", "Copy path", id="runs.copy_path"),
     ]
@@ -280,6 +282,41 @@ class RunsScreen(Screen[None]):
         answer = await asyncio.to_thread(ask, run, verb, given_up=lambda: worker.is_cancelled)
         self._tell(f"{run.name}: {answer.message}", severity="information" if answer.done else "warning")
         self.look()
+
+    # Exporting.
+
+    def action_export(self) -> None:
+        row = self._run("export")
+        if row is not None:
+            self._export(row.run)
+
+    @work(group="export", exit_on_error=False)
+    async def _export(self, run: RunDirectory) -> None:
+        """Ask for a folder, and copy the model into it, in a thread."""
+        from workbench.export import export
+
+        def wrong(text: str) -> str:
+            path = Path(text).expanduser()
+            if not text:
+                return "Name a new folder for the model."
+            there = path.is_dir() and any(path.iterdir())
+            return (
+                f"{path} is there already: name a new or an empty folder." if there or path.is_file() else ""
+            )
+
+        target = Path("exported") / run.name
+        dialog = AskText(
+            "Export the model into", str(target), wrong, yes="Export", glyphs=self.surroundings.glyphs
+        )
+        folder = await self.app.push_screen_wait(dialog)
+        if folder is None:
+            return
+        try:
+            exported = await asyncio.to_thread(export, run, Path(folder))
+        except WorkbenchError as error:
+            self._tell(str(error), severity="error")
+            return
+        self._tell(f"Exported step {exported.step:,} ({amount(exported.bytes)}): {exported.path}")
 
     # Deleting.
 
