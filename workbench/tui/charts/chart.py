@@ -51,10 +51,10 @@ class Chart(Widget):
     Chart > .chart--bad { color: $text-error; text-style: bold; }
     Chart > .chart--curve-1 { color: $text-primary; }
     Chart > .chart--curve-2 { color: $text-accent; }
-    Chart > .chart--curve-3 { color: $text-secondary; }
-    Chart > .chart--curve-4 { color: $foreground; }
+    Chart > .chart--curve-3 { color: $foreground; }
+    Chart > .chart--curve-4 { color: ansi_bright_magenta; }
     Chart > .chart--curve-5 { color: ansi_bright_cyan; }
-    Chart > .chart--curve-6 { color: ansi_bright_magenta; }
+    Chart > .chart--curve-6 { color: $text-secondary; }
     Chart > .chart--curve-7 { color: ansi_cyan; }
     Chart > .chart--curve-8 { color: ansi_magenta; }
     """

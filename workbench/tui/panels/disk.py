@@ -71,28 +71,32 @@ class DiskPanel(Panel):
         return out
 
     def _block(self, disk: DiskSample, width: int, rows: int) -> list[Line]:
-        rates = keep(
-            width,
-            [
-                (0, self._named("read", rate(disk.read_bytes_per_s))),
-                (1, self._named("write", rate(disk.written_bytes_per_s))),
-                (2, self._named("busy", percent(disk.busy), self._busy_pen(disk))),
-            ],
-        )
-        free = self._named("free", amount(disk.free_bytes), self._free_pen(disk))
+        rates = [
+            (0, self._named("read", rate(disk.read_bytes_per_s))),
+            (2, self._named("write", rate(disk.written_bytes_per_s))),
+            (4, self._named("busy", percent(disk.busy), self._busy_pen(disk))),
+        ]
+        # Of several disks each is named if there is any room; one alone needs no name.
+        several = self._sample is not None and len(self._sample.disks) > 1
+        folder = (1 if several else 5, self._folder(disk, max(8, width // 3)))
         if rows == 1:
-            folder = self.write(cut(clean(disk.folder, self.glyphs), 20, self.glyphs), "strong")
-            return [keep(width, [(3, folder), (0, rates[:2]), (1, rates[3:]), (2, free)])]
+            free = self._named("free", amount(disk.free_bytes), self._free_pen(disk))
+            return [keep(width, [folder, *rates[:2], (3, free)])]
         out = []
         if rows >= 3:
             room = width if disk.device is None else width - len(disk.device) - 1
-            folder = self.write(cut(clean(disk.folder, self.glyphs), room, self.glyphs), "strong")
-            out.append(ends(folder, self.write(clean(disk.device or "", self.glyphs), "dim"), width))
-        out.append(rates)
+            device = self.write(clean(disk.device or "", self.glyphs), "dim")
+            out.append(ends(self._folder(disk, room), device, width))
+            out.append(keep(width, rates))
+        else:
+            out.append(keep(width, [folder, *rates]))
         out.append(self._room(disk, width))
         if rows >= 4:
             out += self._history(disk, width, min(4, rows - len(out)))
         return out
+
+    def _folder(self, disk: DiskSample, width: int) -> Line:
+        return self.write(cut(clean(disk.folder, self.glyphs), width, self.glyphs), "strong")
 
     def _room(self, disk: DiskSample, width: int) -> Line:
         value = of(disk.free_bytes, disk.total_bytes)

@@ -178,13 +178,13 @@ wheel zooms, and the pointer reads.
         """Times at the begin, the middle and the end, the cursor's place, and what the numbers at the right are."""
         start, end = self.window
         cells = [" "] * self._chart[1]
-        middle, last = milliseconds((start + end) / 2), milliseconds(end)
+        first, middle, last = (_mark(at, end - start) for at in (start, (start + end) / 2, end))
         at = self._cursor_cell()
         if len(cells) >= 40 and at is None:
             _put(cells, (len(cells) - len(middle)) // 2, middle)
         if len(cells) >= 16:
             _put(cells, len(cells) - len(last), last)
-        _put(cells, 0, milliseconds(start)[: len(cells)])
+        _put(cells, 0, first[: len(cells)])
         if at is not None:
             cells[at] = self.glyphs.arrow_down
         heads = "".join(f"{head:>{_NUMBER}}" for head in _heads(numbers))
@@ -413,6 +413,11 @@ def _heads(numbers: int) -> tuple[str, ...]:
 
 def _put(cells: list[str], at: int, text: str) -> None:
     cells[at : at + len(text)] = text
+
+
+def _mark(seconds: float, window: float) -> str:
+    """A moment on the ruler, as exact as a window of so many seconds asks for."""
+    return f"{seconds:.2f} s" if window >= 1 else milliseconds(seconds)
 
 
 def _short(seconds: float) -> str:

@@ -15,7 +15,8 @@ from textual.content import Content
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Markdown, Static
 
-from workbench.tui.glyphs import Glyphs
+from workbench.tui.glyphs import BLOCKS, Glyphs
+from workbench.tui.panels.drawing import clean
 
 PARTS = {
     "app": "Everywhere",
@@ -51,6 +52,7 @@ class HelpScreen(ModalScreen[None]):
         &.-ascii > VerticalScroll { border: ascii $accent; }
         & .heading { text-style: bold; color: $text-accent; margin-top: 1; }
         & Markdown { margin: 0; padding: 0; height: auto; }
+        & Markdown > :last-child { margin-bottom: 0; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -60,14 +62,15 @@ class HelpScreen(ModalScreen[None]):
     def __init__(self, shown: Screen[object], glyphs: Glyphs) -> None:
         super().__init__(classes="-ascii" if glyphs.ascii else None)
         self._words = list(_words_about(shown))
-        self._keys = keys_of(shown)
+        self._keys = keys_of(shown, glyphs)
+        self._glyphs = glyphs
 
     def compose(self) -> ComposeResult:
         with VerticalScroll() as box:
             box.border_title = "Help"
             box.border_subtitle = "Esc closes"
             for text in self._words:
-                yield Markdown(text)
+                yield _Words("\n".join(clean(line, self._glyphs) for line in text.splitlines()), self._glyphs)
             width = max((len(key) for rows in self._keys.values() for key, _ in rows), default=0)
             for heading, rows in self._keys.items():
                 yield Static(heading, classes="heading", markup=False)
@@ -81,7 +84,16 @@ class HelpScreen(ModalScreen[None]):
         self.dismiss()
 
 
-def keys_of(screen: Screen[object]) -> dict[str, list[tuple[str, str]]]:
+class _Words(Markdown):
+    """A help text, its lists with bullets that the terminal has."""
+
+    def __init__(self, text: str, glyphs: Glyphs) -> None:
+        super().__init__(text)
+        if glyphs.ascii:
+            self.BULLETS = ["* ", "- "]
+
+
+def keys_of(screen: Screen[object], glyphs: Glyphs = BLOCKS) -> dict[str, list[tuple[str, str]]]:
     """The keys that hold on `screen` now, (key, what it does), by where they belong; the innermost first."""
     found: dict[str, dict[str, tuple[list[str], str]]] = {}
     for _, binding, enabled, tooltip in screen.active_bindings.values():
@@ -92,6 +104,8 @@ def keys_of(screen: Screen[object]) -> dict[str, list[tuple[str, str]]]:
         description = tooltip or binding.description
         keys, _ = rows.setdefault(binding.action, ([], description))
         shown = screen.app.get_key_display(binding)
+        if glyphs.ascii and not shown.isascii():
+            shown = binding.key
         if shown not in keys:
             keys.append(shown)
     order = sorted(found, key=lambda heading: heading == PARTS["app"])

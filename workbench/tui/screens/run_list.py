@@ -47,7 +47,9 @@ def _number(value: float | None) -> str:
 
 
 def _steps(row: RunSummary) -> str:
-    return "-" if row.state in ("unknown", "foreign") else f"{row.step}/{row.total_steps}"
+    if row.state in ("unknown", "foreign"):
+        return "-"
+    return f"{row.step}/{row.total_steps}" if row.total_steps else f"{row.step}"
 
 
 def _begun(row: RunSummary) -> str:
