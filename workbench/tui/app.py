@@ -20,12 +20,14 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
+from textual.constants import DEFAULT_THEME
 from textual.screen import Screen
 from textual.worker import WorkerFailed
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from workbench.runs import RunDirectory
+    from workbench.tui.keymap import Keymap
     from workbench.tui.screens.run import RunScreen
 
 PARTS = ("presets", "runs", "top")
@@ -63,7 +66,7 @@ class WorkbenchApp(App[None]):
     """The whole screen. `run`: begin with this run; else with the part named `part`, or the one seen last."""
 
     TITLE = "workbench"
-    CSS_PATH = "workbench.tcss"
+    CSS_PATH = Path(__file__).with_name("workbench.tcss")
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {
         _system_commands,
         _presets_and_runs,
@@ -98,7 +101,7 @@ class WorkbenchApp(App[None]):
         for name, make in (("presets", self._presets), ("runs", self._runs), ("top", self._top)):
             self.add_mode(name, make)
         if self._remembered.theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
-            # Without a watcher, which would style everything a second time.
+            # The first picture has its colours; its classes follow.
             self.set_reactive(App.theme, self._remembered.theme)
         self._first_theme = self.theme
 
@@ -124,7 +127,8 @@ class WorkbenchApp(App[None]):
             # Textual would leave the terminal as it is.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by_signal, number)
-        self._set_keys()
+        if self.theme != DEFAULT_THEME:
+            self.mutate_reactive(App.theme)
         if self._run:
             self._open_run(self._run)
         self.call_after_refresh(self._begin_work)
@@ -132,6 +136,7 @@ class WorkbenchApp(App[None]):
     def _begin_work(self) -> None:
         """What would hold up the first picture."""
         gc.enable()
+        self._set_keys()
         self.surroundings.monitor.start()
         self._watch_newest()
 
@@ -173,18 +178,24 @@ class WorkbenchApp(App[None]):
             self._exception = RuntimeError(" ".join(map(str, renderables)))
         self._fatal_error()
 
-    def _set_keys(self) -> None:
+    @work(group="keys")
+    async def _set_keys(self) -> None:
+        """Take the user's own keys. Their names are checked in a thread: it imports every screen."""
         from workbench.presets import user_folder
         from workbench.tui.keymap import FILE_NAME, read_keymap
 
         folder = user_folder()
-        if folder is None or not (folder.parent / FILE_NAME).exists():
+        path = None if folder is None else folder.parent / FILE_NAME
+        if path is None or not path.exists():
             return
-        from workbench.tui.bindings import binding_names
 
-        keymap = read_keymap(folder.parent / FILE_NAME, binding_names())
-        if keymap.keys:
-            self.set_keymap(keymap.keys)
+        def read() -> Keymap:
+            from workbench.tui.bindings import places
+
+            return read_keymap(path, places())
+
+        keymap = await asyncio.to_thread(read)
+        self.set_keymap(keymap.keys)
         for problem in keymap.problems:
             self.tell(problem, severity="warning")
 

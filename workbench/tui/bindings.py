@@ -13,7 +13,7 @@ import workbench.tui
 
 
 def bound_classes() -> Iterator[type[DOMNode]]:
-    """Every class of the screen with bindings of its own."""
+    """Every class of the screen."""
     for module in pkgutil.walk_packages(workbench.tui.__path__, "workbench.tui."):
         found = importlib.import_module(module.name)
         for value in vars(found).values():
@@ -21,11 +21,21 @@ def bound_classes() -> Iterator[type[DOMNode]]:
                 yield value
 
 
+def bindings_of(owner: type[DOMNode]) -> dict[str, str]:
+    """The keys of all bindings with an id that hold in one class, those of its base classes among them, by that id."""
+    found: dict[str, str] = {}
+    for each in reversed(owner.__mro__):
+        for binding in vars(each).get("BINDINGS", ()):
+            if isinstance(binding, Binding) and binding.id:
+                found[binding.id] = binding.key
+    return found
+
+
+def places() -> list[dict[str, str]]:
+    """`bindings_of` every class that has some."""
+    return [found for each in bound_classes() if (found := bindings_of(each))]
+
+
 def binding_names() -> set[str]:
     """The ids of all bindings, such as "runs.stop"."""
-    return {
-        binding.id
-        for each in bound_classes()
-        for binding in each.BINDINGS
-        if isinstance(binding, Binding) and binding.id
-    }
+    return {name for place in places() for name in place}

@@ -1,0 +1,157 @@
+"""Presets, runs and the monitor stand beside each other, each as it was left; and what screens ask for is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from whole_app import App, House, settled, until
+
+from workbench import launch
+from workbench.errors import ConfigurationError
+from workbench.runs import RunDirectory
+from workbench.tui.messages import CompareRuns, OpenPreset, OpenRun, ResumeRun, StartRun
+
+
+def test_each_part_keeps_what_lies_on_it(house: House) -> None:
+    path, run = house.preset("tiny"), house.run()
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        assert app.shown == "PresetsScreen"
+        app.screen.post_message(OpenPreset(path))
+        await until(pilot, lambda: app.shown == "ConfigureScreen")
+        form = app.screen
+        app.action_show_part("runs")
+        await until(pilot, lambda: app.shown == "RunsScreen")
+        app.screen.post_message(OpenRun(run))
+        await until(pilot, lambda: app.shown == "RunScreen")
+        await pilot.press("M")
+        await until(pilot, lambda: app.shown == "TopScreen")
+        assert app.stack == ["TopScreen"]
+        await pilot.press("H")
+        await until(pilot, lambda: app.shown == "RunScreen")
+        assert app.stack == ["RunsScreen", "RunScreen"]
+        await pilot.press("P")
+        await until(pilot, lambda: app.screen is form)
+        assert app.stack == ["PresetsScreen", "ConfigureScreen"]
+
+    house.drive(scenario)
+
+
+def test_a_run_that_is_shown_is_shown_once_and_another_takes_its_place(house: House) -> None:
+    first, second = house.run(1), house.run(2)
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        for asked in (first, first, second):
+            app.post_message(OpenRun(asked))
+            await until(pilot, lambda asked=asked: getattr(app.screen, "run", None) == asked)
+            await settled(pilot)
+            assert app.stack == ["RunsScreen", "RunScreen"]
+        app.screen.post_message(CompareRuns((first, second)))
+        await until(pilot, lambda: app.shown == "CompareScreen")
+        assert app.screen.runs == (first, second)  # type: ignore[attr-defined]
+        assert app.stack == ["RunsScreen", "RunScreen", "CompareScreen"]
+
+    house.drive(scenario)
+
+
+def test_a_configuration_is_started_and_its_run_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = house.run()
+    asked: list[tuple[str, str, Path]] = []
+
+    def start(text: str, name: str, root: Path) -> RunDirectory:
+        asked.append((text, name, root))
+        return run
+
+    monkeypatch.setattr(launch, "start", start)
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        app.screen.post_message(StartRun("[train]\nsteps = 3\n", "tiny"))
+        await until(pilot, lambda: app.shown == "RunScreen")
+        assert app.screen.run == run  # type: ignore[attr-defined]
+
+    house.drive(scenario)
+    assert asked == [("[train]\nsteps = 3\n", "tiny", house.runs)]
+
+
+def test_a_run_is_resumed_and_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = house.run()
+    resumed: list[RunDirectory] = []
+    monkeypatch.setattr(launch, "resume", resumed.append)
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        await pilot.press("H")
+        await until(pilot, lambda: app.shown == "RunsScreen")
+        await settled(pilot)
+        await pilot.press("R")
+        await until(pilot, lambda: app.shown == "RunScreen")
+
+    house.drive(scenario)
+    assert resumed == [run]
+
+
+def test_what_cannot_be_started_is_told_and_nothing_else_happens(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> RunDirectory:
+        raise ConfigurationError("tiny: train.steps = 0: must be at least 1 [not markup]")
+
+    monkeypatch.setattr(launch, "start", refuse)
+    monkeypatch.setattr(launch, "resume", refuse)
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        for message in (StartRun("", "tiny"), ResumeRun(house.run())):
+            app.told.clear()
+            app.screen.post_message(message)
+            await until(pilot, lambda: bool(app.told))
+            assert app.told == [("tiny: train.steps = 0: must be at least 1 [not markup]", "error")]
+            assert app.stack == ["PresetsScreen"]
+
+    house.drive(scenario)
+
+
+def test_a_read_only_look_starts_and_resumes_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> RunDirectory:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr(launch, "start", fail)
+    monkeypatch.setattr(launch, "resume", fail)
+    run = house.run()
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        app.screen.post_message(StartRun("", "tiny"))
+        app.screen.post_message(ResumeRun(run))
+        await until(pilot, lambda: len(app.told) == 2)
+        await settled(pilot)
+        assert all("read-only" in said for said, _ in app.told)
+        assert app.stack == ["PresetsScreen"]
+
+    house.drive(scenario, read_only=True)
+
+
+def test_the_monitor_samples_while_the_application_lasts(house: House) -> None:
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: house.monitor.begun == 1)
+        assert house.monitor.ended == 0
+
+    house.drive(scenario)
+    assert (house.monitor.begun, house.monitor.ended) == (1, 1)
+
+
+@pytest.mark.parametrize("part", ["runs", "top"])
+def test_it_begins_with_the_part_that_is_asked_for(house: House, part: str) -> None:
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        assert app.stack == [{"runs": "RunsScreen", "top": "TopScreen"}[part]]
+
+    house.drive(scenario, part=part)
+
+
+def test_it_begins_with_the_run_that_is_asked_for(house: House) -> None:
+    run = house.run()
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: app.shown == "RunScreen")
+        assert app.stack == ["RunsScreen", "RunScreen"]
+
+    house.drive(scenario, run=run)

@@ -1,0 +1,152 @@
+"""The whole application on a planned machine, with runs made on the spot and a folder of its own for what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.notifications import SeverityLevel
+from textual.pilot import Pilot
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from form_host import NoMonitor, PlannedMachine
+
+from workbench.runs import RunDirectory, Status, write_status
+from workbench.runs.status import process_started
+from workbench.tui.app import WorkbenchApp
+from workbench.tui.glyphs import BLOCKS, Glyphs
+from workbench.tui.surroundings import Surroundings
+
+NEVER_S = 1e6
+"""An interval that no test lives to see the end of."""
+CONFIG = '[model]\narchitecture = "gpt2"\n[train]\nsteps = 100\n'
+
+
+class Watched(NoMonitor):
+    """Counts how often it was begun and ended."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    def start(self) -> None:
+        self.begun += 1
+
+    def stop(self) -> None:
+        self.ended += 1
+
+
+class App(WorkbenchApp):
+    """Keeps what it tells."""
+
+    def __init__(self, surroundings: Surroundings, **words: Any) -> None:
+        self.told: list[tuple[str, SeverityLevel]] = []
+        super().__init__(surroundings, **words)
+
+    def notify(self, message: str, *, severity: SeverityLevel = "information", **others: Any) -> None:
+        self.told.append((message, severity))
+        super().notify(message, severity=severity, **others)
+
+    @property
+    def shown(self) -> str:
+        """The class of the screen that is seen."""
+        return type(self.screen).__name__
+
+    @property
+    def stack(self) -> list[str]:
+        return [type(screen).__name__ for screen in self.screen_stack]
+
+
+Scenario = Callable[[App, "Pilot[None]"], Awaitable[None]]
+
+
+class House:
+    """The folders of one test, and applications in them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.presets = folder / "config" / "workbench" / "presets"
+        self.monitor = Watched()
+
+    def preset(self, name: str, text: str = CONFIG) -> Path:
+        self.presets.mkdir(parents=True, exist_ok=True)
+        path = self.presets / f"{name}.toml"
+        path.write_text(text)
+        return path
+
+    def keymap(self, text: str) -> None:
+        self.presets.parent.mkdir(parents=True, exist_ok=True)
+        (self.presets.parent / "keymap.toml").write_text(text)
+
+    def run(self, number: int = 1, *, living: bool = False) -> RunDirectory:
+        """A run that has ended, or that this very process trains."""
+        run = RunDirectory(self.runs / f"20260101-0000{number:02d}-tiny-{number:06x}")
+        run.checkpoints.mkdir(parents=True)
+        run.events.touch()
+        run.config.write_text(CONFIG)
+        pid = os.getpid() if living else 0
+        status = Status(
+            phase="training" if living else "stopped",
+            step=12,
+            total_steps=100,
+            loss=3.25,
+            elapsed_s=75.0,
+            pid=pid,
+            pid_started=(process_started(pid) or 0.0) if living else 0.0,
+            exit_code=None if living else 143,
+        )
+        write_status(run, status, durable=False)
+        return run
+
+    def app(self, *, read_only: bool = False, glyphs: Glyphs = BLOCKS, **words: Any) -> App:
+        around = Surroundings(self.runs, self.monitor, glyphs=glyphs, interval_s=NEVER_S, read_only=read_only)
+        return App(around, **words)
+
+    def drive(self, scenario: Scenario, *, size: tuple[int, int] = (80, 24), **words: Any) -> App:
+        """Show the application, play the scenario, and end it."""
+        app = self.app(**words)
+
+        async def play() -> None:
+            async with app.run_test(size=size) as pilot:
+                await settled(pilot)
+                await scenario(app, pilot)
+
+        asyncio.run(play())
+        return app
+
+
+def house(folder: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    """Nothing of the user's is read or written, and no machine is looked at."""
+    for name in ("TEXTUAL_THEME", "NO_COLOR", "WORKBENCH_PRESETS", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORKBENCH_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.chdir(folder)
+    machine = PlannedMachine()
+    for module in ("form.sources", "screens.configure"):
+        monkeypatch.setattr(f"workbench.tui.{module}.Here", lambda root: machine)
+    return House(folder)
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Until no worker is busy and no message waits; a worker that waits for an answer is not waited for."""
+    for _ in range(3):
+        await pilot.pause()
+        await until(pilot, lambda: not _busy(pilot))
+
+
+async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not met():
+        assert time.monotonic() < deadline, "it did not happen within 20 s"
+        await pilot.pause()
+        await asyncio.sleep(0.002)
+
+
+def _busy(pilot: Pilot[None]) -> bool:
+    return any(w.is_running and w.group not in ("quit", "leave", "stop") for w in pilot.app.workers)
