@@ -29,6 +29,7 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.constants import DEFAULT_THEME
 from textual.screen import Screen
+from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.worker import WorkerFailed
 
 from workbench.errors import WorkbenchError
@@ -62,6 +63,13 @@ def _presets_and_runs() -> type[Provider]:
     return PresetsAndRuns
 
 
+class PlainScrollBarRender(ScrollBarRender):
+    """Scroll bars of whole cells, drawn with blanks alone."""
+
+    VERTICAL_BARS: ClassVar[list[str]] = [" "] * 8
+    HORIZONTAL_BARS: ClassVar[list[str]] = [" "] * 8
+
+
 class WorkbenchApp(App[None]):
     """The whole screen. `run`: begin with this run; else with the part named `part`, or the one seen last."""
 
@@ -93,6 +101,8 @@ class WorkbenchApp(App[None]):
         self.DEFAULT_MODE = first if first in PARTS else PARTS[0]  # type: ignore[misc]
         super().__init__()
         self.surroundings = surroundings
+        # Textual keeps it for all scroll bars at once.
+        ScrollBar.renderer = PlainScrollBarRender if surroundings.glyphs.ascii else ScrollBarRender
         self.failure: Exception | None = None
         """What nobody expected and ended the application."""
         self._run = run
