@@ -25,6 +25,8 @@ def bindings_of(owner: type[DOMNode]) -> dict[str, str]:
     """The keys of all bindings with an id that hold in one class, those of its base classes among them, by that id."""
     found: dict[str, str] = {}
     for each in reversed(owner.__mro__):
+        if issubclass(each, DOMNode) and not each._inherit_bindings:
+            found.clear()
         for binding in vars(each).get("BINDINGS", ()):
             if isinstance(binding, Binding) and binding.id:
                 found[binding.id] = binding.key
