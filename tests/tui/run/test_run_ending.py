@@ -14,7 +14,10 @@ from workbench.tui.run.ending import end_at_once
 
 _STUBBORN = """
 import os, signal
-signal.signal(signal.SIGINT, lambda *_: (signal.signal(signal.SIGINT, lambda *_: os._exit(130)), print("first", flush=True)))
+def first(*_):
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    print("first", flush=True)
+signal.signal(signal.SIGINT, first)
 print("ready", flush=True)
 while True:
     signal.pause()

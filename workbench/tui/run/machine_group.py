@@ -46,6 +46,7 @@ class MachineGroup(VerticalScroll, can_focus=False):
         self.recorded = RecordedPanel(glyphs, id="recorded")
         self.recorded.display = False
         super().__init__(*self.panels, self.recorded, id=id)
+        self._sample: MonitorSample | None = None
         self._gpus = 0
         self._arranged: tuple[object, ...] = ()
         self._compact = False
@@ -56,6 +57,7 @@ class MachineGroup(VerticalScroll, can_focus=False):
 
     def show(self, sample: MonitorSample) -> None:
         """Draw this sample, where the run lives."""
+        self._sample = sample
         if not self.living:
             return
         if len(sample.gpus) != self._gpus:
@@ -75,6 +77,8 @@ class MachineGroup(VerticalScroll, can_focus=False):
         for panel in self.panels:
             panel.display = living
         self.lay_out()
+        if living and self._sample is not None:
+            self.show(self._sample)
 
     def show_recorded(self, recorded: Metrics) -> None:
         self.recorded.show(recorded)

@@ -95,7 +95,7 @@ leave; a run that goes on is never ended without a question.
         & #groups { height: 1fr; layout: vertical; overflow: hidden; }
         & #groups > * { position: absolute; }
         & .group > Panel { height: 1fr; }
-        & #summary { height: 60%; display: none; }
+        & #summary { height: 72%; display: none; }
         & .-maximized { height: 1fr; width: 1fr; }
     }
     """

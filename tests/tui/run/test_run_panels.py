@@ -1,0 +1,283 @@
+"""Samples, events, summary, the recorded machine and the line of groups: right at any size, plain in ASCII mode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from rich.cells import cell_len
+from run_host import ended, live, picture, until
+from textual.app import App, ComposeResult
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from workbench.launch import LastWords
+from workbench.monitor.recording import SYSTEM_COLUMNS
+from workbench.plan.outcome import Compared
+from workbench.runs import Event, Metrics
+from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
+from workbench.tui.run.events_panel import MOST, EventsPanel
+from workbench.tui.run.group_line import GroupLine
+from workbench.tui.run.happenings import Band, Happening, clock, happening_of
+from workbench.tui.run.recorded_panel import RecordedPanel
+from workbench.tui.run.samples_view import SamplesView
+from workbench.tui.run.summary_panel import Outcome, SummaryPanel
+
+SIZES = ((20, 3), (40, 10), (80, 24), (120, 40))
+AnyWidget = TypeVar("AnyWidget", bound=Widget)
+
+
+class OneWidget(App[None]):
+    def __init__(self, widget: Widget, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.widget = widget
+        widget.styles.width, widget.styles.height = size
+
+    def compose(self) -> ComposeResult:
+        yield self.widget
+
+
+def with_widget(
+    widget: AnyWidget, size: tuple[int, int], scenario: Callable[[Pilot[None], AnyWidget], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        async with OneWidget(widget, size).run_test(size=(size[0] + 2, size[1] + 2)) as pilot:
+            await pilot.pause()
+            await scenario(pilot, widget)
+
+    asyncio.run(run())
+
+
+def drawn(widget: AnyWidget, size: tuple[int, int], prepare: Callable[[AnyWidget], None]) -> str:
+    out: list[str] = []
+
+    async def scenario(pilot: Pilot[None], shown: AnyWidget) -> None:
+        prepare(shown)
+        await pilot.pause()
+        out.append(picture(shown))
+
+    with_widget(widget, size, scenario)
+    rows = out[0].split("\n")
+    assert [cell_len(row) for row in rows] == [size[0]] * size[1]
+    return out[0]
+
+
+_KINDS: tuple[tuple[str, Band], ...] = (("evaluation", ""), ("warning", "warning"), ("alert", "bad"))
+HAPPENINGS = [
+    Happening(1e9 + 60 * i, kind, f"{kind} with ünïcode — number {i}", band)
+    for i, (kind, band) in enumerate(_KINDS)
+]
+OUTCOME = Outcome(
+    "failed",
+    ended("failed", 1, "außer memory"),
+    LastWords(1, "außer memory", ("Traceback …", "MemoryError: höst"), Path("train.log")),
+    20_000.0,
+    (2.5, 10),
+    "/runs/x/checkpoints/step-00000020",
+    (Compared("host memory", "bytes", 3e9, 2e9), Compared("step", "s", 0.05, 0.5)),
+)
+
+
+def recorded(count: int) -> Metrics:
+    names = [column.name for column in SYSTEM_COLUMNS]
+    values = array("d")
+    for i in range(count):
+        row = {"step": i, "time": 1e9 + 10 * i, "gpu_busy": (i % 10) / 10, "host_memory_bytes": 1e9 * i}
+        values.extend(row.get(name, float("nan")) for name in names)
+    return Metrics(SYSTEM_COLUMNS, ((0, count),) if count else (), count, values=values)
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_panels_fit_their_box_and_plain_mode_is_plain(
+    tmp_path: Path, size: tuple[int, int], glyphs: Glyphs
+) -> None:
+    sample = tmp_path / "step-00000020.txt"
+    sample.write_text("Ünïcode text — and a very long line " * 20)
+    texts = [
+        drawn(EventsPanel(glyphs), size, lambda panel: panel.add(HAPPENINGS)),
+        drawn(EventsPanel(glyphs), size, lambda panel: panel.set_problems(("ein großes Übel — really",))),
+        drawn(SummaryPanel(glyphs), size, lambda panel: panel.show(OUTCOME)),
+        drawn(RecordedPanel(glyphs), size, lambda panel: panel.show(recorded(100))),
+        drawn(SamplesView(glyphs), size, lambda panel: panel.set_paths((sample,))),
+        drawn(EventsPanel(glyphs), size, lambda panel: None),
+        drawn(SummaryPanel(glyphs), size, lambda panel: None),
+        drawn(RecordedPanel(glyphs), size, lambda panel: panel.show(Metrics(problem="missing"))),
+    ]
+    assert not glyphs.ascii or all(text.isascii() for text in texts)
+
+
+def test_events_are_told_in_words_and_what_is_not_known_is_left_out() -> None:
+    def said(kind: str, **fields: object) -> str:
+        found = happening_of(Event(kind, 5.0, fields))
+        return "" if found is None else f"{found.band or '-'} {found.text}"
+
+    assert said("evaluation", step=40, loss=2.8255, perplexity=16.87, seconds=1.1) == (
+        "- step 40, validation loss 2.8255, perplexity 16.87, in 1.1 s"
+    )
+    assert said("checkpoint", step=40, path="checkpoints/x", seconds=0.2) == (
+        "good step 40, saved checkpoints/x, in 0.2 s"
+    )
+    assert said("warning", message="slow") == "warning slow"
+    assert said("resume", from_step=17, record=20) == "good goes on from step 17"
+    assert said("finished", phase="stopped", exit_code=143, message="saved").startswith("warning stopped")
+    assert said("finished", phase="failed", exit_code=1).startswith("bad failed")
+    assert said("disk", written_per_day=2.5e12) == "- the disk tier is written 2.50 TB a day at this rate"
+    assert said("evaluation", step="x", loss=None) == "- validation loss N/A"
+    assert said("phase", phase="saving") == said("of a newer version", x=1) == ""
+
+
+def test_the_newest_event_stands_first_and_old_ones_are_forgotten() -> None:
+    def prepare(panel: EventsPanel) -> None:
+        for first in range(0, MOST + 200, 100):
+            panel.add(Happening(1e9 + i, "warning", f"number {i}.") for i in range(first, first + 100))
+
+    text = drawn(EventsPanel(BLOCKS), (60, 8), prepare).split("\n")
+    assert f"number {MOST + 199}." in text[1] and f"number {MOST + 198}." in text[2]
+    panel = EventsPanel(BLOCKS)
+    prepare(panel)
+    assert len(panel.happenings) == MOST
+
+
+def test_an_event_that_is_being_read_stays_where_it_is_when_others_come() -> None:
+    async def scenario(pilot: Pilot[None], panel: EventsPanel) -> None:
+        panel.add(Happening(1e9 + i, "warning", f"number {i}.") for i in range(50))
+        panel.scroll_to_row(20)
+        await pilot.pause()
+        before = picture(panel).split("\n")[1:-1]
+        panel.add(Happening(2e9 + i, "warning", f"new {i}.") for i in range(3))
+        await pilot.pause()
+        assert picture(panel).split("\n")[1:-1] == before
+
+    with_widget(EventsPanel(BLOCKS), (60, 8), scenario)
+
+
+def test_problems_stand_above_all_events() -> None:
+    def prepare(panel: EventsPanel) -> None:
+        panel.add(HAPPENINGS)
+        panel.set_problems(("status.json is damaged",))
+
+    text = drawn(EventsPanel(BLOCKS), (60, 8), prepare).split("\n")
+    assert "status.json is damaged" in text[1] and "alert" in text[2]
+
+
+def test_the_summary_of_a_run_that_failed_has_its_last_words_and_all_figures() -> None:
+    text = drawn(SummaryPanel(BLOCKS), (80, 24), lambda panel: panel.show(OUTCOME))
+    for words in (
+        "failed, exit code 1",
+        "MemoryError: höst",
+        "20 of 100",
+        "20,000",
+        "1m05s",
+        "2.5000 at step 10",
+        "/runs/x/checkpoints/step-00000020",
+        "2.8 GiB 1.9 GiB +50%",
+        "50.0 ms 0.50 s -90%",
+    ):
+        assert words in text, words
+
+
+def test_what_is_not_known_of_an_end_is_said_as_such() -> None:
+    outcome = Outcome("died", live(loss=None), LastWords(None, "", (), Path("train.log")))
+    text = drawn(SummaryPanel(BLOCKS), (80, 24), lambda panel: panel.show(outcome))
+    assert "died, exit code N/A" in text and "none was saved" in text and "Nothing of the plan" in text
+
+
+def test_the_recorded_machine_shows_last_and_highest_values_over_the_run() -> None:
+    text = drawn(RecordedPanel(BLOCKS), (80, 20), lambda panel: panel.show(recorded(96)))
+    rows = {row[1:19].strip(): row for row in text.split("\n")}
+    assert "50 %" in rows["GPU busy"] and "90 %" in rows["GPU busy"] and "█" in rows["GPU busy"]
+    assert rows["GPU power"].count("N/A") == 2
+    assert "88.5 GiB" in rows["host memory"]
+
+
+def test_a_machine_that_was_not_recorded_is_a_calm_sentence() -> None:
+    text = drawn(RecordedPanel(BLOCKS), (60, 5), lambda panel: panel.show(Metrics(problem="x is missing")))
+    assert "was not recorded" in text
+    damaged = Metrics(problem="system.bin has a damaged header")
+    assert "damaged header" in drawn(RecordedPanel(BLOCKS), (60, 5), lambda panel: panel.show(damaged))
+
+
+def files(root: Path, count: int) -> tuple[Path, ...]:
+    out = tuple(root / f"step-{100 * (i + 1):08}.txt" for i in range(count))
+    for i, path in enumerate(out):
+        path.write_text(f"text number {i + 1}\n" + "word " * 60)
+    return out
+
+
+def test_samples_follow_the_newest_until_one_goes_back(tmp_path: Path) -> None:
+    paths = files(tmp_path, 4)
+
+    async def scenario(pilot: Pilot[None], view: SamplesView) -> None:
+        view.focus()
+        view.set_paths(paths[:2])
+        await until(pilot, lambda: "text number 2" in picture(view))
+        assert "of step 200 · 2 of 2" in picture(view)
+        view.set_paths(paths[:3])
+        await until(pilot, lambda: "text number 3" in picture(view))
+        await pilot.press("left", "left")
+        await until(pilot, lambda: "text number 1" in picture(view))
+        view.set_paths(paths)
+        await pilot.pause()
+        assert "text number 1" in picture(view) and "1 of 4" in picture(view)
+        await pilot.press("right", "right", "right", "right")
+        await until(pilot, lambda: "text number 4" in picture(view))
+
+    with_widget(SamplesView(BLOCKS), (60, 10), scenario)
+
+
+def test_a_sample_is_wrapped_at_words_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000001.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog.\n\n" + "x" * 50 + "\nend")
+
+    async def scenario(pilot: Pilot[None], view: SamplesView) -> None:
+        view.set_paths((path,))
+        await until(pilot, lambda: "end" in picture(view))
+        rows = [row[1:-1].rstrip() for row in picture(view).split("\n")[1:-1]]
+        assert rows[:3] == ["The quick brown fox", "jumps over the lazy", "dog."]
+        assert "".join(rows).count("x") == 51
+
+    with_widget(SamplesView(BLOCKS), (22, 14), scenario)
+
+
+def test_a_sample_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    async def scenario(pilot: Pilot[None], view: SamplesView) -> None:
+        view.set_paths((tmp_path / "step-00000001.txt",))
+        await until(pilot, lambda: "cannot be read" in picture(view))
+        view.set_paths(())
+        await pilot.pause()
+        assert "no sample yet" in picture(view)
+
+    with_widget(SamplesView(BLOCKS), (60, 6), scenario)
+
+
+def test_the_line_of_groups_marks_what_is_seen_and_a_click_chooses() -> None:
+    chosen: list[str] = []
+
+    class Asked(OneWidget):
+        def on_group_line_chosen(self, event: GroupLine.Chosen) -> None:
+            chosen.append(event.group)
+
+    async def run() -> None:
+        line = GroupLine(BLOCKS)
+        app = Asked(line, (80, 1))
+        async with app.run_test(size=(80, 3)) as pilot:
+            line.show(("charts", "log"), "the run")
+            await pilot.pause()
+            text = picture(line)
+            assert "[1 charts]" in text and " 2 machine " in text and "[4 log]" in text
+            assert text.endswith("the run")
+            await pilot.click(GroupLine, offset=(text.index("lanes"), 0))
+            assert chosen == ["lanes"]
+
+    asyncio.run(run())
+
+
+def test_the_clock_of_events_is_local_and_survives_nonsense() -> None:
+    assert clock(1e9) == time.strftime("%m-%d %H:%M:%S", time.localtime(1e9))
+    assert clock(1e300) == clock(float("nan")) == "-"
