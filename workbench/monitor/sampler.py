@@ -26,6 +26,8 @@ PCIE_INTERVAL_S = 1.0
 """Eight GPUs are waited for a third of this."""
 SILENT_S = 5.0
 """What has not been renewed for so long, nor for four intervals, is not shown as if it were new."""
+_CORES_WITHIN = 5
+"""Samples after which a host that tells nothing of its cores is taken to have nothing to tell."""
 _ENDING_S = 0.5
 """How long `stop` waits for the PCIe counters, and then for all the rest."""
 
@@ -206,6 +208,8 @@ class _Running:
         samples, gpus, disks = self._samples.latest, self._gpus.latest, self._disks.latest
         if samples is None or gpus is None or disks is None or samples.number < 2 or disks.number < 2:
             return False
+        if not samples.value.host.cores and samples.number < _CORES_WITHIN:
+            return False  # it was woken before any core's time had moved
         trainer = samples.value.trainer
         if trainer is not None and trainer.alive and trainer.busy is None:
             return False
