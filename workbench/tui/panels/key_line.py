@@ -53,8 +53,8 @@ class KeyLine(Widget):
             if focused is not None and focused.check_consume_key(binding.key, key_to_character(binding.key)):
                 continue
             if binding.show and binding.action not in found:
-                shown = clean(self.app.get_key_display(binding), self.glyphs)
-                if self.glyphs.ascii and "?" in shown:
+                shown = self.app.get_key_display(binding)
+                if self.glyphs.ascii and not shown.isascii():
                     shown = binding.key
                 found[binding.action] = binding.key, shown, binding.description, enabled
         palette = screen.active_bindings.get(self.app.COMMAND_PALETTE_BINDING)

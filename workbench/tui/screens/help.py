@@ -52,7 +52,7 @@ class HelpScreen(ModalScreen[None]):
         &.-ascii > VerticalScroll { border: ascii $accent; }
         & .heading { text-style: bold; color: $text-accent; margin-top: 1; }
         & Markdown { margin: 0; padding: 0; height: auto; }
-        & Markdown > :last-child { margin-bottom: 0; }
+        & .-below-words { margin-top: 0; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -72,8 +72,12 @@ class HelpScreen(ModalScreen[None]):
             for text in self._words:
                 yield _Words("\n".join(clean(line, self._glyphs) for line in text.splitlines()), self._glyphs)
             width = max((len(key) for rows in self._keys.values() for key, _ in rows), default=0)
+            below_words = bool(self._words)  # which end with a blank line
             for heading, rows in self._keys.items():
-                yield Static(heading, classes="heading", markup=False)
+                yield Static(
+                    heading, classes="heading -below-words" if below_words else "heading", markup=False
+                )
+                below_words = False
                 lines = [
                     Content.assemble((f"{key:>{width}}", "bold"), "  ", description)
                     for key, description in rows
