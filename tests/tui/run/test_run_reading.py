@@ -116,7 +116,7 @@ def test_the_machines_limit_is_asked_for_once_and_not_for_a_run_of_another_machi
     found = reader.look().optimizer
     assert found is not None and found[1] == 40.0
     write_lanes(run, 21, [])
-    assert reader.look().optimizer == (None, None)
+    assert reader.look().optimizer == (None, 40.0)
     assert len(asked) == 1
     rewrite(run, host="faraway")
     other = RunReader(run)
@@ -144,8 +144,8 @@ def broken(run: RunDirectory, what: str) -> None:
         data = run.metrics.read_bytes()
         run.metrics.write_bytes(data[:8] + (77).to_bytes(4, "little") + data[12:])
     elif what == "events half":
-        with run.events.open("ab") as file:
-            file.write(
+        with run.events.open("ab") as events:
+            events.write(
                 b'no json\n{"kind": "warning", "time": 1, "version": 7, "message": "new"}\n{"kind": "warn'
             )
     elif what == "lanes cut":

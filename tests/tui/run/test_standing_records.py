@@ -7,9 +7,17 @@ import random
 from array import array
 from pathlib import Path
 
+import pytest
 from run_host import NAME, add_steps, new_run
 
-from workbench.runs import MetricsWriter, RunDirectory, read_events, read_run_metrics, record_resume
+from workbench.runs import (
+    METRIC_COLUMNS,
+    MetricsWriter,
+    RunDirectory,
+    read_events,
+    read_run_metrics,
+    record_resume,
+)
 from workbench.tui.run.standing import StandingRecords
 
 
@@ -83,23 +91,47 @@ def test_what_is_followed_is_what_a_reading_of_the_whole_run_gives(tmp_path: Pat
         run.path.rmdir()
 
 
-def test_a_resumption_that_finds_records_lost_takes_back_what_came_from_them(tmp_path: Path) -> None:
+def lose(run: RunDirectory, count: int) -> None:
+    """As a crash before the disk had them: the file lacks its last records, one of them in part."""
+    width = 8 * len(METRIC_COLUMNS)
+    with run.metrics.open("r+b") as file:
+        file.truncate(run.metrics.stat().st_size - count * width + 5)
+
+
+@pytest.mark.parametrize("from_step", [4, 9])
+def test_a_resumption_that_finds_records_lost_takes_back_what_came_from_them(
+    tmp_path: Path, from_step: int
+) -> None:
     run = empty_run(tmp_path)
     follower = Follower(run)
     with MetricsWriter(run.metrics) as writer:
         append(writer, 1, 10, 0.0)
     follower.look()
-    size = run.metrics.stat().st_size
-    with run.metrics.open("r+b") as file:
-        file.truncate(size - 3 * (size // 11) - 5)
+    lose(run, 4)
     with MetricsWriter(run.metrics) as writer:
-        left = writer.records
-        record_resume(run, writer, 4)
-        append(writer, 4, 6, 1000.0)
+        assert writer.records == 6
+        record_resume(run, writer, from_step)
+        append(writer, from_step, 11, 1000.0)
     follower.look()
-    assert left < 10
-    assert follower.steps == read_run_metrics(run).column("step") == array("d", [1, 2, 3, 4, 5, 6])
-    assert list(follower.losses) == [1, 2, 3, 1004, 1005, 1006]
+    whole = read_run_metrics(run)
+    assert follower.steps == whole.column("step") and follower.losses == whole.column("loss")
+    assert (7 in follower.steps) == (from_step == 4)
+
+
+def test_what_was_written_where_records_were_lost_is_none_of_an_earlier_resumptions_business(
+    tmp_path: Path,
+) -> None:
+    run = empty_run(tmp_path)
+    with MetricsWriter(run.metrics) as writer:
+        append(writer, 1, 10, 0.0)
+        record_resume(run, writer, 7)
+    lose(run, 4)
+    with MetricsWriter(run.metrics) as writer:
+        record_resume(run, writer, 5)
+        append(writer, 5, 12, 1000.0)
+    follower = Follower(run)
+    follower.look()
+    assert follower.steps == read_run_metrics(run).column("step") == array("d", range(1, 13))
 
 
 def test_every_record_is_read_once(tmp_path: Path) -> None:

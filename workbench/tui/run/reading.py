@@ -194,7 +194,7 @@ class RunReader:
             if status.host in ("", socket.gethostname()):
                 self._limit = memory_limit_gb_per_s(self._kept.config)
         speed = update_gb_per_s(self._kept.lanes, self._kept.plan, self._kept.config)
-        return speed, (None if speed is None else self._limit)
+        return speed, self._limit
 
     def _samples(self) -> tuple[Path, ...] | None:
         if not self._changed(self.run.samples):
