@@ -79,3 +79,11 @@ def test_a_damaged_profile_names_file_and_key(tmp_path: Path, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert str(broken) in error
     assert "source" in error
+
+
+def test_where_auto_finds_nothing_the_nearest_is_shown_with_what_was_fixed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fixed = ["--set", "offload.weights=host", "--set", "offload.state=auto"]
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-24gb", *fixed]) == 3
+    assert "weights on host, state on host (exact)" in capsys.readouterr().out

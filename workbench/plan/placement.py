@@ -29,6 +29,11 @@ BY_SPEED: tuple[tuple[Tier, Tier], ...] = (
     ("disk", "disk"),
 )
 
+NO_PLACEMENT = (
+    "offload: no placement goes with the other fields; a disk tier needs offload.disk_path, and weights off the device "
+    "need train.activation_checkpointing"
+)
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -98,7 +103,8 @@ def choose_placement(
 ) -> tuple[Candidate, MemoryPlan]:
     """Of `allowed` the fastest whose plan fits, with that plan; the first where nobody knows how fast they are.
 
-    `seconds_of`: a step's, of a candidate that has been planned.
+    `seconds_of`: a step's, of a candidate that has been planned; None where it is not known, which comes after any that
+    is.
 
     Raises:
         DoesNotFitError: none fits; names the one that lacks least, field by field, with its table.
@@ -110,18 +116,16 @@ def choose_placement(
         if plan.fits:
             seconds = seconds_of(candidate)
             if seconds is None:
-                return candidate, plan
-            if fastest is None or seconds < fastest[0]:
+                if fastest is None:
+                    return candidate, plan
+            elif fastest is None or seconds < fastest[0]:
                 fastest = seconds, candidate, plan
         elif nearest is None or plan.missing_bytes < nearest[1].missing_bytes:
             nearest = candidate, plan
     if fastest is not None:
         return fastest[1:]
     if nearest is None:
-        raise DoesNotFitError(
-            "offload: no placement goes with the other fields; a disk tier needs offload.disk_path, and weights off "
-            "the device need train.activation_checkpointing"
-        )
+        raise DoesNotFitError(NO_PLACEMENT)
     candidate, plan = nearest
     raise DoesNotFitError(
         f"no placement fits on this machine. The nearest is {candidate}, which lacks {lacking(plan)}:\n{plan.table()}"

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import RunConfig
+from workbench.errors import DoesNotFitError
 from workbench.layout import Layout
 from workbench.plan.census import Census
 from workbench.plan.ground import Ground, check_device
 from workbench.plan.memory import MemoryPlan, plan_memory
 from workbench.plan.needs import checkpoint_bytes
-from workbench.plan.placement import Candidate, Wish, candidates, choose_placement
+from workbench.plan.placement import NO_PLACEMENT, Candidate, Wish, candidates, choose_placement
 from workbench.plan.rates import Rates
 from workbench.plan.run_time import RunTime, run_time
 from workbench.plan.step_time import StepTime, step_time
@@ -97,6 +98,25 @@ class Planner:
 
         chosen, _ = choose_placement(allowed, plan_of, seconds_of)
         return plans[chosen]
+
+    def nearest(self, config: RunConfig) -> Plan:
+        """The plan of `config`; where a tier is "auto", of the placement that lacks least, the usual one of equals.
+
+        Raises:
+            ConfigurationError: its device is not there.
+            DoesNotFitError: no placement goes with the other fields.
+        """
+        check_device(config, self.ground)
+        wish = wish_of(config, self.ground)
+        variants = (with_placement(config, c) for c in candidates(wish)) if wish.is_open else (config,)
+        least = min(
+            (self.plan_fixed(variant, timed=False) for variant in variants),
+            key=lambda plan: plan.memory.missing_bytes,
+            default=None,
+        )
+        if least is None:
+            raise DoesNotFitError(NO_PLACEMENT)
+        return self.plan_fixed(least.config)
 
     def plan_fixed(self, config: RunConfig, *, timed: bool = True) -> Plan:
         """The plan of `config`, whose placement is chosen; without its time where that is not wanted."""

@@ -19,8 +19,7 @@ from workbench.plan.census import Census
 from workbench.plan.fit import Fit, fit, remedies
 from workbench.plan.ground import Ground, check_device, ground_of
 from workbench.plan.memory import Free
-from workbench.plan.placement import Candidate
-from workbench.plan.planner import Plan, Planner, TimesOf, with_placement
+from workbench.plan.planner import Plan, Planner, TimesOf
 from workbench.plan.profile import MachineProfile, load_profile
 from workbench.plan.report import fit_text, plan_text
 from workbench.plan.times import ModelTimes
@@ -88,8 +87,8 @@ def _plan(planner: Planner, config: RunConfig) -> tuple[Plan, list[str]]:
     try:
         made = planner.plan(config)
     except DoesNotFitError:
-        # "auto" has nothing to choose from: the plan of what is usual shows what is missing.
-        made = planner.plan_fixed(with_placement(config, Candidate("device", "host", 0.0)))
+        # "auto" has nothing to choose from: the plan of what lacks least shows what is missing.
+        made = planner.nearest(config)
     return made, [] if made.fits else remedies(planner, made.config)
 
 

@@ -1,0 +1,47 @@
+"""A planner's choice: the fastest of what fits, the nearest of what does not, and refusals that a run would make too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from synthetic import gpt2, machine
+
+from workbench.config import RunConfig, parse_config
+from workbench.plan.ground import ground_of
+from workbench.plan.planner import Planner
+
+MODEL = gpt2(12, 768)
+OPEN = ("offload.weights=auto", "offload.state=auto")
+
+
+def config(*overrides: str) -> RunConfig:
+    return parse_config('[model]\narchitecture = "gpt2"\n', "test", overrides)
+
+
+def planner(**options: Any) -> Planner:
+    return Planner(MODEL, ground_of(machine(**options)))
+
+
+def test_a_placement_whose_speed_is_not_known_is_not_taken_before_one_that_is() -> None:
+    ground = ground_of(machine(gpu_gib=None, host_gib=64))
+    assert ground.machine is not None
+    unmeasured = replace(ground, machine=ground.machine.model_copy(update={"disk": None}))
+    plan = Planner(MODEL, unmeasured).plan(config(*OPEN, "offload.disk_path=/a disk"))
+    assert plan.time is not None
+    assert "disk" not in (plan.config.offload.weights, plan.config.offload.state)
+
+
+def test_where_no_speed_is_known_the_usual_order_decides() -> None:
+    ground = replace(ground_of(machine(gpu_gib=None, host_gib=64)), machine=None)
+    plan = Planner(MODEL, ground).plan(config(*OPEN, "offload.disk_path=/a disk"))
+    assert (plan.config.offload.weights, plan.config.offload.state) == ("device", "host")
+
+
+def test_the_nearest_keeps_what_is_fixed_and_lacks_least() -> None:
+    plans = planner(gpu_gib=1, host_gib=1)
+    nearest = plans.nearest(config("offload.weights=host", "offload.state=auto", "offload.disk_path=/a disk"))
+    assert not nearest.fits
+    assert nearest.config.offload.weights == "host"
+    assert nearest.config.offload.state == "disk"
+    assert nearest.time is not None
