@@ -1,4 +1,4 @@
-"""A planner's choice: the fastest of what fits, the nearest of what does not, and refusals that a run would make too."""
+"""A planner takes the fastest of what fits and the nearest of what does not, refusing what a run would refuse."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The machine profile: what a machine has and how fast it is, measured by `workbench probe` or written by hand.
 
 A TOML file, the same for a measured machine (kept in the cache) and for a planned one (shipped in `profiles/`).
-Invariant: every rate is positive, and a profile says itself whether it was measured or planned.
+Invariant: every rate is one that a machine may have, so that a plan's seconds are finite; and a profile says itself
+whether it was measured or planned.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workbench.errors import ConfigurationError
+from workbench.state_formats import MOMENTS
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-Positive = Annotated[float, Field(gt=0)]
-Bytes = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=1, le=1e21)]
+"""Bytes or operations a second."""
+Nanoseconds = Annotated[float, Field(ge=1e-6, le=1e9)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Dtype = Literal["float32", "bfloat16", "float16"]
-ByThreads = tuple[Positive, ...]
+ByThreads = tuple[Rate, ...]
 """One figure for each entry of `host.threads`."""
+UPDATES = tuple(f"{dtype}-{state_format}" for dtype in get_args(Dtype) for state_format in MOMENTS)
+"""What the host optimizer's figures are of: working weights and state."""
+LONGEST_SHOWN = 60
+"""Characters of a wrong value."""
 
 
 class _Part(BaseModel):
@@ -49,7 +57,7 @@ class HostProfile(_Part):
     read_bytes_per_s: ByThreads
     write_bytes_per_s: ByThreads
     copy_bytes_per_s: ByThreads
-    optimizer_ns: dict[str, ByThreads]
+    optimizer_ns: Annotated[dict[str, tuple[Nanoseconds, ...]], Field(min_length=1)]
     norm_bytes_per_s: dict[Dtype, ByThreads]
     accumulate_bytes_per_s: dict[Dtype, ByThreads]
 
@@ -57,7 +65,7 @@ class HostProfile(_Part):
     def _as_many_as_threads(self) -> HostProfile:
         if list(self.threads) != sorted(set(self.threads)):
             raise ValueError("threads must rise")
-        tables: dict[str, Mapping[str, ByThreads]] = {
+        tables: dict[str, Mapping[str, tuple[float, ...]]] = {
             "optimizer_ns": self.optimizer_ns,
             "norm_bytes_per_s": {str(dtype): row for dtype, row in self.norm_bytes_per_s.items()},
             "accumulate_bytes_per_s": {str(dtype): row for dtype, row in self.accumulate_bytes_per_s.items()},
@@ -68,6 +76,15 @@ class HostProfile(_Part):
         for name, row in rows.items():
             if len(row) != len(self.threads):
                 raise ValueError(f"{name} has {len(row)} figures for {len(self.threads)} numbers of threads")
+        return self
+
+    @model_validator(mode="after")
+    def _is_of_updates(self) -> HostProfile:
+        for name in self.optimizer_ns:
+            if name not in UPDATES:
+                near = difflib.get_close_matches(name, UPDATES, n=1)
+                right = f"did you mean {near[0]}?" if near else f"there are {', '.join(UPDATES)}"
+                raise ValueError(f"optimizer_ns.{name}: there is no such update; {right}")
         return self
 
 
@@ -82,20 +99,26 @@ class DeviceProfile(_Part):
     shared_memory: bool
     memory_bytes: Bytes = 0
     free_bytes: Bytes = 0
-    matrix_flops_per_s: Annotated[dict[Dtype, Positive], Field(min_length=1)]
-    memory_bytes_per_s: Positive
-    launch_s: Positive
+    matrix_flops_per_s: Annotated[dict[Dtype, Rate], Field(min_length=1)]
+    memory_bytes_per_s: Rate
+    launch_s: Annotated[float, Field(gt=0, le=1)]
+
+    @model_validator(mode="after")
+    def _has_memory(self) -> DeviceProfile:
+        if not self.shared_memory and not self.memory_bytes:
+            raise ValueError("a device with memory of its own needs memory_bytes and free_bytes")
+        return self
 
 
 class LinkProfile(_Part):
     """Host to device (`up`) and back (`down`), bytes a second: one way alone, and each while the other runs too."""
 
-    up_bytes_per_s: Positive
-    down_bytes_per_s: Positive
-    both_up_bytes_per_s: Positive
-    both_down_bytes_per_s: Positive
-    unpinned_up_bytes_per_s: Positive
-    unpinned_down_bytes_per_s: Positive
+    up_bytes_per_s: Rate
+    down_bytes_per_s: Rate
+    both_up_bytes_per_s: Rate
+    both_down_bytes_per_s: Rate
+    unpinned_up_bytes_per_s: Rate
+    unpinned_down_bytes_per_s: Rate
 
 
 class DiskProfile(_Part):
@@ -108,12 +131,12 @@ class DiskProfile(_Part):
     path: str
     free_bytes: Bytes
     direct: bool
-    read_bytes_per_s: Positive
-    write_bytes_per_s: Positive
-    checked_read_bytes_per_s: Positive
-    checked_write_bytes_per_s: Positive
-    both_read_bytes_per_s: Positive | None = None
-    both_write_bytes_per_s: Positive | None = None
+    read_bytes_per_s: Rate
+    write_bytes_per_s: Rate
+    checked_read_bytes_per_s: Rate
+    checked_write_bytes_per_s: Rate
+    both_read_bytes_per_s: Rate | None = None
+    both_write_bytes_per_s: Rate | None = None
 
 
 class MachineProfile(_Part):
@@ -144,7 +167,7 @@ def parse_profile(text: str, source: str) -> MachineProfile:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of more digits than Python converts
         raise ConfigurationError(f"{source}: is not TOML: {error}") from error
     try:
         return MachineProfile.model_validate(document)
@@ -162,7 +185,7 @@ def load_profile(path: Path) -> MachineProfile:
     if not path.is_file() and len(path.parts) == 1 and str(path) in shipped_profiles():
         return parse_profile(shipped_profiles()[str(path)], f"{path} (shipped)")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         names = ", ".join(shipped_profiles())
         reason = getattr(error, "strerror", None) or str(error)
@@ -202,11 +225,16 @@ def _sentences(error: ValidationError) -> list[str]:
     for problem in error.errors(include_url=False):
         path = [str(part) for part in problem["loc"] if part != "[key]"]
         given = problem.get("input")
-        shown = "" if isinstance(given, dict) or problem["type"] == "missing" else f" = {given!r}"
+        shown = "" if isinstance(given, dict) or problem["type"] == "missing" else f" = {_brief(given)}"
         lines.append(
             f"  {'.'.join(path) or 'the profile'}{shown}: {_what_is_right(problem['type'], path, problem['msg'])}"
         )
     return lines
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def _what_is_right(kind: str, path: list[str], message: str) -> str:
