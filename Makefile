@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/*.c native/*.h native/*.py)
 
-.PHONY: run test check setup clean
+.PHONY: run test check screenshots setup clean
 
 run: setup
 	$(BIN)/workbench run presets/quickstart.toml
@@ -21,6 +21,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/test_imports.py
+
+# The pictures in docs/screens, from the scenes of the tests; PNGs where rsvg-convert is installed.
+screenshots: setup
+	$(BIN)/python docs/screens/make.py
 
 setup: $(STAMP)
 

@@ -212,7 +212,7 @@ class FieldRow(Widget):
             line = [Segment(name, self.get_component_rich_style(pen))]
             if self._has_unit:
                 unit = f" {self.field.unit}".ljust(UNIT_WIDTH)
-                line.append(Segment(" " * (width - NAME_WIDTH - UNIT_WIDTH)))
+                line.append(Segment(" " * (width - NAME_WIDTH - UNIT_WIDTH), self.rich_style))
                 line.append(Segment(unit, self.get_component_rich_style("row--unit")))
             return Strip(line).adjust_cell_length(width, self.rich_style)
         first = self.size.height - len(self._sentences())

@@ -59,7 +59,9 @@ class ConfigureScreen(PlannedScreen):
     ConfigureScreen #above.-some { display: block; }
     ConfigureScreen #body { height: 1fr; layout: horizontal; }
     ConfigureScreen #tables { dock: top; height: 1; min-height: 1; border: none; }
-    ConfigureScreen #form { width: 1fr; height: 1fr; border: round $foreground 30%; }
+    ConfigureScreen #form {
+        width: 1fr; height: 1fr; border: round $foreground 30%; border-title-color: $foreground;
+    }
     ConfigureScreen #side { width: 40%; max-width: 70; height: 1fr; }
     ConfigureScreen #side Panel { border: round $foreground 30%; padding: 0 1; }
     ConfigureScreen #meter { height: 1fr; }
