@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synthetic import GIB, gpt2, machine
 
-from workbench.config import RunConfig, load_config, parse_config
+from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.plan.fit import FIELDS, fit, get_field, remedies, why_not
@@ -76,6 +76,20 @@ def test_the_sequences_of_a_step_are_kept() -> None:
     found = fit(planner(gpu_gib=20, host_gib=120), config)
     train = found.plan.config.train
     assert train.micro_batch_size * train.gradient_accumulation == 24
+
+
+@pytest.mark.parametrize(
+    ("size", "accumulation"), [(65_536, 65_536), (65_520, 65_520), (1, 65_521), (840, 1)]
+)
+def test_however_many_sequences_make_a_step_the_search_is_short_and_stays_within_the_configurations_ranges(
+    size: int, accumulation: int
+) -> None:
+    config = preset(f"train.micro_batch_size={size}", f"train.gradient_accumulation={accumulation}")
+    found = fit(planner(gpt2(2, 64), gpu_gib=4), config, keep=frozenset({"offload.state_format"}))
+    assert found.tried < 1000
+    train = found.plan.config.train
+    assert train.micro_batch_size * train.gradient_accumulation == size * accumulation
+    assert parse_config(to_toml(found.plan.config), "found") == found.plan.config
 
 
 def test_a_kept_field_stays_and_one_that_is_never_changed_is_refused() -> None:

@@ -9,11 +9,12 @@ differs is named.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.config import RunConfig
+from workbench.config import RunConfig, fields
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.plan.memory import GIB, MemoryPlan
@@ -32,6 +33,9 @@ FIELDS = (
     "train.gradient_accumulation",
 )
 """What a fit may change."""
+MOST_SPLITS = 16
+LARGEST = {field.name: int(field.maximum) for field in fields() if field.maximum is not None}
+"""What the configuration allows, by field."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +164,11 @@ def _note(field: str, after: RunConfig) -> str:
 def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) -> Iterator[RunConfig]:
     """Every configuration that may be tried with this format, the given one's own values first."""
     sequences = config.train.micro_batch_size * config.train.gradient_accumulation
-    own = config.train.micro_batch_size
-    splits = sorted((n for n in range(1, sequences + 1) if sequences % n == 0), key=lambda n: (n != own, -n))
     own_checkpointing = config.train.activation_checkpointing
     places = ["device"] if planner.ground.shared_memory else ["device", "host"]
     for checkpointing in (own_checkpointing, not own_checkpointing):
         for activations in places:
-            for size in splits:
+            for size in _splits(sequences, config.train.micro_batch_size):
                 variant = config
                 for field, value in (
                     ("offload.state_format", state_format),
@@ -177,6 +179,21 @@ def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) ->
                 ):
                     variant = with_field(variant, field, value)
                 yield from (v for v in _placed(planner, variant) if not _broken(v) and _computes(planner, v))
+
+
+def _splits(sequences: int, own: int) -> list[int]:
+    """The micro-batch sizes that `sequences` a step may be cut into, `own` first, then the largest; where there are
+    more than `MOST_SPLITS` only some, from the smallest to the largest."""
+    most_at_once, most_micro_batches = (
+        LARGEST[f"train.{n}"] for n in ("micro_batch_size", "gradient_accumulation")
+    )
+    low = [n for n in range(1, math.isqrt(sequences) + 1) if sequences % n == 0]
+    sizes = sorted({*low, *(sequences // n for n in low)}, reverse=True)
+    sizes = [n for n in sizes if n <= most_at_once and sequences // n <= most_micro_batches]
+    if len(sizes) > MOST_SPLITS:
+        last = len(sizes) - 1
+        sizes = [sizes[round(place * last / (MOST_SPLITS - 1))] for place in range(MOST_SPLITS)]
+    return [own, *(n for n in sizes if n != own)]
 
 
 def _placed(planner: Planner, config: RunConfig) -> Iterator[RunConfig]:
