@@ -95,8 +95,30 @@ def test_however_many_sequences_make_a_step_the_search_is_short_and_stays_within
 def test_a_kept_field_stays_and_one_that_is_never_changed_is_refused() -> None:
     found = fit(planner(gpu_gib=31, host_gib=200), preset(), keep=frozenset({"offload.state_format"}))
     assert found.plan.config.offload.state_format == "exact"
-    with pytest.raises(ConfigurationError, match=r"--keep optimizer\.eps: a search does not change it"):
-        fit(planner(), preset(), keep=frozenset({"optimizer.eps"}))
+    for field, said in (
+        ("optimizer.eps", "a search does not change it; it changes offload.weights"),
+        ("offload.stat", r"did you mean offload\.state\?"),
+        ("offload.state", 'it is "auto", which a search chooses'),
+    ):
+        with pytest.raises(ConfigurationError, match=f"--keep {field}: .*{said}"):
+            fit(planner(), preset("offload.state=auto"), keep=frozenset({field}))
+
+
+def test_advice_names_all_that_it_would_change_and_keeps_what_is_kept() -> None:
+    config = preset("offload.overlap=delayed", "train.activation_checkpointing=false")
+    found = fit(
+        planner(gpu_gib=12, host_gib=24, disk_gib=100), config, keep=frozenset({"offload.state_format"})
+    )
+    (disk,) = [sentence for sentence in found.advice if "offload.disk_path" in sentence]
+    assert 'offload.overlap = "exact"' in disk
+    assert "train.activation_checkpointing = true" in disk
+    assert all('offload.state_format = "exact"' in sentence for sentence in found.advice)
+    compact = preset("offload.state_format=compact", "offload.overlap=delayed")
+    found = fit(
+        planner(gpu_gib=12, host_gib=24, disk_gib=100), compact, keep=frozenset({"offload.state_format"})
+    )
+    assert any("offload.disk_path" in sentence for sentence in found.advice)
+    assert all('offload.state_format = "compact"' in sentence for sentence in found.advice)
 
 
 def random_case(draw: random.Random) -> tuple[RunConfig, int | None, int]:

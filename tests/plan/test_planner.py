@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from synthetic import gpt2, machine
 
 from workbench.config import RunConfig, parse_config
+from workbench.errors import ConfigurationError
+from workbench.plan.fit import fit
 from workbench.plan.ground import ground_of
 from workbench.plan.planner import Planner
 
@@ -45,3 +48,32 @@ def test_the_nearest_keeps_what_is_fixed_and_lacks_least() -> None:
     assert nearest.config.offload.weights == "host"
     assert nearest.config.offload.state == "disk"
     assert nearest.time is not None
+
+
+def test_sequences_longer_than_the_models_positions_are_refused() -> None:
+    too_long = config("data.sequence_length=1025")
+    for plan in (planner().plan, planner().nearest, lambda c: fit(planner(), c)):
+        with pytest.raises(
+            ConfigurationError, match=r"data\.sequence_length = 1025: the model has 1024 positions"
+        ):
+            plan(too_long)
+    assert planner().plan(config("data.sequence_length=1024")).fits
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_16_bits_that_a_cpu_widens_are_refused_without_checkpointing_and_no_remedy_asks_for_it(
+    precision: str,
+) -> None:
+    small = planner(gpu_gib=None, host_gib=1)
+    whole = config(f"train.precision={precision}", "train.activation_checkpointing=false")
+    with pytest.raises(
+        ConfigurationError, match=f'train.precision = "{precision}": invented has no such arithmetic'
+    ):
+        small.plan(whole)
+    assert small.plan(config(f"train.precision={precision}")) is not None
+    assert fit(small, whole).plan.config.train.activation_checkpointing
+
+
+def test_a_device_that_is_not_there_is_refused_by_the_search_too() -> None:
+    with pytest.raises(ConfigurationError, match=r'train\.device = "cuda"'):
+        fit(planner(gpu_gib=None), config("train.device=cuda"))

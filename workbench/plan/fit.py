@@ -9,6 +9,7 @@ differs is named.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import Any
 from workbench.config import RunConfig, fields
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
+from workbench.plan.ground import check_device
 from workbench.plan.memory import GIB, MemoryPlan
 from workbench.plan.placement import FRACTIONS, Candidate, candidates
-from workbench.plan.planner import Plan, Planner, wish_of, with_placement
+from workbench.plan.planner import Plan, Planner, check_positions, wish_of, with_placement
 from workbench.state_formats import MOMENTS, StateFormat
 
 FIELDS = (
@@ -69,19 +71,19 @@ def fit(planner: Planner, config: RunConfig, keep: frozenset[str] = frozenset())
     """Search around `config` on the planner's machine; fields of `keep` stay as they are.
 
     Raises:
-        ConfigurationError: a field of `keep` is none that a search changes, or nothing is left to try.
+        ConfigurationError: a field of `keep` cannot be kept (see `check_keep`), the machine has no such device,
+            sequences are longer than the model's positions, or nothing is left to try.
     """
-    for field in keep - set(FIELDS):
-        raise ConfigurationError(
-            f"--keep {field}: a search does not change it; it changes {', '.join(FIELDS)}"
-        )
+    check_keep(config, keep)
+    check_device(config, planner.ground)
+    check_positions(config, planner.census)
     own = config.offload.state_format
     formats = (own, *(f for f in MOMENTS if f != own))
     tried = [
         planner.plan_fixed(variant, timed=False)
         for state_format in formats
         for variant in _variants(planner, config, state_format)
-        if all(get_field(variant, field) == get_field(config, field) for field in keep)
+        if _keeps(config, variant, keep)
     ]
     if not tried:
         raise ConfigurationError(
@@ -93,7 +95,26 @@ def fit(planner: Planner, config: RunConfig, keep: frozenset[str] = frozenset())
         return Fit(best, changes(config, best.config), _as_it_is(planner, config, best, fitting), len(tried))
     nearest = min(tried, key=lambda p: (p.memory.missing_bytes, len(changes(config, p.config))))
     nearest = planner.plan_fixed(nearest.config)
-    return Fit(nearest, changes(config, nearest.config), _hardware(planner, config, tried), len(tried))
+    return Fit(nearest, changes(config, nearest.config), _hardware(planner, config, keep, tried), len(tried))
+
+
+def check_keep(config: RunConfig, keep: frozenset[str]) -> None:
+    """Refuse to keep what a search does not change, or what is left to it.
+
+    Raises:
+        ConfigurationError: a field of `keep` is none of `FIELDS`, or "auto".
+    """
+    for field in sorted(keep):
+        if field not in FIELDS:
+            near = difflib.get_close_matches(field, FIELDS, n=1)
+            raise ConfigurationError(
+                f"--keep {field}: a search does not change it; "
+                + (f"did you mean {near[0]}?" if near else f"it changes {', '.join(FIELDS)}")
+            )
+        if get_field(config, field) == "auto":
+            raise ConfigurationError(
+                f'--keep {field}: it is "auto", which a search chooses; give it a value with --set {field}=VALUE'
+            )
 
 
 def remedies(planner: Planner, config: RunConfig) -> list[str]:
@@ -102,7 +123,9 @@ def remedies(planner: Planner, config: RunConfig) -> list[str]:
     for field, values in _single_changes(planner, config):
         for value in values:
             variant = with_field(config, field, value)
-            if not _broken(variant) and planner.plan_fixed(variant, timed=False).fits:
+            if _broken(variant) or not planner.ground.computes(variant):
+                continue
+            if planner.plan_fixed(variant, timed=False).fits:
                 found.append(f"{field} = {_toml(value)}")
                 break
     return found
@@ -143,6 +166,10 @@ def get_field(config: RunConfig, field: str) -> Any:
     return getattr(getattr(config, table), key)
 
 
+def _keeps(config: RunConfig, variant: RunConfig, keep: frozenset[str]) -> bool:
+    return all(get_field(variant, field) == get_field(config, field) for field in keep)
+
+
 def with_field(config: RunConfig, field: str, value: Any) -> RunConfig:
     table, key = field.split(".")
     return config.model_copy(update={table: getattr(config, table).model_copy(update={key: value})})
@@ -178,7 +205,9 @@ def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) ->
                     ("train.gradient_accumulation", sequences // size),
                 ):
                     variant = with_field(variant, field, value)
-                yield from (v for v in _placed(planner, variant) if not _broken(v) and _computes(planner, v))
+                yield from (
+                    v for v in _placed(planner, variant) if not _broken(v) and planner.ground.computes(v)
+                )
 
 
 def _splits(sequences: int, own: int) -> list[int]:
@@ -212,12 +241,6 @@ def _placed(planner: Planner, config: RunConfig) -> Iterator[RunConfig]:
         yield with_placement(config, candidate)
 
 
-def _computes(planner: Planner, config: RunConfig) -> bool:
-    """Weights stored in 16 bits and computed in fp32 come block by block, which needs activation checkpointing."""
-    precision = planner.ground.precision(config)
-    return config.train.activation_checkpointing or precision.storage not in precision.computed_in
-
-
 def _broken(config: RunConfig) -> bool:
     return any(rule.broken(config) for rule in CONTRADICTIONS)
 
@@ -245,14 +268,16 @@ def _as_it_is(planner: Planner, config: RunConfig, best: Plan, fitting: list[Pla
         return ()
     return (
         f'with offload.state_format = "{own}" the fastest that fits takes {kept.time.step_s:,.3g} s a step instead of '
-        f"{best.time.step_s:,.3g} s: {_in_words(kept.config)} (--keep offload.state_format stays with it)",
+        f"{best.time.step_s:,.3g} s: {_in_words(kept.config, config)} (--keep offload.state_format stays with it)",
     )
 
 
 # Where nothing fits
 
 
-def _hardware(planner: Planner, config: RunConfig, tried: list[Plan]) -> tuple[str, ...]:
+def _hardware(
+    planner: Planner, config: RunConfig, keep: frozenset[str], tried: list[Plan]
+) -> tuple[str, ...]:
     """What more of one tier, or a disk, would make something fit."""
     sentences = []
     least: dict[str, tuple[int, Plan]] = {}
@@ -265,17 +290,20 @@ def _hardware(planner: Planner, config: RunConfig, tried: list[Plan]) -> tuple[s
     for name, (needed, plan) in least.items():
         free = next(tier.free_bytes for tier in plan.memory.tiers if tier.tier == name)
         sentences.append(
-            f"it would fit with {_gib(needed)} of {name} free (there are {_gib(free)}), as {_in_words(plan.config)}"
+            f"it would fit with {_gib(needed)} of {name} free (there are {_gib(free)}), "
+            f"as {_in_words(plan.config, config)}"
         )
     if not config.offload.disk_path:
-        sentences += _with_a_disk(planner, config)
+        sentences += _with_a_disk(planner, config, keep)
     if not sentences and tried:
         plan = min(tried, key=lambda p: p.memory.missing_bytes)
-        sentences.append(f"the nearest, {_in_words(plan.config)}, lacks {_lacks(plan.memory)} together")
+        sentences.append(
+            f"the nearest, {_in_words(plan.config, config)}, lacks {_lacks(plan.memory)} together"
+        )
     return tuple(sentences)
 
 
-def _with_a_disk(planner: Planner, config: RunConfig) -> list[str]:
+def _with_a_disk(planner: Planner, config: RunConfig, keep: frozenset[str]) -> list[str]:
     """Whether a folder for the disk tier would help."""
     with_disk = with_field(
         with_field(config, "offload.disk_path", "a folder on a fast disk"), "offload.overlap", "exact"
@@ -283,14 +311,15 @@ def _with_a_disk(planner: Planner, config: RunConfig) -> list[str]:
     with_disk = with_field(with_disk, "train.activation_checkpointing", True)
     for state_format in MOMENTS:
         for variant in _variants(planner, with_disk, state_format):
-            if "disk" in (variant.offload.weights, variant.offload.state):
+            on_disk = "disk" in (variant.offload.weights, variant.offload.state)
+            if on_disk and _keeps(config, variant, keep):
                 plan = planner.plan_fixed(variant, timed=False)
                 short = [tier.tier for tier in plan.memory.tiers if not tier.fits]
                 if not short or set(short) <= {"disk", "disk tier"}:
                     disk = sum(t.needed_bytes for t in plan.memory.tiers if t.tier in ("disk", "disk tier"))
                     return [
                         f"it would fit with offload.disk_path on a disk with {_gib(disk)} free, "
-                        f"as {_in_words(variant)}"
+                        f"as {_in_words(variant, config)}"
                     ]
     return []
 
@@ -314,11 +343,15 @@ def _single_changes(planner: Planner, config: RunConfig) -> Iterator[tuple[str, 
         yield "offload.device_fraction", [e / FRACTIONS for e in range(FRACTIONS - 1, 0, -1)]
 
 
-def _in_words(config: RunConfig) -> str:
-    fields = ["offload.weights", "offload.state", "offload.state_format", "train.micro_batch_size"]
-    if config.offload.device_fraction:
-        fields.insert(2, "offload.device_fraction")
-    return ", ".join(f"{field} = {_toml(get_field(config, field))}" for field in fields)
+def _in_words(config: RunConfig, given: RunConfig) -> str:
+    """The placement, state format and micro-batch of `config`, and whatever else is not as in `given`."""
+    always = ("offload.weights", "offload.state", "offload.state_format", "train.micro_batch_size")
+    named = [
+        field
+        for field in (*FIELDS, "offload.overlap")
+        if field in always or get_field(config, field) != get_field(given, field)
+    ]
+    return ", ".join(f"{field} = {_toml(get_field(config, field))}" for field in named)
 
 
 def _lacks(memory: MemoryPlan) -> str:

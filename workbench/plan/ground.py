@@ -44,6 +44,12 @@ class Ground:
                 widened["bfloat16"] = "float32"
         return WeightDtypes(STORED[wanted], widened)
 
+    def computes(self, config: RunConfig) -> bool:
+        """Whether the device can compute as `config` says: weights stored in 16 bits and computed in fp32 come block by
+        block, which needs activation checkpointing."""
+        precision = self.precision(config)
+        return config.train.activation_checkpointing or precision.storage not in precision.computed_in
+
 
 def ground_of(machine: MachineProfile) -> Ground:
     """Planning on `machine` as its profile has it."""
@@ -73,4 +79,18 @@ def check_device(config: RunConfig, ground: Ground) -> None:
         raise ConfigurationError(
             f'train.device = "cpu": {ground.name} is planned with its GPU; "auto" takes it, or give --machine the '
             "profile of a machine without one"
+        )
+
+
+def check_precision(config: RunConfig, ground: Ground) -> None:
+    """Refuse a precision that `ground` cannot compute in as `config` has it.
+
+    Raises:
+        ConfigurationError: it needs activation checkpointing there, which is off.
+    """
+    if not ground.computes(config):
+        raise ConfigurationError(
+            f'train.precision = "{config.train.precision}": {ground.name} has no such arithmetic, so that weights '
+            "stored in 16 bits are computed in float32 block by block, which needs "
+            'train.activation_checkpointing = true; or use "fp32"'
         )

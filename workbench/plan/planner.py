@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import RunConfig
-from workbench.errors import DoesNotFitError
+from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.layout import Layout
 from workbench.plan.census import Census
-from workbench.plan.ground import Ground, check_device
+from workbench.plan.ground import Ground, check_device, check_precision
 from workbench.plan.memory import MemoryPlan, plan_memory
 from workbench.plan.needs import checkpoint_bytes
 from workbench.plan.placement import NO_PLACEMENT, Candidate, Wish, candidates, choose_placement
@@ -74,14 +74,25 @@ class Planner:
         self._times_of = times_of
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
+    def check(self, config: RunConfig) -> None:
+        """Refuse what a run would refuse, whatever memory there is.
+
+        Raises:
+            ConfigurationError: its device is not there, or cannot compute as it says, or sequences are longer than the
+                model's positions.
+        """
+        check_device(config, self.ground)
+        check_precision(config, self.ground)
+        check_positions(config, self.census)
+
     def plan(self, config: RunConfig) -> Plan:
         """The plan of `config`; where a tier is "auto", of the fastest placement that fits.
 
         Raises:
-            ConfigurationError: its device is not there.
+            ConfigurationError: see `check`.
             DoesNotFitError: a tier is "auto" and no placement fits.
         """
-        check_device(config, self.ground)
+        self.check(config)
         wish = wish_of(config, self.ground)
         if not wish.is_open:
             return self.plan_fixed(config)
@@ -103,10 +114,10 @@ class Planner:
         """The plan of `config`; where a tier is "auto", of the placement that lacks least, the usual one of equals.
 
         Raises:
-            ConfigurationError: its device is not there.
+            ConfigurationError: see `check`.
             DoesNotFitError: no placement goes with the other fields.
         """
-        check_device(config, self.ground)
+        self.check(config)
         wish = wish_of(config, self.ground)
         variants = (with_placement(config, c) for c in candidates(wish)) if wish.is_open else (config,)
         least = min(
@@ -161,6 +172,20 @@ class Planner:
                 self._layouts.clear()
             layout = self._layouts[key] = self.census.layout(*key)
         return layout
+
+
+def check_positions(config: RunConfig, census: Census) -> None:
+    """Refuse sequences that the model cannot read; see `workbench.model.build.check_fits_data`.
+
+    Raises:
+        ConfigurationError: they are longer than its positions.
+    """
+    length, longest = config.data.sequence_length, census.positions
+    if longest is not None and length > longest:
+        raise ConfigurationError(
+            f"data.sequence_length = {length}: the model has {longest} positions; lower it to {longest}, or give "
+            "model.config more positions"
+        )
 
 
 def wish_of(config: RunConfig, ground: Ground) -> Wish:
