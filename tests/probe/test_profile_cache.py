@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tiny_probe import ON_CPU, ON_GPU, disk_at, profile_on
 
+from workbench.errors import ConfigurationError
 from workbench.probe import fingerprint, measured
 from workbench.probe.fingerprint import machine_fingerprint
 from workbench.probe.gpus import Gpu
-from workbench.probe.measured import cached_profile, keep_profile
+from workbench.probe.measured import cached_profile, folder_of, keep_profile
 from workbench.probe.mounts import Mount
 
 
@@ -84,6 +85,15 @@ def test_without_a_cache_that_can_be_written_nothing_breaks(
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file" / "cache"))
     assert keep_profile(profile_on(ON_CPU, machine_fingerprint("cpu")), "cpu") is None
     assert cached_profile("cpu") is None
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "circle"])
+def test_a_name_that_leads_nowhere_is_one_message(name: str, tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "back")
+    (tmp_path / "back").symlink_to(tmp_path / "circle")
+    path = Path(name) if name.startswith("~") else tmp_path / name
+    with pytest.raises(ConfigurationError, match=f"{name}: names no folder: "):
+        cached_profile("cpu", str(path)) or folder_of(path)
 
 
 class TestWithACard:

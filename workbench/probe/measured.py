@@ -7,6 +7,7 @@ given out was measured on the machine as it is now; what is free on it is asked 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -64,8 +65,18 @@ def keep_profile(profile: MachineProfile, device: str = "auto") -> Path | None:
 
 
 def folder_of(path: Path) -> Path:
-    """`path` as it is kept: absolute, without "~", ".." and links."""
-    return path.expanduser().resolve()
+    """`path` as it is kept: absolute, without "~", ".." and links.
+
+    Raises:
+        ConfigurationError: there is no such home, or links lead in a circle.
+    """
+    try:
+        folder = Path(os.path.realpath(path.expanduser()))
+    except RuntimeError as error:
+        raise ConfigurationError(f"{path}: names no folder: {error}") from error
+    if folder.is_symlink():  # what is left of links that cannot be followed
+        raise ConfigurationError(f"{path}: names no folder: its links lead in a circle")
+    return folder
 
 
 def _names(device: str) -> list[str]:

@@ -52,7 +52,7 @@ def measure_machine(
     try:
         opened = open_device(device)
     except ValueError as error:
-        raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(f'{error}; "auto" takes what there is') from error
     others = Others()
     # The disk first: a folder that cannot be written is told at once.
     disk = None if disk_path is None else measure_disk(disk_path, budget)

@@ -6,7 +6,9 @@ but the preset that is asked for. Exit code 0: it fits, 3: it does not.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +18,10 @@ from workbench.census.obtain import obtain_census, obtain_times
 from workbench.config import RunConfig, load_config
 from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.census import Census
-from workbench.plan.fit import Fit, fit, remedies
+from workbench.plan.fit import Fit, check_keep, fit, remedies
 from workbench.plan.ground import Ground, check_device, ground_of
 from workbench.plan.memory import Free
-from workbench.plan.planner import Plan, Planner, TimesOf
+from workbench.plan.planner import Plan, Planner, TimesOf, check_positions
 from workbench.plan.profile import MachineProfile, load_profile
 from workbench.plan.report import fit_text, plan_text
 from workbench.plan.times import ModelTimes
@@ -45,28 +47,33 @@ def plan(
     changes that a search found.
 
     Raises:
-        ConfigurationError: preset or profile are wrong, or the machine has no such device.
+        ConfigurationError: preset, profile or an option are wrong, or the machine has no such device.
     """
     for option, given in (("--write", write is not None), ("--keep", bool(keep))):
         if given and not search:
             raise ConfigurationError(f"{option}: goes with --fit only")
     path = find_preset(preset)
     config = load_config(path, overrides)
+    check_keep(config, frozenset(keep))
+    if write is not None:
+        _check_target(write)
     profile = None if machine is None else load_profile(machine)
     if profile is not None:
         ground = ground_of(profile)
         check_device(config, ground)
     census = obtain_census(config.model.model_dump(), _tell)
     assert census is not None, "it is taken where there is none"
+    check_positions(config, census)
     times_of: TimesOf | None = None
     if profile is None:
-        profile = _this_machine(config)
-        ground = _ground_here(config, profile, runs_root(runs))
+        folder = _disk_folder(config) if search or _may_use_disk(config) else None
+        profile = _this_machine(config, folder)
+        ground = _ground_here(folder, profile, runs_root(runs))
         times_of = _times_here(config, census, profile)
     planner = Planner(census, ground, times_of)
     if search:
         found = fit(planner, config, frozenset(keep))
-        if write is not None and found.fits:
+        if write is not None:
             _write(path, found, write)
         print(json.dumps(_fit_as_dict(found), indent=2) if as_json else fit_text(found))
         return EXIT_DONE if found.fits else EXIT_DOES_NOT_FIT
@@ -95,23 +102,41 @@ def _plan(planner: Planner, config: RunConfig) -> tuple[Plan, list[str]]:
 # This machine
 
 
-def _this_machine(config: RunConfig) -> MachineProfile:
-    """What was measured of it, measured now where that has not been done."""
+def _may_use_disk(config: RunConfig) -> bool:
+    return bool({"disk", "auto"} & {config.offload.weights, config.offload.state})
+
+
+def _disk_folder(config: RunConfig) -> Path | None:
+    """Where the disk tier may lie; None where no folder is named.
+
+    Raises:
+        ConfigurationError: the folder is not there.
+    """
+    from workbench.probe.measured import folder_of
+
+    named = config.offload.disk_path
+    if not named:
+        return None
+    with contextlib.suppress(ConfigurationError, OSError):
+        folder = folder_of(Path(named))
+        if folder.is_dir():
+            return folder
+    raise ConfigurationError(
+        f'offload.disk_path = "{named}": there is no such folder; make it, on a fast local disk'
+    )
+
+
+def _this_machine(config: RunConfig, folder: Path | None) -> MachineProfile:
+    """What was measured of it, measured now where that has not been done; `folder`: of the disk tier."""
     from workbench.probe.command import measured_machine
 
-    folder = Path(config.offload.disk_path).expanduser() if config.offload.disk_path else None
-    if folder is not None and not folder.is_dir():
-        raise ConfigurationError(
-            f'offload.disk_path = "{config.offload.disk_path}": there is no such folder; make it, on a fast local disk'
-        )
     return measured_machine(config.train.device, folder)
 
 
-def _ground_here(config: RunConfig, profile: MachineProfile, root: Path) -> Ground:
+def _ground_here(folder: Path | None, profile: MachineProfile, root: Path) -> Ground:
     from workbench.plan.free import free_disk_bytes, same_disk
 
     ground = ground_of(profile)
-    folder = Path(config.offload.disk_path).expanduser() if config.offload.disk_path else None
     apart = folder is not None and not same_disk(folder, root)
     free = Free(
         host=ground.free.host,
@@ -125,6 +150,10 @@ def _ground_here(config: RunConfig, profile: MachineProfile, root: Path) -> Grou
 def _times_here(config: RunConfig, census: Census, profile: MachineProfile) -> TimesOf:
     """Times of the model's pieces at the configuration's own size, scaled by the planner to any other."""
     known: dict[str, ModelTimes | None] = {}
+    device = config.train.device
+    if device == "auto":
+        # As it was measured: the driver may tell of a GPU that torch cannot use, or not tell of one that it can.
+        device = "cpu" if profile.device.shared_memory else "cuda"
 
     def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
         if dtype not in known:
@@ -136,7 +165,7 @@ def _times_here(config: RunConfig, census: Census, profile: MachineProfile) -> T
                     sequences=config.train.micro_batch_size,
                     tokens=config.data.sequence_length,
                     dtype=dtype,
-                    device=config.train.device,
+                    device=device,
                     tell=_tell,
                 )
             except ConfigurationError:
@@ -152,12 +181,30 @@ def _times_here(config: RunConfig, census: Census, profile: MachineProfile) -> T
 # What a search found
 
 
+def _check_target(target: Path) -> None:
+    """Refuse a file that is there, or cannot be, before anything is searched.
+
+    Raises:
+        ConfigurationError: as it says.
+    """
+    if os.path.lexists(target):
+        raise ConfigurationError(f"--write {target}: is there already; name a file that is not")
+    if not target.parent.is_dir():
+        raise ConfigurationError(
+            f"--write {target}: there is no folder {target.parent}; make it, or name another"
+        )
+
+
 def _write(path: Path, found: Fit, target: Path) -> None:
-    """The preset at `path` with all that differs from it now, its comments kept, as `target`, which must not be there.
+    """The preset at `path` with all that differs from it now, its comments kept, as `target`, which must not be there;
+    nothing where nothing fits.
 
     Raises:
         ConfigurationError: `target` is there, or cannot be written.
     """
+    if not found.fits:
+        _tell(f"nothing fits, so {target} is not written")
+        return
     before = load_config(path)
     text = changed_preset(path.read_bytes().decode("utf-8-sig"), before, found.plan.config)
     try:
