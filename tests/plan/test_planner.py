@@ -77,3 +77,14 @@ def test_16_bits_that_a_cpu_widens_are_refused_without_checkpointing_and_no_reme
 def test_a_device_that_is_not_there_is_refused_by_the_search_too() -> None:
     with pytest.raises(ConfigurationError, match=r'train\.device = "cuda"'):
         fit(planner(gpu_gib=None), config("train.device=cuda"))
+
+
+@pytest.mark.parametrize(("told", "stored"), [(True, "bfloat16"), (False, "float32"), (None, "float32")])
+def test_auto_stores_bf16_where_the_machine_says_that_it_computes_in_it_whatever_products_took(
+    told: bool | None, stored: str
+) -> None:
+    here = machine(gpu_gib=None)
+    speeds = {"float32": 1e9, "bfloat16": 9e9 if told is False else 1e8}
+    device = here.device.model_copy(update={"has_bfloat16": told, "matrix_flops_per_s": speeds})
+    ground = ground_of(here.model_copy(update={"device": device}))
+    assert ground.precision(config()).storage == stored

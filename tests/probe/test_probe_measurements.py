@@ -13,10 +13,10 @@ import torch
 from tiny_probe import TINY
 from torch import Tensor
 
-from workbench.engine.device import CpuDevice
+from workbench.engine.device import CpuDevice, has_bfloat16
 from workbench.errors import ConfigurationError
 from workbench.plan.profile import MachineProfile
-from workbench.probe import run
+from workbench.probe import matrix, run
 from workbench.probe.budget import MIB
 from workbench.probe.host_buffers import HostBuffers, buffer_bytes, cache_bytes
 from workbench.probe.link import measure_link
@@ -54,6 +54,7 @@ def test_a_measured_machine_is_whole_and_each_part_is_told() -> None:
     assert set(host.optimizer_ns) == {f"{dtype}-{name}" for dtype in DTYPES for name in FORMATS}
     assert set(host.norm_bytes_per_s) == set(host.accumulate_bytes_per_s) == DTYPES
     assert device.shared_memory and set(device.matrix_flops_per_s) == DTYPES
+    assert device.has_bfloat16 == has_bfloat16(CpuDevice()), "as a run decides it, however fast products were"
     assert profile.source == "measured" and profile.link is None and profile.disk is None
     assert [line.partition(":")[0] for line in told] == ["memory", "host optimizer", "gradients", "device"]
 
@@ -182,6 +183,48 @@ def test_a_dtype_that_torch_cannot_multiply_is_left_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "mm", refuse)
     found = measure_products(torch.device("cpu"), lambda: None, 1 << 30, TINY)
     assert set(found) == {"float32", "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "hitch", "least"),
+    [(0.0, 0, 900), (3e-3, 0, 900), (0.0, 2, 900), (3e-3, 6, 900)],
+    ids=["idle", "waits for threads", "a hitch at first", "both"],
+)
+def test_products_are_large_enough_on_a_busy_machine_too(
+    waited_s: float, hitch: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, calls = 0.0, 0
+
+    def product(device: object, dtype: object, wait: object, side: int) -> Callable[[], None]:
+        def work() -> None:
+            nonlocal now, calls
+            calls += 1
+            now += waited_s + 2 * side**3 / 1e11 + (0.1 if calls == hitch else 0.0)
+
+        return work
+
+    monkeypatch.setattr(matrix, "_product", product)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    side = matrix._side(torch.device("cpu"), torch.float32, lambda: None, 16384, 0.02)
+    assert least <= side <= 1100
+
+
+def test_what_is_slow_by_its_arithmetic_is_measured_on_a_small_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def product(device: object, dtype: object, wait: object, side: int) -> Callable[[], None]:
+        def work() -> None:
+            nonlocal now
+            now += 2 * side**3 / 1e8
+
+        return work
+
+    monkeypatch.setattr(matrix, "_product", product)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    assert matrix._side(torch.device("cpu"), torch.float16, lambda: None, 16384, 0.02) <= 128
+    assert now < 0.3
 
 
 def test_medians_forget_a_disturbance_and_the_first_call() -> None:

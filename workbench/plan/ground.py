@@ -53,10 +53,11 @@ class Ground:
 
 def ground_of(machine: MachineProfile) -> Ground:
     """Planning on `machine` as its profile has it."""
-    speeds = machine.device.matrix_flops_per_s
-    single = speeds.get("float32", 0.0)
-    # Where it is emulated it is slower than fp32 by far.
-    native = speeds.get("bfloat16", 0.0) > single / 2
+    native = machine.device.has_bfloat16
+    if native is None:
+        speeds = machine.device.matrix_flops_per_s
+        # Where it is emulated it is slower than fp32 by far.
+        native = speeds.get("bfloat16", 0.0) > speeds.get("float32", 0.0) / 2
     shared = machine.device.shared_memory
     disk = machine.disk.free_bytes if machine.disk is not None else 0
     free = Free(machine.host.free_bytes, None if shared else machine.device.free_bytes, disk)

@@ -93,6 +93,7 @@ class DeviceProfile(_Part):
 
     `matrix_flops_per_s`: by dtype, of large products (a multiplication and an addition are two operations).
     `memory_bytes_per_s`: what operations on elements read and write. `launch_s`: the least time of one operation.
+    `has_bfloat16`: whether bf16 arithmetic runs in hardware; None: the matrix speeds tell.
     """
 
     name: str
@@ -102,6 +103,7 @@ class DeviceProfile(_Part):
     matrix_flops_per_s: Annotated[dict[Dtype, Rate], Field(min_length=1)]
     memory_bytes_per_s: Rate
     launch_s: Annotated[float, Field(gt=0, le=1)]
+    has_bfloat16: bool | None = None
 
     @model_validator(mode="after")
     def _has_memory(self) -> DeviceProfile:

@@ -18,8 +18,8 @@ from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.extension import missing_extension
 from workbench.probe.gpus import Gpu, visible_gpus
 
-PROBE_VERSION = 1
-"""Counts up with every change of what the figures mean."""
+PROBE_VERSION = 2
+"""Counts up with every change of what is measured, or of what the figures mean."""
 UNKNOWN = "N/A"
 GIB = 1 << 30
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from workbench.engine.device import Device, open_device
+from workbench.engine.device import Device, has_bfloat16, open_device
 from workbench.errors import ConfigurationError
 from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.extension import missing_extension
@@ -126,6 +126,7 @@ def _measure_device(device: Device, host: HostProfile, tell: Tell, budget: Budge
         matrix_flops_per_s=rates.matrix_flops,
         memory_bytes_per_s=rates.element_bytes,
         launch_s=rates.launch_s,
+        has_bfloat16=has_bfloat16(device),
     )
 
 
