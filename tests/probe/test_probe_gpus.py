@@ -69,6 +69,7 @@ def test_every_gpu_is_told_and_the_library_closed(driver: Driver) -> None:
     [
         ("2,0", ["three", "one"]),
         ("GPU-1", ["two"]),
+        ("MIG-2", ["three"]),
         ("", []),
         ("-1", []),
         ("1,7,0", ["two"]),

@@ -125,3 +125,35 @@ class TestWithACard:
         keep("cpu")
         assert cached_profile("cpu") is not None
         assert cached_profile("auto") is None
+
+
+class TestWithACardThatTheDriversLibraryDoesNotTellOf:
+    """As in a container that was given the GPU to compute and no more."""
+
+    @pytest.fixture(autouse=True)
+    def card(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fingerprint, "visible_gpus", list)
+        monkeypatch.setattr(measured, "visible_gpus", list)
+        monkeypatch.setattr(fingerprint, "_torch_version", lambda: "2.13.0+cu126")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def test_what_was_measured_on_it_is_autos_and_its_own_and_not_the_processors(self) -> None:
+        keep_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
+        for device in ("auto", "cuda", "cuda:0"):
+            found = cached_profile(device)
+            assert found is not None and found.device == ON_GPU
+        assert cached_profile("cpu") is None
+        keep("cpu")
+        found, on_cpu = cached_profile("auto"), cached_profile("cpu")
+        assert found is not None and found.device == ON_GPU
+        assert on_cpu is not None and on_cpu.device == ON_CPU
+
+    @pytest.mark.parametrize("visible", ["", "-1"])
+    def test_where_gpus_are_hidden_auto_is_the_processor(
+        self, visible: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keep_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
+        keep("cpu")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = cached_profile("auto")
+        assert found is not None and found.device == ON_CPU

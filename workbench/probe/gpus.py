@@ -60,7 +60,7 @@ def _handles(pynvml: Any) -> Iterator[Any]:
     for word in (each.strip() for each in words):
         if word.isdecimal() and int(word) < count:
             yield pynvml.nvmlDeviceGetHandleByIndex(int(word))
-        elif word.startswith("GPU-"):
+        elif word.startswith(("GPU-", "MIG-")):
             yield pynvml.nvmlDeviceGetHandleByUUID(word)
         else:
             return  # CUDA, too, stops at the first that is none

@@ -39,7 +39,7 @@ def cached_profile(device: str = "auto", disk_path: str | None = None) -> Machin
         ConfigurationError: `device` is none of auto, cpu, cuda and cuda:N.
     """
     fingerprint = machine_fingerprint(device)
-    for name in _names(device):
+    for name in map(_name, _candidates(device)):
         text = read_cached(name)
         try:
             profile = None if text is None else parse_profile(text, name)
@@ -57,11 +57,8 @@ def keep_profile(profile: MachineProfile, device: str = "auto") -> Path | None:
         disk = profile.disk.model_copy(update={"path": str(folder_of(Path(profile.disk.path)))})
         kept = _KeptDisk(stamp=_disk_stamp(Path(disk.path)), disk=disk)
         write_cached(_disk_name(Path(disk.path)), kept.model_dump_json(indent=2) + "\n")
-    names = _names(device)
-    # On a CPU although the driver tells of a GPU: torch could not use that, and who asks for it must not get this.
-    fell_back = device == "auto" and profile.device.shared_memory and resolved_device(device) != "cpu"
     text = profile_text(profile.model_copy(update={"disk": None}))
-    return write_cached(names[-1] if fell_back else names[0], text)
+    return write_cached(_name(_measured_on(profile, device)), text)
 
 
 def folder_of(path: Path) -> Path:
@@ -79,10 +76,29 @@ def folder_of(path: Path) -> Path:
     return folder
 
 
-def _names(device: str) -> list[str]:
-    """The names in the cache under which a profile for `device` may be kept, the best first."""
-    names = [f"machines/{resolved_device(device).replace(':', '-')}.toml"]
-    return [*names, "machines/auto.toml"] if device == "auto" else names
+def _measured_on(profile: MachineProfile, device: str) -> str:
+    """The device's own name, where "auto" was asked for and the driver does not tell what torch took."""
+    resolved = resolved_device(device)
+    if device != "auto" or profile.device.shared_memory == (resolved == "cpu"):
+        return resolved
+    # On a CPU although there is a GPU: torch could not use that, and who asks for it must not get this.
+    return "auto" if profile.device.shared_memory else "cuda:0"
+
+
+def _candidates(device: str) -> list[str]:
+    """The devices under whose names a profile for `device` may be kept, the best first."""
+    resolved = resolved_device(device)
+    if device != "auto":
+        return [resolved]
+    if resolved != "cpu":
+        return [resolved, "auto"]
+    # A GPU of which the driver's library tells nothing: what was measured on it has no GPU in its fingerprint.
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    return ["cpu"] if hidden else ["cuda:0", "cpu"]
+
+
+def _name(device: str) -> str:
+    return f"machines/{device.replace(':', '-')}.toml"
 
 
 def _disk_name(path: Path) -> str:
