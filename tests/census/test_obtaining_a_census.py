@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -92,6 +93,26 @@ def test_a_damaged_file_is_taken_anew(damage: str, asked: list[Any]) -> None:
     assert path.read_text() != damage
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda census: {**census, "kinds": census["kinds"][:-1]},
+        lambda census: {**census, "version": 1},
+        lambda census: {
+            **census,
+            "kinds": [{**kind, "flops": {"per_token": math.nan}} for kind in census["kinds"]],
+        },
+    ],
+    ids=["a block of a kind that is not there", "another version", "no number"],
+)
+def test_a_census_that_does_not_hold_together_is_taken_anew(damage: Any, asked: list[Any]) -> None:
+    census = obtain_census(TABLE, silent)
+    (path,) = (cache_folder() / "censuses").iterdir()
+    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
+    assert obtain_census(TABLE, silent) == census
+    assert len(asked) == 2
+
+
 def test_a_census_that_lacks_something_is_taken_again_another_time(
     monkeypatch: pytest.MonkeyPatch, census_of: Callable[[str], Census]
 ) -> None:
@@ -127,6 +148,16 @@ def test_times_are_kept_by_machine_sizes_and_dtype(
     assert len(asked) == 1
     for change in ({"fingerprint": "there"}, {"tokens": 8}, {"dtype": "bfloat16"}):
         assert obtain_times(TABLE, census, **{**what, **change}, tell=silent, take=False) is None
+    (path,) = (cache_folder() / "times").iterdir()
+    damages: tuple[dict[str, Any], ...] = (
+        {"tokens": 0},
+        {"sequences": -1},
+        {"outer_forward_s": math.inf},
+        {"kinds": []},
+    )
+    for damage in damages:
+        path.write_text(json.dumps({**times.model_dump(), **damage}))
+        assert obtain_times(TABLE, census, **what, tell=silent, take=False) is None
 
 
 def test_times_are_asked_for_by_the_devices_own_name(
@@ -164,6 +195,15 @@ def test_a_helper_that_is_killed_is_taken_for_one_that_had_no_memory(
 def test_a_helper_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper_process, "COMMAND", ("/nowhere/python",))
     with pytest.raises(WorkbenchError, match="census of the model could not be taken"):
+        obtain_census(TABLE, silent)
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(WorkbenchError, match=r"could not be taken: .*No usable temporary directory"):
         obtain_census(TABLE, silent)
 
 

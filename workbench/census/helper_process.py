@@ -32,8 +32,9 @@ def ask_helper(question: Mapping[str, Any], tell: Callable[[str], None]) -> Any:
         ConfigurationError: the question asks for what cannot be; the helper's own message.
         WorkbenchError: it ended without an answer; one sentence with the last thing it said.
     """
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with contextlib.ExitStack() as files:
         try:
+            said = files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
             process = subprocess.Popen(
                 COMMAND,
                 stdin=subprocess.PIPE,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from workbench.layout import Layout, ParameterSpec, Shard, ShardSpec, build_layout
 from workbench.placement import stay_on_device
@@ -28,7 +28,7 @@ ComputeWidth = Literal["32", "16"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Curve(_Part):
@@ -131,6 +131,13 @@ class Census(_Part):
     kinds: tuple[BlockKind, ...]
     blocks: tuple[tuple[str, int], ...]
     loss_in_chunks: bool = True
+
+    @model_validator(mode="after")
+    def _has_the_kinds_of_its_blocks(self) -> Census:
+        for name, kind in self.blocks:
+            if not 0 <= kind < len(self.kinds):
+                raise ValueError(f"block {name} is of kind {kind}, and there are {len(self.kinds)}")
+        return self
 
     @cached_property
     def trainable_parameters(self) -> int:

@@ -11,10 +11,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(ge=0)]
+Whole = Annotated[int, Field(ge=1)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class KindTimes(_Part):
@@ -34,8 +35,8 @@ class ModelTimes(_Part):
     """
 
     fingerprint: str
-    sequences: int
-    tokens: int
+    sequences: Whole
+    tokens: Whole
     dtype: str
     kinds: tuple[KindTimes, ...]
     outer_forward_s: Seconds
