@@ -11,14 +11,20 @@ import os
 import secrets
 from pathlib import Path
 
+NOWHERE = Path(os.devnull, "workbench")
+"""What can neither be read nor made."""
+
 
 def cache_folder() -> Path:
-    """The folder, which need not be there yet."""
+    """The folder, which need not be there yet; one that can never be where this user has no home to put it in."""
     named = os.environ.get("WORKBENCH_CACHE")
-    if named:
-        return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "workbench"
+    try:
+        if named:
+            return Path(named).expanduser()
+        return (Path(base) if base else Path("~/.cache").expanduser()) / "workbench"
+    except RuntimeError:
+        return NOWHERE
 
 
 def read_cached(name: str) -> str | None:
