@@ -363,7 +363,7 @@ def test_an_application_that_quits_can_await_the_answer(tmp_path: Path) -> None:
             answer = asyncio.ensure_future(host.run_screen.may_leave())
             await until(pilot, lambda: isinstance(host.screen, Choice))
             # Asked again meanwhile, it does not ask twice.
-            assert not await host.run_screen.may_leave()
+            assert not await asyncio.wait_for(host.run_screen.may_leave(), 20)
             await pilot.press(key)
             assert await answer is expected
             await until(pilot, lambda: host.screen is host.run_screen)

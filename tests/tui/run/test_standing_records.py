@@ -128,10 +128,14 @@ def test_what_was_written_where_records_were_lost_is_none_of_an_earlier_resumpti
     lose(run, 4)
     with MetricsWriter(run.metrics) as writer:
         record_resume(run, writer, 5)
-        append(writer, 5, 12, 1000.0)
-    follower = Follower(run)
+        append(writer, 5, 6, 1000.0)
+        follower = Follower(run)
+        follower.look()
+        assert not follower.records.has_resumes
+        append(writer, 7, 12, 1000.0)
     follower.look()
     assert follower.steps == read_run_metrics(run).column("step") == array("d", range(1, 13))
+    assert follower.records.records_read == 6 + 8
 
 
 def test_every_record_is_read_once(tmp_path: Path) -> None:
