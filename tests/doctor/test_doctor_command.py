@@ -123,6 +123,12 @@ def test_checks_are_made_where_no_thread_can_be_started(
     assert examine([Check("python", lambda _: [OK])], around(tmp_path)) == [OK]
 
 
+def test_a_home_that_is_not_there_is_no_failure_of_doctor_itself() -> None:
+    path = Path("~nobody-of-this-name/x")
+    assert command._expanded(path) == path
+    assert command._expanded(Path("~/x")) == Path.home() / "x"
+
+
 def test_something_that_several_ask_for_is_done_once() -> None:
     calls: list[int] = []
     once = Once(lambda: calls.append(1))

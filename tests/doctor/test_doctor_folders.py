@@ -89,6 +89,26 @@ def test_a_file_where_a_folder_should_be_is_a_failure(tmp_path: Path) -> None:
     assert only(check_disk(around(tmp_path, disk=tmp_path / "file"))).status == "failure"
 
 
+@pytest.mark.parametrize("inside", ["link", "link/runs", "circle"])
+def test_a_link_that_leads_nowhere_is_no_place_to_make_a_folder_in(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    machine = around(tmp_path, runs=tmp_path / inside, cache=tmp_path / inside, disk=tmp_path / inside)
+    for check, status in ((check_runs, "failure"), (check_disk, "failure"), (check_cache, "warning")):
+        found = only(check(machine))
+        assert found.status == status
+        assert f"{tmp_path / inside.split('/')[0]} is a link that leads nowhere" in found.finding
+        assert "mkdir" not in found.remedy
+
+
+def test_where_the_system_does_not_tell_of_mounts_there_is_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(all: bool) -> None:
+        raise OSError(errno.ENOENT, "/proc/self/mounts")
+
+    monkeypatch.setattr(psutil, "disk_partitions", refuse)
+    assert file_system(Path("/")) == ""
+
+
 def test_a_disk_folder_that_is_not_there_is_to_be_made(tmp_path: Path) -> None:
     found = only(check_disk(around(tmp_path, disk=tmp_path / "a b")))
     assert found.status == "failure" and found.remedy == f"`mkdir -p '{tmp_path}/a b'`"
@@ -171,7 +191,7 @@ def test_the_deepest_mount_decides_and_the_later_of_two(monkeypatch: pytest.Monk
         ("/data", "btrfs"),
         ("/dat", "tmpfs"),
     ]
-    listed = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
+    listed = [SimpleNamespace(device="any", mountpoint=point, fstype=kind) for point, kind in mounts]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)
     for folder, kind in (
         ("/home", "ext4"),

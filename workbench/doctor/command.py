@@ -53,12 +53,20 @@ def look_around(disk_path: Path | None, runs: Path | None) -> list[Finding]:
             python=this_interpreter(),
             runs=runs_root(runs),
             cache=cache_folder(),
-            disk=None if disk_path is None else disk_path.expanduser(),
+            disk=None if disk_path is None else _expanded(disk_path),
             terminal=this_terminal(),
             trial=trial,
             nvidia=Once(ask_driver),
         )
         return examine(CHECKS, around)
+
+
+def _expanded(path: Path) -> Path:
+    """Without "~"; as it is where there is no such home, and then no such folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from workbench.doctor.findings import Finding, failure, gib, ok, warning
 from workbench.doctor.surroundings import Surroundings
+from workbench.probe.mounts import IN_MEMORY, NOT_TOLD, mount_of
 
-IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 REMOTE = (
     "nfs",
     "nfs4",
@@ -86,10 +86,10 @@ def check_disk(around: Surroundings) -> Iterator[Finding]:
     if path is None:
         return
     elsewhere = "`--set offload.disk_path=DIR`, with DIR"
-    if not _exists(path):
+    folder = try_folder(path)
+    if not folder.there and not folder.problem:
         yield failure("disk tier", f"{path}: there is no such folder", f"`mkdir -p {shlex.quote(str(path))}`")
         return
-    folder = try_folder(path)
     if folder.problem:
         yield failure(
             "disk tier", folder.problem, f"{elsewhere} a folder that you may write, on a fast local disk"
@@ -133,9 +133,12 @@ def check_cache(around: Surroundings) -> Iterator[Finding]:
 def try_folder(path: Path) -> Folder:
     """Write a file in `path`, or in the folder that it would be made in, and remove it."""
     path = path.absolute()
-    nearest = next(folder for folder in (path, *path.parents) if _exists(folder) or folder == folder.parent)
+    folders = (path, *path.parents)
+    nearest = next(each for each in folders if os.path.lexists(each) or each == each.parent)
     there = nearest == path
     where = str(path) if there else f"{path} cannot be made in {nearest}"
+    if not _exists(nearest):
+        return Folder(path, False, f"{nearest} is a link that leads nowhere", 0, "")
     if not nearest.is_dir():
         return Folder(path, there, f"{nearest} is no folder", 0, "")
     problem = ""
@@ -159,17 +162,10 @@ def _exists(path: Path) -> bool:
 def file_system(folder: Path) -> str:
     """The type of the file system that holds `folder`; empty where the system does not tell."""
     try:
-        import psutil
-    except ImportError:  # the packages' line says so
+        kind = mount_of(folder).kind
+    except ImportError:  # without psutil, as the packages' line says
         return ""
-    there = folder.resolve()
-    kind, deepest = "", -1
-    for mount in psutil.disk_partitions(all=True):
-        point = Path(mount.mountpoint)
-        # Of two on one point, the later one is seen.
-        if there.is_relative_to(point) and len(point.parts) >= deepest:
-            kind, deepest = mount.fstype, len(point.parts)
-    return kind
+    return "" if kind == NOT_TOLD else kind
 
 
 def takes_direct(folder: Path) -> bool:

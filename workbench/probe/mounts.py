@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+NOT_TOLD = "N/A"
 
 
 class Mount(NamedTuple):
@@ -26,7 +27,7 @@ def mount_of(path: Path) -> Mount:
     import psutil
 
     resolved = path.resolve()
-    best = Mount("N/A", "N/A", "N/A")
+    best = Mount(NOT_TOLD, NOT_TOLD, NOT_TOLD)
     try:
         partitions = psutil.disk_partitions(all=True)
     except (OSError, RuntimeError):
