@@ -36,7 +36,7 @@ def test_the_large_preset_fits_a_32_gb_card_in_compact_and_the_plan_says_why_not
     assert compact.fits
     (reason,) = why_not(exact)
     assert "host" in reason
-    assert "the state, kept exact, is 114.9 GiB of it" in reason
+    assert "the state, kept exact, is 114.88 GiB of it" in reason
     assert any("state_format" in way for way in remedies(plans, exact.config))
 
 

@@ -112,3 +112,19 @@ def test_a_limit_that_is_used_up_leaves_nothing_and_not_less(cgroup: Path) -> No
 
 def test_the_room_on_a_disk_is_that_of_the_folder_that_will_be_made(tmp_path: Path) -> None:
     assert machine.free_disk_bytes(tmp_path / "not" / "yet" / "there") > 0
+
+
+def test_a_folder_that_may_not_be_looked_into_is_judged_by_the_one_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = Path.exists
+
+    def forbidden(self: Path) -> bool:
+        if "secret" in self.parts[:-1]:
+            raise PermissionError(13, "Permission denied")
+        return exists(self)
+
+    (tmp_path / "secret").mkdir()
+    monkeypatch.setattr(Path, "exists", forbidden)
+    assert machine.free_disk_bytes(tmp_path / "secret" / "runs") > 0
+    assert machine.same_disk(tmp_path / "secret" / "runs", tmp_path)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 
 import pytest
 from synthetic import gpt2, machine
 
 from workbench.config import load_config, parse_config, to_toml
+from workbench.plan.figures import duration, gib, seconds
 from workbench.plan.ground import ground_of
 from workbench.plan.memory import TierNeed
 from workbench.plan.outcome import compare
 from workbench.plan.planner import Plan, Planner
-from workbench.plan.report import bar, duration, gib, plan_text, seconds
+from workbench.plan.report import bar, plan_text
 from workbench.presets import changed_preset, find_preset
 
 
@@ -53,6 +56,15 @@ def test_the_plan_as_data_survives_json_and_adds_up(plan: Plan) -> None:
     assert data["run"]["total_s"] >= data["run"]["steps_s"] == pytest.approx(1000 * data["time"]["step_s"])
 
 
+def test_a_short_wait_is_told_in_milliseconds() -> None:
+    """Nothing that is worth a sentence is 0.00 s."""
+    small = load_config(find_preset("quickstart"))
+    time = Planner(gpt2(2, 64, 257, 128), ground_of(machine(gpu_gib=31))).plan(small).time
+    assert time is not None and time.waited_s > 0.1 * time.step_s
+    assert re.search(r"\d ms of it while that works", time.bottleneck)
+    assert "0.00" not in time.bottleneck
+
+
 def test_outcome_rows_hold_what_both_sides_have(plan: Plan) -> None:
     assert plan.time is not None
     host = next(tier for tier in plan.memory.tiers if tier.tier == "host")
@@ -71,6 +83,9 @@ def test_outcome_rows_hold_what_both_sides_have(plan: Plan) -> None:
         {"measured": 3},
         {"memory": [], "measured": {"host_peak_bytes": 5}},
         {"time": 1, "measured": {"step_s": "x"}},
+        {"memory": {"tiers": None}, "measured": {"host_peak_bytes": 5}},
+        {"memory": {"tiers": 3}, "measured": {"host_peak_bytes": 5}},
+        {"time": {"step_s": math.inf}, "measured": {"step_s": 1.0}},
     ],
 )
 def test_a_damaged_plan_file_gives_no_rows_and_no_error(damaged: dict[str, object]) -> None:

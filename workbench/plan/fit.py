@@ -18,8 +18,9 @@ from typing import Any
 from workbench.config import RunConfig, fields
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
+from workbench.plan.figures import gib
 from workbench.plan.ground import check_device
-from workbench.plan.memory import GIB, MemoryPlan
+from workbench.plan.memory import MemoryPlan
 from workbench.plan.placement import FRACTIONS, Candidate, candidates
 from workbench.plan.planner import Plan, Planner, check_positions, wish_of, with_placement
 from workbench.state_formats import MOMENTS, StateFormat
@@ -139,13 +140,11 @@ def why_not(plan: Plan) -> list[str]:
         if tier.fits:
             continue
         rows = sorted(tier.needs.items(), key=lambda row: -row[1])[:3]
-        largest = ", ".join(f"{name} {_gib(size)}" for name, size in rows)
+        largest = ", ".join(f"{name} {gib(size)}" for name, size in rows)
         state = sum(tier.needs.get(name, 0) for name in ("master weights", "exp_avg and exp_avg_sq"))
-        of_state = (
-            f"; the state, kept {kept}, is {_gib(state)} of it" if state > tier.needed_bytes / 3 else ""
-        )
+        of_state = f"; the state, kept {kept}, is {gib(state)} of it" if state > tier.needed_bytes / 3 else ""
         sentences.append(
-            f"{tier.tier}: {_gib(tier.needed_bytes)} are needed and {_gib(tier.free_bytes)} are free: "
+            f"{tier.tier}: {gib(tier.needed_bytes)} are needed and {gib(tier.free_bytes)} are free: "
             f"{largest}{of_state}"
         )
     return sentences
@@ -290,7 +289,7 @@ def _hardware(
     for name, (needed, plan) in least.items():
         free = next(tier.free_bytes for tier in plan.memory.tiers if tier.tier == name)
         sentences.append(
-            f"it would fit with {_gib(needed)} of {name} free (there are {_gib(free)}), "
+            f"it would fit with {gib(needed)} of {name} free (there are {gib(free)}), "
             f"as {_in_words(plan.config, config)}"
         )
     if not config.offload.disk_path:
@@ -318,7 +317,7 @@ def _with_a_disk(planner: Planner, config: RunConfig, keep: frozenset[str]) -> l
                 if not short or set(short) <= {"disk", "disk tier"}:
                     disk = sum(t.needed_bytes for t in plan.memory.tiers if t.tier in ("disk", "disk tier"))
                     return [
-                        f"it would fit with offload.disk_path on a disk with {_gib(disk)} free, "
+                        f"it would fit with offload.disk_path on a disk with {gib(disk)} free, "
                         f"as {_in_words(variant, config)}"
                     ]
     return []
@@ -355,7 +354,7 @@ def _in_words(config: RunConfig, given: RunConfig) -> str:
 
 
 def _lacks(memory: MemoryPlan) -> str:
-    return " and ".join(f"{_gib(t.missing_bytes)} of {t.tier}" for t in memory.tiers if not t.fits)
+    return " and ".join(f"{gib(t.missing_bytes)} of {t.tier}" for t in memory.tiers if not t.fits)
 
 
 def _toml(value: Any) -> str:
@@ -364,7 +363,3 @@ def _toml(value: Any) -> str:
     return (
         f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
     )
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"

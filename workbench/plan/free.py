@@ -34,9 +34,17 @@ def same_disk(one: Path, other: Path) -> bool:
 def _nearest(path: Path) -> Path:
     """The folder that is there on the way to `path`."""
     there = path.absolute()
-    while not there.exists() and there != there.parent:
+    while not _is_seen(there) and there != there.parent:
         there = there.parent
     return there
+
+
+def _is_seen(path: Path) -> bool:
+    """False also where this user may not look."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _cgroup_limits(root: Path) -> list[tuple[int, int]]:

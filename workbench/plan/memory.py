@@ -10,11 +10,11 @@ from typing import Any
 
 from workbench.layout import Layout
 from workbench.plan.census import Census
+from workbench.plan.figures import GIB
 from workbench.plan.model_memory import heap_reserve, model_rows
 from workbench.plan.needs import EngineNeeds, building_bytes, checkpoint_bytes
 from workbench.plan.workload import Workload
 
-GIB = 1 << 30
 HOST_RUNTIME_BYTES = 400 << 20
 """Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""
 WORKSPACE_BYTES = 24 << 20

@@ -5,6 +5,7 @@ Read from `plan.json`, where the trainer keeps both. Invariant: what is missing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,14 +57,16 @@ def compare(plan: Mapping[str, Any]) -> list[Compared]:
 
 def _needed(plan: Mapping[str, Any], tier: str) -> Any:
     memory = plan.get("memory")
-    tiers = memory.get("tiers", []) if isinstance(memory, Mapping) else []
+    tiers = memory.get("tiers") if isinstance(memory, Mapping) else None
+    if not isinstance(tiers, list):
+        return None
     return next(
         (t.get("needed_bytes") for t in tiers if isinstance(t, Mapping) and t.get("tier") == tier), None
     )
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _shown(value: float, unit: str) -> str:

@@ -12,11 +12,11 @@ from typing import Literal
 
 from workbench.errors import DoesNotFitError
 from workbench.placement import Tier
-from workbench.plan.memory import GIB, MemoryPlan
+from workbench.plan.figures import gib
+from workbench.plan.memory import MemoryPlan
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
 
-MIB = 1 << 20
 FRACTIONS = 8
 """A share of the state that stays on the device is tried in steps of 1/8."""
 
@@ -135,8 +135,4 @@ def choose_placement(
 def lacking(plan: MemoryPlan) -> str:
     """What the tiers of a plan lack, in words: "3.20 GiB of host"."""
     short = [tier for tier in plan.tiers if not tier.fits]
-    return " and ".join(f"{_amount(tier.missing_bytes)} of {tier.tier}" for tier in short)
-
-
-def _amount(size: int) -> str:
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / MIB:,.2f} MiB"
+    return " and ".join(f"{gib(tier.missing_bytes)} of {tier.tier}" for tier in short)

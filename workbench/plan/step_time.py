@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from workbench.layout import ITEM_BYTES, Shard
+from workbench.plan import figures
 from workbench.plan.census import Census
 from workbench.plan.coarse import CoarseLayout, coarse_layout
 from workbench.plan.compute_time import ComputeTimes, compute_times
@@ -93,7 +94,7 @@ class StepTime:
             return f"the model's own arithmetic is the bottleneck: it takes {share:.0%} of the step"
         return (
             f"{_WHO[slowest]} the bottleneck: compute stands still for {self.waited_s / self.step_s:.0%} of the step, "
-            f"{waits:,.2f} s of it while that works"
+            f"{figures.seconds(waits)} of it while that works"
         )
 
     def as_dict(self) -> dict[str, Any]:
