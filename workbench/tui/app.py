@@ -209,6 +209,14 @@ class WorkbenchApp(App[None]):
         for problem in keymap.problems:
             self.tell(problem, severity="warning")
 
+    @property
+    def _background_screens(self) -> list[Screen[Any]]:
+        """The screens that show through the one on top: none where that is opaque.
+
+        Textual counts the one beneath it always, and each message to that one would redraw all of the one on top.
+        """
+        return [] if self.screen.styles.background.a == 1 else super()._background_screens
+
     # What screens ask for
 
     def on_open_preset(self, message: OpenPreset) -> None:

@@ -155,3 +155,28 @@ def test_it_begins_with_the_run_that_is_asked_for(house: House) -> None:
         assert app.stack == ["RunsScreen", "RunScreen"]
 
     house.drive(scenario, run=run)
+
+
+def test_a_screen_that_is_covered_draws_nothing_and_lets_the_one_on_top_be(house: House) -> None:
+    run = house.run()
+    drawn: list[str] = []
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        beneath = app.screen
+        app.post_message(OpenRun(run))
+        await until(pilot, lambda: app.shown == "RunScreen")
+        await settled(pilot)
+        display = app._display
+        app._display = lambda screen, update: (drawn.append(type(screen).__name__), display(screen, update))  # type: ignore[method-assign]
+        beneath.query_one("#runs").refresh()
+        beneath.query_one("#runs").refresh(layout=True)
+        await settled(pilot)
+        assert not beneath.is_current and drawn == []
+        await pilot.press("question_mark")  # help lets it show through
+        await until(pilot, lambda: app.shown == "HelpScreen")
+        assert app.screen_stack[-2].is_current and not beneath.is_current
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: app.screen is beneath)
+        assert beneath.is_current
+
+    house.drive(scenario, part="runs")

@@ -14,7 +14,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 
 from workbench.runs import RunDirectory
 from workbench.runs.comparing import CurveReader, Curves, Differences, config_differences
@@ -118,7 +118,9 @@ class CompareScreen(Screen[None]):
     # Reading.
 
     def _tick(self) -> None:
-        if self.is_current and not self._reading:
+        # Beneath a dialog it goes on; beneath another screen nobody sees it, and what it drew would redraw that one.
+        seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
+        if seen and not self._reading:
             self._look()
 
     def _look(self) -> None:

@@ -15,7 +15,7 @@ from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
@@ -132,7 +132,9 @@ class RunsScreen(Screen[None]):
 
     def _tick(self) -> None:
         """A look, unless nobody sees it or the last one still goes on."""
-        if self.is_current and not self._reading:
+        # Beneath a dialog it goes on; beneath another screen nobody sees it, and what it drew would redraw that one.
+        seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
+        if seen and not self._reading:
             self.look()
 
     @work(thread=True, group="look", exit_on_error=False)
