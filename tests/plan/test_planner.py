@@ -13,6 +13,7 @@ from workbench.errors import ConfigurationError
 from workbench.plan.fit import fit
 from workbench.plan.ground import ground_of
 from workbench.plan.planner import Planner
+from workbench.plan.report import plan_text
 
 MODEL = gpt2(12, 768)
 OPEN = ("offload.weights=auto", "offload.state=auto")
@@ -88,3 +89,14 @@ def test_auto_stores_bf16_where_the_machine_says_that_it_computes_in_it_whatever
     device = here.device.model_copy(update={"has_bfloat16": told, "matrix_flops_per_s": speeds})
     ground = ground_of(here.model_copy(update={"device": device}))
     assert ground.precision(config()).storage == stored
+
+
+def test_a_machine_whose_disk_is_not_known_is_planned_without_it_and_that_is_said() -> None:
+    unknown = Planner(MODEL, ground_of(machine().model_copy(update={"disk": None})))
+    plan = unknown.plan(config())
+    assert plan.fits
+    assert [tier.tier for tier in plan.memory.tiers] == ["device", "host"]
+    assert "disk: not known" in plan_text(plan)
+    assert plan.run is not None and plan.run.checkpoints_s is None
+    assert not unknown.plan(config("offload.state=disk", "offload.disk_path=/a disk")).fits
+    assert "disk: not known" not in plan_text(planner().plan(config()))

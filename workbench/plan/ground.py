@@ -59,7 +59,7 @@ def ground_of(machine: MachineProfile) -> Ground:
         # Where it is emulated it is slower than fp32 by far.
         native = speeds.get("bfloat16", 0.0) > speeds.get("float32", 0.0) / 2
     shared = machine.device.shared_memory
-    disk = machine.disk.free_bytes if machine.disk is not None else 0
+    disk = None if machine.disk is None else machine.disk.free_bytes
     free = Free(machine.host.free_bytes, None if shared else machine.device.free_bytes, disk)
     return Ground(machine.name, free, native, machine)
 

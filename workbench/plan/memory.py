@@ -28,11 +28,12 @@ RESERVE_SHARE = 50
 @dataclass(frozen=True)
 class Free:
     """Bytes that are free. `device`: None where the device computes in the host's memory. `disk`: where the run is
-    written. `disk_tier`: where the disk tier lies; None where that is the same disk, or there is none."""
+    written; None where nobody knows, and then there is no disk tier either. `disk_tier`: where the disk tier lies; None
+    where that is the same disk, or there is none."""
 
     host: int
     device: int | None
-    disk: int
+    disk: int | None
     disk_tier: int | None = None
 
 
@@ -95,7 +96,8 @@ class MemoryPlan:
 
 
 def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> MemoryPlan:
-    """The need of every tier at its heaviest moment."""
+    """The need of every tier at its heaviest moment; without the disk where its room is not known and not needed for
+    the disk tier."""
     needs = EngineNeeds(layout, work)
     engine = needs.ledger()
     gradients = needs.gradients_in_autograd()
@@ -117,8 +119,9 @@ def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> M
         ]
     saved = work.checkpoints_kept + 1
     checkpoints = {f"{work.checkpoints_kept} + 1 checkpoints": saved * checkpoint_bytes(layout, work)}
-    if free.disk_tier is None:
-        tiers.append(TierNeed("disk", {**engine["disk"], **checkpoints}, free.disk))
+    if free.disk is None or free.disk_tier is None:
+        if free.disk is not None or engine["disk"]:
+            tiers.append(TierNeed("disk", {**engine["disk"], **checkpoints}, free.disk or 0))
     else:
         tiers.append(TierNeed("disk tier", engine["disk"], free.disk_tier))
         tiers.append(TierNeed("disk", checkpoints, free.disk))

@@ -30,6 +30,8 @@ def plan_text(plan: Plan) -> str:
     ]
     for tier in plan.memory.tiers:
         lines += ["", *tier_lines(tier)]
+    if not any(tier.tier == "disk" for tier in plan.memory.tiers):
+        lines += ["", "disk: not known: the machine's profile has no [disk] table"]
     if not plan.fits:
         lines += ["", *why_not(plan)]
     lines += ["", *time_lines(plan)]
