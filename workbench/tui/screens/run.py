@@ -45,6 +45,10 @@ from workbench.tui.surroundings import Surroundings
 _MANY = 2000
 """So many records at once are made into series in the reader's thread."""
 _COMPACT_WIDTH = 80
+_LOG_EVERY = 2
+"""Ticks from one look at the log to the next."""
+_MANY_SPANS, _SPANS_EVERY = 400, 4
+"""So many spans and more are sorted and drawn every so many ticks: one look at thousands takes milliseconds."""
 _NOT_GROUPS = 3
 """Lines of the screen that are no groups: status, their names, keys."""
 
@@ -140,6 +144,7 @@ leave; a run that goes on is never ended without a question.
         self._frozen_at = ""
         self._reader = RunReader(run)
         self._reading = False
+        self._ticks = 0
         self._known = False
         """Whether what the run had recorded before this screen is known."""
         self._last_lanes: Lanes | None = None
@@ -181,7 +186,8 @@ leave; a run that goes on is never ended without a question.
         seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
         if self.frozen or not seen:
             return
-        if self.log_view.is_on_screen:
+        self._ticks += 1
+        if self._ticks % _LOG_EVERY == 0 and self.log_view.is_on_screen:
             self.log_view.look()
         if self._reading:
             self._show_sample()
@@ -227,8 +233,12 @@ leave; a run that goes on is never ended without a question.
         self.title = f"{look.preset} {self.run.name}" if look.preset else self.run.name
         self._watch(look)
         self._show_curves(look, event.curves)
-        self._last_lanes = look.lanes or self._last_lanes
-        self._show_lanes()
+        if look.lanes is not None:
+            self._last_lanes = look.lanes
+        if self._last_lanes is not None and (
+            len(self._last_lanes.spans) <= _MANY_SPANS or self._ticks % _SPANS_EVERY == 0 or look.more
+        ):
+            self._show_lanes()
         if look.optimizer is not None:
             self.machine.threads.set_optimizer(*look.optimizer)
         if look.samples is not None:
