@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
+from rich.segment import Segment
 from textual import events
 from textual.app import RenderResult
 from textual.message import Message
@@ -14,8 +15,6 @@ from textual.widget import Widget
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, ends, filled_up, width_of
 from workbench.tui.run.arrangement import GROUPS, Group
-
-from rich.segment import Segment  # isort: skip
 
 
 class GroupLine(Widget):
