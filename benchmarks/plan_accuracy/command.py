@@ -143,6 +143,9 @@ def predict(config: RunConfig) -> tuple[int, float]:
     plan = Planner(census, ground_of(machine), times_of).plan(config)
     host = next(tier for tier in plan.memory.tiers if tier.tier == "host")
     assert plan.time is not None
+    if not plan.time.measured:
+        why = "other kinds were timed" if plan.fits else "the plan does not fit"
+        tell(f"this plan's time comes from the machine's speeds, not from the model's pieces: {why}")
     return host.needed_bytes - host.needs["runtime"], plan.time.step_s
 
 
