@@ -86,7 +86,10 @@ def test_a_full_disk_is_not_called_a_bug(
     [
         ("rum quickstart", 'there is no verb "rum"; did you mean "run"?'),
         ("quickstart.toml", "to train this preset: workbench run quickstart.toml"),
-        ("xyzzy", "the verbs are run, plan, probe, doctor, runs, attach, compare, export, metrics, top, stop, save"),
+        (
+            "xyzzy",
+            "the verbs are run, plan, probe, doctor, runs, attach, compare, export, metrics, top, stop, save",
+        ),
         ("config", "the following arguments are required"),
         ("config shew quickstart", "invalid choice"),
         ("run quickstart --steps 3", "unrecognized arguments: --steps 3"),
