@@ -44,8 +44,8 @@ class AskFit(ModalScreen["str | None"]):
         Binding("escape,n", "dismiss(None)", "Cancel", id="ask.cancel"),
         Binding("y", "answer('apply')", "Apply", id="ask.apply"),
         Binding("k", "answer('keep')", "Keep the state's format", id="ask.keep"),
-        Binding("left", "app.focus_previous", "Previous", show=False),
-        Binding("right", "app.focus_next", "Next", show=False),
+        Binding("left", "app.focus_previous", "Previous", id="dialog.previous", show=False),
+        Binding("right", "app.focus_next", "Next", id="dialog.next", show=False),
     ]
 
     def __init__(self, found: Fit, glyphs: Glyphs) -> None:
