@@ -3,7 +3,8 @@
 A plan of a hundred blocks has to be made while a key is pressed. What a run of blocks moves and computes is the sum of
 theirs; what is lost is how finely lanes overlap within it.
 
-Invariant: elements, by dtype, and the number of chunks are those of the engine's own layout.
+Invariant: elements, by dtype, are those of the engine's own layout, and so is the number of chunks but for where a
+parameter is cut.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from workbench.state_formats import StateFormat
 MOST_GROUPS = 16
 """Runs of blocks; a step has some ten tasks for each."""
 WHOLE = 1 << 62
+Sums = tuple[tuple[tuple[str, StateFormat, bool], int], ...]
+"""Elements, aligned, by (stored dtype, state format, trainable)."""
 CRUMB = 100
 """What is less than one part in so many of a shard counts as the rest of it does."""
 
@@ -58,29 +61,27 @@ def _sums(
     state_format: StateFormat,
     mixed: bool,
     stays: bool,
-) -> tuple[tuple[tuple[str, StateFormat, bool], int], ...]:
-    """Elements, aligned, by (stored dtype, state format, trainable)."""
+) -> Sums:
+    """Of the parameters of one shard."""
     sums: dict[tuple[str, StateFormat, bool], int] = {}
     for p in parameters:
         kept: StateFormat = "exact" if stays or len(p.shape) < 2 or p.embeds else state_format
         key = (stored_dtype(p.dtype, precision, mixed), kept if p.trainable else "exact", p.trainable)
         sums[key] = sums.get(key, 0) + -(-p.numel // ALIGNMENT) * ALIGNMENT
-    return tuple(_without_crumbs(sums).items())
+    return tuple(sums.items())
 
 
-def _without_crumbs(
-    sums: dict[tuple[str, StateFormat, bool], int],
-) -> dict[tuple[str, StateFormat, bool], int]:
+def _without_crumbs(sums: Sums) -> Sums:
     """Gains and biases, kept exact beside matrices, would double the tasks for a thousandth of the work."""
-    whole = sum(sums.values())
+    whole = sum(elements for _, elements in sums)
     kept: dict[tuple[str, StateFormat, bool], int] = {}
-    for key, elements in sorted(sums.items(), key=lambda item: -item[1]):
+    for key, elements in sorted(sums, key=lambda item: -item[1]):
         alike = next((k for k in kept if (k[0], k[2]) == (key[0], key[2])), None)
         if alike is not None and elements * CRUMB < whole:
             kept[alike] += elements
         else:
             kept[key] = elements
-    return kept
+    return tuple(kept.items())
 
 
 def coarse_layout(
@@ -125,7 +126,7 @@ def coarse_layout(
                 "outer" if kind is None else "block",
                 tuple(
                     ParameterSpec(str(number), (count * elements, 1), dtype, is_trainable, kept)
-                    for number, ((dtype, kept, is_trainable), elements) in enumerate(sums)
+                    for number, ((dtype, kept, is_trainable), elements) in enumerate(_without_crumbs(sums))
                 ),
             )
         )
