@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,16 @@ def test_a_shipped_presets_census_is_shipped_and_is_not_stale(
     assert all(kind.costs is not None and set(kind.costs) == {"32", "16"} for kind in shipped.kinds)
     assert obtain_census(model, silent) == shipped
     assert not asked
+
+
+def test_without_torch_what_is_shipped_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    (_, model), *_ = shipped_tables()
+    assert obtain_census(model, silent, take=False) == read_shipped(model) is not None
+    assert obtain_census(TABLE, silent, take=False) is None
 
 
 def test_no_census_is_shipped_that_no_preset_has() -> None:

@@ -145,5 +145,12 @@ def _parsed_times(text: str | None, kinds: int) -> ModelTimes | None:
 
 
 def _versions() -> list[str]:
-    """Major and minor versions of what builds a model and runs its blocks."""
-    return [".".join(metadata.version(name).split("+")[0].split(".")[:2]) for name in BUILDERS]
+    """Major and minor versions of what builds a model and runs its blocks; "N/A" of what is not installed."""
+    return [".".join(_version(name).split("+")[0].split(".")[:2]) for name in BUILDERS]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "N/A"
