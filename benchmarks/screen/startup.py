@@ -1,4 +1,4 @@
-"""From starting a process to its first whole frame: an empty Textual application, and the screen.
+"""From starting a process to its first whole picture: an empty Textual application, and the screen.
 
 Both are started in turn, again and again, in terminals of the same size, so that what else the machine does falls on
 both alike. The screen begins with the presets, a fresh cache and the presets that come with it. As in whatever is
@@ -7,15 +7,12 @@ installed, Python's compiled files are there: both get a folder for them that is
 
 from __future__ import annotations
 
-import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.screen.terminal import InTerminal, Reached
+from benchmarks.screen.terminal import InTerminal, Reached, environment
 
 EMPTY = "from textual.app import App; App().run()"
 GOAL = 1.5
@@ -23,7 +20,7 @@ GOAL = 1.5
 
 
 class Startup(NamedTuple):
-    """Medians of s. `listed`: when the presets, each with its plan, are on the screen too."""
+    """Medians. `listed`: when the presets, each with its plan, are on the screen too."""
 
     empty: Reached
     screen: Reached
@@ -42,36 +39,15 @@ def measure(repeats: int, tell: Callable[[str], None] = lambda said: None) -> St
     """Start both `repeats` times after one time that is not counted."""
     empty, screen, listed = [], [], []
     with tempfile.TemporaryDirectory(prefix="workbench-benchmark-") as folder:
-        environment = {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("WORKBENCH_", "PYTHON"))
-            },
-            "PYTHONPYCACHEPREFIX": str(Path(folder) / "compiled"),
-            "WORKBENCH_CACHE": str(Path(folder) / "cache"),
-            "WORKBENCH_RUNS": str(Path(folder) / "runs"),
-            "WORKBENCH_PRESETS": str(Path(folder) / "presets"),
-        }
         for repeat in range(repeats + 1):
-            with InTerminal((sys.executable, "-c", EMPTY), environment) as terminal:
+            with InTerminal((sys.executable, "-c", EMPTY), environment(folder)) as terminal:
                 of_empty = terminal.first_frame()
-            with InTerminal((sys.executable, "-m", "workbench"), environment) as terminal:
+            with InTerminal((sys.executable, "-m", "workbench"), environment(folder)) as terminal:
                 of_screen = terminal.first_frame("Reading the presets")
                 of_list = terminal.shows("quickstart", "gpt2-10b", "10.28G", "842.6k")
             if repeat:
                 empty.append(of_empty)
                 screen.append(of_screen)
                 listed.append(of_list)
-                tell(f"{repeat}/{repeats}: {of_empty.wall_s:.2f} s, {of_screen.wall_s:.2f} s")
-    return Startup(_median(empty), _median(screen), _median(listed))
-
-
-def _median(found: list[Reached]) -> Reached:
-    return Reached(
-        statistics.median(each.wall_s for each in found), statistics.median(each.cpu_s for each in found)
-    )
-
-
-if __name__ == "__main__":
-    print(measure(5, lambda said: print(said, file=sys.stderr)))
+                tell(f"start {repeat} of {repeats}: {of_empty.wall_s:.2f} s, {of_screen.wall_s:.2f} s")
+    return Startup(Reached.median(empty), Reached.median(screen), Reached.median(listed))

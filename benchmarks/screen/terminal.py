@@ -1,19 +1,21 @@
-"""A program in a terminal of its own, and when its first whole frame was there.
+"""A program in a terminal of its own: when its words were written, and how much of its own time that took.
 
-A frame is whole when the terminal's last line was written and, where the program is known by a word of its own, that
-word is among what was written. Invariant: the program is gone when the `with` block is left.
+Invariant: the program is gone when the `with` block is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import pty
 import select
 import signal
+import statistics
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +23,44 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 
 
 class Reached(NamedTuple):
-    """`wall_s`: since the process was started. `cpu_s`: of its own, in all threads."""
+    """`wall_s`: since the program was started. `cpu_s`: of its own, in all threads."""
 
     wall_s: float
     cpu_s: float
+
+    def since(self, before: Reached) -> Reached:
+        return Reached(self.wall_s - before.wall_s, self.cpu_s - before.cpu_s)
+
+    @classmethod
+    def median(cls, found: Sequence[Reached]) -> Reached:
+        """Of each of the two."""
+        return cls(*(statistics.median(values) for values in zip(*found, strict=True)))
+
+
+@functools.cache
+def _compiled() -> tempfile.TemporaryDirectory[str]:
+    """One folder as long as this process lasts."""
+    return tempfile.TemporaryDirectory(prefix="workbench-benchmark-compiled-")
+
+
+def environment(folder: str) -> dict[str, str]:
+    """This process's own, with all that workbench keeps in `folder`; Python's compiled files are kept beside it."""
+    return {
+        **{
+            name: value for name, value in os.environ.items() if not name.startswith(("WORKBENCH_", "PYTHON"))
+        },
+        "PYTHONPYCACHEPREFIX": _compiled().name,
+        "PYTHONPATH": str(ROOT),
+        "WORKBENCH_CACHE": str(Path(folder) / "cache"),
+        "WORKBENCH_RUNS": str(Path(folder) / "runs"),
+        "WORKBENCH_PRESETS": str(Path(folder) / "presets"),
+        "TERM": "xterm-256color",
+    }
 
 
 class InTerminal:
@@ -39,6 +71,7 @@ class InTerminal:
     ) -> None:
         self._command, self._environment, self._size = command, environment, size
         self._seen = b""
+        self._last = Reached(0.0, 0.0)
 
     def __enter__(self) -> InTerminal:
         self._master, inner = pty.openpty()
@@ -51,7 +84,7 @@ class InTerminal:
             stdout=inner,
             stderr=inner,
             start_new_session=True,
-            env={**self._environment, "TERM": "xterm-256color"},
+            env=self._environment,
         )
         os.close(inner)
         return self
@@ -68,15 +101,43 @@ class InTerminal:
         self._process.wait()
         os.close(self._master)
 
+    @property
+    def reached(self) -> Reached:
+        """Where it is now."""
+        return Reached(time.perf_counter() - self._began, _cpu_s(self._process.pid))
+
     def first_frame(self, word: str = "") -> Reached:
-        """When the first whole frame was there. Raises TimeoutError, EOFError where there is none."""
+        """When the first whole picture was there: with the terminal's last line, and with `word`.
+
+        Raises TimeoutError, EOFError where there is none.
+        """
         last_line = f"\x1b[{self._size[1]};1H".encode()
         return self._until(lambda: last_line in self._seen and word.encode() in self._seen)
 
     def shows(self, *words: str) -> Reached:
-        """When all `words` had been written, in whatever order. Raises TimeoutError, EOFError."""
+        """When all `words` had been written since the last key. Raises TimeoutError, EOFError."""
         wanted = [word.encode() for word in words]
         return self._until(lambda: all(word in self._seen for word in wanted))
+
+    def send(self, key: str) -> Reached:
+        """Write a key into the terminal, and forget what was shown before it."""
+        self._seen = b""
+        at = self._last = self.reached
+        os.write(self._master, key.encode())
+        return at
+
+    def settle(self, quiet_s: float) -> Reached:
+        """When the last was written before `quiet_s` of silence; raises TimeoutError where nothing is."""
+        self._until(lambda: bool(self._seen))
+        while self._read(quiet_s):
+            pass
+        return self._last
+
+    def drain(self, seconds: float) -> None:
+        """Read for so long."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._read(left)
 
     def _until(self, met: Callable[[], bool]) -> Reached:
         deadline = time.monotonic() + PATIENCE_S
@@ -85,14 +146,15 @@ class InTerminal:
                 raise TimeoutError(f"{' '.join(self._command)}: not within {PATIENCE_S:.0f} s")
             if not self._read(0.05) and self._process.poll() is not None:
                 raise EOFError(f"{' '.join(self._command)}: ended with {self._process.returncode}")
-        return Reached(time.perf_counter() - self._began, _cpu_s(self._process.pid))
+        return self.reached
 
     def _read(self, timeout_s: float) -> bool:
-        ready, _, _ = select.select([self._master], [], [], timeout_s)
+        ready, _, _ = select.select([self._master], [], [], max(0.0, timeout_s))
         if not ready:
             return False
         with contextlib.suppress(OSError):  # the terminal's other end is closed
             self._seen += os.read(self._master, 1 << 16)
+            self._last = self.reached
             return True
         return False
 
