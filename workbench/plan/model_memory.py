@@ -158,6 +158,8 @@ def _tied_bytes(census: Census, item: int) -> float:
 
 
 def _is_tied(census: Census) -> bool:
-    """Whether the head reads the embedding: outside the blocks nothing else has so many rows."""
-    large = [p for p in (*census.before, *census.after) if p.shape[:1] == (census.vocab_size,)]
-    return len([p for p in large if len(p.shape) == 2]) == 1
+    """Whether the head reads the embedding: then no matrix of so many rows is anything but an embedding."""
+    rows = [
+        p for p in (*census.before, *census.after) if len(p.shape) == 2 and p.shape[0] == census.vocab_size
+    ]
+    return bool(rows) and all(p.embeds for p in rows)
