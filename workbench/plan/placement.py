@@ -12,7 +12,7 @@ from typing import Literal
 
 from workbench.errors import DoesNotFitError
 from workbench.placement import Tier
-from workbench.plan.figures import gib
+from workbench.plan.figures import GIB, MIB
 from workbench.plan.memory import MemoryPlan
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
@@ -135,4 +135,9 @@ def choose_placement(
 def lacking(plan: MemoryPlan) -> str:
     """What the tiers of a plan lack, in words: "3.20 GiB of host"."""
     short = [tier for tier in plan.tiers if not tier.fits]
-    return " and ".join(f"{gib(tier.missing_bytes)} of {tier.tier}" for tier in short)
+    return " and ".join(f"{_amount(tier.missing_bytes)} of {tier.tier}" for tier in short)
+
+
+def _amount(size: int) -> str:
+    """What is missing, to the hundredth of a MiB where it is little."""
+    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / MIB:,.2f} MiB"
