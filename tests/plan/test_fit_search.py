@@ -40,6 +40,16 @@ def test_the_large_preset_fits_a_32_gb_card_in_compact_and_the_plan_says_why_not
     assert any("state_format" in way for way in remedies(plans, exact.config))
 
 
+def test_a_remedy_that_changes_results_says_so() -> None:
+    plans = planner(gpu_gib=31, host_gib=120)
+    ways = {way.partition(" = ")[0]: way for way in remedies(plans, preset())}
+    assert "changes results: the optimizer's moments" in ways["offload.state_format"]
+    small = planner(SMALL, gpu_gib=2)
+    ways = {way.partition(" = ")[0]: way for way in remedies(small, preset("train.micro_batch_size=64"))}
+    assert "changes results: fewer sequences make a step" in ways["train.micro_batch_size"]
+    assert "changes results" not in ways.get("offload.weights", "")
+
+
 def test_on_24_gib_without_a_gpu_the_search_says_what_would_do() -> None:
     found = fit(planner(gpu_gib=None, host_gib=22, disk_gib=300), preset())
     assert not found.fits

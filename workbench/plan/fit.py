@@ -37,6 +37,9 @@ FIELDS = (
 )
 """What a fit may change."""
 MOST_SPLITS = 16
+FEWER_SEQUENCES = (
+    "changes results: fewer sequences make a step, unless train.gradient_accumulation rises as much"
+)
 LARGEST = {field.name: int(field.maximum) for field in fields() if field.maximum is not None}
 """What the configuration allows, by field."""
 
@@ -119,7 +122,8 @@ def check_keep(config: RunConfig, keep: frozenset[str]) -> None:
 
 
 def remedies(planner: Planner, config: RunConfig) -> list[str]:
-    """Single changes with which `config`, whose placement is chosen and which does not fit, would."""
+    """Single changes with which `config`, whose placement is chosen and which does not fit, would; what changes results
+    says so."""
     found = []
     for field, values in _single_changes(planner, config):
         for value in values:
@@ -127,7 +131,8 @@ def remedies(planner: Planner, config: RunConfig) -> list[str]:
             if _broken(variant) or not planner.ground.computes(variant):
                 continue
             if planner.plan_fixed(variant, timed=False).fits:
-                found.append(f"{field} = {_toml(value)}")
+                note = FEWER_SEQUENCES if field == "train.micro_batch_size" else _note(field, variant)
+                found.append(f"{field} = {_toml(value)}{f' ({note})' if note else ''}")
                 break
     return found
 
