@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from pathlib import Path
 
 NOWHERE = Path(os.devnull, "workbench")
@@ -38,7 +37,7 @@ def read_cached(name: str) -> str | None:
 def write_cached(name: str, text: str) -> Path | None:
     """Keep `text` as `name`, whole or not at all; its path, or None where the folder cannot be written."""
     path = cache_folder() / name
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")

@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import json
 import os
-import secrets
 import string
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -266,7 +265,7 @@ def _named() -> dict[str, tuple[Path, Origin]]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8", newline="")

@@ -113,12 +113,15 @@ class WorkbenchApp(App[None]):
         if self._remembered.theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
             # The first picture has its colours; its classes follow.
             self.set_reactive(App.theme, self._remembered.theme)
+            self.stylesheet.set_variables(self.get_css_variables())
         self._first_theme = self.theme
 
     def _presets(self) -> Screen[None]:
         from workbench.tui.screens.presets import PresetsScreen
 
-        return PresetsScreen(self.surroundings)
+        screen = PresetsScreen(self.surroundings)
+        screen._css_update_count = self._css_update_count  # it is styled when it is mounted, once
+        return screen
 
     def _runs(self) -> Screen[None]:
         from workbench.tui.screens.runs import RunsScreen

@@ -64,7 +64,8 @@ class PresetsScreen(Screen[None]):
     # Textual declares these two as an instance's.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (22, "-high")]  # noqa: RUF012
-    CSS = """
+    # Not CSS: for a screen's own style, Textual parses all style anew before the first picture.
+    DEFAULT_CSS = """
     PresetsScreen #filter { display: none; height: 1; margin: 0 1; }
     PresetsScreen #filter.-shown { display: block; }
     PresetsScreen #body { height: 1fr; layout: horizontal; }
