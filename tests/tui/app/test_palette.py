@@ -104,6 +104,13 @@ def test_a_read_only_look_offers_nothing_that_changes_anything(house: House) -> 
         await until(pilot, lambda: app.shown == "RunsScreen")
         await settled(pilot)
         await check(app, changing, {"Open", "Copy path"})
+        app.post_message(OpenPreset(house.preset("tiny")))
+        await until(pilot, lambda: app.shown == "ConfigureScreen")
+        await settled(pilot)
+        await check(app, changing - {"Drop unknown"}, {"Make it fit", "Back"})
+        await pilot.press("f5", "ctrl+s")
+        await settled(pilot)
+        assert app.shown == "ConfigureScreen"
         app.post_message(OpenRun(run))
         await until(pilot, lambda: app.shown == "RunScreen")
         await settled(pilot)

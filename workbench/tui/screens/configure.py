@@ -42,6 +42,8 @@ from workbench.tui.panels.drawing import clean
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.surroundings import Surroundings
 
+_CHANGING = ("start", "save", "measure")
+"""The actions that read-only mode leaves out."""
 STATE_FORMAT = frozenset({"offload.state_format"})
 
 
@@ -185,6 +187,9 @@ class ConfigureScreen(PlannedScreen):
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         self._help(remarks(self.draft, self._newest).problems)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return not (self.surroundings.read_only and action in _CHANGING)
 
     # From a key to a plan
 
@@ -345,9 +350,6 @@ class ConfigureScreen(PlannedScreen):
 
     def action_start(self) -> None:
         """Start a run of what the form says."""
-        if self.surroundings.read_only:
-            self.notify("this is a read-only look: nothing is started", severity="warning")
-            return
         if self._is_wrong("started"):
             return
         config = self.config
