@@ -160,7 +160,9 @@ def promises_no_more_than_there_is(plan: Plan) -> bool:
     return all(tier.needed_bytes <= tier.free_bytes for tier in plan.memory.tiers)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))]
+)
 def test_random_configurations_get_a_plan_that_keeps_its_promise_and_more_memory_is_never_slower(
     seed: int,
 ) -> None:
