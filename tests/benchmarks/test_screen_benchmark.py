@@ -10,6 +10,8 @@ import pytest
 from benchmarks.screen.__main__ import Row, main
 from benchmarks.screen.terminal import InTerminal, environment
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_part_gives_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--starts", "1", "--seconds", "1", "--steps", "20000", "--opens", "1", "--presses", "3")
