@@ -24,6 +24,7 @@ PARTS = {
     "dialog": "Question",
     "form": "Form",
     "lanes": "Lane timeline",
+    "list": "List",
     "log": "Log",
     "panel": "Panel",
     "presets": "Presets",
