@@ -91,7 +91,10 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
         ) from error
     steps = parse_config(text, str(run.config), overrides).train.steps
     if state == "finished" and status.step >= steps:
-        raise WorkbenchError(f"run {run.name} is finished: all its {steps} steps are done")
+        raise WorkbenchError(
+            f"run {run.name} is finished: all its {steps} steps are done; "
+            f"`workbench resume {run.name} --set train.steps=N` goes on to a later one"
+        )
     # A trainer whose status cannot be read still holds the run.
     held = RunDirectory(run.path)
     held.acquire()

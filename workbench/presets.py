@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from workbench.cache import read_cached, write_cached
 from workbench.errors import ConfigurationError
+from workbench.preset_names import did_you_mean, near_names, place_of
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig
@@ -43,18 +44,38 @@ class Preset(NamedTuple):
 def find_preset(name: str) -> Path:
     """The file that `name` (a path, or a preset's name with or without .toml) means.
 
-    Raises ConfigurationError with the nearest names when there is none.
+    Raises ConfigurationError with the nearest names, or of a path with the nearest file, when there is none.
     """
     path = Path(name)
     if _is_file(path):
         return path
-    if os.sep not in name and (os.altsep is None or os.altsep not in name):
+    in_a_folder = os.sep in name or (os.altsep is not None and os.altsep in name)
+    if not in_a_folder:
         for known, (found, _) in _named().items():
             if known == name.removesuffix(".toml"):
                 return found
     if _is_folder(path):
         raise ConfigurationError(f"{name}: is a folder; name a preset file in it")
+    if in_a_folder or name.endswith(".toml"):
+        raise ConfigurationError(f"{name}: there is no such file{_nearest_file(path)}")
     raise ConfigurationError(f"{name}: there is no such preset; {nearest_presets(path.stem)}")
+
+
+def _nearest_file(path: Path) -> str:
+    """What follows of a file that is not there: one beside it or a preset, if any is called nearly so."""
+    there = _is_folder(path.parent)
+    beside = []
+    if there:
+        with contextlib.suppress(OSError):  # a folder that may not be read
+            beside = sorted(each.name for each in path.parent.glob("*.toml"))
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    if near:
+        return f"; did you mean {path.parent / near[0]}?"
+    nowhere = "" if there else f", nor a folder {path.parent}"
+    called = near_names(path.stem, _named())
+    return (
+        f"{nowhere}; {did_you_mean(called) if called else '`workbench presets` lists those that have a name'}"
+    )
 
 
 def changed_preset(text: str, before: RunConfig, after: RunConfig) -> str:
@@ -198,25 +219,27 @@ def recent_presets() -> list[Path]:
 
 def nearest_presets(name: str) -> str:
     """A half sentence that points from a name that is not there to those that are."""
-    names = sorted(_named())
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5) or names
-    if not near:
+    names = sorted(_named(), key=place_of)
+    if not names:
         return "no presets were found; name a TOML file"
-    quoted = " or ".join(f'"{known}"' for known in near)
-    return f"did you mean {quoted}? (`workbench presets` lists them)"
+    near = near_names(name, names)
+    return did_you_mean(near) if near else f"the presets are {', '.join(names)}; or name a TOML file"
 
 
 def list_presets() -> list[Preset]:
-    """Every preset that can be named, by name; a broken one is listed with what is wrong with it."""
+    """Every preset that can be named, by family and size, but for the first to try, which comes first.
+
+    A broken one is listed with what is wrong with it.
+    """
     from workbench.config import load_config
 
     presets = []
-    for name, (path, origin) in sorted(_named().items()):
+    for name, (path, origin) in _named().items():
         try:
             presets.append(Preset(name, path, origin, load_config(path).description, None))
         except ConfigurationError as error:
             presets.append(Preset(name, path, origin, "", str(error)))
-    return presets
+    return sorted(presets, key=lambda preset: place_of(preset.name))
 
 
 def user_folder() -> Path | None:

@@ -18,14 +18,16 @@ an optimizer that does not know them stops instead of taking them for moments.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workbench.optimizer.host import HostOptimizer
 from workbench.state_formats import BLOCK, MOMENTS, StateFormat
+
+if TYPE_CHECKING:  # moments are converted where there is no extension, too
+    from workbench.optimizer.host import HostOptimizer
 
 Entry = dict[str, Any]
 
@@ -65,7 +67,7 @@ def fitted_entry(parameter: Tensor, entry: Entry, state_format: StateFormat, hos
     if "step" not in entry:
         raise ValueError("it has no step: it is not a state of AdamW")
     fitted["step"] = torch.as_tensor(entry["step"], dtype=torch.float32, device="cpu").reshape(())
-    fitted.update(_fitted_moments(parameter, entry, state_format))
+    fitted.update(fitted_moments(parameter, entry, state_format))
     master = entry.get("master")
     if not isinstance(master, Tensor) or master.dtype is not torch.float32:
         master = None
@@ -140,7 +142,14 @@ def expanded_moments(entry: Entry) -> dict[str, Tensor]:
     return expanded
 
 
-def _fitted_moments(parameter: Tensor, entry: Entry, state_format: StateFormat) -> dict[str, Tensor]:
+def fitted_moments(parameter: Tensor, entry: Entry, state_format: StateFormat) -> dict[str, Tensor]:
+    """The moments of an entry in a format, by the keys that they have there; `parameter` only lends its shape.
+
+    Those of another format are expanded to float32 and rounded once, to the nearest. What is in the format already is
+    not copied.
+
+    Raises `ValueError` where the entry has no moments, of this shape, or ones that are not finite for `compact`.
+    """
     found = format_of(entry)
     kinds = CODES.values() if found == "compact" else CODES
     for key in kinds:
