@@ -60,11 +60,22 @@ def test_the_names_are_those_of_the_design() -> None:
         names.setdefault(field.table, []).append(field.key)
     assert names == {
         "": ["description"],
-        "model": ["architecture", "pretrained", "trust_remote_code", "config"],
-        "data": ["source", "tokenizer", "sequence_length", "validation_fraction"],
+        "model": ["architecture", "pretrained", "revision", "trust_remote_code", "config"],
+        "data": [
+            "source",
+            "subset",
+            "split",
+            "text_field",
+            "loss_on",
+            "tokenizer",
+            "sequence_length",
+            "separate_documents",
+            "validation_fraction",
+        ],
         "train": [
             "device",
             "steps",
+            "epochs",
             "micro_batch_size",
             "gradient_accumulation",
             "gradient_clipping",
@@ -74,7 +85,16 @@ def test_the_names_are_those_of_the_design() -> None:
             "deterministic",
         ],
         "optimizer": ["type", "learning_rate", "betas", "eps", "weight_decay"],
-        "schedule": ["type", "warmup_steps", "min_ratio"],
+        "schedule": [
+            "type",
+            "warmup_steps",
+            "warmup_type",
+            "warmup_ratio",
+            "min_ratio",
+            "decay_fraction",
+            "total_steps",
+        ],
+        "loss_scale": ["fixed", "initial_power", "window", "hysteresis", "minimum"],
         "offload": [
             "weights",
             "state",
@@ -89,7 +109,7 @@ def test_the_names_are_those_of_the_design() -> None:
         ],
         "evaluate": ["every", "tokens"],
         "sample": ["every", "prompt", "tokens"],
-        "checkpoint": ["every", "keep"],
+        "checkpoint": ["every", "keep", "keep_every", "keep_best"],
         "log": ["every", "tensorboard"],
         "adapter": ["type", "rank", "alpha", "dropout", "targets"],
     }

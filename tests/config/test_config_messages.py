@@ -49,6 +49,18 @@ def test_a_key_like_no_other_is_answered_with_those_that_exist() -> None:
     assert line.endswith("the keys in [log] are every, tensorboard")
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('[model]\npretrainde = "gpt2"\n', 'did you mean "pretrained"?'),
+        ('[modle]\narchitecture = "gpt2"\n', "did you mean [model]?"),
+        ('architecture = "gpt2"\n[train]\nsteps = 1\n', "it belongs in [model]"),
+    ],
+)
+def test_a_misspelt_model_is_told_and_not_that_there_is_none(text: str, meant: str) -> None:
+    assert only_complaint(text).endswith(meant)
+
+
 def test_an_unknown_table_is_answered_with_the_nearest_one() -> None:
     assert only_complaint(MODEL + "[trian]\nsteps = 3\n") == (
         "my.toml:3: [trian]: there is no such table; did you mean [train]?"
@@ -152,7 +164,7 @@ def test_a_text_that_the_parser_cannot_hold_is_refused(text: str) -> None:
 
 def test_a_long_value_is_cut_short_in_the_message() -> None:
     line = only_complaint(MODEL + '[train]\nsteps = "' + "x" * 10_000 + '"\n')
-    assert len(line) < 200
+    assert len(line) < 300
 
 
 def test_a_message_is_one_line_whatever_the_value_holds() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mutations import Mutation, change_characters, cut, mutilated, random_bytes, shuffle_lines, soon
 
+from workbench.cli import main
 from workbench.config import fields, load_config, parse_config, to_toml
+from workbench.config.references import REFERENCES
 from workbench.errors import ConfigurationError
 from workbench.presets import shipped_folder
 
@@ -62,7 +64,10 @@ VALUES = (
 
 def replace_a_value(text: str, chance: random.Random) -> str:
     lines = text.splitlines()
-    at = chance.choice([at for at, line in enumerate(lines) if "=" in line and not line.startswith("#")])
+    settings = [at for at, line in enumerate(lines) if "=" in line and not line.startswith("#")]
+    if not settings:
+        return text
+    at = chance.choice(settings)
     lines[at] = lines[at].partition("=")[0] + "= " + chance.choice(VALUES)
     return "\n".join(lines)
 
@@ -82,23 +87,6 @@ def drop_or_repeat_lines(text: str, chance: random.Random) -> str:
     return "\n".join(lines[:at] + lines[at + 1 :] if chance.random() < 0.5 else lines + lines[at:])
 
 
-def change_characters(text: str, chance: random.Random) -> str:
-    letters = list(text)
-    for _ in range(chance.randrange(1, 6)):
-        letters[chance.randrange(len(letters))] = chance.choice("\0\n\r\t \"'#=[]{},.\\é\u2028😀019azAZ_-+:")
-    return "".join(letters)
-
-
-def shuffle_lines(text: str, chance: random.Random) -> str:
-    lines = text.splitlines()
-    chance.shuffle(lines)
-    return "\n".join(lines)
-
-
-def cut_short(text: str, chance: random.Random) -> str:
-    return text[: chance.randrange(len(text))]
-
-
 def add_a_table(text: str, chance: random.Random) -> str:
     name = chance.choice(
         ["[train]", "[[train]]", "[adapter]", "[a.b.c]", "[model.config.x]", '[""]', "[description]"]
@@ -106,29 +94,47 @@ def add_a_table(text: str, chance: random.Random) -> str:
     return f"{text}\n{name}\n{chance.choice(['x', 'rank', '', '1'])} = {chance.choice(VALUES)}\n"
 
 
-MUTATIONS: tuple[Callable[[str, random.Random], str], ...] = (
+MUTATIONS: tuple[Mutation, ...] = (
     replace_a_value,
     rename_something,
     drop_or_repeat_lines,
     change_characters,
     shuffle_lines,
-    cut_short,
+    cut,
     add_a_table,
 )
 
 
+def broken(seed: int) -> str:
+    """A shipped preset with some mistakes."""
+    return mutilated(list(PRESETS.values()), MUTATIONS, seed)
+
+
+def read_or_refuse(seed: int) -> None:
+    with soon():
+        try:
+            config = parse_config(broken(seed), "mutilated.toml", look_for=REFERENCES)
+        except ConfigurationError as error:
+            assert all(line.startswith("mutilated.toml:") for line in str(error).split("\n"))
+        else:
+            assert parse_config(to_toml(config), "resolved") == config
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_a_mutilated_preset_is_read_or_refused_with_a_message(seed: int) -> None:
-    chance = random.Random(seed)
-    text = chance.choice(list(PRESETS.values()))
-    for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        text = chance.choice(MUTATIONS)(text, chance)
-    try:
-        config = parse_config(text, "mutilated.toml")
-    except ConfigurationError as error:
-        assert all(line.startswith("mutilated.toml:") for line in str(error).split("\n"))
-    else:
-        assert parse_config(to_toml(config), "resolved") == config
+    read_or_refuse(seed)
+
+
+@pytest.mark.slow
+def test_config_check_ends_a_thousand_mutilated_presets_with_0_or_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mutilated.toml"
+    for seed in range(300, 1300):
+        path.write_text(broken(seed), encoding="utf-8", errors="surrogatepass", newline="")
+        with soon():
+            assert main(["config", "check", str(path)]) in (0, 2)
+        assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -155,6 +161,6 @@ def test_a_nonsensical_override_is_taken_or_refused_with_a_message(seed: int) ->
 @pytest.mark.parametrize("seed", range(30))
 def test_a_file_of_random_bytes_is_refused_with_a_message(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "noise.toml"
-    path.write_bytes(random.Random(seed).randbytes(200))
+    path.write_bytes(random_bytes(seed))
     with pytest.raises(ConfigurationError, match=r"noise\.toml:"):
         load_config(path)

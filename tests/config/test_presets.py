@@ -54,10 +54,30 @@ def test_a_folder_alone_is_refused_as_one(tmp_path: Path) -> None:
         find_preset("things")
 
 
-@pytest.mark.parametrize("name", ["quickstrat", "QuickStart", "presets/quick-start.toml"])
+@pytest.mark.parametrize("name", ["quickstrat", "QuickStart"])
 def test_a_misspelt_name_is_answered_with_the_nearest(name: str) -> None:
     with pytest.raises(ConfigurationError, match='there is no such preset; did you mean "quickstart"'):
         find_preset(name)
+
+
+def test_a_path_that_leads_nowhere_is_no_file_and_is_answered_with_the_nearest_one() -> None:
+    write(Path("things/first-try.toml"))
+    for name, answer in {
+        "things/firsttry.toml": "; did you mean things/first-try.toml?",
+        "./things/zzzz.toml": "; `workbench presets` lists",
+        "elsewhere/quick-start.toml": ', nor a folder elsewhere; did you mean "quickstart"',
+        "quickstrat.toml": '; did you mean "quickstart"',
+    }.items():
+        with pytest.raises(ConfigurationError) as caught:
+            find_preset(name)
+        assert str(caught.value).startswith(f"{name}: there is no such file{answer}")
+
+
+def test_a_name_like_no_other_is_answered_with_all_there_are() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"the presets are quickstart, .*gpt2-10b, .*; or name a TOML file"
+    ):
+        find_preset("zzzzzzzz")
 
 
 @pytest.mark.parametrize("name", ["", ".", "a\0b", "x" * 5000, "/dev/null/x"])
@@ -74,6 +94,17 @@ def test_the_list_says_what_each_name_finds() -> None:
     assert (listed["quickstart"].origin, listed["quickstart"].description) == ("user", "mine")
     assert listed["gpt2-10b"].origin == "shipped"
     assert all(find_preset(name) == preset.path for name, preset in listed.items())
+
+
+def test_the_first_to_try_comes_first_and_the_others_by_family_and_size() -> None:
+    mine = ["a-try", "gpt2-124m-2", "mix-8x7b", "mix-8x22b", "run-2", "run-10", "run-10-2"]
+    for name in mine:
+        write(Path(f"presets/{name}.toml"))
+    first, *others = (preset.name for preset in list_presets())
+    assert first == "quickstart" and others[0] == "a-try"
+    gpt2 = ["gpt2-124m", "gpt2-124m-2", "gpt2-1.5b", "gpt2-4b", "gpt2-10b", "gpt2-13b"]
+    assert [name for name in others if name.startswith("gpt2")] == gpt2
+    assert [name for name in others if name in mine] == mine
 
 
 def test_a_broken_preset_is_listed_with_what_is_wrong() -> None:

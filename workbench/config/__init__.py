@@ -1,30 +1,26 @@
 """A run's configuration: TOML and `--set` in, a checked `RunConfig` out, and back to TOML.
 
-Whoever gets a `RunConfig` from here may rely on it: every value has its type and lies in its range, no two
-fields contradict each other, and nothing is asked for that is not built. Anything else is a
-`ConfigurationError` that lists all problems at once, each with its file and line. The fields are declared in
-`config.schema`.
+Whoever gets a `RunConfig` from here may rely on it: every value has its type and lies in its range, and no two
+fields contradict each other. Anything else is a `ConfigurationError` that lists all problems at once, each with its
+file and line. The fields are declared in `config.schema`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from workbench.config.checking import check_values
 from workbench.config.problems import (
     Problem,
     as_written,
     on_one_line,
-    problems_in,
     toml_key,
     toml_value,
     value_at,
 )
-from workbench.config.rules import broken_rules
 from workbench.config.schema import (
     TABLES,
     AdapterConfig,
@@ -33,6 +29,7 @@ from workbench.config.schema import (
     DocumentedField,
     EvaluateConfig,
     LogConfig,
+    LossScaleConfig,
     ModelConfig,
     OffloadConfig,
     OptimizerConfig,
@@ -57,6 +54,7 @@ __all__ = [
     "DocumentedField",
     "EvaluateConfig",
     "LogConfig",
+    "LossScaleConfig",
     "ModelConfig",
     "OffloadConfig",
     "OptimizerConfig",
@@ -74,30 +72,39 @@ LARGEST_FILE_BYTES = 1 << 20
 """A preset is a page of text; anything above this is a file named by mistake."""
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: Path, overrides: Sequence[str] = (), *, look_for: Collection[str] = ()) -> RunConfig:
     """Read the configuration in the file `path`, with `overrides` ("table.key=value") on top.
+
+    `look_for`: the fields (of `config.references.REFERENCES`) of which is seen whether what they name is there.
 
     Raises ConfigurationError with every problem found, each on a line that starts with file and line.
     """
-    return parse_config(_read(path), str(path), overrides)
+    return parse_config(_read(path), str(path), overrides, look_for=look_for)
 
 
-def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> RunConfig:
+def parse_config(
+    text: str, name: str, overrides: Sequence[str] = (), *, look_for: Collection[str] = ()
+) -> RunConfig:
     """The same as `load_config` on a text; `name` stands for the file in messages."""
     document = _Document(text, name)
     for override in overrides:
         document.set(override)
-    return document.checked()
+    return document.checked(look_for)
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration with every field written out, in TOML that `parse_config` reads back to its equal."""
+    """The configuration with every field written out, in TOML that `parse_config` reads back to its equal.
+
+    Only steps that nobody named stand not beside epochs, which decide them.
+    """
     lines = [f"description = {toml_value(config.description)}"]
     for name in TABLES:
         table = getattr(config, name)
         if table is None:
             continue
         values = table.model_dump()
+        if isinstance(table, TrainConfig) and table.epochs and "steps" not in table.model_fields_set:
+            del values["steps"]
         tables = {key: values.pop(key) for key, value in list(values.items()) if isinstance(value, dict)}
         lines += ["", f"[{name}]", *_pairs(values)]
         for key, inner in tables.items():
@@ -157,19 +164,9 @@ class _Document:
         else:
             self._put(path, _value_of(written.strip()), override)
 
-    def checked(self) -> RunConfig:
+    def checked(self, look_for: Collection[str] = ()) -> RunConfig:
         """The configuration; raises ConfigurationError with everything that is wrong."""
-        problems: list[Problem] = []
-        well_formed = self.values
-        try:
-            config = RunConfig.model_validate(self.values)
-        except ValidationError as error:
-            problems += problems_in(error, self.values)
-            well_formed = _without(self.values, {problem.path for problem in problems})
-            config = RunConfig.model_validate(well_formed)
-        ill_formed = frozenset(name for problem in problems for name in _covered_fields(problem.path))
-        for broken in broken_rules(config, ill_formed):
-            problems.append(Problem(tuple(broken.field.split(".")), broken.wrong, broken.right))
+        config, problems = check_values(self.values, look_for)
         if problems or self.complaints:
             ordered = sorted(problems, key=lambda problem: self._line(problem.path) or sys.maxsize)
             raise ConfigurationError("\n".join([*map(self._sentence, ordered), *self.complaints]))
@@ -192,7 +189,10 @@ class _Document:
     def _sentence(self, problem: Problem) -> str:
         line = self._line(problem.path)
         place = "--set" if self._is_overridden(problem.path) else f"{self.name}:{line}" if line else self.name
-        what = ".".join(map(toml_key, map(str, problem.path)))
+        names = [name for name in problem.path if isinstance(name, str)]
+        what = ".".join(map(toml_key, names)) + "".join(
+            f"[{index}]" for index in problem.path if isinstance(index, int)
+        )
         value = value_at(self.values, problem.path)
         if isinstance(value, dict) and len(problem.path) == 1:
             what = f"[{what}]"
@@ -247,23 +247,3 @@ def _is_text(override: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _without(values: dict[str, Any], paths: set[KeyPath], at: KeyPath = ()) -> dict[str, Any]:
-    """A copy of the document without what stands at `paths`."""
-    return {
-        key: _without(value, paths, (*at, key)) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if (*at, key) not in paths
-    }
-
-
-def _covered_fields(path: KeyPath) -> Iterator[str]:
-    """The dotted names of the fields that an ill-formed `path` leaves without a value."""
-    if len(path) > 1:
-        yield ".".join(map(str, path[:2]))
-    elif path[0] in TABLES:
-        yield from (f"{path[0]}.{key}" for key in TABLES[str(path[0])].model_fields)
-        yield str(path[0])
-    else:
-        yield str(path[0])

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from workbench.config.schema import TABLES, DocumentedField, RunConfig, fields
 from workbench.config.toml_lines import KeyPath
 
-LONGEST_VALUE_SHOWN = 60
+LONGEST_VALUE_SHOWN = 160
+"""Letters: a path that is wrong has to be seen whole."""
 
 
 class Problem(NamedTuple):
@@ -52,6 +53,9 @@ def value_at(document: dict[str, Any], path: KeyPath) -> Any:
     """The value at `path`, or None where the document does not say."""
     value: Any = document
     for name in path:
+        if isinstance(value, list) and isinstance(name, int) and name < len(value):
+            value = value[name]
+            continue
         if not isinstance(value, dict) or name not in value:
             return None
         value = value[name]
@@ -92,6 +96,25 @@ def nearest(wrong: str, right: Iterable[str]) -> str | None:
     """The one of `right` that `wrong` was probably meant to be, if any."""
     near = difflib.get_close_matches(wrong.lower(), list(right), n=1)
     return near[0] if near else None
+
+
+def meant_by(path: KeyPath, value: Any) -> Iterator[str]:
+    """The dotted names of the fields and tables that an unknown key or table was probably meant to be."""
+    name = str(path[-1])
+    if len(path) == 1 and isinstance(value, dict):
+        near = nearest(name, TABLES)
+        yield from [near] if near else []
+        return
+    model = TABLES[str(path[0])] if len(path) > 1 else RunConfig
+    near = nearest(name, model.model_fields)
+    if near:
+        yield f"{path[0]}.{near}" if len(path) > 1 else near
+    yield from (f"{table}.{name}" for table in _homes(name))
+
+
+def _homes(name: str) -> list[str]:
+    """The tables that have a key of this name."""
+    return [table for table, model in TABLES.items() if name in model.model_fields]
 
 
 def _path_of(location: tuple[int | str, ...]) -> KeyPath:
@@ -150,7 +173,7 @@ def _unknown(path: KeyPath, value: Any) -> Problem:
     place = f"in [{path[0]}]" if len(path) > 1 else "above the first table"
     keys = list((TABLES[str(path[0])] if len(path) > 1 else RunConfig).model_fields)
     near = nearest(name, keys)
-    homes = [f"[{table}]" for table, model in TABLES.items() if name in model.model_fields]
+    homes = [f"[{table}]" for table in _homes(name)]
     if near:
         right = f'did you mean "{near}"?'
     elif homes:

@@ -1,7 +1,6 @@
-"""What a well-formed configuration may still not ask for: contradictions, and features not built yet.
+"""What a well-formed configuration may still not ask for: fields that contradict each other.
 
-Both are tables of data. Nothing here is ever ignored quietly: a configuration that breaks a rule is refused
-with a sentence. When a feature is built, its row in `NOT_BUILT_YET` is deleted and nothing else changes.
+A table of data. Nothing here is ever ignored quietly: a configuration that breaks a rule is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from workbench.config.problems import toml_value
 from workbench.config.schema import RunConfig
+from workbench.config.tokenizers import BPE, LARGEST, SMALLEST, bpe_size
 
 
 class Broken(NamedTuple):
@@ -22,7 +22,10 @@ class Broken(NamedTuple):
 
 
 class Contradiction(NamedTuple):
-    """Fields that must agree; reported at the first of them, and only when all of them are well formed."""
+    """Fields that must agree, or one of which more than its type is asked.
+
+    Reported at the first of them, and only when all of them are well formed.
+    """
 
     fields: tuple[str, ...]
     broken: Callable[[RunConfig], bool]
@@ -38,10 +41,22 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         'name one, for example architecture = "gpt2"',
     ),
     Contradiction(
-        ("model.architecture", "model.pretrained"),
-        lambda run: bool(run.model.architecture and run.model.pretrained),
-        "two models are named",
-        "give exactly one of the two",
+        ("model.config", "model.architecture"),
+        lambda run: bool(run.model.config) and not run.model.architecture,
+        "sizes are given and no architecture has them",
+        "name the architecture, or leave [model.config] out",
+    ),
+    Contradiction(
+        ("model.revision", "model.pretrained"),
+        lambda run: bool(run.model.revision) and not run.model.pretrained,
+        "a revision is named of nothing",
+        "name the hub id in model.pretrained, or leave it out",
+    ),
+    Contradiction(
+        ("data.tokenizer",),
+        lambda run: run.data.tokenizer.startswith(BPE) and bpe_size(run.data.tokenizer) is None,
+        "no BPE of such a size can be trained",
+        f'must be "{BPE}SIZE" with a whole number from {SMALLEST} (all bytes, and the end of a text) to {LARGEST:,}',
     ),
     Contradiction(
         ("train.activation_checkpointing", "offload.weights"),
@@ -91,26 +106,12 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         "what moves to the host is what activation checkpointing keeps",
         'must be "device", or train.activation_checkpointing = true',
     ),
-)
-
-
-class NotBuiltYet(NamedTuple):
-    """A field of which only some values have an implementation behind them."""
-
-    field: str
-    works: tuple[Any, ...]
-    """The values that work today."""
-    missing: str
-    """What is not built, as the subject of a sentence."""
-
-
-NOT_BUILT_YET: tuple[NotBuiltYet, ...] = (
-    NotBuiltYet("model.pretrained", ("",), "starting from pretrained weights"),
-    NotBuiltYet("model.trust_remote_code", (False,), "code that comes with a model"),
-    NotBuiltYet("data.tokenizer", ("bytes",), "any other tokenizer"),
-    NotBuiltYet("schedule.type", ("constant", "linear", "cosine"), "the wsd schedule"),
-    NotBuiltYet("log.tensorboard", (False,), "writing TensorBoard events"),
-    NotBuiltYet("adapter", (None,), "training an adapter"),
+    Contradiction(
+        ("loss_scale.minimum", "loss_scale.initial_power"),
+        lambda run: run.loss_scale.minimum > 2.0**run.loss_scale.initial_power,
+        "the scale would start below its minimum",
+        "must be at most 2 to that power",
+    ),
 )
 
 
@@ -120,20 +121,7 @@ def broken_rules(config: RunConfig, ill_formed: frozenset[str] = frozenset()) ->
         if ill_formed.isdisjoint(rule.fields) and rule.broken(config):
             first, *others = rule.fields
             with_values = ", ".join(f"{other} = {toml_value(_value(config, other))}" for other in others)
-            yield Broken(first, f"{rule.wrong} ({with_values})", rule.right)
-    for row in NOT_BUILT_YET:
-        if row.field not in ill_formed and _value(config, row.field) not in row.works:
-            yield Broken(row.field, f"{row.missing} is not built yet", today(row))
-
-
-def today(row: NotBuiltYet) -> str:
-    """Which values of a field work today, in words."""
-    if row.works == (None,):
-        return f"leave [{row.field}] out"
-    if row.works == ("",):
-        return "must stay empty today"
-    *others, last = map(toml_value, row.works)
-    return f"today {', '.join(others)} or {last} works" if others else f"today only {last} works"
+            yield Broken(first, f"{rule.wrong} ({with_values})" if others else rule.wrong, rule.right)
 
 
 def _value(config: RunConfig, field: str) -> Any:

@@ -35,13 +35,22 @@ class Table(BaseModel):
 
 
 class ModelConfig(Table):
-    """Which model is trained: an architecture with random weights, or pretrained weights."""
+    """Which model is trained: an architecture with random weights, or pretrained weights.
+
+    With `pretrained`, `architecture` and `config` may still describe the model: it is then planned without its files,
+    and refused where these turn out to be of another.
+    """
 
     architecture: str = documented(
-        "", "Name of any causal language model architecture in transformers, started from random weights."
+        "",
+        "Name of any causal language model architecture in transformers, started from random weights unless there are "
+        "pretrained ones.",
     )
     pretrained: str = documented(
-        "", "Folder or hub id of pretrained weights to start from, instead of an architecture."
+        "", "Folder or hub id of pretrained weights to start from; empty starts from random ones."
+    )
+    revision: str = documented(
+        "", "Branch, tag or commit of a hub id to start from; empty takes its main branch."
     )
     trust_remote_code: bool = documented(
         False, "Whether code that comes with a pretrained model may run on this machine."
@@ -57,8 +66,19 @@ class DataConfig(Table):
 
     source: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = documented(
         "stdlib",
-        'Text to train on: "stdlib" (the source of this Python\'s standard library), or files and folders.',
-        must_be='"stdlib", a path, or an array of at least one path',
+        'What to train on: "stdlib" (the source of this Python\'s standard library), files and folders of text, JSON '
+        'lines, parquet or tokens, or "hub:OWNER/NAME" for a dataset of the hub.',
+        must_be='"stdlib", a path, "hub:OWNER/NAME", or an array of at least one of these',
+    )
+    subset: str = documented("", "Configuration of a hub dataset; empty takes its only or default one.")
+    split: str = documented("train", "Split of a hub dataset that is trained on.", min_length=1)
+    text_field: str = documented(
+        "text", "Field of a JSON line or of a table's row that holds its text.", min_length=1
+    )
+    loss_on: Literal["answers", "everything"] = documented(
+        "answers",
+        "Which tokens of prompts and chats are learnt: the completions and the assistant's words, or all; plain text "
+        "is always learnt whole.",
     )
     tokenizer: str = documented(
         "bytes",
@@ -68,8 +88,14 @@ class DataConfig(Table):
     sequence_length: int = documented(
         1024, "Tokens in one training sequence.", unit="tokens", ge=2, le=16_777_216
     )
+    separate_documents: bool = documented(
+        False, "Whether tokens attend only to their own document where a sequence holds several."
+    )
     validation_fraction: float = documented(
-        0.01, "Share of the source, by file, that is kept for evaluation and never trained on.", gt=0, le=0.5
+        0.01,
+        "Share of the source, by document, that is kept for evaluation and never trained on.",
+        gt=0,
+        le=0.5,
     )
 
     @property
@@ -88,6 +114,12 @@ class TrainConfig(Table):
         must_be='"auto", "cpu", "cuda", or a numbered GPU such as "cuda:1"',
     )
     steps: int = documented(1000, "Optimizer steps in the whole run.", unit="steps", ge=1, le=1_000_000_000)
+    epochs: float = documented(
+        0.0,
+        "Passes over the training data, which then decide how many steps there are; 0 goes by steps.",
+        ge=0,
+        le=1e6,
+    )
     micro_batch_size: int = documented(
         8, "Sequences that go through the model at once.", unit="sequences", ge=1, le=65_536
     )
@@ -145,6 +177,22 @@ class OptimizerConfig(Table):
     )
 
 
+class LossScaleConfig(Table):
+    """How the loss is scaled while weights are fp16; nothing of it matters in another precision."""
+
+    fixed: float = documented(
+        0.0, "A scale that never moves; 0 searches it while training.", ge=0, le=2.0**32
+    )
+    initial_power: int = documented(16, "Power of two that the search starts from.", ge=0, le=32)
+    window: int = documented(
+        1000, "Steps without an overflow after which the scale doubles.", unit="steps", ge=1, le=1_000_000_000
+    )
+    hysteresis: int = documented(
+        2, "Overflows that are borne before the scale halves.", unit="overflows", ge=1, le=1_000_000
+    )
+    minimum: float = documented(1.0, "The scale is never lowered below this.", gt=0, le=2.0**32)
+
+
 class ScheduleConfig(Table):
     """How the learning rate moves over the run."""
 
@@ -152,10 +200,26 @@ class ScheduleConfig(Table):
         "cosine", "Shape of the learning rate after warm-up: wsd is constant with a decay at the end."
     )
     warmup_steps: int = documented(
-        0, "Steps over which the learning rate rises from zero.", unit="steps", ge=0, le=1_000_000_000
+        0, "Steps over which the learning rate rises.", unit="steps", ge=0, le=1_000_000_000
+    )
+    warmup_type: Literal["linear", "log"] = documented(
+        "linear", "How it rises: evenly, or with the logarithm of the step."
+    )
+    warmup_ratio: float = documented(
+        0.0, "Share of the learning rate that the warm-up starts from.", ge=0, le=1
     )
     min_ratio: float = documented(
         0.1, "Share of the learning rate that is left at the last step.", ge=0, le=1
+    )
+    decay_fraction: float = documented(
+        0.2, "Share of all steps, at the end, over which wsd decays.", gt=0, le=1
+    )
+    total_steps: int = documented(
+        0,
+        "Step at which the shape ends, and the learning rate stays; 0 is the last step of the run.",
+        unit="steps",
+        ge=0,
+        le=1_000_000_000,
     )
 
 
@@ -233,6 +297,17 @@ class CheckpointConfig(Table):
     keep: int = documented(
         2, "Newest checkpoints that are kept; older ones are deleted.", unit="checkpoints", ge=1, le=1_000_000
     )
+    keep_every: int = documented(
+        0,
+        "Steps between checkpoints that are kept for good; 0 keeps only the newest.",
+        unit="steps",
+        ge=0,
+        le=1_000_000_000,
+    )
+    keep_best: bool = documented(
+        False,
+        "Whether a step with the lowest validation loss yet is saved and kept until there is a better one.",
+    )
 
 
 class LogConfig(Table):
@@ -265,6 +340,7 @@ class RunConfig(Table):
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    loss_scale: LossScaleConfig = LossScaleConfig()
     offload: OffloadConfig = OffloadConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     sample: SampleConfig = SampleConfig()
@@ -279,6 +355,7 @@ TABLES: dict[str, type[Table]] = {
     "train": TrainConfig,
     "optimizer": OptimizerConfig,
     "schedule": ScheduleConfig,
+    "loss_scale": LossScaleConfig,
     "offload": OffloadConfig,
     "evaluate": EvaluateConfig,
     "sample": SampleConfig,
