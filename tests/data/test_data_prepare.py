@@ -1,17 +1,26 @@
 """Token files: right, cached, whole and flat in memory."""
 
+import gzip
 import json
 import os
+import shutil
 import tempfile
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from workbench.cache import cache_folder
+from workbench.config import DataConfig
+from workbench.data import assembly, parts
 from workbench.data import prepare as module
-from workbench.data.prepare import TokenData, prepare
+from workbench.data.encoding import PartEncoder
+from workbench.data.material import find_material
+from workbench.data.parts import Part, TextPart
+from workbench.data.prepare import Progress, TokenData, prepare
+from workbench.data.tokenizers import load_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
 
 
@@ -54,16 +63,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def small(corpus: Path, **changes: object) -> TokenData:
+def small(corpus: Path, progress: Progress | None = None, **changes: object) -> TokenData:
+    options: dict[str, object] = {"source": str(corpus), "validation_fraction": 0.2, "sequence_length": 8}
     return prepare(
-        **{
-            "source": str(corpus),
-            "tokenizer": "bytes",
-            "validation_fraction": 0.2,
-            "sequence_length": 8,
-            **changes,
-        }
-    )  # type: ignore[arg-type]
+        DataConfig.model_construct(**{**DataConfig().model_dump(), **options, **changes}), progress=progress
+    )
 
 
 def test_every_document_is_on_one_side_in_order_with_the_end_of_text_between(
@@ -89,6 +93,71 @@ def test_a_single_file_is_cut_at_its_end(cache: Path, tmp_path: Path) -> None:
     assert read(data.validation) == [path.read_bytes()[900:]]
 
 
+@pytest.fixture
+def large_files(tmp_path: Path) -> Path:
+    """Three documents, of which names alone would hold out the largest."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    for name, words in (("a.txt", 90), ("b.txt", 3000), ("c.txt", 1500)):
+        (folder / name).write_text("".join(f"{name[0]}{number} " for number in range(words)))
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_a_few_large_files_one_is_cut_so_that_the_fraction_is_held_out(
+    cache: Path, large_files: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [path.read_bytes() for path in sorted(large_files.iterdir())]
+    if packed:  # whose size is known only when it is read
+        (large_files / "b.txt.gz").write_bytes(gzip.compress(texts[1]))
+        (large_files / "b.txt").unlink()
+    found = []
+    for block, part in ((1 << 22, 1 << 18), (997, 1 << 12), (64, 1 << 12)):
+        monkeypatch.setattr(assembly, "_BLOCK_TOKENS", block)
+        monkeypatch.setattr(parts, "part_bytes", lambda total, part=part: part)
+        monkeypatch.setattr(parts, "WHOLE", 1 << 10)
+        shutil.rmtree(cache, ignore_errors=True)
+        found.append(small(large_files, validation_fraction=0.05))
+    data = found[0]
+    train, (validation,) = read(data.train), read(data.validation)
+    (cut,) = [index for index, text in enumerate(texts) if text not in train]
+    assert train[cut] + validation == texts[cut]
+    assert train[:cut] + train[cut + 1 :] == texts[:cut] + texts[cut + 1 :]
+    assert abs(len(validation) - 0.05 * sum(map(len, texts))) < 3
+    assert (data.documents, data.warnings) == (3, ())
+    ends = np.cumsum([0, *(len(text) + 1 for text in train[:-1])]).tolist()
+    assert (data.train_documents.tolist(), data.validation_documents.tolist()) == (ends, [0])
+    assert {other.fingerprint for other in found} == {data.fingerprint}
+
+
+def test_a_run_that_was_begun_with_whole_documents_goes_on_with_them(cache: Path, large_files: Path) -> None:
+    material = find_material(DataConfig(source=str(large_files), validation_fraction=0.05))
+    older, _ = module._tokens(
+        module._Work(material.config, material, load_tokenizer("bytes"), None, whole=True)
+    )
+    assert len(read(older.validation)) + len(read(older.train)) == 3
+    cut = small(large_files, validation_fraction=0.05, sequence_length=1024)
+    assert cut.fingerprint != older.fingerprint
+    for begun_with, expected in ((older.fingerprint, older), (cut.fingerprint, cut), ("other text", cut)):
+        found = prepare(material.config, begun_with=begun_with)
+        assert found.fingerprint == expected.fingerprint
+        assert ["goes on so; a new run cuts" in told for told in found.warnings] == [True] * (
+            expected is older
+        )
+
+
+def test_what_an_earlier_version_left_in_the_cache_is_used_where_nothing_would_be_cut(
+    cache: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    material = find_material(DataConfig(source=str(corpus), validation_fraction=0.2, sequence_length=8))
+    module._tokens(
+        module._Work(material.config, material, load_tokenizer("bytes"), None, whole=True), begun=True
+    )
+    calls = made(monkeypatch)
+    small(corpus)
+    assert not calls
+
+
 def test_prepared_tokens_are_found_again_and_are_little_endian_with_a_header(
     cache: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,11 +171,18 @@ def test_prepared_tokens_are_found_again_and_are_little_endian_with_a_header(
     (folder,) = cache.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
         "tokens.json",
+        "train.documents",
         "train.tokens",
+        "validation.documents",
         "validation.tokens",
     ]
     header = json.loads((folder / "tokens.json").read_text())
     assert (header["dtype"], header["byte_order"], header["tokenizer"]) == ("uint16", "little", "bytes")
+    assert header["version"] == 2
+    starts = np.fromfile(folder / "train.documents", "<u8").tolist()
+    ends = (first.train == 256).nonzero().flatten().tolist()
+    assert starts == [0, *(end + 1 for end in ends)] == first.train_documents.tolist()
+    assert first.train_counted is None
     data = (folder / "train.tokens").read_bytes()
     assert len(data) == 2 * header["train_tokens"]
     assert data[:4] == b"d\0o\0"
@@ -137,6 +213,13 @@ def test_the_fingerprint_follows_the_tokens_not_the_place_or_the_time(
     corpus.rename(tmp_path / "moved")
     os.utime(tmp_path / "moved" / "03.txt")
     assert small(tmp_path / "moved").fingerprint == first
+
+
+def test_the_tokens_and_the_fingerprint_of_bytes_are_these_forever(cache: Path, corpus: Path) -> None:
+    """Runs that were begun with earlier versions go on with the same text."""
+    data = small(corpus)
+    assert data.fingerprint == "fab33c9a88a26a4092fd6a0b7f6d9aa7"
+    assert (len(data.train), len(data.validation)) == (3756, 617)
 
 
 @pytest.mark.parametrize("damage", ["short", "header", "missing", "file"])
@@ -177,13 +260,51 @@ def test_two_processes_that_prepare_the_same_both_get_it(
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_preparation_that_breaks_off_leaves_nothing(cache: Path, corpus: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
+def test_a_preparation_that_breaks_off_goes_on_from_the_parts_that_are_done(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "large.txt"
+    text.write_text("".join(f"line {number}\n" for number in range(200_000)))
+    expected = small(text, sequence_length=16)
+    shutil.rmtree(cache)
+    monkeypatch.setattr(module, "usable_cpus", lambda: 1)
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small(text, interrupt)
+    (left,) = cache.iterdir()
+    done = sorted(path.name for path in left.glob("*.json"))
+    assert len(done) > 2
+    encoded: list[Part] = []
+    original = PartEncoder.encode
+    monkeypatch.setattr(
+        PartEncoder, "encode", lambda self, part, writer: (encoded.append(part), original(self, part, writer))
+    )
+    damaged = left / done[0].replace("json", "tokens")
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    seen: list[int] = []
+    data = small(text, lambda what, done, total: seen.append(done))
+    assert torch.equal(data.train, expected.train)
+    assert torch.equal(data.validation, expected.validation)
+    assert data.fingerprint == expected.fingerprint
+    assert 0 < sum(part.size for part in encoded) < text.stat().st_size * 0.6
+    assert any(isinstance(part, TextPart) and part.spans[0].begin == 0 for part in encoded)  # the damaged one
+    assert [path.name for path in cache.iterdir()] == [
+        folder.name for folder in cache.iterdir() if folder.name[0] != "."
+    ]
+
+
+def test_a_preparation_that_did_nothing_yet_leaves_nothing(cache: Path, corpus: Path) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        small(corpus, progress=interrupt)
-    assert list(cache.iterdir()) == []
+        small(corpus, interrupt)
+    for left in cache.iterdir():
+        assert any(left.glob("*.json"))
 
 
 def test_what_a_killed_process_left_is_swept_away_after_a_day(cache: Path, corpus: Path) -> None:
@@ -191,10 +312,13 @@ def test_what_a_killed_process_left_is_swept_away_after_a_day(cache: Path, corpu
     (folder,) = cache.iterdir()
     for name in ("old", "young"):
         (cache / f".{folder.name}-{name}").mkdir()
-    os.utime(cache / f".{folder.name}-old", (0, 0))
+    (cache / ".another-parts").mkdir()
+    (cache / ".third-parts").mkdir()
+    for name in (f"{folder.name}-old", "another-parts"):
+        os.utime(cache / f".{name}", (0, 0))
     (folder / "tokens.json").unlink()
     small(corpus)
-    assert {path.name for path in cache.iterdir()} == {folder.name, f".{folder.name}-young"}
+    assert {path.name for path in cache.iterdir()} == {folder.name, f".{folder.name}-young", ".third-parts"}
 
 
 def test_without_a_writable_cache_the_tokens_are_made_elsewhere_with_a_warning_and_no_litter(
@@ -255,7 +379,7 @@ def test_too_little_text_is_refused_with_what_is_needed_and_had(cache: Path, cor
 
 def test_progress_reaches_the_whole(cache: Path, corpus: Path) -> None:
     seen: list[tuple[int, int]] = []
-    small(corpus, progress=lambda done, total: seen.append((done, total)))
+    small(corpus, lambda what, done, total: seen.append((done, total)))
     total = sum(path.stat().st_size for path in corpus.iterdir())
     assert seen[-1] == (total, total)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

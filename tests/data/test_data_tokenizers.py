@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from workbench.data.tokenizers import END_OF_TEXT, ByteTokenizer, load_tokenizer
-from workbench.errors import ConfigurationError
 
 TEXTS = {
     "plain": "hello world",
@@ -22,11 +21,10 @@ TEXTS = {
 }
 
 
-def test_only_bytes_are_known_so_far() -> None:
-    assert load_tokenizer("bytes").spec == "bytes"
-    for spec in ("gpt2", "bpe:50257", ""):
-        with pytest.raises(ConfigurationError, match=r"data\.tokenizer = .*\"bytes\""):
-            load_tokenizer(spec)
+def test_bytes_need_no_files() -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert (tokenizer.spec, tokenizer.vocabulary_size, tokenizer.chat_template) == ("bytes", 257, None)
+    assert tokenizer.encode_batch(list(TEXTS.values())) == [tokenizer.encode(text) for text in TEXTS.values()]
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

@@ -1,94 +1,151 @@
-"""Documents to token files: made once, kept in a cache, opened memory-mapped.
+"""A source to token files: made once, kept in a cache, opened memory-mapped.
 
-A prepared folder holds `train.tokens` and `validation.tokens` (raw little-endian uint16, the documents joined
-by the end-of-text token) and `tokens.json`, which describes them. It appears with a rename, so that a folder
-that is there is whole. Memory stays flat however large the source is.
+What a prepared folder holds is said in `workbench.data.token_files`. Invariant: what was tokenised is not done again: a
+preparation that was killed goes on from the parts that were done, and memory stays flat however large the source is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.cache import cache_folder
-from workbench.data.sources import find_documents
-from workbench.data.split import Piece, Split, split
+from workbench.config import DataConfig
+from workbench.config.tokenizers import BPE
+from workbench.data.assembly import assemble
+from workbench.data.encoding import PartEncoder
+from workbench.data.enough import TooLittleError, check_enough, held_out, held_share
+from workbench.data.first_records import check_first_records
+from workbench.data.material import Material, find_material
+from workbench.data.parallel import Tally, work_through
+from workbench.data.part_files import PartFiles, PartWriter, read_part
+from workbench.data.parts import Part
+from workbench.data.records import RecordEncoder
+from workbench.data.split import is_near
+from workbench.data.token_files import FORMAT_VERSION, Header, map_side, read_header, token_bytes
 from workbench.data.tokenizers import Tokenizer, load_tokenizer
+from workbench.data.tokenizers.bpe_training import trained_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.optimizer.cpu_count import usable_cpus
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT_VERSION = 1
-_READ_BYTES = 1 << 20
-_TOKEN_BYTES = 2
 _ABANDONED_S = 86_400.0
+_UNFINISHED_S = 7 * 86_400.0
+"""How long the parts of a preparation that was killed wait for it to go on."""
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes of text done and the bytes there are."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the bytes of the source done and the bytes there are."""
 
 
 @dataclass(frozen=True)
 class TokenData:
     train: Tensor
-    """uint16 [training tokens], memory-mapped and read only as it is used. Not to be written to."""
+    """uint16 or uint32 [training tokens], memory-mapped and read only as it is used. Not to be written to."""
     validation: Tensor
-    """uint16 [validation tokens], likewise."""
+    """Likewise [validation tokens]."""
     tokenizer: Tokenizer
     fingerprint: str
     """Says which tokens these are: equal for equal tokens and tokenizer, wherever the text lies."""
     documents: int
     warnings: tuple[str, ...] = ()
     """What the user should know, a sentence each."""
+    train_documents: Tensor | None = None
+    """uint64 [training documents], the first token of each; None for a single one."""
+    train_counted: Tensor | None = None
+    """uint8 [training tokens], whether it is learnt; None where every token is."""
+    validation_documents: Tensor | None = None
+    validation_counted: Tensor | None = None
 
 
 def prepare(
-    source: str | Sequence[str],
-    tokenizer: str,
-    validation_fraction: float,
-    sequence_length: int,
+    config: DataConfig,
+    *,
+    revision: str = "",
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
+    begun_with: str = "",
 ) -> TokenData:
-    """The tokens of `source`, from the cache where they are there.
+    """The tokens of `config.source`, from the cache where they are there.
 
-    Raises ConfigurationError for a source, tokenizer or fraction that does not do, and where either side has
-    fewer tokens than one sequence.
+    `revision` is of the tokenizer, where that is a hub id; `trust_remote_code` lets code run that comes with it.
+    `begun_with`: the fingerprint of the tokens that a run which goes on was begun with. Where it was begun when no
+    document of several was cut, it keeps that split.
+
+    Raises ConfigurationError for a source, tokenizer or fraction that does not do, for a record that is wrong, and
+    where either side has fewer tokens than one sequence.
     """
-    loaded = load_tokenizer(tokenizer)
-    documents = find_documents(source)
-    parts = split(documents, validation_fraction)
-    _check_enough(parts, loaded, validation_fraction, sequence_length)
-    folder = cache_folder() / "tokens" / _key(parts, loaded)
-    warnings: tuple[str, ...] = ()
-    header = _read_header(folder, loaded)
+    material = find_material(config)
+    if material.prepared is not None:
+        return _open_prepared(material.prepared, config, revision, trust_remote_code)
+    if config.tokenizer.startswith(BPE):
+        _check_first_records(
+            config, material, load_tokenizer("bytes")
+        )  # what a trained one can read, bytes can
+        tokenizer: Tokenizer = trained_tokenizer(config, material, progress)
+    else:
+        tokenizer = load_tokenizer(config.tokenizer, revision=revision, trust_remote_code=trust_remote_code)
+    cut, uncut = (_Work(config, material, tokenizer, progress, whole=whole) for whole in (False, True))
+    try:
+        data, by_name = _tokens(cut)
+    except TooLittleError as error:
+        # The end of a document may be too short for a sequence where a whole one is not.
+        try:
+            return _tokens(uncut)[0]
+        except TooLittleError:
+            raise error from None
+    if begun_with and data.fingerprint != begun_with and not by_name:
+        with contextlib.suppress(TooLittleError):  # so it was not begun with that
+            older, _ = _tokens(uncut, begun=True)
+            if older.fingerprint == begun_with:
+                return older
+    return data
+
+
+def _tokens(work: _Work, *, begun: bool = False) -> tuple[TokenData, bool]:
+    """The tokens, and whether each document's side follows from its name alone. `begun`: a run was begun with them.
+
+    Raises TooLittleError where either side has fewer than one sequence.
+    """
+    config, tokenizer = work.config, work.tokenizer
+    if tokenizer.spec == "bytes":
+        counts = work.material.byte_counts(whole=work.whole)
+        if counts is not None:
+            check_enough(*counts, config)
+    folder, header = _kept(work)
+    warnings = tokenizer.warnings
     if header is None:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            header = _make(folder, parts, loaded, progress)
+            header = _make(folder, work)
         except OSError as error:
             reason = error.strerror or error
-            warnings = (
+            warnings += (
                 f"the token cache {folder.parent} cannot be written ({reason}): the text will be prepared "
                 "anew each time; set WORKBENCH_CACHE to a folder that can be written",
             )
     if header is not None:
-        return _open(folder, header, loaded, len(documents), warnings)
+        told = warnings + held_out(header, config, whole=work.whole, begun=begun)
+        return _open(folder, header, tokenizer, config, told), header.by_name
     try:
         # What is mapped stays readable after its name is gone, so that nothing is left behind.
         with tempfile.TemporaryDirectory(prefix="workbench-tokens-") as temporary:
             folder = Path(temporary, "tokens")
-            header = _make(folder, parts, loaded, progress)
-            return _open(folder, header, loaded, len(documents), warnings)
+            header = _make(folder, work)
+            told = warnings + held_out(header, config, whole=work.whole, begun=begun)
+            return _open(folder, header, tokenizer, config, told), header.by_name
     except OSError as error:
         raise WorkbenchError(
             f"the tokens can be written neither to the cache nor to {tempfile.gettempdir()}: "
@@ -96,94 +153,155 @@ def prepare(
         ) from error
 
 
-def _check_enough(
-    parts: Split, tokenizer: Tokenizer, validation_fraction: float, sequence_length: int
-) -> None:
-    """Refuse text that cannot fill one sequence, before any of it is read."""
-    training, validation = (_token_count(side, tokenizer) for side in (parts.training, parts.validation))
-    if training >= sequence_length and validation >= sequence_length:
-        return
-    total = training + validation
-    if total < 2 * sequence_length:
-        advice = "add text, or lower data.sequence_length"
-    elif validation < sequence_length:
-        advice = "raise data.validation_fraction, add text, or lower data.sequence_length"
-    else:
-        advice = "lower data.validation_fraction, add text, or lower data.sequence_length"
-    raise ConfigurationError(
-        f"data.source has too little text: data.sequence_length = {sequence_length} needs as many tokens "
-        f"on either side, and data.validation_fraction = {validation_fraction} gives {training} for training "
-        f"and {validation} for validation; {advice}"
-    )
+class _Work:
+    """What has to be done, and the name of what comes out."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        material: Material,
+        tokenizer: Tokenizer,
+        progress: Progress | None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.whole = whole
+        """Whether no document of several is cut, as before there were such cuts."""
+        self.config = config
+        self.material = material
+        self.tokenizer = tokenizer
+        self._progress = progress
+
+    def key(self, *, whole: bool) -> str:
+        """It follows the source (each file's name, size and time), the split, the tokenizer and the options."""
+        options = [FORMAT_VERSION, self.tokenizer.spec == "bytes", self.tokenizer.fingerprint]
+        if not self.material.is_text:
+            options += [self.config.text_field, self.config.loss_on]
+        if not whole:
+            options.append("cut")
+        digest = hashlib.sha256(json.dumps([*options, self.config.validation_fraction]).encode())
+        for line in self.material.identity():
+            digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
+        return digest.hexdigest()[:32]
+
+    def tokenize(self, working: Path) -> list[PartFiles]:
+        """The parts of the source as files in `working`, where those that are done already may lie.
+
+        Raises OSError where they cannot be written, ConfigurationError for what cannot be read.
+        """
+        dtype = "<u2" if token_bytes(self.tokenizer) == 2 else "<u4"
+        parts = self.material.parts(self.tokenizer)
+        paths = [working / f"{index:06d}" for index in range(len(parts))]
+        done = [read_part(path, dtype) for path in paths]
+        total = sum(part.size for part in parts)
+        finished = sum(part.size for part, files in zip(parts, done, strict=True) if files is not None)
+        hear = partial(self._progress, "tokenizing") if self._progress else _unheard
+        tally = Tally(finished, lambda amount: hear(amount, total))
+        records = _record_encoder(self.config, self.tokenizer)
+        if not finished:
+            check_first_records(parts, self.material.hub, records)
+        encoder = PartEncoder(self.tokenizer, records, tally.add, self.material.hub)
+
+        def work(item: tuple[Part, Path]) -> None:
+            part, path = item
+            with PartWriter(path, dtype) as writer:
+                encoder.encode(part, writer)
+                writer.finish()
+
+        left = [(part, path) for part, path, files in zip(parts, paths, done, strict=True) if files is None]
+        work_through(left, work, tally, usable_cpus())
+        files = [read_part(path, dtype, whole=False) for path in paths]
+        if any(one is None for one in files):
+            raise OSError(errno.EIO, "files of the preparation have gone", str(working))
+        return [one for one in files if one is not None]
 
 
-def _token_count(pieces: Sequence[Piece], tokenizer: Tokenizer) -> int:
-    """How many tokens the pieces become; exact while a byte is a token."""
-    assert tokenizer.spec == "bytes"
-    return sum(piece.stop - piece.start for piece in pieces) + len(pieces) - 1
+def _kept(work: _Work) -> tuple[Path, Header | None]:
+    """The folder of the cache for what has to be done, and its header where it is there.
+
+    Of whole documents that come near the fraction, none would have been cut.
+    """
+    cache = cache_folder() / "tokens"
+    folder = cache / work.key(whole=work.whole)
+    header = _fitting(folder, work.tokenizer)
+    if header is None and not work.whole:
+        older = cache / work.key(whole=True)
+        known = _fitting(older, work.tokenizer)
+        if known is not None and is_near(held_share(known), work.config.validation_fraction):
+            return older, known
+    return folder, header
 
 
-def _key(parts: Split, tokenizer: Tokenizer) -> str:
-    """The prepared folder's name: it follows each file's name, size and time, the split, the tokenizer."""
-    digest = hashlib.sha256(f"{FORMAT_VERSION} {tokenizer.spec}".encode())
-    for side in (parts.training, parts.validation):
-        digest.update(b"\0\0")
-        for piece in side:
-            document = piece.document
-            try:
-                modified = document.path.stat().st_mtime_ns
-            except OSError as error:
-                raise _unreadable(document.path, error) from error
-            place = [document.name, str(document.path)]
-            line = json.dumps([*place, document.size, modified, piece.start, piece.stop])
-            digest.update(line.encode())
-    return digest.hexdigest()[:32]
+def _check_first_records(config: DataConfig, material: Material, tokenizer: Tokenizer) -> None:
+    check_first_records(material.parts_with_text(), material.hub, _record_encoder(config, tokenizer))
 
 
-def _make(folder: Path, parts: Split, tokenizer: Tokenizer, progress: Progress | None) -> dict[str, Any]:
+def _record_encoder(config: DataConfig, tokenizer: Tokenizer) -> RecordEncoder:
+    return RecordEncoder(tokenizer, text_field=config.text_field, loss_on=config.loss_on)
+
+
+def _unheard(done: int, total: int) -> None:
+    return
+
+
+def _make(folder: Path, work: _Work) -> Header:
     """Write the prepared folder, gives its header. OSError means that it cannot be written."""
-    assert tokenizer.vocabulary_size <= 1 << 16
     _sweep(folder)
-    working = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        digest = hashlib.blake2b(f"{FORMAT_VERSION} {tokenizer.spec}".encode(), digest_size=16)
-        sides = (("train", parts.training), ("validation", parts.validation))
-        report = _counted(progress, sum(piece.stop - piece.start for _, side in sides for piece in side))
-        header: dict[str, Any] = {
-            "version": FORMAT_VERSION,
-            "dtype": "uint16",
-            "byte_order": "little",
-            "tokenizer": tokenizer.spec,
-            "vocabulary_size": tokenizer.vocabulary_size,
-        }
-        for name, side in sides:
-            count = 0
-            with (working / f"{name}.tokens").open("wb") as file:
-                for data in _packed(side, tokenizer, report):
-                    file.write(data)
-                    digest.update(data)
-                    count += len(data) // _TOKEN_BYTES
-                file.flush()
-                os.fsync(file.fileno())
-            digest.update(count.to_bytes(8, "little"))
-            header[f"{name}_tokens"] = count
-        header["fingerprint"] = digest.hexdigest()
-        with (working / "tokens.json").open("w") as text:
-            json.dump(header, text, indent=1)
-            text.flush()
-            os.fsync(text.fileno())
-        _put_in_place(working, folder, tokenizer)
+    with _parts_folder(folder) as parts_folder:
+        try:
+            parts = work.tokenize(parts_folder)
+            working = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            try:
+                material = work.material
+                header = assemble(
+                    parts,
+                    working,
+                    work.tokenizer,
+                    work.config.validation_fraction,
+                    cut_before=material.split is not None,
+                    whole=work.whole,
+                )
+                _put_in_place(working, folder, work.tokenizer)
+            finally:
+                shutil.rmtree(working, ignore_errors=True)
+        except (OSError, WorkbenchError):
+            shutil.rmtree(parts_folder, ignore_errors=True)  # no room, or a source that has to change first
+            raise
+        except BaseException:
+            if not any(parts_folder.glob("*.json")):
+                shutil.rmtree(parts_folder, ignore_errors=True)
+            raise
+        shutil.rmtree(parts_folder, ignore_errors=True)
         return header
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _parts_folder(folder: Path) -> Iterator[Path]:
+    """A folder for the parts: the one that a killed preparation of the same left, unless it is being worked in."""
+    shared = folder.with_name(f".{folder.name}-parts")
+    shared.mkdir(parents=True, exist_ok=True)
+    with (shared / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            own = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            try:
+                yield own
+            finally:
+                shutil.rmtree(own, ignore_errors=True)
+            return
+        yield shared
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left of this folder; what is younger than a day may be another's work."""
-    for left in folder.parent.glob(f".{folder.name}-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(left, ignore_errors=True)
+    """Remove what killed processes left: of this folder after a day, unfinished parts of any after a week."""
+    now = time.time()
+    for pattern, kept_s in ((f".{folder.name}-*", _ABANDONED_S), (".*-parts", _UNFINISHED_S)):
+        for left in folder.parent.glob(pattern):
+            is_parts = left.name.endswith("-parts")
+            with contextlib.suppress(OSError):
+                if is_parts == (kept_s == _UNFINISHED_S) and now - left.stat().st_mtime > kept_s:
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def _put_in_place(working: Path, folder: Path, tokenizer: Tokenizer) -> None:
@@ -193,7 +311,7 @@ def _put_in_place(working: Path, folder: Path, tokenizer: Tokenizer) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        if _read_header(folder, tokenizer) is None:
+        if _fitting(folder, tokenizer) is None:
             damaged = working.with_name(working.name + "-damaged")
             folder.rename(damaged)
             working.rename(folder)
@@ -202,76 +320,48 @@ def _put_in_place(working: Path, folder: Path, tokenizer: Tokenizer) -> None:
                 damaged.unlink()
 
 
-def _packed(pieces: Sequence[Piece], tokenizer: Tokenizer, report: Callable[[int], None]) -> Iterator[bytes]:
-    """The pieces as packed tokens, some at a time, the end of text between them."""
-    separator = tokenizer.end_of_text.to_bytes(_TOKEN_BYTES, "little")
-    for index, piece in enumerate(pieces):
-        if index:
-            yield separator
-        for data in _text(piece):
-            yield tokenizer.encode_packed(data)
-            report(len(data))
+def _fitting(folder: Path, tokenizer: Tokenizer) -> Header | None:
+    header = read_header(folder)
+    return header if header is not None and header.tokenizer_fingerprint == tokenizer.fingerprint else None
 
 
-def _text(piece: Piece) -> Iterator[bytes]:
-    path = piece.document.path
-    left = piece.stop - piece.start
-    try:
-        with path.open("rb") as file:
-            file.seek(piece.start)
-            while left:
-                data = file.read(min(left, _READ_BYTES))
-                if not data:
-                    raise ConfigurationError(f"data.source: {path} became shorter while it was read")
-                left -= len(data)
-                yield data
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def report(amount: int) -> None:
-        nonlocal done
-        done += amount
-        if progress is not None:
-            progress(done, total)
-
-    return report
-
-
-def _read_header(folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """The header of a prepared folder; None where there is none, or one that does not fit its files."""
-    try:
-        header = json.loads((folder / "tokens.json").read_bytes())
-        whole = (
-            header["version"] == FORMAT_VERSION
-            and header["tokenizer"] == tokenizer.spec
-            and isinstance(header["fingerprint"], str)
-            and all(
-                (folder / f"{name}.tokens").stat().st_size == _TOKEN_BYTES * header[f"{name}_tokens"]
-                for name in ("train", "validation")
-            )
+def _open_prepared(folder: Path, config: DataConfig, revision: str, trust_remote_code: bool) -> TokenData:
+    """A prepared folder that is the source itself."""
+    header = read_header(folder)
+    if header is None:
+        raise ConfigurationError(
+            f"data.source: {folder} was meant to be a prepared folder, and its files do not fit its tokens.json"
         )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return header if whole else None
+    if config.tokenizer.startswith(BPE):
+        raise ConfigurationError(
+            f'data.tokenizer = "{config.tokenizer}" is trained on text, and {folder} holds tokens; name the folder of '
+            "the tokenizer that they were made with"
+        )
+    tokenizer = load_tokenizer(config.tokenizer, revision=revision, trust_remote_code=trust_remote_code)
+    if header.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise ConfigurationError(
+            f'data.tokenizer = "{config.tokenizer}" is not the tokenizer that the tokens of {folder} were made with, '
+            f'which was called "{header.tokenizer}" then; name that one'
+        )
+    return _open(folder, header, tokenizer, config, tokenizer.warnings)
 
 
 def _open(
-    folder: Path, header: dict[str, Any], tokenizer: Tokenizer, documents: int, warnings: tuple[str, ...]
+    folder: Path, header: Header, tokenizer: Tokenizer, config: DataConfig, warnings: Sequence[str]
 ) -> TokenData:
-    import torch
-
-    train, validation = (
-        torch.from_file(
-            str(folder / f"{name}.tokens"), shared=False, size=header[f"{name}_tokens"], dtype=torch.uint16
-        )
-        for name in ("train", "validation")
+    if not header.counted:  # what has marks is packed by documents, and rows are filled up
+        check_enough(header.train_tokens, header.validation_tokens, config)
+    train, train_documents, train_counted = map_side(folder, header, "train")
+    validation, validation_documents, validation_counted = map_side(folder, header, "validation")
+    return TokenData(
+        train=train,
+        validation=validation,
+        tokenizer=tokenizer,
+        fingerprint=header.fingerprint,
+        documents=header.documents,
+        warnings=(*warnings, *header.notes),
+        train_documents=train_documents,
+        train_counted=train_counted,
+        validation_documents=validation_documents,
+        validation_counted=validation_counted,
     )
-    return TokenData(train, validation, tokenizer, header["fingerprint"], documents, warnings)
-
-
-def _unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"data.source: {path} cannot be read: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""Which documents `data.source` means. It finds and names files; it reads no more of them than tells text.
+"""Which documents `data.source` means. It finds and names files; it reads no more of them than tells what they hold.
 
 A document's name is relative to where it was found, so that the split (`workbench.data.split`) is the same
 wherever the folder lies.
@@ -11,13 +11,14 @@ import os
 import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workbench.data.sources.file_kinds import Kind, kind_of_file
 from workbench.errors import ConfigurationError
+from workbench.home_folders import expanded
 
-_HEAD_BYTES = 8192
-"""A file with a NUL byte among its first so many is not text (git's rule)."""
+HUB = "hub:"
 _STDLIB_LEFT_OUT = frozenset(
     ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"]
 )
@@ -27,26 +28,31 @@ distributions package them apart, so that one Python would give different texts.
 
 @dataclass(frozen=True)
 class Document:
+    """A file: one document where it is text, many where it holds records or tokens."""
+
     name: str
     """Relative to the folder it was found in, with "/" between the parts."""
     path: Path
     size: int
-    """Bytes."""
+    """Bytes, as they lie on the disk."""
+    kind: Kind = "text"
+    compression: str = ""
+    """The suffix that says how it is compressed; empty where it is not."""
 
 
-def find_documents(source: str | Sequence[str]) -> list[Document]:
+def find_documents(source: str | Sequence[str], text_field: str = "text") -> list[Document]:
     """The documents of `source`, sorted by name, none of them empty.
 
     "stdlib" is the source of this interpreter's standard library. Anything else is a file, or a folder that
-    is walked without its hidden files, its binary files and linked folders. Raises ConfigurationError where a
-    source is missing, cannot be read or has no text.
+    is walked without its hidden files, its binary files and linked folders. `text_field` tells records from other
+    JSON. Raises ConfigurationError where a source is missing, cannot be read or has nothing to train on.
     """
     sources = [source] if isinstance(source, str) else list(source)
     if not sources:
         raise ConfigurationError('data.source is empty: expected "stdlib", or files and folders of text')
     found: dict[Path, Document] = {}
     for one in sources:
-        for document in _stdlib() if one == "stdlib" else _from_path(one):
+        for document in _stdlib() if one == "stdlib" else _from_path(one, text_field):
             found.setdefault(document.path, document)
     return sorted(found.values(), key=lambda document: (document.name, str(document.path)))
 
@@ -56,7 +62,7 @@ def _stdlib() -> list[Document]:
     documents = [
         document
         for document in _walk("stdlib", root, _STDLIB_LEFT_OUT)
-        if document.name.endswith(".py") and _is_text("stdlib", document.path)
+        if document.name.endswith(".py") and _looked_at("stdlib", document, "") is not None
     ]
     if not documents:
         raise ConfigurationError(
@@ -65,18 +71,19 @@ def _stdlib() -> list[Document]:
     return documents
 
 
-def _from_path(source: str) -> list[Document]:
-    path = Path(source).expanduser().absolute()
+def _from_path(source: str, text_field: str) -> list[Document]:
+    path = expanded(source, "data.source").absolute()
     try:
         mode = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigurationError(
-            f"data.source = {source!r}: there is no such file or folder{_nearest(path)}"
+            f"data.source = {source!r}: there is no such file or folder{_nearest(source, path)}"
         ) from None
     except (OSError, ValueError) as error:
         raise _unreadable(source, path, error) from error
     if stat.S_ISDIR(mode.st_mode):
-        documents = [document for document in _walk(source, path) if _is_text(source, document.path)]
+        looked_at = (_looked_at(source, document, text_field) for document in _walk(source, path))
+        documents = [document for document in looked_at if document is not None]
         if not documents:
             raise ConfigurationError(f"data.source = {source!r}: there is no text file in this folder")
         return documents
@@ -84,11 +91,12 @@ def _from_path(source: str) -> list[Document]:
         raise ConfigurationError(f"data.source = {source!r}: neither a file nor a folder")
     if not mode.st_size:
         raise ConfigurationError(f"data.source = {source!r}: the file is empty")
-    if not _is_text(source, path):
+    found = _looked_at(source, Document(path.name, path.resolve(), mode.st_size), text_field, named=True)
+    if found is None:
         raise ConfigurationError(
             f"data.source = {source!r}: not a text file (it has NUL bytes); expected UTF-8 text"
         )
-    return [Document(path.name, path.resolve(), mode.st_size)]
+    return [found]
 
 
 def _walk(source: str, root: Path, left_out: frozenset[str] = frozenset()) -> Iterator[Document]:
@@ -113,12 +121,18 @@ def _walk(source: str, root: Path, left_out: frozenset[str] = frozenset()) -> It
                 yield Document(path.relative_to(root).as_posix(), path.resolve(), status.st_size)
 
 
-def _is_text(source: str, path: Path) -> bool:
+def _looked_at(source: str, document: Document, text_field: str, *, named: bool = False) -> Document | None:
+    """`document` with what it holds; None where that is nothing to train on.
+
+    `named`: the user named the very file, so that what its suffix promises and it does not hold is refused.
+    """
     try:
-        with path.open("rb") as file:
-            return b"\0" not in file.read(_HEAD_BYTES)
+        found = kind_of_file(document.path, text_field, named=named)
     except OSError as error:
-        raise _unreadable(source, path, error) from error
+        raise _unreadable(source, document.path, error) from error
+    except ValueError as error:
+        raise ConfigurationError(f"data.source = {source!r}: {error}") from error
+    return None if found is None else replace(document, kind=found[0], compression=found[1])
 
 
 def _unreadable(source: str, path: Path, error: OSError | ValueError) -> ConfigurationError:
@@ -126,10 +140,13 @@ def _unreadable(source: str, path: Path, error: OSError | ValueError) -> Configu
     return ConfigurationError(f"data.source = {source!r}: {path} cannot be read: {reason}")
 
 
-def _nearest(path: Path) -> str:
+def _nearest(source: str, path: Path) -> str:
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:
-        return ""
+        names = []
     near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; the nearest is {str(path.parent / near[0])!r}" if near else ""
+    if near:
+        return f"; the nearest is {str(path.parent / near[0])!r}"
+    looks_like_hub = source.count("/") == 1 and not source.startswith((".", "~", "/"))
+    return f'; a dataset of the hub is written "{HUB}{source}"' if looks_like_hub else ""

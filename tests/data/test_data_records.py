@@ -1,0 +1,195 @@
+"""Records to ids: of prompts and chats the answers are learnt, each to the token that ends it, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chat_tokenizers as templates
+import pytest
+from chat_tokenizers import chat_tokenizer
+
+from workbench.data.records import RecordEncoder, RecordError
+from workbench.data.tokenizers import Tokenizer
+from workbench.data.tokenizers.byte_tokenizer import ByteTokenizer
+
+CHAT = [
+    {"role": "user", "content": "what is it?"},
+    {"role": "assistant", "content": "nothing but the answer"},
+    {"role": "user", "content": "who asks"},
+    {"role": "assistant", "content": "good bye"},
+]
+THOUGHT = [
+    *CHAT[:1],
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nnothing but the answer"},
+    *CHAT[2:3],
+    {"role": "assistant", "content": "<think>\nwho?\n</think>\n\ngood bye"},
+]
+
+
+def encoder(tokenizer: Tokenizer, text_field: str = "text", loss_on: str = "answers") -> RecordEncoder:
+    return RecordEncoder(tokenizer, text_field=text_field, loss_on=loss_on)
+
+
+def learnt(template: str, record: dict[str, Any], **options: Any) -> list[str]:
+    """The stretches that are learnt, as text; the ids are checked to be the template's own and what ends them."""
+    tokenizer = chat_tokenizer(template)
+    ids, counted = encoder(tokenizer, **options).encode(record)
+    assert counted is not None and len(counted) == len(ids)
+    if "messages" in record:
+        whole = tokenizer.backend.apply_chat_template(record["messages"], return_dict=False)
+        assert ids in (whole, [*whole, tokenizer.end_of_text])
+    runs: list[list[int]] = []
+    for place, (token, counts) in enumerate(zip(ids, counted, strict=True)):
+        if counts:
+            if place == 0 or not counted[place - 1]:
+                runs.append([])
+            runs[-1].append(token)
+    return [tokenizer.decode(run) for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("CHATML", ["nothing but the answer<|im_end|>", "good bye<|im_end|>"]),
+        ("HEADERS", ["nothing but the answer<|eot|>", "good bye<|eot|>"]),
+        ("INST", [" nothing but the answer</s>", " good bye</s>"]),
+        ("WITHOUT_PROMPT", ["nothing but the answer<|eot|>", "good bye<|eot|>"]),
+        ("PLAIN", [" nothing but the answer\n\n", " good bye\n\n</s>"]),
+        ("MARKED", ["nothing but the answer<|im_end|>", "good bye<|im_end|>"]),
+        ("RETURNING", ["<|stop|>nothing but the answer<|eot|>", "<|stop|>good bye<|return|>"]),
+        ("THINKING", ["nothing but the answer<|im_end|>", "<think>\n\n</think>\n\ngood bye<|im_end|>"]),
+    ],
+)
+def test_of_a_chat_the_assistants_words_are_learnt_with_what_ends_each_turn(
+    template: str, expected: list[str]
+) -> None:
+    assert learnt(getattr(templates, template), {"messages": CHAT}) == expected
+
+
+def test_a_turn_is_learnt_as_it_is_rendered_in_the_whole_chat() -> None:
+    assert learnt(templates.THINKING, {"messages": THOUGHT}) == [
+        "nothing but the answer<|im_end|>",
+        "<think>\nwho?\n</think>\n\ngood bye<|im_end|>",
+    ]
+
+
+def test_a_call_of_a_tool_is_among_the_assistants_words() -> None:
+    call = {"type": "function", "function": {"name": "ask", "arguments": {"who": "you"}}}
+    chat = [
+        CHAT[0],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "me"},
+        CHAT[3],
+    ]
+    first, last = learnt(templates.THINKING, {"messages": chat})
+    assert first.startswith("<tool_call>\n{") and first.endswith("</tool_call><|im_end|>")
+    assert '"who": "you"' in first and last.endswith("good bye<|im_end|>")
+
+
+@pytest.mark.parametrize("template", ["CHATML", "PLAIN", "MARKED"])
+def test_what_is_not_the_assistants_is_never_learnt(template: str) -> None:
+    source = getattr(templates, template)
+    assert learnt(source, {"messages": CHAT[:3]}) == learnt(source, {"messages": CHAT})[:1]
+    assert learnt(source, {"messages": CHAT[:1]}) == []
+    system = [{"role": "system", "content": "good bye"}, *CHAT]
+    assert learnt(templates.CHATML, {"messages": system}) == learnt(templates.CHATML, {"messages": CHAT})
+
+
+def test_an_answer_may_come_first_be_empty_or_repeat_what_was_asked() -> None:
+    chats = {
+        "first": ([CHAT[1]], ["nothing but the answer<|im_end|>"]),
+        "empty": ([CHAT[0], {"role": "assistant", "content": ""}], ["<|im_end|>"]),
+        "same": ([CHAT[0], {**CHAT[0], "role": "assistant"}], ["what is it?<|im_end|>"]),
+        "odd": ([CHAT[0], {"role": "assistant", "content": "Wq0zX 🙂 é"}], ["Wq0zX 🙂 é<|im_end|>"]),
+    }
+    for chat, expected in chats.values():
+        for template in (templates.CHATML, templates.MARKED):
+            assert learnt(template, {"messages": chat}) == expected
+
+
+def test_with_loss_on_everything_nothing_is_marked() -> None:
+    for record in ({"messages": CHAT}, {"prompt": "what is it?", "completion": " nothing"}):
+        assert encoder(chat_tokenizer(templates.NUMBERED), loss_on="everything").encode(record)[1] is None
+
+
+def test_a_chat_ends_with_one_token_that_ends_a_text() -> None:
+    for template, ends in ((templates.CHATML, 0), (templates.PLAIN, 1), (templates.INST, 1)):
+        tokenizer = chat_tokenizer(template)
+        ids, _ = encoder(tokenizer).encode({"messages": CHAT[:2]})
+        assert ids.count(tokenizer.end_of_text) == ends
+
+
+def test_of_a_prompt_the_completion_is_learnt_and_the_end_of_text() -> None:
+    tokenizer = chat_tokenizer(None, adds_front=True)
+    ids, counted = encoder(tokenizer).encode({"prompt": "who asks", "completion": " the answer"})
+    assert tokenizer.decode(ids) == "<s>who asks the answer</s>" and counted is not None
+    assert (
+        tokenizer.decode([i for i, counts in zip(ids, counted, strict=True) if counts]) == " the answer</s>"
+    )
+    # What the model is asked with later: the tokens of the prompt alone, though "what" is one token.
+    ids, counted = encoder(tokenizer).encode({"prompt": "wh", "completion": "at"})
+    assert counted is not None
+    assert ids[: counted.index(True)] == list(tokenizer.backend("wh")["input_ids"])
+
+
+def test_prompt_and_completion_may_be_messages_and_only_the_completion_is_learnt() -> None:
+    record = {"prompt": CHAT[:3], "completion": CHAT[3:]}
+    for template in (templates.CHATML, templates.MARKED):
+        assert learnt(template, record) == ["good bye<|im_end|>"]
+    assert learnt(templates.PLAIN, record) == [" good bye\n\n</s>"]
+
+
+def test_conversations_with_from_and_value_are_chats() -> None:
+    chat = [{"from": "human", "value": "what is it?"}, {"from": "gpt", "value": "good bye"}]
+    assert learnt(templates.CHATML, {"id": 3, "conversations": chat}) == ["good bye<|im_end|>"]
+
+
+def test_plain_text_is_learnt_whole_and_ends_with_the_end_of_text() -> None:
+    tokenizer = ByteTokenizer()
+    assert encoder(tokenizer).encode({"text": "hé"}) == ([*"hé".encode(), 256], None)
+    assert encoder(tokenizer).encode({"text": ""}) == ([], None)
+    record = {"body": "a", "text": "b", "prompt": "c", "completion": "d"}
+    assert encoder(tokenizer, text_field="body").encode(record) == ([97, 256], None)
+    assert encoder(tokenizer).encode(record)[0] == [99, 100, 256]
+    assert encoder(tokenizer).encode({"text": "b", "prompt": "c", "messages": None})[0] == [98, 256]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"txt": "a"}, 'write "txt" as "text"'),
+        ({"instruction": "a", "output": "b"}, 'write "instruction" as "prompt" and "output" as "completion"'),
+        (
+            {"prompt": "a", "response": "b"},
+            'this one has "prompt", "response"; write "response" as "completion"',
+        ),
+        ({"body": "a", "id": 3}, 'set data.text_field = "body"'),
+        ({}, "this one has no field"),
+        ([1], "must be an object with fields, not a list"),
+        ("a", "not a string"),
+        ({"text": 3}, '"text" is a number: expected a string'),
+        ({"prompt": "a", "completion": True}, '"completion" is true or false'),
+        ({"prompt": "a", "completion": CHAT}, '"completion" is a list'),
+        ({"messages": "hello"}, "a list of messages"),
+        ({"messages": []}, "not an empty one"),
+        ({"messages": ["hello"]}, 'message 1 is a string: expected an object with "role" and "content"'),
+        ({"messages": [{"content": "a"}]}, 'message 1 has no "role"'),
+        ({"messages": [*CHAT, {"role": "user"}]}, 'message 5 ("user") has no "content"'),
+        ({"messages": [{"role": "user", "content": 3}]}, '"content" is a number'),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused_with_what_would_be_right(record: Any, said: str) -> None:
+    with pytest.raises(RecordError) as error:
+        encoder(chat_tokenizer(templates.CHATML)).encode(record)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_chat_that_the_tokenizer_cannot_take_is_refused_with_the_reason() -> None:
+    for tokenizer in (ByteTokenizer(), chat_tokenizer(None)):
+        with pytest.raises(RecordError, match="needs a tokenizer with a chat template"):
+            encoder(tokenizer).encode({"messages": CHAT})
+    system = [{"role": "system", "content": "be brief"}, *CHAT]
+    with pytest.raises(RecordError, match="refuses this chat: only user and assistant take turns"):
+        encoder(chat_tokenizer(templates.INST)).encode({"messages": system})
+    with pytest.raises(RecordError, match=r"message 2: .*set data\.loss_on"):
+        encoder(chat_tokenizer(templates.NUMBERED)).encode({"messages": CHAT})
