@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,11 +55,11 @@ def model_config(architecture: str, settings: dict[str, Any]) -> Any:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"model.config: {architecture} refuses these settings: {_brief(error)}"
+            f"model.config: {architecture} refuses these settings: {brief(error)}"
         ) from error
 
 
-def build_on_meta(config: Any) -> nn.Module:
+def build_on_meta(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
     """The causal language model of `config` with every parameter on the meta device, in training mode.
 
     Raises:
@@ -73,10 +73,12 @@ def build_on_meta(config: Any) -> nn.Module:
         raise ConfigurationError(f"model.config.{name} = {layers}: expected at least 1 block")
     try:
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model: nn.Module = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=trust_remote_code
+            )
     except Exception as error:
         raise ConfigurationError(
-            f"model.config: no {config.model_type} model can be built from these settings: {_brief(error)}"
+            f"model.config: no {config.model_type} model can be built from these settings: {brief(error)}"
         ) from error
     return model.train()
 
@@ -102,13 +104,26 @@ class ShardInitializer:
 
     def __call__(self, shard: FoundShard) -> None:
         """Replace the shard's meta parameters by initialised fp32 ones on the CPU."""
-        for name, parameter in list(shard.parameters.items()):
+        self.initialize(shard, shard.parameters)
+
+    def initialize(self, shard: FoundShard, names: Collection[str]) -> None:
+        """Likewise those called `names` alone, and give the shard's modules their buffers.
+
+        The others are passed over as transformers itself passes over what was loaded, and stay on the meta device,
+        where whatever is drawn for them all the same costs nothing.
+        """
+        for name in list(names):
+            parameter = shard.parameters[name]
             real = nn.Parameter(
                 torch.empty(parameter.shape, dtype=torch.float32), requires_grad=parameter.requires_grad
             )
             shard.replace(name, real)
-        for module in shard.modules():
-            _place_buffers(module)
+        placed = [_place_buffers(module) for module in shard.modules()]
+        if not names and not any(placed):
+            return
+        for name, parameter in shard.parameters.items():
+            if name not in names:
+                parameter._is_hf_initialized = True  # type: ignore[attr-defined]
         if shard.block is not None:
             modules = list(_post_order(shard.block))
         else:
@@ -127,20 +142,15 @@ class ShardInitializer:
                 self._model._init_weights(module)
 
 
-def check_fits_data(config: Any, vocabulary_size: int, sequence_length: int) -> None:
-    """Refuse data that the model cannot read.
+def check_positions(config: Any, sequence_length: int) -> None:
+    """Refuse sequences that the model cannot read.
 
     Raises:
-        ConfigurationError: the tokenizer has more tokens than the model, or sequences are longer than its positions.
+        ConfigurationError: they are longer than its positions.
     """
-    text = config.get_text_config()
-    if vocabulary_size > text.vocab_size:
-        raise ConfigurationError(
-            f"model.config.vocab_size = {text.vocab_size}: the tokenizer has {vocabulary_size} tokens; "
-            f"give the model at least as many, or choose another data.tokenizer"
-        )
-    longest = getattr(text, "max_position_embeddings", None)
-    if isinstance(longest, int) and sequence_length > longest:
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    # Some architectures say that they have no limit with a negative number.
+    if isinstance(longest, int) and 0 <= longest < sequence_length:
         raise ConfigurationError(
             f"data.sequence_length = {sequence_length}: the model has {longest} positions; "
             f"lower it to {longest}, or give model.config more positions"
@@ -165,6 +175,6 @@ def _place_buffers(module: nn.Module) -> bool:
     return bool(on_meta)
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[:3]) or type(error).__name__

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.model.safetensors_files import LARGEST_FILE_BYTES, SafetensorsFiles
+from workbench.model.adapter import is_saved_here, save_adapter
+from workbench.model.safetensors_files import LARGEST_FILE_BYTES, SafetensorsFiles, Spans
 
 Tensors = dict[str, Tensor]
 
@@ -29,11 +30,12 @@ def save_model(
     folder: Path,
     *,
     largest_file_bytes: int = LARGEST_FILE_BYTES,
-) -> None:
+) -> dict[str, Spans]:
     """Write safetensors with their index, `config.json` and the generation configuration into an empty `folder`.
 
     `shards` gives every parameter once, by its first name in `model.named_parameters()`; what the parameters of `model`
-    itself hold is not looked at. Of a model with adapters (PEFT) only these are written, as it saves them itself.
+    itself hold is not looked at. Of a model with adapters (PEFT) only these are written, as it saves them itself. What
+    comes back are the checksums of the files that were written from here, by name.
 
     Raises:
         ValueError: `shards` lacks a parameter.
@@ -41,20 +43,22 @@ def save_model(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if has_adapter(model):
-        _save_adapter(model, shards, folder)
-        return
+        (save_adapter if is_saved_here(model) else _save_adapter)(model, shards, folder)
+        return {}
+    checksums: dict[str, Spans] = {}
     revert = _reversal(model)
     if revert is None:
         dtype = _write_gathered(model, shards, folder)
     else:
         # Everything but weights: configurations, and the code of an architecture that brings its own.
         _save_pretrained(model, folder, {})
-        dtype = _write_weights(model, revert, shards, folder, largest_file_bytes)
+        dtype, checksums = _write_weights(model, revert, shards, folder, largest_file_bytes)
     if dtype is not None:
         # A streamed parameter has the dtype that it is computed in, which need not be that of its weights.
         described: Any = model
         described.config.dtype = str(dtype).removeprefix("torch.")
         described.config.save_pretrained(folder)
+    return checksums
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -68,8 +72,9 @@ def _write_weights(
     shards: Iterable[Tensors],
     folder: Path,
     largest_file_bytes: int,
-) -> torch.dtype | None:
-    """Write the files of weights; the dtype of the first floating-point parameter, which stands for the model's."""
+) -> tuple[torch.dtype | None, dict[str, Spans]]:
+    """Write the files of weights; the dtype of the first floating-point parameter, which stands for the model's, and
+    the files' checksums."""
     names = _saved_names(model)
     buffers = _buffers(model)
     whole = _on_meta(dict(model.named_parameters()))
@@ -92,7 +97,7 @@ def _write_weights(
             del shard, given, reverted
         if held:
             files.add(revert(held))
-    return dtype
+    return dtype, files.checksums
 
 
 def _write_gathered(model: nn.Module, shards: Iterable[Tensors], folder: Path) -> torch.dtype | None:

@@ -14,10 +14,13 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from workbench.checksum import crc32
+from workbench.model.direct_file import PAGE, DirectFile
 
 LARGEST_FILE_BYTES = 5 * 10**9
 WEIGHTS_FILE = "model.safetensors"
@@ -43,6 +46,8 @@ DTYPE_NAMES = {
     torch.complex64: "C64",
 }
 METADATA = {"__metadata__": {"format": "pt"}}
+Spans = tuple[tuple[int, int], ...]
+"""A file from its beginning to its end, in spans of so many bytes, each with its CRC-32."""
 WIDEST = {"dtype": "F8_E4M3", "data_offsets": [10**15, 10**15]}
 
 
@@ -58,13 +63,17 @@ class SafetensorsFiles:
     def __init__(
         self, folder: Path, awaited: Mapping[str, tuple[int, ...]], largest_bytes: int = LARGEST_FILE_BYTES
     ) -> None:
+        self.checksums: dict[str, Spans] = {}
+        """Of each file, by its name, once all are written."""
         self._folder = folder
         self._awaited = dict(awaited)
         self._largest = largest_bytes
         self._headers: list[dict[str, Any]] = []
-        self._file: BinaryIO | None = None
+        self._file: DirectFile | None = None
         self._room = 0
         self._bytes = 0
+        self._crc32 = 0
+        self._written: list[Spans] = []
         self._uneven: dict[str, Tensor] = {}
 
     def __enter__(self) -> SafetensorsFiles:
@@ -76,7 +85,7 @@ class SafetensorsFiles:
         if error is None:
             self._finish()
         elif self._file is not None:
-            self._file.close()
+            self._file.__exit__(kind, error, trace)
 
     def await_all(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether all of `tensors` are awaited, in the shapes they have."""
@@ -104,16 +113,19 @@ class SafetensorsFiles:
 
     def _begin_file(self, may_hold: Mapping[str, tuple[int, ...]]) -> None:
         longest = {**METADATA, **{name: {**WIDEST, "shape": shape} for name, shape in may_hold.items()}}
-        self._room = -(-len(json.dumps(longest)) // ALIGNMENT) * ALIGNMENT
+        self._crc32 = 0
+        # In whole pages, so that tensors in whole pages can be written from where they are.
+        self._room = -(-(8 + len(json.dumps(longest))) // PAGE) * PAGE - 8
         self._bytes = 0
-        self._file = self._part(len(self._headers)).open("wb")
+        self._file = DirectFile(self._part(len(self._headers)))
         self._headers.append({})
-        self._file.write(bytes(8 + self._room))
+        self._file.write(torch.zeros(8 + self._room, dtype=torch.uint8))
 
     def _write(self, name: str, tensor: Tensor) -> None:
         assert self._file is not None
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        self._file.write(flat.view(torch.uint8).numpy().data)
+        whole = tensor.detach().cpu().contiguous()
+        self._crc32 = crc32(whole.reshape(-1).view(torch.uint8).numpy().data, self._crc32)
+        self._file.write(whole)
         end = self._bytes + tensor.nbytes
         self._headers[-1][name] = {
             "dtype": DTYPE_NAMES[tensor.dtype],
@@ -130,9 +142,9 @@ class SafetensorsFiles:
             self._write(name, tensor)
         self._uneven = {}
         header = json.dumps({**METADATA, **self._headers[-1]}).encode()
-        self._file.seek(0)
-        self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
-        self._file.close()
+        beginning = self._room.to_bytes(8, "little") + header.ljust(self._room)
+        self._file.close(beginning)
+        self._written.append(((len(beginning), crc32(beginning)), (self._bytes, self._crc32)))
         self._file = None
 
     def _finish(self) -> None:
@@ -141,11 +153,13 @@ class SafetensorsFiles:
         self._end_file()
         if len(self._headers) == 1:
             self._part(0).rename(self._folder / WEIGHTS_FILE)
+            self.checksums = {WEIGHTS_FILE: self._written[0]}
             return
         weight_map = {}
         for number, header in enumerate(self._headers):
             name = f"model-{number + 1:05d}-of-{len(self._headers):05d}.safetensors"
             self._part(number).rename(self._folder / name)
+            self.checksums[name] = self._written[number]
             weight_map.update(dict.fromkeys(header, name))
         entries = [entry for header in self._headers for entry in header.values()]
         metadata = {

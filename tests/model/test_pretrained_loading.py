@@ -1,0 +1,375 @@
+"""Weights read shard by shard are those that transformers' own from_pretrained gives, and what is odd is told."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from saved_families import MODERN, SETTINGS, build, same_bytes, tensors_in
+
+from workbench.engine import OffloadEngine
+from workbench.engine.discovery import find_shards
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.model import conversion, safetensors_reading
+from workbench.model.build import ShardInitializer, build_on_meta
+from workbench.model.folder import save_model
+from workbench.model.loading import PretrainedShards
+from workbench.model.pretrained import files_in, find_pretrained, pretrained_config
+
+SETTINGS = {
+    **SETTINGS,
+    "gemma2": {**MODERN, "num_key_value_heads": 1, "head_dim": 12, "sliding_window": 8},
+    "phi": {**MODERN, "num_key_value_heads": 1, "partial_rotary_factor": 0.5},
+    "qwen3_moe": {
+        **MODERN,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+    },
+}
+CASES = [
+    pytest.param(family, torch.float32 if n % 2 else torch.bfloat16, "20KB" if n % 3 else "5GB", id=family)
+    for n, family in enumerate(SETTINGS)
+] + [pytest.param("mixtral", torch.float16, "5GB", id="mixtral-fp16")]
+
+
+@pytest.fixture(autouse=True)
+def _all_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saved_families.SETTINGS", SETTINGS)
+
+
+def saved(family: str, folder: Path, dtype: torch.dtype = torch.float32, size: str = "5GB") -> Path:
+    build(family, dtype=dtype).save_pretrained(folder, max_shard_size=size)
+    return folder
+
+
+def on_meta(folder: Path) -> Any:
+    return build_on_meta(pretrained_config(files_in(folder, str(folder))))
+
+
+def loaded(folder: Path, seed: int = 1) -> tuple[Any, PretrainedShards]:
+    model = on_meta(folder)
+    shards = PretrainedShards(model, files_in(folder, str(folder)), seed)
+    for shard in find_shards(model):
+        shards(shard)
+    return model, shards
+
+
+def reference(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    """The single file of `folder` with other tensors in it."""
+    tensors = tensors_in(folder)
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("family", "dtype", "size"), CASES)
+def test_every_tensor_of_a_family_is_the_one_that_transformers_loads(
+    tmp_path: Path, family: str, dtype: torch.dtype, size: str
+) -> None:
+    saved(family, tmp_path, dtype, size)
+    model, shards = loaded(tmp_path)
+    assert shards.warnings == []
+    mine, theirs = model.state_dict(), reference(tmp_path).state_dict()
+    assert mine.keys() == theirs.keys()
+    assert [name for name in theirs if not same_bytes(mine[name], theirs[name])] == []
+    for narrow in (torch.bfloat16, torch.float16, torch.float32):
+        other = reference(tmp_path, narrow).state_dict()
+        assert [name for name in other if not same_bytes(mine[name].to(narrow), other[name])] == []
+
+
+def test_both_of_the_models_ways_to_fuse_experts_are_gone_without_transformers_own_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("mixtral", tmp_path)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("experts were put together in a second copy")
+
+    model = on_meta(tmp_path)
+    shards = PretrainedShards(model, files_in(tmp_path, ""), 1)
+    monkeypatch.setattr(conversion.Conversion, "convert", refuse)
+    for shard in find_shards(model):
+        shards(shard)
+    theirs = reference(tmp_path).state_dict()
+    assert all(same_bytes(tensor, theirs[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_only_transformers_can_put_together_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("mixtral", tmp_path)
+    monkeypatch.setattr(conversion.Conversion, "_join", lambda _: None)
+    model, _ = loaded(tmp_path)
+    theirs = reference(tmp_path).state_dict()
+    assert all(same_bytes(tensor, theirs[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_neox", "opt"])
+def test_what_was_loaded_is_saved_as_it_came(tmp_path: Path, family: str) -> None:
+    saved(family, tmp_path / "theirs")
+    model, _ = loaded(tmp_path / "theirs")
+    save_model(
+        model,
+        ({n: p.detach() for n, p in s.parameters.items()} for s in find_shards(model)),
+        tmp_path / "mine",
+    )
+    theirs, mine = tensors_in(tmp_path / "theirs"), tensors_in(tmp_path / "mine")
+    assert mine.keys() == theirs.keys()
+    assert all(same_bytes(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_an_engine_trains_on_from_the_values_of_the_files(tmp_path: Path, dtype: torch.dtype) -> None:
+    saved("llama", tmp_path, dtype)
+    model = on_meta(tmp_path)
+    shards = PretrainedShards(model, files_in(tmp_path, ""), 1)
+    # Whatever the files are in: an fp32 engine has exactly their values.
+    with OffloadEngine(model, device="cpu", threads=1, precision="fp32", materialize=shards) as engine:
+        weights = {name: t.clone() for shard in engine.weights() for name, t in shard.items()}
+    theirs = reference(tmp_path, torch.float32).state_dict()
+    assert weights.keys() == {name for name, _ in model.named_parameters()}
+    assert all(same_bytes(tensor, theirs[name]) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_master_weights_keep_what_the_working_precision_has_no_room_for(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    saved("gpt2", tmp_path, dtype)
+    model = on_meta(tmp_path)
+    shards = PretrainedShards(model, files_in(tmp_path, ""), 1)
+    with OffloadEngine(model, device="cpu", threads=1, precision="bf16", materialize=shards) as engine:
+        state = dict(engine.state())
+        high = {name.partition("/")[0]: t.clone() for name, t in state.items() if "/high" in name}
+        low = {name.partition("/")[0]: t.clone() for name, t in state.items() if "/low" in name}
+        segments = {
+            segment.name: (f"{s.index:04d}-{s.name}", segment)
+            for s in engine.layout.shards
+            for segment in s.segments
+        }
+    theirs = reference(tmp_path, torch.float32).state_dict()
+    assert any(bool(t.any()) for t in low.values())
+    for name, (shard, segment) in segments.items():
+        part = slice(segment.offset, segment.offset + segment.numel)
+        bits = (high[shard][part].view(torch.int16).int() << 16) + low[shard][part].int()
+        assert torch.equal(bits.view(torch.float32), theirs[name].reshape(-1)), name
+
+
+def without_prefix(tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+
+def with_prefix(tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensors[f"transformer.{name}"] = tensors.pop(name)
+
+
+@pytest.mark.parametrize("change", [without_prefix, with_prefix])
+def test_the_name_of_the_inner_model_may_be_missing_or_there_twice(tmp_path: Path, change: Any) -> None:
+    rewritten(saved("gpt2", tmp_path), change)
+    model, shards = loaded(tmp_path)
+    assert shards.warnings == []
+    theirs = reference(tmp_path).state_dict()
+    assert all(same_bytes(tensor, theirs[name]) for name, tensor in model.state_dict().items())
+
+
+def test_of_a_tie_either_end_will_do(tmp_path: Path) -> None:
+    tensors = tensors_in(saved("qwen3", tmp_path))
+    assert "lm_head.weight" not in tensors
+
+    def turn(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+    rewritten(tmp_path, turn)
+    model, shards = loaded(tmp_path)
+    assert shards.warnings == []
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert same_bytes(model.lm_head.weight.detach(), tensors["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_ends_of_a_tie_that_differ_are_trained_apart_and_saved_apart(tmp_path: Path, same: bool) -> None:
+    def both(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + (0 if same else 1)
+
+    rewritten(saved("qwen3", tmp_path), both)
+    model, shards = loaded(tmp_path)
+    theirs = reference(tmp_path)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == same
+    assert all(same_bytes(t, theirs.state_dict()[n]) for n, t in model.state_dict().items())
+    assert [w for w in shards.warnings if "different values" in w] == shards.warnings
+    assert len(shards.warnings) == (not same)
+    assert model.config.tie_word_embeddings == same
+    again = tmp_path / "again"
+    save_model(model, ({n: p.detach() for n, p in s.parameters.items()} for s in find_shards(model)), again)
+    assert all(same_bytes(t, reference(again).state_dict()[n]) for n, t in model.state_dict().items())
+
+
+def test_what_the_files_lack_begins_as_from_scratch_whatever_else_is_read(tmp_path: Path) -> None:
+    lost = "model.layers.1.self_attn.q_norm.weight"
+    gone = {"model.layers.2.mlp.up_proj.weight", lost}
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in gone:
+            del tensors[name]
+
+    rewritten(saved("qwen3", tmp_path), drop)
+    model, shards = loaded(tmp_path, seed=7)
+    other, _ = loaded(tmp_path, seed=7)
+    third, _ = loaded(tmp_path, seed=8)
+    assert (
+        len(shards.warnings) == 1
+        and lost in shards.warnings[0]
+        and "as the architecture draws" in shards.warnings[0]
+    )
+    theirs = reference(tmp_path).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert same_bytes(tensor, other.state_dict()[name])
+        if name not in gone:
+            assert same_bytes(tensor, theirs[name]), name
+    assert torch.equal(model.state_dict()[lost], torch.ones(12))
+    drawn = model.state_dict()["model.layers.2.mlp.up_proj.weight"]
+    assert 0.01 < float(drawn.std()) < 0.03
+    assert not torch.equal(drawn, third.state_dict()["model.layers.2.mlp.up_proj.weight"])
+
+
+def test_a_model_without_its_head_gets_one(tmp_path: Path) -> None:
+    model = build("llama")
+    model.model.save_pretrained(tmp_path)
+    loaded_model, shards = loaded(tmp_path)
+    assert shards.warnings == [
+        f"{tmp_path}: its files have no values for lm_head.weight: these begin as the architecture draws them"
+    ]
+    assert torch.equal(loaded_model.model.embed_tokens.weight, model.model.embed_tokens.weight)
+
+
+def test_what_the_model_has_no_place_for_is_told_and_left(tmp_path: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["v_head.summary.weight"] = torch.ones(3)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
+
+    rewritten(saved("llama", tmp_path), add)
+    _, shards = loaded(tmp_path)
+    assert shards.warnings == [
+        f"{tmp_path}: its files have v_head.summary.weight, for which the model has no place: left out"
+    ]
+
+
+def test_files_of_another_model_are_refused(tmp_path: Path) -> None:
+    def other_names(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[f"other.{name}.x"] = tensors.pop(name)
+
+    rewritten(saved("llama", tmp_path), other_names)
+    with pytest.raises(ConfigurationError, match=r"nothing of block model\.layers\.0.*not one name fits"):
+        loaded(tmp_path)
+
+
+def test_a_description_with_more_blocks_than_the_files_is_refused(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+    with pytest.raises(ConfigurationError, match=r"nothing of block model\.layers\.3"):
+        loaded(tmp_path)
+
+
+def test_files_that_lack_a_good_part_are_refused(tmp_path: Path) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if "mlp" in n]:
+            del tensors[name]
+
+    rewritten(saved("llama", tmp_path), drop)
+    with pytest.raises(ConfigurationError, match=r"lack \d\d% of the weights.*mlp\.gate_proj\.weight"):
+        loaded(tmp_path)
+
+
+def test_persistent_buffers_are_read_and_others_are_computed(tmp_path: Path) -> None:
+    folder = saved("gpt2", tmp_path)
+    rewritten(folder, lambda tensors: tensors.update({"transformer.h.1.kept": torch.tensor([5, 6])}))
+    model = on_meta(folder)
+    model.transformer.h[1].register_buffer("kept", torch.zeros(2, dtype=torch.int64, device="meta"))
+    shards = PretrainedShards(model, files_in(folder, ""), 1)
+    for shard in find_shards(model):
+        shards(shard)
+    assert model.transformer.h[1].kept.tolist() == [5, 6]
+    rotary, _ = loaded(saved("llama", tmp_path / "llama"))
+    expected = reference(tmp_path / "llama").model.rotary_emb.inv_freq
+    assert torch.equal(rotary.model.rotary_emb.inv_freq, expected)
+
+
+def test_an_expert_that_is_missing_is_told_with_both_shapes(tmp_path: Path) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if ".experts.4." in n]:
+            del tensors[name]
+
+    rewritten(saved("mixtral", tmp_path), drop)
+    with pytest.raises(ConfigurationError, match=r"\[4, 80, 24\].*config\.json.*\[5, 80, 24\]"):
+        loaded(tmp_path)
+
+
+def test_trainable_weights_that_are_overwritten_anyway_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = on_meta(saved("llama", tmp_path))
+    frozen = model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
+    name = "model.layers.1.mlp.up_proj.weight"
+    read: list[str] = []
+    real = safetensors_reading.read_into
+    monkeypatch.setattr(
+        "workbench.model.loading.read_into",
+        lambda pairs: (read.extend(p.name for p, _ in pairs), real(pairs)),
+    )
+    shards = PretrainedShards(model, files_in(tmp_path, ""), 1, blank=True)
+    for shard in find_shards(model):
+        shards(shard)
+    assert read == [name] and frozen.is_meta
+    assert torch.equal(model.get_parameter(name), reference(tmp_path).get_parameter(name))
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_a_transformers_that_keeps_its_rules_elsewhere_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("gpt2", tmp_path)
+    monkeypatch.delattr(
+        importlib.import_module("transformers.conversion_mapping"), "get_model_conversion_mapping"
+    )
+    with pytest.raises(WorkbenchError, match=r"does not tell how its models are loaded.*5\.17 to 5\.23"):
+        loaded(tmp_path)
+
+
+def test_a_whole_initialisation_is_what_it_was_without_files() -> None:
+    models = [build_on_meta(build("gpt2").config) for _ in range(2)]
+    initializers = [ShardInitializer(model, 3) for model in models]
+    for shard in find_shards(models[0]):
+        initializers[0](shard)
+    for shard in find_shards(models[1]):
+        initializers[1].initialize(shard, list(shard.parameters))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True)
+    )
+
+
+def test_a_folder_is_found_without_the_hub_being_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "workbench.model.hub", None)
+    files = find_pretrained(str(saved("gpt2", tmp_path, size="20KB")))
+    assert len(files.weights) > 2 and files.index is not None

@@ -1,0 +1,216 @@
+"""Where a pretrained model's files are, and what model its `config.json` describes.
+
+A folder is taken as it stands and no network is touched; anything else is a hub id (`hub.py`). Weights are safetensors
+and nothing else: pickle files can run any code when they are loaded, and are never opened.
+
+Invariant: what is given from here was found whole as far as names tell: every file that the index names is there.
+Sizes and shapes are looked at when the weights are (`loading.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.config.references import HUB_ID
+from workbench.errors import ConfigurationError
+from workbench.model.build import brief
+from workbench.model.safetensors_files import INDEX_FILE, WEIGHTS_FILE
+
+CONFIG_FILE = "config.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True)
+class PretrainedFiles:
+    """A model's files. `name`: what the user calls it. `weights`: the safetensors files; empty where only the
+    description was asked for. `index`: the file of each tensor by its name, where there is an index.
+    """
+
+    name: str
+    folder: Path
+    weights: tuple[Path, ...] = ()
+    index: Mapping[str, str] | None = None
+    commit: str = ""
+    """Of the hub's repository that they are from."""
+
+
+def find_pretrained(
+    name: str,
+    revision: str = "",
+    *,
+    weights: bool = True,
+    fresh: bool = True,
+    trust_remote_code: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> PretrainedFiles:
+    """The files of the model called `name`: a folder, or an id of the hub, from where what is missing is fetched.
+
+    Without `weights` only what describes the model is looked for, and unless `fresh` the hub is not asked for what is
+    in its cache. `tell` is given how far a download is. Whether the hub may be asked is decided by its own settings
+    (HF_HUB_OFFLINE, HF_HOME, HF_TOKEN).
+
+    Raises:
+        ConfigurationError: there is no such folder or id, or it holds no model that can be loaded.
+        WorkbenchError: the hub cannot be reached, or the disk has no room.
+    """
+    folder = local_folder(name)
+    if folder is not None:
+        return files_in(folder, name, weights=weights)
+    from workbench.model.hub import fetch
+
+    folder = fetch(name, revision, weights=weights, fresh=fresh, code=trust_remote_code, tell=tell)
+    return replace(files_in(folder, name, weights=weights), commit=folder.name)
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder called `name`; None where it can only be an id of the hub.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    where = f'model.pretrained = "{name}"'
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+        is_file = folder.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(f"{where}: {error}; name a folder or a hub id") from error
+    if is_file:
+        raise ConfigurationError(f"{where} is a file; name the folder that holds it, with its {CONFIG_FILE}")
+    if HUB_ID.fullmatch(name) is None or ".." in name:
+        raise ConfigurationError(
+            f'{where}: there is no such folder, and it is no hub id such as "Qwen/Qwen3-0.6B"'
+        )
+    return None
+
+
+def files_in(folder: Path, name: str, *, weights: bool = True) -> PretrainedFiles:
+    """The files of the model in `folder`; see `find_pretrained`."""
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigurationError(f'model.pretrained = "{name}": {_no_config(folder)}')
+    if not weights:
+        return PretrainedFiles(name, folder)
+    # As transformers has it: the single file before the index.
+    if (folder / WEIGHTS_FILE).is_file():
+        return PretrainedFiles(name, folder, (folder / WEIGHTS_FILE,))
+    if not (folder / INDEX_FILE).is_file():
+        raise ConfigurationError(f'model.pretrained = "{name}": {_no_weights(folder)}')
+    index = read_index(folder / INDEX_FILE)
+    paths = tuple(folder / file for file in sorted(set(index.values())))
+    for path in paths:
+        if not path.is_file():
+            lost = [tensor for tensor, file in index.items() if file == path.name]
+            raise ConfigurationError(
+                f"{path} is missing: {folder / INDEX_FILE} has {len(lost)} tensors in it, one of them {min(lost)}; "
+                "get the file again"
+            )
+    return PretrainedFiles(name, folder, paths, index)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor by its name, as an index of safetensors files has it.
+
+    Raises:
+        ConfigurationError: it cannot be read, or names a file outside of its folder.
+    """
+    content = read_json(path)
+    found = content.get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+        raise ConfigurationError(f"{path} has no weight_map from tensors to files; get it again")
+    for file in found.values():
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ConfigurationError(f'{path} names "{file}", which is no safetensors file beside it')
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ConfigurationError where `path` is no JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no JSON: {error}; get it again") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} holds no JSON object; get it again")
+    return content
+
+
+def _no_config(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        return f"{folder} holds an adapter and no model; name the model that it was made for ({base})"
+    if (folder / "checkpoints").is_dir():
+        return f"{folder} is a run; name one of its checkpoints, {folder}/checkpoints/step-…"
+    if any(folder.glob("*.gguf")):
+        return f"{folder} holds GGUF files, which are not trained from; name a folder with safetensors"
+    return f"{folder} has no {CONFIG_FILE}; name a folder that save_pretrained wrote"
+
+
+def _no_weights(folder: Path) -> str:
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        return (
+            f"{folder} has its weights as pickle files only ({pickles[0]}), which can run any code when they are "
+            "loaded and are never loaded here; where you trust them, load them once with transformers and "
+            "save_pretrained them, which writes safetensors"
+        )
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    beside = f" (there is {others[0]})" if others else ""
+    return f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}{beside}"
+
+
+def pretrained_config(files: PretrainedFiles, *, trust_remote_code: bool = False) -> Any:
+    """The transformers configuration of a pretrained model.
+
+    Raises:
+        ConfigurationError: it cannot be read, is of no causal language model that transformers has, needs code that is
+            not trusted, or its weights are quantised.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    path = files.folder / CONFIG_FILE
+    settings = read_json(path)
+    where = f'model.pretrained = "{files.name}"'
+    quantised = settings.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
+        raise ConfigurationError(
+            f"{where}: its weights are quantised ({method}), which are not trained from; "
+            "name the model that they were made of"
+        )
+    kind = settings.get("model_type")
+    code = settings.get("auto_map")
+    known = kind in CONFIG_MAPPING and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not known and code and not trust_remote_code:
+        raise ConfigurationError(
+            f"{where}: it brings code of its own, which would run on this machine; read it ({_code_files(code)}), and "
+            "if you trust it set model.trust_remote_code = true"
+        )
+    if not known and not code:
+        raise ConfigurationError(
+            f"{path}: model_type = {kind!r} is no causal language model that transformers "
+            f"{_transformers_version()} has"
+        )
+    try:
+        return AutoConfig.from_pretrained(files.folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ConfigurationError(f"{path} describes no model: {brief(error)}") from error
+
+
+def _code_files(code: Any) -> str:
+    references = code.values() if isinstance(code, dict) else ()
+    files = {str(r).rpartition("--")[2].partition(".")[0] + ".py" for r in references if isinstance(r, str)}
+    return ", ".join(sorted(files)) or "the files named in auto_map"
+
+
+def _transformers_version() -> str:
+    from importlib import metadata
+
+    return metadata.version("transformers")
