@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 from workbench.engine import OffloadEngine, activation_offload
 from workbench.engine.device import Device
-from workbench.engine.loss_scale import HYSTERESIS, INITIAL_SCALE
+from workbench.engine.loss_scale import LossScaling
 from workbench.optimizer.reference import ReferenceParameter, split_float32
 
 STEPS = 4
+INITIAL_SCALE, HYSTERESIS = LossScaling().initial, LossScaling().hysteresis
 LAYERS = 5  # more than the slots of streamed weights: each slot is used again
 DELAY_WARMUP = 2
 

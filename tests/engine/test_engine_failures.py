@@ -47,9 +47,9 @@ def test_a_lanes_failure_names_the_lane_and_carries_its_cause(
         chunk_bytes=CHUNK_BYTES,
     )
     with pytest.raises((LaneError, RuntimeError)) as caught:
-        for ids in batches(4 * accumulation):
+        for number, ids in enumerate(batches(4 * accumulation), start=1):
             engine.backward(loss_of(model, ids))
-            if engine._micro_batches == accumulation:
+            if number % accumulation == 0:
                 engine.step()
         engine.wait()
     messages, error = [], caught.value
@@ -153,7 +153,7 @@ def test_what_another_shard_has_shown_not_to_be_finite_is_not_applied_by_compute
         before = [p.detach().clone() for p in model.parameters()]
 
         def block(gradient: torch.Tensor) -> None:
-            engine._work._current.blocked = True  # as an update on a lane does
+            engine._machinery.work._current.blocked = True  # as an update on a lane does
 
         model.model.layers[0].mlp.up_proj.weight.register_hook(block)  # type: ignore[union-attr]
         engine.backward(loss_of(model, ids[0]))

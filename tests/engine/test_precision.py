@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import torch
 from small_models import CHUNK_BYTES, SeparateMemory, batches, clone, gpt2, llama, loss_of
 
-from workbench.engine import AdamW, OffloadEngine
+from workbench.engine import AdamW, NonFiniteGradientsError, OffloadEngine
 from workbench.engine.device import CpuDevice, Device
-from workbench.engine.loss_scale import HYSTERESIS, INITIAL_SCALE, WINDOW_STEPS, LossScale
+from workbench.engine.loss_scale import LossScale, LossScaling
 from workbench.optimizer.reference import ReferenceParameter, join_float32, split_float32
 
 PLACES = [("device", "host"), ("host", "host"), ("host", "disk"), ("disk", "disk")]
 SETTINGS = AdamW(lr=1e-2, weight_decay=0.1)
+INITIAL_SCALE, HYSTERESIS, WINDOW_STEPS = 2.0**16, 2, 1000
 
 
 def open_engine(model: torch.nn.Module, device: Device, tmp_path: Path, **options: Any) -> OffloadEngine:
@@ -152,6 +154,101 @@ def test_a_loss_scale_halves_after_its_patience_doubles_after_its_window_and_goe
     for _ in range(40):
         scale.after(finite=False)
     assert scale.value == 1.0 and scale.exhausted
+
+
+class DeepSpeedScaler:
+    """DeepSpeed's DynamicLossScaler, by its own counting, with consecutive_hysteresis off."""
+
+    def __init__(self, scaling: LossScaling) -> None:
+        self.cur_scale, self.cur_hysteresis = scaling.initial, scaling.hysteresis
+        self.cur_iter, self.last_overflow_iter = 0, -1
+        self.scaling = scaling
+
+    def update_scale(self, overflow: bool) -> None:
+        if overflow:
+            if self.cur_hysteresis == 1:
+                self.cur_scale = max(self.cur_scale / 2, self.scaling.minimum)
+            else:
+                self.cur_hysteresis -= 1
+            self.last_overflow_iter = self.cur_iter
+        elif (self.cur_iter - self.last_overflow_iter) % self.scaling.window == 0:
+            self.cur_hysteresis = self.scaling.hysteresis
+            self.cur_scale *= 2
+        self.cur_iter += 1
+
+
+@pytest.mark.parametrize("hysteresis", [1, 2, 4])
+@pytest.mark.parametrize("window", [1, 3, 10])
+def test_the_scale_is_searched_as_deepspeed_searches_it(window: int, hysteresis: int) -> None:
+    scaling = LossScaling(initial=2.0**10, window=window, hysteresis=hysteresis, minimum=32.0)
+    ours, theirs = LossScale(scaling), DeepSpeedScaler(scaling)
+    generator = random.Random(100 * window + hysteresis)
+    for _ in range(2000):
+        finite = generator.random() < 1 - 1 / (window + 1) and ours.value < 2.0**20
+        ours.after(finite=finite)
+        theirs.update_scale(overflow=not finite)
+        assert ours.value == theirs.cur_scale
+
+
+def test_a_fixed_scale_never_moves_and_its_third_overflow_in_a_row_ends_training(tmp_path: Path) -> None:
+    model, ids = gpt2(), batches(1)[0]
+    scaling = LossScaling(fixed=512.0)
+    with open_engine(model, CpuDevice(), tmp_path, precision="fp16", loss_scale=scaling) as engine:
+        seen = []
+        for factor in (1.0, 1e7, 1e7, 1.0, 1e7, 1e7):
+            engine.backward(loss_of(model, ids) * factor)
+            result = engine.step().result()
+            seen.append((result.loss_scale, result.skipped, result.scale_can_fall))
+        assert seen == [(512.0, factor, False) for factor in (False, True, True, False, True, True)]
+        assert "loss_scale" not in engine.counters()
+        engine.backward(loss_of(model, ids) * 1e7)
+        with pytest.raises(NonFiniteGradientsError, match=r"3 steps in a row under a loss scale of 512"):
+            engine.step().result()
+
+
+def test_an_overflow_at_the_minimum_ends_training_once_it_is_the_third_in_a_row(tmp_path: Path) -> None:
+    model, ids = gpt2(), batches(1)[0]
+    scaling = LossScaling(initial=2.0**12, hysteresis=1, minimum=2.0**11)
+    with open_engine(model, CpuDevice(), tmp_path, precision="fp16", loss_scale=scaling) as engine:
+        seen = []
+        for _ in range(2):
+            engine.backward(loss_of(model, ids) * 1e7)
+            result = engine.step().result()
+            seen.append((result.loss_scale, result.scale_can_fall))
+        assert seen == [(2.0**12, True), (2.0**11, False)]
+        engine.backward(loss_of(model, ids) * 1e7)
+        with pytest.raises(
+            NonFiniteGradientsError, match="a loss scale of 2048, which cannot fall any further"
+        ):
+            engine.step().result()
+
+
+def test_a_saved_scale_is_taken_up_within_the_bounds_of_the_present_search() -> None:
+    saved = {"value": 4.0, "good_steps": 7, "patience": 5}
+    scale = LossScale(LossScaling(minimum=16.0, hysteresis=3))
+    scale.load(saved)
+    assert scale.as_dict() == {"value": 16.0, "good_steps": 7, "patience": 3}
+    fixed = LossScale(LossScaling(fixed=128.0))
+    fixed.load(saved)
+    assert fixed.value == 128.0 and fixed.as_dict() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fixed", -1.0),
+        ("fixed", float("inf")),
+        ("fixed", float("nan")),
+        ("initial", 2.0**33),
+        ("initial", 0.5),
+        ("minimum", 0.0),
+        ("window", 0),
+        ("hysteresis", 0),
+    ],
+)
+def test_a_loss_scale_out_of_range_is_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"loss_scale.{name} = "):
+        LossScaling(**{name: value})  # type: ignore[arg-type]
 
 
 def test_16_bit_storage_with_fp32_compute_needs_checkpointing(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,34 @@ def test_a_stuck_lane_is_named_with_its_task_and_the_caller_goes_on(
 
 def test_a_watchdog_leaves_a_lane_alone_that_works_on_one_short_task_after_the_other() -> None:
     model = gpt2()
+    others = set(threading.enumerate())
     with OffloadEngine(model, device=SeparateMemory(seed=0), chunk_bytes=CHUNK_BYTES, watchdog_s=5) as engine:
         train(engine, model, steps=6)
         assert engine.steps == 6
-    assert not [t for t in threading.enumerate() if t.name == "lane-watchdog"]
+        assert set(threading.enumerate()) - others
+    assert not set(threading.enumerate()) - others
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "host"}, {"state": "disk", "overlap": "delayed"}])
+def test_an_engine_that_is_dropped_is_collected_with_its_memory_and_its_threads(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = gpt2()
+    others = set(threading.enumerate())
+    if "state" in options:
+        options = {**options, "disk_path": tmp_path}
+    engine = OffloadEngine(
+        model, device=SeparateMemory(seed=0), chunk_bytes=CHUNK_BYTES, watchdog_s=0.2, **options
+    )
+    train(engine, model)
+    dropped, threads = weakref.ref(engine), set(threading.enumerate()) - others
+    assert {"lane-watchdog", "lane-update"} <= {thread.name for thread in threads}
+    del engine, model
+    gc.collect()
+    assert dropped() is None
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("overlap", ["serial", "exact", "delayed"])

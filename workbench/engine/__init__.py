@@ -4,6 +4,7 @@ It works on any `torch.nn.Module` and needs no configuration file, screen or run
 """
 
 from workbench.engine.execution import LaneError, Span
+from workbench.engine.loss_scale import LossScaling
 from workbench.engine.offload import OffloadEngine
 from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
 from workbench.optimizer.settings import AdamW
@@ -11,6 +12,7 @@ from workbench.optimizer.settings import AdamW
 __all__ = [
     "AdamW",
     "LaneError",
+    "LossScaling",
     "NonFiniteGradientsError",
     "OffloadEngine",
     "Span",

@@ -16,6 +16,7 @@ from workbench.engine.device import Device
 from workbench.engine.discovery import FoundShard, storage_dtypes
 from workbench.engine.disk import DiskTier
 from workbench.engine.memory import ShardMemory
+from workbench.engine.stored import StoredTensor
 from workbench.engine.streamed import StreamedShard
 from workbench.layout import NORM_BLOCK, Layout
 from workbench.routing import ShardRoute
@@ -32,6 +33,20 @@ class Assembly:
     parameters: list[list[nn.Parameter]]
     frozen: list[list[tuple[str, nn.Parameter]]]
     streamed: list[StreamedShard]
+
+    def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
+        """Every tensor of the optimizer state by name; see `OffloadEngine.state`."""
+        for memory in self.memories:
+            for kind, tensor in memory.state():
+                yield f"{memory.shard.index:04d}-{memory.shard.name}/{kind}", tensor
+
+    def parameter_steps(self) -> dict[str, int]:
+        """The steps that each parameter has got a gradient in, by its name."""
+        return {
+            segment.name: memory.steps[number]
+            for memory in self.memories
+            for number, segment in enumerate(memory.shard.segments)
+        }
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """The newest weights, a dictionary a shard; see `OffloadEngine.weights`."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Mark = Any
 """What compute had issued at some moment, or the end of a copy: a CUDA event, or None where it is over already."""
 
+BLOCK_BYTES = 512
+ALIGNED_FROM_BYTES = 64 << 10
+
 
 class Device(ABC):
     """Where the model computes. `shared_memory`: its memory is the host's, and nothing is copied between them."""
@@ -108,10 +111,10 @@ class CpuDevice(Device):
         self._making = threading.Lock()
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(elements, dtype=dtype)
+        return _block_aligned(elements, dtype)
 
     def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(elements, dtype=dtype)
+        return _block_aligned(elements, dtype)
 
     def mark(self) -> Mark:
         return None
@@ -138,6 +141,16 @@ class CpuDevice(Device):
         if self._copier is not None:
             self._copier.close()
             self._copier = None
+
+
+def _block_aligned(elements: int, dtype: torch.dtype) -> Tensor:
+    """Memory that a disk's blocks can be written from as it lies (a checkpoint's), where there is more than a few."""
+    size = elements * dtype.itemsize
+    if size < ALIGNED_FROM_BYTES:
+        return torch.empty(elements, dtype=dtype)
+    spare = torch.empty(size + BLOCK_BYTES, dtype=torch.uint8)
+    skip = -spare.data_ptr() % BLOCK_BYTES
+    return spare[skip : skip + size].view(dtype)
 
 
 def _copier() -> HostOptimizer:

@@ -20,12 +20,13 @@ import tempfile
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from workbench.checksum import crc32
 
 PAGE_BYTES = 4096
 LARGEST_CALL_BYTES = 64 << 20
@@ -170,7 +171,7 @@ class RecordFile:
         """
         began = time.monotonic()
         size, view = self._memory(record, buffer)
-        checksum = zlib.crc32(view[:size])
+        checksum = crc32(view[:size])
         self._checksums[record] = _UNFINISHED
         with self._opened(record, "written") as descriptor:
             self._transfer(record, "written", view, lambda part, at: os.pwritev(descriptor, [part], at))
@@ -202,7 +203,7 @@ class RecordFile:
             self._transfer(record, "read", view, lambda part, at: os.preadv(descriptor, [part], at))
             if not self._tier.direct and len(view):
                 self._drop_cache(descriptor, record)
-        if zlib.crc32(view[:size]) != checksum:
+        if crc32(view[:size]) != checksum:
             raise DiskError(
                 f"{self._path}: record {record} is damaged: its checksum is not that of what was written; "
                 "check the disk, and go on from the last checkpoint"

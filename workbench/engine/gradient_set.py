@@ -10,16 +10,39 @@ from workbench.optimizer.settings import AdamW
 
 
 @dataclass(frozen=True)
+class NotFinite:
+    """Where a step's gradients are not finite.
+
+    `parameter`, in `shard`: the first in layout order. `met_in`: the shard nearest to the loss, where backward met it
+    first. `shards`: how many have one, of `of`.
+    """
+
+    parameter: str
+    shard: str
+    met_in: str
+    shards: int
+    of: int
+
+    def __str__(self) -> str:
+        there = f"the gradient of {self.parameter} (shard {self.shard}) is not finite"
+        if self.shards == 1:
+            return f"{there}, in this shard alone"
+        if self.shards == self.of:
+            return f"{there}, nor is any other shard's: the loss itself, or what is nearest to it, is not"
+        some = f"{self.shards} of {self.of} shards have such gradients"
+        return f"{there}; {some}, and backward met them first in {self.met_in}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a step's gradients came to. `grad_norm`: of the step's mean gradient, before clipping.
 
-    `offender` is the first parameter, in layout order, whose gradient is not finite. `torn`: shards were updated
-    before that was known.
+    `where`: None where all are finite. `torn`: shards were updated before that was known.
     """
 
     grad_norm: float
     finite: bool
-    offender: str | None = None
+    where: NotFinite | None = None
     torn: bool = False
 
 

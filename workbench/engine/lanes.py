@@ -20,7 +20,7 @@ _Work = tuple[str, Callable[[], None]]
 
 
 class LaneThreads:
-    """One daemon thread a lane, started at the first task it gets; `close` ends them."""
+    """One daemon thread a lane, started at the first task it gets; `close` ends them, and so does the owner's end."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -63,14 +63,18 @@ class LaneThreads:
         """A lane is stuck: `close` will not wait for it for ever."""
         self._stuck = True
 
+    def end(self) -> None:
+        """Tell each lane's thread to end after what it has, without waiting for it: safe in a finalizer; idempotent."""
+        for work_queue in list(self._queues.values()):
+            work_queue.put(None)
+
     def close(self) -> bool:
         """Let each lane finish what it has and end its thread; idempotent.
 
         A lane that is stuck is waited for a few seconds and then left behind; False where that was so.
         """
         with self._lock:
-            for work_queue in self._queues.values():
-                work_queue.put(None)
+            self.end()
             for thread in self._threads.values():
                 thread.join(CLOSE_TIMEOUT_S if self._stuck else None)
             self._threads = {lane: t for lane, t in self._threads.items() if t.is_alive()}

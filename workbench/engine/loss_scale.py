@@ -1,51 +1,91 @@
-"""Dynamic loss scaling for fp16: the scale that keeps small gradients from vanishing, searched while training.
+"""Loss scaling for fp16: a factor that keeps small gradients from vanishing, fixed or searched while training.
 
-Micikevicius et al., Mixed Precision Training, 2018, §3.2. After an overflow the step is left out; the scale is
-halved when overflows have used up the hysteresis, and doubled after a window of steps without one.
+Micikevicius et al., Mixed Precision Training, 2018, §3.2. After an overflow the step is left out. A scale that is
+searched is halved when overflows have used up the hysteresis, and again at every further one; after a window of steps
+without one it is doubled, and the hysteresis is whole again. DeepSpeed's dynamic loss scaler does the same.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
-INITIAL_SCALE = 2.0**16
-WINDOW_STEPS = 1000
-HYSTERESIS = 2
-SMALLEST_SCALE = 1.0
-LARGEST_SCALE = 2.0**24
+LARGEST_SCALE = 2.0**32
+
+
+@dataclass(frozen=True)
+class LossScaling:
+    """How the loss is scaled. `fixed`: a scale that never moves; 0 searches it, and what follows is for that alone.
+
+    `initial`: the first scale. `window`: steps without an overflow after which it doubles, up to `LARGEST_SCALE`.
+    `hysteresis`: the overflow, counted from 1, at which it is halved first. `minimum`: it is not lowered below this.
+
+    Raises `ValueError` naming the field.
+    """
+
+    fixed: float = 0.0
+    initial: float = 2.0**16
+    window: int = 1000
+    hysteresis: int = 2
+    minimum: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.fixed < math.inf:
+            raise ValueError(
+                f"loss_scale.fixed = {self.fixed!r}: expected 0 (searched) or a finite scale above it"
+            )
+        if not 0.0 < self.minimum <= self.initial <= LARGEST_SCALE:
+            raise ValueError(
+                f"loss_scale.minimum = {self.minimum!r} with loss_scale.initial = {self.initial!r}: expected "
+                f"0 < minimum <= initial <= {LARGEST_SCALE:g}"
+            )
+        for name, value in (("window", self.window), ("hysteresis", self.hysteresis)):
+            if value < 1:
+                raise ValueError(f"loss_scale.{name} = {value!r}: expected 1 or more")
 
 
 class LossScale:
     """The present `value`, and what decides the next one."""
 
-    def __init__(self) -> None:
-        self.value = INITIAL_SCALE
+    def __init__(self, scaling: LossScaling | None = None) -> None:
+        self._scaling = scaling or LossScaling()
+        self.value = self._scaling.fixed or self._scaling.initial
         self._good_steps = 0
-        self._patience = HYSTERESIS
+        self._patience = self._scaling.hysteresis
 
     def after(self, *, finite: bool) -> None:
         """A step's gradients were, or were not, finite under the present scale."""
+        scaling = self._scaling
+        if scaling.fixed:
+            return
         if finite:
             self._good_steps += 1
-            if self._good_steps % WINDOW_STEPS == 0:
+            if self._good_steps % scaling.window == 0:
                 self.value = min(LARGEST_SCALE, self.value * 2)
-                self._patience = HYSTERESIS
+                self._patience = scaling.hysteresis
             return
         self._good_steps = 0
         self._patience -= 1
         if self._patience <= 0:
-            self.value = max(SMALLEST_SCALE, self.value / 2)
+            self.value = max(scaling.minimum, self.value / 2)
 
     @property
     def exhausted(self) -> bool:
-        """It cannot be lowered any more: the overflow is not the scale's doing."""
-        return self.value <= SMALLEST_SCALE
+        """It cannot be lowered any more: training cannot go on by waiting for a smaller one."""
+        return bool(self._scaling.fixed) or self.value <= self._scaling.minimum
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any] | None:
+        """What `load` takes up; None where nothing is searched."""
+        if self._scaling.fixed:
+            return None
         return {"value": self.value, "good_steps": self._good_steps, "patience": self._patience}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Take up what `as_dict` gave."""
-        self.value = float(saved["value"])
+        """Take up what `as_dict` gave, within what this search may come to; a fixed scale stays."""
+        scaling = self._scaling
+        if scaling.fixed:
+            return
+        self.value = min(LARGEST_SCALE, max(scaling.minimum, float(saved["value"])))
         self._good_steps = int(saved["good_steps"])
-        self._patience = int(saved["patience"])
+        self._patience = min(scaling.hysteresis, int(saved["patience"]))

@@ -30,6 +30,16 @@ from workbench.layout import Chunk, Region, Segment, Shard
 from workbench.routing import WORKING_KIND, ShardRoute
 from workbench.state_formats import MOMENTS
 
+PUBLISHED = "published"
+"""The kind of the weights that a delayed engine's next forward reads, an update behind the state's own."""
+
+
+def state_suffixes(shard: Shard) -> list[str]:
+    """What the names of each region's tensors end with: its dtype and format, where the shard has several."""
+    several_dtypes = len({region.dtype for region in shard.regions}) > 1
+    several_formats = len({region.state_format for region in shard.regions}) > 1
+    return [f".{r.dtype}" * several_dtypes + f".{r.state_format}" * several_formats for r in shard.regions]
+
 
 def state_kinds(region: Region) -> dict[str, tuple[torch.dtype, int]]:
     """The kinds of a region's state: dtype, and the elements of the parameter that share one of its elements."""
@@ -269,11 +279,8 @@ class ShardMemory:
 
         What follows from other kinds is left out: the fp16 copy of an fp32 master.
         """
-        regions = [memory.region for memory in self.regions]
-        several_dtypes = len({region.dtype for region in regions}) > 1
-        several_formats = len({region.state_format for region in regions}) > 1
-        for region, memory in zip(regions, self.regions, strict=True):
-            suffix = f".{region.dtype}" * several_dtypes + f".{region.state_format}" * several_formats
+        for suffix, memory in zip(state_suffixes(self.shard), self.regions, strict=True):
+            region = memory.region
             for kind, (dtype, per) in state_kinds(region).items():
                 if kind == "working":
                     continue
@@ -284,7 +291,7 @@ class ShardMemory:
             if self.route.delayed:
                 apart = memory.weights if memory.weights is not None else memory.published
                 assert apart is not None
-                yield "published" + suffix, apart
+                yield PUBLISHED + suffix, apart
 
     def stored(self, region: int, kind: str) -> StoredTensor:
         """One kind of a region's state that is on disk."""
@@ -358,7 +365,7 @@ def _set_values(views: StateViews, values: Tensor, arithmetic: Arithmetic) -> No
             views.working.copy_(views.master)
         return
     assert views.high is not None and views.low is not None
-    if values.dtype in (torch.float32, torch.float64):
+    if values.dtype != views.high.dtype:
         arithmetic.split(values.to(views.high.device, torch.float32).contiguous(), views.high, views.low)
     else:
         views.high.copy_(values)

@@ -17,6 +17,7 @@ state is read by nobody else while it is written.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,36 +27,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.activation_offload import ActivationOffload
-from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
-from workbench.engine.assembly import assemble
-from workbench.engine.checkpointing import BlockCheckpointing
-from workbench.engine.compute_clock import ComputeClock, exposed_seconds, lane_seconds
+from workbench.engine.arrangement import arrange
 from workbench.engine.device import Device, open_device
-from workbench.engine.discovery import FoundShard, dtype_name, find_shards, lay_out
-from workbench.engine.disk import DiskTier
-from workbench.engine.execution import LaneError, StepExecution
-from workbench.engine.forward_gate import ForwardGate
-from workbench.engine.gradient_set import GradientSet
-from workbench.engine.gradients import GradientIntake
-from workbench.engine.heap import give_large_blocks_back
-from workbench.engine.lanes import LaneThreads
-from workbench.engine.ledger import Ledger, ledger_text, memory_ledger
+from workbench.engine.discovery import FoundShard
+from workbench.engine.ledger import Ledger, ledger_text
+from workbench.engine.loss_scale import LossScaling
+from workbench.engine.machinery import set_up
+from workbench.engine.micro_batches import MicroBatches
 from workbench.engine.non_finite import NonFiniteSteps
-from workbench.engine.precision import Compute, Precision, compute_dtypes, working_precision
-from workbench.engine.report import StepReport, StepResult
-from workbench.engine.setup import check_arguments, host_arithmetic
-from workbench.engine.step_work import StepWork
+from workbench.engine.precision import Compute, Precision, working_precision
+from workbench.engine.report import StepReport
+from workbench.engine.setup import check_arguments
+from workbench.engine.step_cycle import StepCycle
 from workbench.engine.stored import StoredTensor
 from workbench.engine.watchdog import Watchdog
-from workbench.engine.weight_window import WeightWindow
 from workbench.layout import Layout
-from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.settings import AdamW
-from workbench.placement import Tier, place
-from workbench.routing import Conditions, lanes_pay, route_shard
+from workbench.placement import Tier
 from workbench.state_formats import StateFormat
-from workbench.timeline import Kind, Lane, Overlap, StepShape, Timeline, build_timeline
+from workbench.timeline import Overlap
 
 DEFAULT_CHUNK_BYTES = 16 << 20
 DEFAULT_DELAY_WARMUP = 40
@@ -82,7 +72,8 @@ class OffloadEngine:
         overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
             both give the same bits. "delayed" applies a step's gradients during the next one, from step
             `delay_warmup` + 1 on (Ren et al., ZeRO-Offload, 2021, §5.2).
-        precision: of the working weights; "auto" is bf16 on a device that has it, else fp32. "fp16" scales the loss.
+        precision: of the working weights; "auto" is bf16 on a device that has it, else fp32. "fp16" scales the loss, by
+            `loss_scale`; None searches the scale from 2^16 on.
         compute: "auto" computes 16-bit weights in fp32 where the CPU has no such arithmetic, "same" in their own
             precision, "fp32" always in fp32 (on the CPU).
         activation_checkpointing: recompute each block's forward during backward. Weights that come through slots
@@ -119,6 +110,7 @@ class OffloadEngine:
         overlap: Overlap = "exact",
         delay_warmup: int = DEFAULT_DELAY_WARMUP,
         precision: Precision = "auto",
+        loss_scale: LossScaling | None = None,
         compute: Compute = "auto",
         activation_checkpointing: bool = True,
         activations: Literal["device", "host"] = "device",
@@ -145,127 +137,62 @@ class OffloadEngine:
         self.model = model
         self.device = open_device(device)
         self.dtype = working_precision(precision, self.device)
-        self._settings = optimizer or AdamW()
-        self._accumulation = gradient_accumulation
-        self._overlap: Overlap = overlap
-        self._delay_warmup = delay_warmup
-        self._non_finite = NonFiniteSteps(scales_loss=self.dtype == torch.float16)
-        found = find_shards(model)
-        self.layout: Layout = lay_out(found, self.dtype, chunk_bytes, state_format, device_fraction)
-        placements = place(self.layout, weights, state, device_fraction)
-        global_quantity = gradient_clipping > 0 or self._non_finite.scales_loss
-        computed_in = compute_dtypes(compute, self.device)
-        conditions = Conditions(
-            shared_memory=self.device.shared_memory,
-            compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
+        scaling = (loss_scale or LossScaling()) if self.dtype == torch.float16 else None
+        self._non_finite = NonFiniteSteps(scaling)
+        arrangement = arrange(
+            model,
+            self.device,
+            storage=self.dtype,
+            compute=compute,
+            weights=weights,
+            state=state,
+            device_fraction=device_fraction,
+            state_format=state_format,
             gradient_accumulation=gradient_accumulation,
-            must_wait=global_quantity or overlap != "exact",
+            global_quantity=gradient_clipping > 0 or self._non_finite.scales_loss,
             overlap=overlap,
-            lanes_pay=lanes_pay(
-                sum(shard.weight_bytes for shard in self.layout.shards),
-                torch.get_num_threads(),
-                usable_cpus(),
-            ),
+            activation_checkpointing=activation_checkpointing,
+            chunk_bytes=chunk_bytes,
         )
-        routes = [route_shard(s, p, conditions) for s, p in zip(self.layout.shards, placements, strict=True)]
-        streamed = frozenset(s.index for s, r in zip(self.layout.shards, routes, strict=True) if r.streamed)
-        if streamed and not activation_checkpointing:
-            raise ValueError(
-                "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 "
-                "bits and computed in fp32) need it; without it backward would read what another block left there"
-            )
-        if any(route.placement.state == "disk" for route in routes):
-            give_large_blocks_back()
-        self._shape = StepShape(
-            gradient_accumulation=gradient_accumulation,
-            flows=tuple(route.flow() for route in routes),
-            global_quantity=global_quantity,
-            overlap="exact" if overlap == "delayed" else overlap,
+        self.layout: Layout = arrangement.layout
+        self._machinery = set_up(
+            model,
+            arrangement,
+            self.device,
+            storage=self.dtype,
+            threads=threads,
+            state_format=state_format,
+            gradient_clipping=gradient_clipping,
+            activation_checkpointing=activation_checkpointing,
+            activations=activations,
+            disk_path=disk_path,
+            chunk_bytes=chunk_bytes,
+            materialize=materialize,
         )
-        self._timelines: dict[tuple[Overlap, bool], Timeline] = {}
-        self._clock = ComputeClock()
-        self._lanes = LaneThreads(self.device)
-        self._disk: DiskTier | None = None
-        self._closed = False
-        self._failure: BaseException | None = None
-        self._host: Arithmetic | None = None
-        self._window: WeightWindow | None = None
-        try:
-            if any("disk" in (r.placement.weights, r.placement.state) for r in routes):
-                assert disk_path is not None
-                self._disk = DiskTier(Path(disk_path))
-            on_host = [r for r in routes if not r.on_device]
-            on_device = TorchArithmetic()
-            self._host = host_arithmetic(threads, state_format) if on_host else on_device
-            self._assembly = assemble(
-                model,
-                found,
-                self.layout,
-                routes,
-                computed_in,
-                storage=self.dtype,
-                device=self.device,
-                disk=self._disk,
-                on_host=self._host,
-                on_device=on_device,
-                chunk_bytes=chunk_bytes,
-                materialize=materialize,
-            )
-            memories, parameters = self._assembly.memories, self._assembly.parameters
-            self._intake = GradientIntake(
-                memories, parameters, self.device, self._clock, bounded=overlap != "serial"
-            )
-            self._work = StepWork(
-                memories, self._intake, self.device, self._host, on_device, gradient_clipping
-            )
-            # Where all updates are compute's own, they are done when backward returns, and no forward waits.
-            lanes_work = not all(r.by_compute and r.gradients != "gathered" for r in routes)
-            updated = {i for i in range(len(found)) if lanes_work and i not in streamed}
-            watched = {i for i, route in enumerate(routes) if not route.by_compute}
-            self._gate = ForwardGate(model, found, updated, watched, self._clock, self._intake.block_called)
-            if self._assembly.streamed:
-                self._window = WeightWindow(
-                    self._assembly.streamed,
-                    self.device,
-                    self._lanes,
-                    self._gate.when_ready,
-                    self._clock.waiting,
-                )
-                self._intake.retire = self._window.retire
-            self._activations = ActivationOffload(self.device) if activations == "host" else None
-            self._checkpointing = BlockCheckpointing(
-                model,
-                [(i, s.block) for i, s in enumerate(found) if s.block is not None],
-                recomputes=activation_checkpointing,
-                window=self._window,
-                streamed=streamed,
-                around=None if self._activations is None else self._activations.around_block,
-            )
-        except BaseException:
-            self._close_resources()
-            raise
-
-        self.steps = 0
-        """Steps begun, skipped ones included."""
-        self._execution: StepExecution | None = None
-        self._report: StepReport | None = None
-        self._micro_batches = 0
-        self._tokens: list[int | None] = []
-        self._in_step = False
-        self._uncounted = False
-        self._pending: GradientSet | None = None
-        self._watchdog = Watchdog(self._lanes, watchdog_s, self._stuck)
+        # An engine that is dropped instead of closed leaves no thread behind.
+        weakref.finalize(self, self._machinery.lanes.end).atexit = False
+        self._delays = overlap == "delayed"
+        self._micro_batches = MicroBatches(gradient_accumulation)
+        self._cycle = StepCycle(
+            self._machinery, arrangement, optimizer or AdamW(), self._non_finite, delay_warmup
+        )
+        self._watchdog = Watchdog(self._machinery.lanes, watchdog_s, self._cycle.fail_stuck)
 
     # What the training loop calls
 
     @property
+    def steps(self) -> int:
+        """Steps begun, skipped ones included."""
+        return self._cycle.steps
+
+    @property
     def learning_rate(self) -> float:
         """Of the step whose first backward comes next."""
-        return self._settings.lr
+        return self._cycle.settings.lr
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._settings = replace(self._settings, lr=value)
+        self._cycle.settings = replace(self._cycle.settings, lr=value)
 
     def backward(self, loss: Tensor, *, tokens: int | None = None) -> None:
         """Backpropagate one micro-batch's mean loss (a scalar).
@@ -279,49 +206,38 @@ class OffloadEngine:
             LaneError: a lane's task failed.
             torch.OutOfMemoryError: with what the engine holds.
         """
-        self._raise_failure()
-        if self._micro_batches == self._accumulation:
-            raise RuntimeError(f"backward() was called {self._accumulation} times already; call step() first")
-        if tokens is not None and tokens <= 0:
-            raise ValueError(f"tokens = {tokens}: expected a positive number of counted tokens")
-        if self._tokens and (self._tokens[0] is None) != (tokens is None):
-            raise RuntimeError("tokens must be given for every micro-batch of a step or for none")
-        self._gate.end_forward()
-        if self._micro_batches == 0:
-            self._begin_step()
-        execution = self._execution
-        assert execution is not None
-        self._tokens.append(tokens)
-        if len(self._tokens) == self._accumulation:
-            self._work.set_unscale(self._unscale())
-        self._complete_forward(execution, self._micro_batches)
-        last = len(self._tokens) == self._accumulation
-        self._intake.begin_micro_batch(self._micro_batches, last=last)
+        machinery, cycle = self._machinery, self._cycle
+        cycle.raise_failure()
+        self._micro_batches.check(tokens)
+        machinery.gate.end_forward()
+        number = len(self._micro_batches)
+        if number == 0:
+            cycle.begin()
+        weight = self._micro_batches.add(tokens) * self._non_finite.loss_scale
+        last = self._micro_batches.complete
+        if last:
+            self._set_unscale()
+        cycle.begin_micro_batch(number, last=last)
         began = time.perf_counter()
-        # Weights of micro-batches are relative to the first, so that gradients keep their natural size.
-        first = self._tokens[0]
-        weight = 1.0 if tokens is None or first is None else tokens / first
-        weight *= self._non_finite.loss_scale
         try:
-            if self._activations is not None:
-                self._activations.begin_backward()
+            if machinery.activations is not None:
+                machinery.activations.begin_backward()
             (loss if weight == 1.0 else loss * weight).backward()
-            if self._window is not None:
-                self._window.end_backward(last=last)
-            self._intake.end_micro_batch()
-            if self._activations is not None:
-                self._activations.end_micro_batch()
+            if machinery.window is not None:
+                machinery.window.end_backward(last=last)
+            machinery.intake.end_micro_batch()
+            if machinery.activations is not None:
+                machinery.activations.end_micro_batch()
         except torch.OutOfMemoryError as error:
             held = ledger_text(self.memory())
-            self._abandon_step(execution, error)
+            cycle.fail_backward(error)
             raise torch.OutOfMemoryError(f"{error}; the engine holds {held}") from error
         except BaseException as error:
-            self._abandon_step(execution, error)
+            cycle.fail_backward(error)
             raise
-        self._clock.end_backward(began)
-        self._micro_batches += 1
+        machinery.clock.end_backward(began)
         if last:
-            self._hold_forwards(execution)
+            cycle.hold_forwards()
 
     def step(self) -> StepReport:
         """End the step: its update runs on, or has run, and the next forward waits for it block by block.
@@ -334,30 +250,20 @@ class OffloadEngine:
             RuntimeError: there was no backward().
             LaneError: a lane's task failed.
         """
-        self._raise_failure()
-        execution = self._execution
-        if execution is None or not self._micro_batches:
+        self._cycle.raise_failure()
+        had, most = len(self._micro_batches), self._micro_batches.most
+        if not had:
             raise RuntimeError("step() without a backward() before it")
-        if self._micro_batches < self._accumulation:
-            self._work.set_unscale(self._unscale())
-            if self._window is not None:
-                self._window.end_backward(last=True)
-            for micro_batch in range(self._micro_batches, self._accumulation):
-                self._intake.begin_micro_batch(micro_batch, last=micro_batch == self._accumulation - 1)
-                self._complete_forward(execution, micro_batch)
-                self._intake.end_micro_batch()
-            self._hold_forwards(execution)
-        self._micro_batches = 0
-        self._tokens = []
-        self._in_step = False
-        report = self._report = StepReport(self.wait)
-        if self._is_delayed(self.steps):
-            self._settle()
-        elif self._overlap == "serial":
-            self.wait()
-        if self._window is not None:
-            self._window.expect_forward()
-        return report
+        if had < most:
+            self._set_unscale()
+            if self._machinery.window is not None:
+                self._machinery.window.end_backward(last=True)
+            for number in range(had, most):
+                self._cycle.begin_micro_batch(number, last=number == most - 1)
+                self._machinery.intake.end_micro_batch()
+            self._cycle.hold_forwards()
+        self._micro_batches.clear()
+        return self._cycle.end(self.wait)
 
     def wait(self) -> None:
         """Return when no host work is left: weights and state are those after the last step.
@@ -369,17 +275,7 @@ class OffloadEngine:
             NonFiniteGradientsError: gradients were not finite three steps in a row, or shards had been updated already.
             LaneError: a lane's task failed.
         """
-        self._raise_failure()
-        execution = self._execution
-        if execution is None:
-            return
-        if self._report is not None:
-            self._settle()
-            execution = self._execution
-        if execution is not None and not self._in_step:
-            with self._clock.waiting():
-                self._guard(lambda: execution.wait(execution.timeline.settled))
-            self._count_update()
+        self._cycle.wait()
 
     def close(self) -> None:
         """Finish the last step, end the lanes and take every hook off the model, which keeps its weights.
@@ -391,45 +287,14 @@ class OffloadEngine:
         Raises:
             NonFiniteGradientsError, LaneError: the last step could not be finished; the engine is closed all the same.
         """
-        if self._closed:
+        if self._cycle.closed:
             return
         try:
-            if self._failure is None:
+            if not self._cycle.failed:
                 self.wait()
-                if self._window is not None:
-                    self._window.unbind()
-                if self._overlap == "delayed":
-                    for memory in self._assembly.memories:
-                        memory.push_weights()
-                self._assembly.leave()
+                self._machinery.leave(push=self._delays)
         finally:
             self._tear_down()
-
-    def _tear_down(self) -> None:
-        self._closed = True
-        if self._execution is not None:
-            self._execution.abandon("the engine was closed")
-        self._break_off(LaneError("the engine was closed"))
-        self._watchdog.close()
-        self._lanes.close()
-        self._gate.remove()
-        self._intake.end_step()
-        self._intake.remove()
-        self._checkpointing.remove()
-        if self._activations is not None:
-            self._activations.close()
-        self._close_resources()
-
-    def _close_resources(self) -> None:
-        self._closed = True
-        if not self._lanes.close():
-            # A lane is still at work, on memory that must stay as it is.
-            return
-        if self._host is not None:
-            self._host.close()
-        if self._disk is not None:
-            self._disk.close()
-        self.device.close()
 
     def __enter__(self) -> OffloadEngine:
         return self
@@ -439,7 +304,7 @@ class OffloadEngine:
     ) -> None:
         if error is None:
             self.close()
-        elif not self._closed:
+        elif not self._cycle.closed:
             # What was raised matters, not what the step that it cut off would have come to.
             self._tear_down()
 
@@ -451,9 +316,7 @@ class OffloadEngine:
         Writing into them and calling `restore` resumes a step later. Names, dtypes and lengths do not depend on tiers.
         """
         self.wait()
-        for memory in self._assembly.memories:
-            for kind, tensor in memory.state():
-                yield f"{memory.shard.index:04d}-{memory.shard.name}/{kind}", tensor
+        yield from self._machinery.assembly.state()
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """The newest weights, a dictionary a shard: each parameter once, by its first name, in the storage dtype.
@@ -462,21 +325,16 @@ class OffloadEngine:
         that is on disk, or on a device, is held in memory at a time.
         """
         self.wait()
-        return self._assembly.weights()
+        return self._machinery.assembly.weights()
 
     def counters(self) -> dict[str, Any]:
         """What the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
         self.wait()
-        counters: dict[str, Any] = {
+        return {
             "steps": self.steps,
             **self._non_finite.as_dict(),
-            "parameter_steps": {
-                segment.name: memory.steps[number]
-                for memory in self._assembly.memories
-                for number, segment in enumerate(memory.shard.segments)
-            },
+            "parameter_steps": self._machinery.assembly.parameter_steps(),
         }
-        return counters
 
     def restore(self, counters: dict[str, Any]) -> None:
         """Take up `counters` after the tensors of `state` were written into; refreshes the working weights.
@@ -485,182 +343,31 @@ class OffloadEngine:
             ValueError: the counters are of another model.
         """
         self.wait()
-        known = {s.name for m in self._assembly.memories for s in m.shard.segments}
-        given = counters["parameter_steps"]
-        if known != set(given):
-            odd = sorted(known.symmetric_difference(given))
+        known, given = self._machinery.assembly.parameter_steps(), counters["parameter_steps"]
+        if known.keys() != given.keys():
+            odd = sorted(known.keys() ^ given.keys())
             raise ValueError(f"the counters are of another model: {odd[0]} is in only one of the two")
-        self._drop_pending()
-        self.steps = int(counters["steps"])
+        self._cycle.drop_begun()
+        self._cycle.steps = int(counters["steps"])
         self._non_finite.load(counters)
-        assert self._host is not None
-        for memory in self._assembly.memories:
-            memory.steps[:] = [int(given[segment.name]) for segment in memory.shard.segments]
-            memory.derive(self._host, self._work.idle_buffer)
-        if self._window is not None:
-            self._window.forget()
+        self._machinery.refresh(given)
 
     def memory(self) -> Ledger:
         """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
-        moved = 0 if self._activations is None else self._activations.host_bytes
-        staging = self.device.staging_bytes
-        return memory_ledger(self._assembly, self._window, self._intake, self._work, staging, moved)
+        return self._machinery.ledger()
 
     def disk_written_per_day(self) -> float | None:
         """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""
-        return None if self._disk is None else self._disk.written_per_day()
+        disk = self._machinery.disk
+        return None if disk is None else disk.written_per_day()
 
-    # How a step goes
+    # What it does at several places
 
-    def _is_delayed(self, step: int) -> bool:
-        return self._overlap == "delayed" and step > self._delay_warmup
+    def _set_unscale(self) -> None:
+        """All micro-batches of the step are known."""
+        self._machinery.work.set_unscale(self._micro_batches.mean_factor / self._non_finite.loss_scale)
 
-    def _timeline(self, delayed: bool, applies_last: bool) -> Timeline:
-        overlap: Overlap = "delayed" if delayed else self._shape.overlap
-        if (overlap, applies_last) not in self._timelines:
-            shape = replace(self._shape, overlap=overlap, applies_last=applies_last)
-            self._timelines[overlap, applies_last] = build_timeline(self.layout, shape)
-        return self._timelines[overlap, applies_last]
-
-    def _new_execution(self, *, delayed: bool, applies: GradientSet | None) -> StepExecution:
-        self._work.begin(self._settings, delayed=delayed, applies=applies)
-        timeline = self._timeline(delayed, applies is not None)
-        inline = self._overlap == "serial"
-        execution = StepExecution(timeline, self._lanes, self._work.perform, inline=inline)
-        self._intake.begin_step(execution)
-        self._execution = execution
-        self._uncounted = applies is not None
-        execution.start()
-        return execution
-
-    def _begin_step(self) -> None:
-        """A step's first backward. A delayed step with an update by the last one's gradients is under way already."""
-        if self._report is not None:
-            self._settle()
-        self.steps += 1
-        self._in_step = True
-        if self._execution is None:
-            self._new_execution(delayed=self._is_delayed(self.steps), applies=None)
-        self._work.set_settings(self._settings)
-
-    def _hold_forwards(self, execution: StepExecution) -> None:
-        """A step's last backward has ended: whatever runs forward now waits for its new weights."""
-        if not self._is_delayed(self.steps):
-            self._gate.hold_for(execution)
-            if self._window is not None:
-                self._window.forget()
-
-    def _complete_forward(self, execution: StepExecution, micro_batch: int) -> None:
-        for shard in self.layout.shards:
-            execution.complete(execution.timeline.find(Kind.FORWARD, micro_batch, shard.index))
-
-    def _unscale(self) -> float:
-        counted = [t for t in self._tokens if t is not None]
-        mean = counted[0] / sum(counted) if counted else 1.0 / len(self._tokens)
-        return mean / self._non_finite.loss_scale
-
-    def _settle(self) -> None:
-        """Let the step that `step` ended come to its end, and say what it came to."""
-        execution, report = self._execution, self._report
-        assert execution is not None and report is not None
-
-        def finish() -> None:
-            with self._clock.waiting():
-                execution.wait_all()
-            result = self._conclude(execution)
-            self._execution = self._report = None
-            self._gate.release()
-            if self._is_delayed(self.steps):
-                # The next step begins here: its update by these gradients runs beside its forward.
-                after = self._new_execution(delayed=True, applies=self._pending)
-                self._gate.hold_for(after)
-                if self._window is not None:
-                    self._window.forget()
-            report.resolve(result)
-
-        try:
-            self._guard(finish)
-        except BaseException as error:
-            report.fail(error)
-            raise
-
-    def _guard(self, action: Callable[[], None]) -> None:
-        """Run `action`; what it raises stops the engine."""
-        try:
-            action()
-        except BaseException as error:
-            self._failure = error
-            self._break_off(error)
-            raise
-
-    def _conclude(self, execution: StepExecution) -> StepResult:
-        verdict = self._work.verdict
-        assert verdict is not None
-        delayed = self._is_delayed(self.steps)
-        if delayed:
-            self._count_update()
-            self._pending = self._work.set_aside()
-        else:
-            self._work.finish()
-        self._intake.end_step()
-        scale = self._non_finite.loss_scale
-        self._non_finite.after(self.steps, verdict)
-        spans, waits = self._clock.take()
-        spans += execution.spans
-        if self._window is not None:
-            spans += self._window.take_spans()
-        if self._overlap == "serial":
-            # The model's own thread did the lanes' work: it waited for all of it.
-            waits += [(span.start_s, span.stop_s) for span in spans if span.lane is not Lane.COMPUTE]
-        return StepResult(
-            step=self.steps,
-            grad_norm=verdict.grad_norm,
-            skipped=not verdict.finite,
-            learning_rate=self._work.learning_rate,
-            lane_seconds=lane_seconds(spans),
-            exposed_seconds=exposed_seconds(spans, waits),
-            exposed_s=sum(stop - start for start, stop in waits),
-            loss_scale=scale,
-            spans=tuple(sorted(spans, key=lambda span: span.start_s)),
-        )
-
-    def _count_update(self) -> None:
-        """A delayed step's update by the last gradients is over: count it, once."""
-        if self._uncounted:
-            self._uncounted = False
-            self._work.finish()
-
-    def _drop_pending(self) -> None:
-        """Forget a delayed step that has begun with nothing of its own yet."""
-        if self._execution is not None and not self._in_step:
-            self._gate.release()
-            self._intake.end_step()
-            self._execution = None
-
-    # When something fails
-
-    def _abandon_step(self, execution: StepExecution, error: BaseException) -> None:
-        # A backward that failed half-way leaves gradients nobody can tell apart: the engine stops here.
-        execution.abandon(f"backward failed: {error}")
-        self._failure = error
-        self._break_off(error)
-
-    def _break_off(self, error: BaseException) -> None:
-        """Let whoever waits for a buffer or a slot go on."""
-        self._work.break_off()
-        if self._window is not None:
-            self._window.break_off(error)
-
-    def _stuck(self, error: LaneError) -> None:
-        self._lanes.give_up()
-        self._failure = self._failure or error
-        execution = self._execution
-        if execution is not None:
-            execution.fail(error)
-        self._break_off(error)
-
-    def _raise_failure(self) -> None:
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        if self._failure is not None:
-            raise RuntimeError(f"the engine stopped after an error: {self._failure}") from self._failure
+    def _tear_down(self) -> None:
+        self._cycle.close()
+        self._watchdog.close()
+        self._machinery.close()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic, Table
 from workbench.engine.collected import CollectedShards
-from workbench.engine.gradient_set import GradientSet
+from workbench.engine.gradient_set import GradientSet, NotFinite
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.memory import ShardMemory
 from workbench.layout import Chunk
@@ -105,10 +105,19 @@ class StateTables:
             value for key, tables in by_arithmetic.items() for value in arithmetics[key].read_partials(tables)
         )
 
-    def offender(self) -> str | None:
-        """The first parameter, in layout order, whose gradient is not finite."""
-        first = min(self._not_finite(), default=None)
-        return None if first is None else self._memories[first[0]].shard.segments[first[1]].name
+    def not_finite(self) -> NotFinite | None:
+        """Where gradients that were measured are not finite; None where all are."""
+        found = sorted(set(self._not_finite()))
+        if not found:
+            return None
+        (first, segment), (last, _) = found[0], found[-1]
+        return NotFinite(
+            parameter=self._memories[first].shard.segments[segment].name,
+            shard=self._memories[first].shard.name,
+            met_in=self._memories[last].shard.name,
+            shards=len({shard for shard, _ in found}),
+            of=len(self._memories),
+        )
 
     def _not_finite(self) -> Iterator[tuple[int, int]]:
         """Shard and segment of every piece whose sum of squares is not finite."""

@@ -176,5 +176,5 @@ class StepWork:
             current.verdict = Verdict(norm, finite=True)
         else:
             current.blocked = True
-            offender = self._tables.offender()
-            current.verdict = Verdict(total, finite=False, offender=offender, torn=current.written)
+            where = self._tables.not_finite()
+            current.verdict = Verdict(total, finite=False, where=where, torn=current.written)
