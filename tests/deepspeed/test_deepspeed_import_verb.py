@@ -1,0 +1,255 @@
+"""`workbench import`: what it prints, what it writes, and that what it writes trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from published_configurations import BLOG, INFINITY, TUTORIAL
+
+from workbench.cli import main
+from workbench.config import load_config, parse_config
+
+
+@pytest.fixture
+def blog(tmp_path: Path) -> Path:
+    path = tmp_path / "ds_config.json"
+    path.write_text(BLOG)
+    return path
+
+
+def test_what_is_printed_is_a_preset_with_the_verdicts_as_comments(
+    blog: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(blog), "--architecture", "gpt2"]) == 0
+    printed = capsys.readouterr().out
+    run = parse_config(printed, "printed")
+    assert (run.train.micro_batch_size, run.train.gradient_accumulation) == (4, 1)
+    assert (run.train.precision, run.train.gradient_clipping) == ("fp16", 1.0)
+    assert (run.optimizer.type, run.optimizer.learning_rate, run.optimizer.betas) == (
+        "adamw",
+        5e-5,
+        (0.9, 0.999),
+    )
+    assert (run.offload.weights, run.offload.state, run.offload.overlap) == ("device", "host", "exact")
+    assert run.optimizer.weight_decay == 0
+    assert run.schedule.type == "constant"
+    for key in ("train_batch_size", "zero_optimization.allgather_bucket_size", "fp16.enabled"):
+        assert f" {key} = " in printed
+
+
+def test_the_tutorials_fragment_is_mended_line_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fragment.json"
+    path.write_text(TUTORIAL)
+    assert main(["import", str(path), "--architecture", "gpt2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {repair["what"].split(" ")[0] for repair in told["repairs"]} == {"put", "added", "moved"}
+    assert {each["key"]: each["verdict"] for each in told["keys"]} == {
+        "zero_optimization.stage": "mapped",
+        "zero_optimization.offload_optimizer.device": "mapped",
+        "zero_optimization.contiguous_gradients": "meaningless here",
+        "zero_optimization.overlap_comm": "mapped",
+    }
+    assert parse_config(told["preset"], "preset").offload.state == "host"
+
+
+def test_json_is_strict_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text('{"steps_per_print": Infinity, "train_batch_size": 2, "x": [1e999], "y": NaN}')
+    assert main(["import", str(path), "--architecture", "gpt2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert {"file", "repairs", "keys", "assumed", "refused", "preset", "out"} == told.keys()
+
+
+def test_without_a_model_the_preset_says_where_to_name_one(
+    blog: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = blog.with_name("mine.toml")
+    assert main(["import", str(blog), "--out", str(out)]) == 0
+    assert "names no model" in capsys.readouterr().err
+    assert main(["config", "check", str(out)]) == 2
+    assert "no model is named" in capsys.readouterr().err
+    out.write_text(out.read_text().replace("# architecture", "architecture"))
+    assert main(["config", "check", str(out)]) == 0
+
+
+def test_the_next_command_that_is_printed_works(blog: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = blog.with_name("my preset.toml")
+    for changes in ([], ["--set", "model.architecture=gpt2"]):
+        assert main(["import", str(blog), "--out", str(out), *changes]) == 0
+        verb, plan, *words = shlex.split(capsys.readouterr().err.splitlines()[-1].rpartition(": ")[2])
+        assert (verb, plan, words[0]) == ("workbench", "plan", str(out))
+        assert main(["config", "check", *words]) == 0
+
+
+def test_what_is_set_goes_before_what_the_file_says_and_is_in_the_preset(
+    blog: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ("model.pretrained=my/model", "train.precision=fp32", "data.sequence_length=64")
+    words = [word for change in changes for word in ("--set", change)]
+    assert main(["import", str(blog), *words]) == 0
+    run = parse_config(capsys.readouterr().out, "printed")
+    assert (run.model.pretrained, run.train.precision, run.data.sequence_length) == ("my/model", "fp32", 64)
+    assert run.offload.state == "host"
+    assert main(["import", str(blog), "--set", "train.stepps=3"]) == 2
+    assert 'did you mean "steps"?' in capsys.readouterr().err
+
+
+def test_importing_again_replaces_what_nobody_has_edited(
+    blog: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = blog.with_name("mine.toml")
+    line = ["import", str(blog), "--out", str(out)]
+    assert main(line) == 0
+    assert main([*line, "--architecture", "gpt2"]) == 0
+    assert load_config(out).model.architecture == "gpt2"
+    edited = out.read_text().replace('"host"', '"device"')
+    for text in (edited, out.read_text() + "# mine\n", "# mine\n" + out.read_text()):
+        out.write_text(text)
+        assert main(line) == 2
+        assert "not as an import wrote it" in capsys.readouterr().err
+        assert out.read_text() == text
+
+
+def test_a_file_that_is_there_is_kept_unless_asked(blog: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = blog.with_name("mine.toml")
+    out.write_text("mine")
+    line = ["import", str(blog), "--architecture", "gpt2", "--out", str(out)]
+    assert main(line) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([*line, "--force"]) == 0
+    assert load_config(out).model.architecture == "gpt2"
+    assert sorted(path.name for path in blog.parent.iterdir()) == ["ds_config.json", "mine.toml"]
+
+
+def test_nothing_is_written_where_a_key_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "ds.json", tmp_path / "mine.toml"
+    path.write_text('{\n"optimizer": {"type": "Lamb"},\n"amp": {"enabled": true}}')
+    assert main(["import", str(path), "--out", str(out)]) == 2
+    shown = capsys.readouterr()
+    assert f'{path}:2: optimizer.type = "Lamb": another update rule' in shown.err
+    assert f"{path}:3: amp = " in shown.err
+    assert "2 refused" in shown.out
+    assert not out.exists()
+    assert (shown.out + shown.err).count("another update rule") == (shown.out + shown.err).count("Apex") == 1
+
+
+def test_what_is_wrong_with_file_target_and_settings_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "ds.json", tmp_path / "mine.toml"
+    path.write_text('{"optimizer": {"type": "Lamb"}}')
+    out.write_text("mine")
+    assert main(["import", str(path), "--out", str(out), "--set", "train.stepps=3"]) == 2
+    told = capsys.readouterr().err
+    assert all(words in told for words in ("Lamb", "train.stepps", "is there already"))
+    path.write_text("nothing")
+    assert main(["import", str(path), "--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert all(words in told for words in ("is not JSON", "is there already"))
+
+
+def test_unknown_keys_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": 1,\n"mine": {"a": 1, "b": 2},\n"wall_clock_breakdwn": true}')
+    assert main(["import", str(path)]) == 0
+    shown = capsys.readouterr()
+    printed = " ".join(shown.out.replace("#", " ").split())
+    assert "3 keys: 0 used, 1 mapped, 0 meaningless here, 2 unknown, 0 refused" in printed
+    assert 'did you mean "wall_clock_breakdown"?' in printed
+    assert "2 keys are unknown to DeepSpeed and to Workbench, and left out (lines 2, 3)" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no such file"),
+        (b"", "is empty"),
+        (b"\x80\x04\x95", "is not text"),
+        (b'{"a":\0 1}', "zero byte"),
+        (b" " * (1 << 18), "too large"),
+        (b"{", ""),
+    ],
+)
+def test_a_file_that_is_no_configuration_gets_one_message(
+    content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ds.json"
+    if content is not None:
+        path.write_bytes(content)
+    code = main(["import", str(path)])
+    told = capsys.readouterr().err
+    assert code == (2 if words else 0)
+    assert words in told
+    assert "bug" not in told
+
+
+def test_a_folder_and_a_file_in_utf_16_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    path = tmp_path / "windows.json"
+    path.write_text(BLOG, encoding="utf-16")
+    assert main(["import", str(path)]) == 0
+
+
+def test_every_setting_has_its_origin_above_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(INFINITY)
+    out = tmp_path / "mine.toml"
+    assert main(["import", str(path), "--architecture", "gpt2", "--out", str(out)]) == 0
+    lines = out.read_text().split("\n")
+    settings = [at for at, line in enumerate(lines) if " = " in line and not line.startswith("#")]
+    assert len(settings) > 15
+    assert all(lines[at - 1].startswith("#") for at in settings if at)
+    assert "# scheduler.params.total_num_steps, line 13: the steps of the run" in lines
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from workbench.cli import main
+folder = Path(sys.argv[1])
+sizes = "model.config={n_layer=2, n_embd=16, n_head=2, n_positions=32, vocab_size=257}"
+for name in sys.argv[2:]:
+    preset = str(folder / f"{name}.toml")
+    code = main(["import", str(folder / f"{name}.json"), "--architecture", "gpt2", "--out", preset])
+    small = [f'data.source="{folder}/text.txt"', "data.sequence_length=16", "train.steps=2", "train.device=cpu",
+             "evaluate.every=0", "evaluate.tokens=64", "sample.tokens=0", "data.validation_fraction=0.1", sizes]
+    code = code or main(["run", preset, "--runs", str(folder / "runs"), *(w for s in small for w in ("--set", s))])
+    if code:
+        sys.exit(code)
+"""
+
+
+def test_both_published_configurations_import_and_train(tmp_path: Path) -> None:
+    (tmp_path / "blog.json").write_text(BLOG)
+    (tmp_path / "tutorial.json").write_text(TUTORIAL)
+    (tmp_path / "text.txt").write_text("".join(f"line {at} of a text\n" for at in range(400)))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WORKBENCH_")}
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, str(tmp_path), "blog", "tutorial"],
+        env=environment
+        | {"OMP_NUM_THREADS": "1", "WORKBENCH_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    runs = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
+    assert sorted(path.name.split("-")[2] for path in runs) == ["blog", "tutorial"]
+    for run in runs:
+        assert list((run / "checkpoints" / "step-00000002").glob("*.safetensors"))
