@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from model_tables import FAMILIES
 
 from workbench.census.take import take_census
@@ -15,11 +14,7 @@ from workbench.plan.census import Census
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_torch_thread: None) -> None: ...
 
 
 @pytest.fixture(autouse=True)

@@ -65,10 +65,12 @@ def test_a_real_helper_takes_the_same_census(census_of: Callable[[str], Census])
     assert any("block" in sentence for sentence in said)
 
 
-def test_what_is_kept_is_not_asked_for_again(asked: list[Any]) -> None:
-    first = obtain_census(TABLE, silent)
-    assert obtain_census(TABLE, silent) == first
-    assert len(asked) == 1
+def test_what_is_kept_is_not_asked_for_again_and_the_first_time_is_told(asked: list[Any]) -> None:
+    said: list[str] = []
+    first = obtain_census(TABLE, said.append)
+    assert said == ["taking the census of llama: once, some 30 s for a large model"]
+    assert obtain_census(TABLE, said.append) == first
+    assert len(asked) == len(said) == 1
 
 
 def test_defaults_that_are_written_out_are_the_same_model(asked: list[Any]) -> None:
@@ -77,6 +79,32 @@ def test_defaults_that_are_written_out_are_the_same_model(asked: list[Any]) -> N
     assert len(asked) == 1
     obtain_census({**TABLE, "config": {**TABLE["config"], "num_hidden_layers": 4}}, silent)
     assert len(asked) == 2
+
+
+def test_pretrained_files_beside_a_description_change_nothing(asked: list[Any]) -> None:
+    obtain_census(TABLE, silent)
+    obtain_census({**TABLE, "pretrained": "/nowhere", "revision": "v1", "trust_remote_code": True}, silent)
+    assert len(asked) == 1
+    assert shipped_name({**TABLE, "pretrained": "a/b"}) == shipped_name(TABLE)
+
+
+def test_of_a_folder_alone_what_it_says_counts_and_not_where_it_is(asked: list[Any], tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
+        obtain_census({"pretrained": str(tmp_path / name)}, silent)
+    assert len(asked) == 1 and asked[0]["model"]["pretrained"] == str(tmp_path / "one")
+    (tmp_path / "one" / "config.json").write_text('{"model_type": "gpt2"}')
+    obtain_census({"pretrained": str(tmp_path / "one")}, silent)
+    assert len(asked) == 2
+
+
+def test_the_census_of_a_folder_is_that_of_its_description(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(TABLE["architecture"], **TABLE["config"]).save_pretrained(tmp_path)
+    described, found = (count_parts(meta_model(t), "") for t in (TABLE, {"pretrained": str(tmp_path)}))
+    assert found == described
 
 
 def test_nothing_is_taken_where_that_is_not_wanted(asked: list[Any]) -> None:

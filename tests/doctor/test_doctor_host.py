@@ -15,7 +15,11 @@ from forged_machine import GIB, around, only
 
 from workbench.doctor import memory, process_limits, threads
 from workbench.doctor.extension_check import check_extension
+from workbench.doctor.measured_profile import check_profile
 from workbench.doctor.surroundings import Outcome
+from workbench.plan.profile import load_profile
+from workbench.probe.fingerprint import machine_fingerprint
+from workbench.probe.measured import keep_profile
 
 MISSING = {
     "extension": {
@@ -226,3 +230,22 @@ def test_a_cgroup_that_leaves_few_threads_is_a_warning(
     found = only(process_limits.check_limits(around(tmp_path, files=files)))
     assert found.status == status
     assert ("--pids-limit" in found.remedy) == (status == "warning")
+
+
+def test_a_profile_of_a_busy_machine_is_a_warning_with_its_remedy_and_another_machine_s_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "not measured" in only(check_profile(around(tmp_path))).finding
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    changes = {"measured_at": "2026-02-03", "fingerprint": machine_fingerprint("cpu")}
+    profile = load_profile(Path("desktop-24gb")).model_copy(update=changes)
+    kept = keep_profile(profile, "cpu")
+    assert kept is not None
+    idle = only(check_profile(around(tmp_path)))
+    assert (idle.status, idle.finding) == ("ok", "cpu, measured 2026-02-03")
+    busy = "other processes kept 3.0 of 4 cores busy meanwhile"
+    keep_profile(profile.model_copy(update={"busy": busy}), "cpu")
+    found = only(check_profile(around(tmp_path)))
+    assert found.status == "warning" and busy in found.finding and "workbench probe" in found.remedy
+    kept.write_text(kept.read_text().replace(changes["fingerprint"], "another"))
+    assert "not measured" in only(check_profile(around(tmp_path))).finding

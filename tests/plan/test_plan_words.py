@@ -10,7 +10,7 @@ import pytest
 from synthetic import gpt2, machine
 
 from workbench.config import load_config, parse_config, to_toml
-from workbench.plan.figures import duration, gib, seconds
+from workbench.plan.figures import decimal_bytes, duration, gib, in_sentence, seconds
 from workbench.plan.ground import ground_of
 from workbench.plan.memory import TierNeed
 from workbench.plan.outcome import compare
@@ -45,7 +45,41 @@ def test_the_text_names_every_row_lane_and_the_bottleneck(plan: Plan) -> None:
     assert "the bottleneck" in text
     assert "1,000 steps: " in text
     assert "TB written a day" in text
+    assert "busy machine" not in text
     assert text.isascii()
+
+
+def test_a_plan_says_what_its_speeds_are_worth_and_names_the_machine_within_its_sentence() -> None:
+    busy = "other processes kept 3.0 of 4 cores busy meanwhile"
+    there = machine(gpu_gib=31).model_copy(update={"name": "A desktop with a card", "busy": busy})
+    small = load_config(find_preset("quickstart"), ["checkpoint.every=0"])
+    made = Planner(gpt2(2, 64, 257, 128), ground_of(there)).plan(small)
+    lines = plan_text(made).splitlines()
+    assert "parameters on a desktop with a card: it fits" in lines[0]
+    assert [line for line in lines if busy in line and "`workbench probe` mends it" in line]
+    assert made.as_dict()["busy"] == busy
+
+
+def test_what_disks_are_written_is_told_in_units_that_show_it() -> None:
+    assert [decimal_bytes(size) for size in (2.5e12, 3.1e9, 4e7)] == ["2.50 TB", "3.10 GB", "40.00 MB"]
+    assert in_sentence("AMD EPYC 9555, 8 cores") == "AMD EPYC 9555, 8 cores"
+
+
+def test_of_epochs_it_is_told_that_the_steps_are_not_known_yet() -> None:
+    config = load_config(find_preset("gpt2-10b"), ["offload.state_format=compact", "train.epochs=2"])
+    text = plan_text(Planner(gpt2(50, 4096), ground_of(machine(gpu_gib=31))).plan(config))
+    assert "train.epochs = 2: the text decides how many steps there are, which the run says first" in text
+
+
+def test_an_evaluation_is_of_whole_rows_and_of_one_at_least() -> None:
+    def evaluations_s(tokens: int) -> float:
+        small = load_config(find_preset("quickstart"), [f"evaluate.tokens={tokens}"])
+        run = Planner(gpt2(2, 64, 257, 128), ground_of(machine(gpu_gib=31))).plan(small).run
+        assert run is not None
+        return run.evaluations_s
+
+    assert evaluations_s(1) == evaluations_s(128) == evaluations_s(255) > 0
+    assert evaluations_s(256) == pytest.approx(2 * evaluations_s(128))
 
 
 def test_the_plan_as_data_survives_json_and_adds_up(plan: Plan) -> None:

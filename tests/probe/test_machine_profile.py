@@ -126,7 +126,7 @@ def test_any_profile_is_read_back_equal(seed: int) -> None:
                 table[key] = 10 ** draw.uniform(0, 21) if "per_s" in key or "float" in key else value
             elif isinstance(value, tuple) and isinstance(value[0], float):
                 table[key] = tuple(10 ** draw.uniform(0, 9) for _ in value)
-            elif isinstance(value, str) and key in ("cpu", "note", "path"):
+            elif isinstance(value, str) and key in ("cpu", "note", "busy", "path"):
                 table[key] = "".join(
                     chr(draw.choice((draw.randrange(1, 0xD800), 10, 34, 92))) for _ in range(9)
                 )

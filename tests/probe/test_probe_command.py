@@ -37,6 +37,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(run, "measure_machine", machine)
     monkeypatch.setattr(disk, "measure_disk", only_disk)
+    monkeypatch.setattr(command.Others, "note", lambda self: "")
     return done
 
 
@@ -71,6 +72,33 @@ def test_a_quick_measurement_does_for_a_quick_probe_only(measurements: list[str]
     ask(quick=True)
     assert measurements == ["quick machine", "machine"]
     assert cached_profile("cpu").note == ""  # type: ignore[union-attr]
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_probe_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    measurements: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from workbench.probe import run
+
+    idle = run.measure_machine
+    busy = "other processes kept 2.0 of 3 cores busy meanwhile"
+    monkeypatch.setattr(run, "measure_machine", lambda *them: idle(*them).model_copy(update={"busy": busy}))
+    ask()
+    assert busy in capsys.readouterr().out
+    assert command.measured_machine("cpu", None).all_busy == busy  # a plan takes it as it is
+    monkeypatch.setattr(run, "measure_machine", idle)
+    ask()
+    assert measurements == ["machine", "machine"]
+    assert f"on a busy machine ({busy})" in capsys.readouterr().err
+    monkeypatch.setattr(command.Others, "note", lambda self: busy)
+    ask(tmp_path)
+    assert cached_profile("cpu", str(tmp_path)).all_busy == busy  # type: ignore[union-attr]
+    monkeypatch.setattr(command.Others, "note", lambda self: "")
+    ask(tmp_path)
+    assert cached_profile("cpu", str(tmp_path)).all_busy == ""  # type: ignore[union-attr]
+    assert measurements[2:] == [f"disk {tmp_path.name}"] * 2
 
 
 def test_of_a_known_machine_only_another_disk_is_measured(measurements: list[str], tmp_path: Path) -> None:

@@ -154,9 +154,13 @@ def _undisturbed() -> Iterator[None]:
 
 
 def set_dtype(block: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the block's parameters one at a time; buffers stay as they are, as in a run."""
+    """Cast the block's parameters one at a time; buffers stay as they are, as in a run.
+
+    Where some are frozen, those that are trained are an adapter's, which stay fp32.
+    """
+    adapted = not all(parameter.requires_grad for parameter in block.parameters())
     for parameter in block.parameters():
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and not (adapted and parameter.requires_grad):
             parameter.data = parameter.data.to(dtype)
 
 

@@ -7,9 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from workbench.errors import ConfigurationError
+from workbench.config.schema import AdapterConfig
+from workbench.model.adapter import add_adapter
 from workbench.model.build import build_on_meta, model_config
+from workbench.model.pretrained import find_pretrained, pretrained_config
 
+SOME_DROPOUT = 0.1
 LONG_WINDOW = 2048
 """Runs are seldom longer than wider windows: those blocks are run as if there were none."""
 
@@ -19,14 +22,16 @@ def model_name(table: Mapping[str, Any]) -> str:
 
 
 def shape_of(table: Mapping[str, Any]) -> Any:
-    """The transformers configuration of a [model] table.
+    """The transformers configuration of a [model] table: of what it describes, else of the pretrained files it names.
 
     Raises:
         ConfigurationError: it names no model that can be built.
+        WorkbenchError: the files' description cannot be fetched.
     """
-    if table.get("pretrained"):
-        return _pretrained_shape(str(table["pretrained"]))
-    return model_config(str(table.get("architecture", "")), dict(table.get("config") or {}))
+    architecture = str(table.get("architecture") or "")
+    if table.get("pretrained") and not architecture:
+        return _pretrained_shape(table)
+    return model_config(architecture, dict(table.get("config") or {}))
 
 
 def meta_model(table: Mapping[str, Any], *, windows_below: int | None = None) -> nn.Module:
@@ -38,11 +43,30 @@ def meta_model(table: Mapping[str, Any], *, windows_below: int | None = None) ->
     shape = shape_of(table)
     if windows_below is not None:
         _narrow_windows(shape.get_text_config(), windows_below)
-    return build_on_meta(shape)
+    model = build_on_meta(shape, trust_remote_code=bool(table.get("trust_remote_code")))
+    adapter = table.get("adapter")
+    if adapter:
+        add_adapter(
+            model,
+            AdapterConfig(
+                rank=adapter["rank"],
+                dropout=SOME_DROPOUT if adapter["dropout"] else 0.0,
+                targets=list(adapter["targets"]),
+            ),
+        )
+    return model
 
 
-def _pretrained_shape(name: str) -> Any:
-    raise ConfigurationError(f'model.pretrained = "{name}": no census of pretrained weights can be taken yet')
+def _pretrained_shape(table: Mapping[str, Any]) -> Any:
+    trusted = bool(table.get("trust_remote_code"))
+    files = find_pretrained(
+        str(table["pretrained"]),
+        str(table.get("revision") or ""),
+        weights=False,
+        fresh=False,
+        trust_remote_code=trusted,
+    )
+    return pretrained_config(files, trust_remote_code=trusted)
 
 
 def _narrow_windows(text: Any, below: int) -> None:

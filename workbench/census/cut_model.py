@@ -220,4 +220,7 @@ def pass_blocks(model: nn.Module, ids: Tensor) -> Iterator[None]:
 def _pass(place: int | None, *args: Any, **kwargs: Any) -> Any:
     named = [kwargs[key] for key in sorted(kwargs, key=lambda key: key != "hidden_states")]
     hidden = next(value for value in (*args, *named) if _is_floating(value))
+    if torch.is_grad_enabled() and not hidden.requires_grad:
+        # What comes out of a block that is trained wants a gradient, whether the embedding is frozen or not.
+        hidden = hidden.detach().requires_grad_()
     return hidden if place is None else (*[None] * place, hidden)

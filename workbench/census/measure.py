@@ -76,7 +76,8 @@ def measure_times(
     names = first_blocks(census)
     model = real_model(partial(meta_model, model_table), names, small=False)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(device=where, dtype=computed_in)
+        kept = census.adapter and parameter.requires_grad
+        parameter.data = parameter.data.to(device=where, dtype=parameter.dtype if kept else computed_in)
     for module in model.modules():
         module._buffers.update({n: b.to(where) for n, b in module._buffers.items() if b is not None})
     with seeded():

@@ -15,6 +15,7 @@ from torch import nn
 from workbench.engine.chunked_loss import ChunkedLoss
 from workbench.engine.discovery import FoundShard, dtype_name, find_shards
 from workbench.errors import WorkbenchError
+from workbench.model.folder import has_adapter
 from workbench.plan.census import BlockKind, Census, CensusParameter, Curve
 
 
@@ -57,6 +58,7 @@ def count_parts(model: nn.Module, name: str) -> Census:
         kinds=tuple(kinds),
         blocks=tuple(blocks),
         loss_in_chunks=ChunkedLoss(model).refusal is None,
+        adapter=has_adapter(model),
     )
 
 

@@ -25,15 +25,22 @@ from workbench.plan.free import free_host_bytes
 SHORT, SHORTER = 32, 12
 LARGE_BLOCK = 50_000_000
 """Parameters from which on a block is run on shorter sequences."""
-SHARE_OF_FREE = 3
-"""Of free host memory one part in so many may be taken."""
+SHARE_OF_FREE = 1 / 3
+"""Of free host memory this much may be taken, where others may need the rest."""
 GIB = 1 << 30
 
 Tell = Callable[[str], None]
+Room = Callable[[int], str | None]
+"""Why so many bytes may not be taken; None where they may."""
 
 
-def take_census(model_table: Mapping[str, Any], tell: Tell = lambda _: None) -> Census:
+def take_census(
+    model_table: Mapping[str, Any], tell: Tell = lambda _: None, *, share_of_free: float = SHARE_OF_FREE
+) -> Census:
     """The census of the model that a [model] table asks for; `tell` is given a sentence before each long piece.
+
+    `share_of_free`: of the host's free memory, what running a block may take. Where that is too little, amounts are
+    missing or estimated, and the kind's `problem` says so.
 
     Raises:
         ConfigurationError: the table names no model that can be built.
@@ -42,7 +49,7 @@ def take_census(model_table: Mapping[str, Any], tell: Tell = lambda _: None) -> 
     census = count_parts(meta_model(model_table), model_name(model_table))
     length = run_length(census)
     build = partial(meta_model, model_table, windows_below=length)
-    return _with_costs(census, build, length, tell)
+    return _with_costs(census, build, length, tell, partial(_no_room, share_of_free))
 
 
 def run_length(census: Census) -> int:
@@ -78,32 +85,34 @@ def quiet_transformers() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
-def _with_costs(census: Census, build: Callable[[], nn.Module], length: int, tell: Tell) -> Census:
+def _with_costs(
+    census: Census, build: Callable[[], nn.Module], length: int, tell: Tell, no_room: Room
+) -> Census:
     if not census.kinds:
         return census
-    refusal = _no_room(room_needed(census))
+    refusal = no_room(room_needed(census))
     if refusal is not None:
         return _without(census, refusal)
     tell("making a cut model")
     try:
-        model, calls, census = _captured(census, build, length)
+        model, calls, census = _captured(census, build, length, no_room)
     except Exception as error:
         return _without(census, f"its blocks could not be run: {_sentence(error)}")
     kinds = []
     for number, (kind, name) in enumerate(zip(census.kinds, first_blocks(census), strict=True), 1):
         tell(f"running a block of kind {number} of {len(census.kinds)}")
-        kinds.append(_measured(kind, model.get_submodule(name), calls[name], length, tell))
+        kinds.append(_measured(kind, model.get_submodule(name), calls[name], length, no_room))
     return census.model_copy(update={"kinds": tuple(kinds)})
 
 
 def _captured(
-    census: Census, build: Callable[[], nn.Module], length: int
+    census: Census, build: Callable[[], nn.Module], length: int, no_room: Room
 ) -> tuple[nn.Module, dict[str, list[Call]], Census]:
     """A real cut model, what its blocks are called with at the four sizes, and whether its loss goes in chunks."""
     try:
         return _captured_with(census, build, length, small=True)
     except Exception:
-        if _no_room(room_needed(census, small=False)) is not None:
+        if no_room(room_needed(census, small=False)) is not None:
             raise
         return _captured_with(census, build, length, small=False)
 
@@ -123,7 +132,7 @@ def _captured_with(
     return model, calls, census.model_copy(update={"loss_in_chunks": loss.refusal is None})
 
 
-def _measured(kind: BlockKind, block: nn.Module, calls: list[Call], length: int, tell: Tell) -> BlockKind:
+def _measured(kind: BlockKind, block: nn.Module, calls: list[Call], length: int, no_room: Room) -> BlockKind:
     costs: dict[ComputeWidth, BlockCost] = {}
     accelerator: dict[ComputeWidth, BlockCost] = {}
     flops = kind.flops
@@ -134,7 +143,7 @@ def _measured(kind: BlockKind, block: nn.Module, calls: list[Call], length: int,
         costs["32"] = runs.cost()
         if has_dropout:
             accelerator["32"] = runs.cost(fused_dropout=True)
-        problem = _no_room(3 * 8 * _parameters(kind)) or ""
+        problem = no_room(3 * 8 * _parameters(kind)) or ""
         if not problem:
             set_dtype(block, DTYPES["16"])
             try:
@@ -181,13 +190,13 @@ def _without(census: Census, problem: str) -> Census:
     return census.model_copy(update={"kinds": kinds})
 
 
-def _no_room(needed: int) -> str | None:
-    """Why `needed` bytes cannot be taken; None where they can."""
+def _no_room(share: float, needed: int) -> str | None:
+    """Why `needed` bytes are more than may be taken; None where they are not."""
     free = free_host_bytes()
-    if needed * SHARE_OF_FREE <= free:
+    if needed <= share * free:
         return None
     return (
-        f"running a block of it takes {needed / GIB:,.1f} GiB, which is more than a third of the "
+        f"running a block of it takes {needed / GIB:,.1f} GiB, which is more than {share:.0%} of the "
         f"{free / GIB:,.1f} GiB of host memory that are free"
     )
 

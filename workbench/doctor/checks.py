@@ -5,6 +5,7 @@ from __future__ import annotations
 from workbench.doctor.examination import Check
 from workbench.doctor.extension_check import check_extension
 from workbench.doctor.folders import check_cache, check_disk, check_runs
+from workbench.doctor.measured_profile import check_profile
 from workbench.doctor.memory import check_memory
 from workbench.doctor.nvidia import check_driver
 from workbench.doctor.packages import check_packages, check_python
@@ -30,5 +31,6 @@ CHECKS = (
     Check("runs", check_runs),
     Check("disk tier", check_disk),
     Check("cache", check_cache),
+    Check("profile", check_profile),
     Check("terminal", check_terminal),
 )

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from workbench.config import RunConfig
 from workbench.layout import Layout, ParameterSpec, Shard, ShardSpec, build_layout
 from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat
@@ -106,6 +107,12 @@ class BlockKind(_Part):
     accelerator: dict[ComputeWidth, BlockCost] = {}
     problem: str = ""
 
+    @cached_property
+    def frozen_share(self) -> float:
+        """Of the elements of its matrices."""
+        matrices = [p for p in self.parameters if len(p.shape) > 1 and not p.embeds]
+        return sum(p.numel for p in matrices if not p.trainable) / max(1, sum(p.numel for p in matrices))
+
     def cost(self, width: ComputeWidth, *, on_cpu: bool) -> BlockCost | None:
         """What a block takes at `width` on a device of that kind; None where that is not known."""
         known = self.costs if on_cpu else self.accelerator or self.costs
@@ -116,6 +123,7 @@ class Census(_Part):
     """A model. `blocks`: in forward order, each block's name and the number of its kind.
 
     `loss_in_chunks`: whether its loss is computed without all logits at once. `head_width`: of what goes into the head.
+    `adapter`: whether what is trained is an adapter, which stays fp32 beside weights in any precision.
     """
 
     version: int = VERSION
@@ -131,6 +139,7 @@ class Census(_Part):
     kinds: tuple[BlockKind, ...]
     blocks: tuple[tuple[str, int], ...]
     loss_in_chunks: bool = True
+    adapter: bool = False
 
     @model_validator(mode="after")
     def _has_the_kinds_of_its_blocks(self) -> Census:
@@ -152,7 +161,9 @@ class Census(_Part):
     ) -> Layout:
         """The layout that the engine gives this model: `workbench.engine.discovery.lay_out`, from the census."""
         shards = list(self._shards())
-        mixed = any(p.dtype in SIXTEEN_BITS for _, _, parameters in shards for p in parameters)
+        mixed = self.adapter or any(
+            p.dtype in SIXTEEN_BITS for _, _, parameters in shards for p in parameters
+        )
         stay = stay_on_device([sum(p.numel for p in s[2] if p.trainable) for s in shards], device_fraction)
         # Blocks of a kind differ in their names only, and laying one out takes a while.
         built: dict[tuple[int, bool], Shard] = {}
@@ -164,7 +175,7 @@ class Census(_Part):
                     ParameterSpec(
                         prefix + p.name,
                         p.shape,
-                        stored_dtype(p.dtype, precision, mixed),
+                        stored_dtype(p.dtype, precision, mixed and (p.trainable or not self.adapter)),
                         p.trainable,
                         "exact" if stays or len(p.shape) < 2 or p.embeds else state_format,
                     )
@@ -185,6 +196,18 @@ class Census(_Part):
                 )
             laid_out.append(shard)
         return Layout(tuple(laid_out))
+
+    @cached_property
+    def trains_head(self) -> bool:
+        """Whether the head's matrix gets a gradient: the last matrix with a row for each token."""
+        rows = [p for p in (*self.before, *self.after) if len(p.shape) == 2 and p.shape[0] == self.vocab_size]
+        heads = [p for p in rows if not p.embeds and p.shape[1] == self.head_width] or rows
+        return heads[-1].trainable if heads else True
+
+    @cached_property
+    def trains_embedding(self) -> bool:
+        """Whether any rows that are looked up get a gradient."""
+        return any(p.trainable and p.embeds for p in (*self.before, *self.after))
 
     def kind_of(self, shard: int) -> BlockKind | None:
         """The kind of a shard by its index in the layout; None where it is no block."""
@@ -212,6 +235,12 @@ def stored_dtype(dtype: str, precision: str | None, mixed: bool) -> str:
     if mixed and dtype == "float32" and precision in SIXTEEN_BITS:
         return "float32"
     return precision
+
+
+def model_table(config: RunConfig) -> dict[str, Any]:
+    """All of a configuration that its model's census follows from: the [model] table, and the adapter on it."""
+    adapter = None if config.adapter is None else config.adapter.model_dump()
+    return {**config.model.model_dump(), "adapter": adapter}
 
 
 def census_key(model: Mapping[str, Any], versions: Sequence[str] = ()) -> str:

@@ -74,10 +74,12 @@ def _block(kind: BlockKind, census: Census, work: Workload, rates: Rates, dtype:
     matrix = rates.matrix_s(kind.flops.at(sequences, tokens), dtype)
     ahead = rates.elements_s(cost.element_bytes.at(sequences, tokens))
     back = rates.elements_s(cost.backward_element_bytes.at(sequences, tokens))
+    # A frozen matrix gets no gradient, which is half of a matrix's products in backward.
+    products = (2 - kind.frozen_share) * matrix
     launch, launch_back = cost.operations * rates.launch_s, cost.backward_operations * rates.launch_s
     if rates.shared:
-        return matrix + ahead + launch, 2 * matrix + back + launch_back
-    return max(matrix + ahead, launch), max(2 * matrix + back, launch_back)
+        return matrix + ahead + launch, products + back + launch_back
+    return max(matrix + ahead, launch), max(products + back, launch_back)
 
 
 def _outer(census: Census, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:
@@ -88,9 +90,11 @@ def _outer(census: Census, work: Workload, rates: Rates, dtype: str) -> tuple[fl
     embedding = rates.elements_s(3.0 * tokens * census.hidden_size * ITEM_BYTES[dtype])
     # The embedding's gradient is as large as the embedding, whatever was looked up.
     rows = rates.elements_s(3.0 * census.vocab_size * census.hidden_size * ITEM_BYTES[dtype])
+    rows *= census.trains_embedding
+    back = 2 if census.trains_head else 1
     if census.loss_in_chunks:
-        return 3 * product + logits + embedding, rows + embedding
-    return product + logits / 2 + embedding, 2 * product + logits / 2 + rows + embedding
+        return (1 + back) * product + logits + embedding, rows + embedding
+    return product + logits / 2 + embedding, back * product + logits / 2 + rows + embedding
 
 
 def cost_of(kind: BlockKind, census: Census, dtype: str, *, on_cpu: bool) -> BlockCost:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError
+from workbench.plan.figures import in_sentence
 from workbench.plan.memory import Free
 from workbench.plan.profile import MachineProfile
 from workbench.plan.workload import WeightDtypes
@@ -74,12 +75,12 @@ def check_device(config: RunConfig, ground: Ground) -> None:
     wanted = config.train.device
     if wanted.startswith("cuda") and ground.shared_memory:
         raise ConfigurationError(
-            f'train.device = "{wanted}": {ground.name} has no GPU; "auto" takes what there is'
+            f'train.device = "{wanted}": {in_sentence(ground.name)} has no GPU; "auto" takes what there is'
         )
     if wanted == "cpu" and not ground.shared_memory:
         raise ConfigurationError(
-            f'train.device = "cpu": {ground.name} is planned with its GPU; "auto" takes it, or give --machine the '
-            "profile of a machine without one"
+            f'train.device = "cpu": {in_sentence(ground.name)} is planned with its GPU; "auto" takes it, or '
+            "give --machine the profile of a machine without one"
         )
 
 
@@ -91,7 +92,7 @@ def check_precision(config: RunConfig, ground: Ground) -> None:
     """
     if not ground.computes(config):
         raise ConfigurationError(
-            f'train.precision = "{config.train.precision}": {ground.name} has no such arithmetic, so that weights '
-            "stored in 16 bits are computed in float32 block by block, which needs "
+            f'train.precision = "{config.train.precision}": {in_sentence(ground.name)} has no such arithmetic, so '
+            "that weights stored in 16 bits are computed in float32 block by block, which needs "
             'train.activation_checkpointing = true; or use "fp32"'
         )

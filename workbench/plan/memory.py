@@ -118,7 +118,10 @@ def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> M
             TierNeed("host", _together(engine["host"], model["host"], on_host), free.host),
         ]
     saved = work.checkpoints_kept + 1
-    checkpoints = {f"{work.checkpoints_kept} + 1 checkpoints": saved * checkpoint_bytes(layout, work)}
+    checkpoints = {
+        f"{work.checkpoints_kept} + 1 checkpoints": saved
+        * checkpoint_bytes(layout, work, adapter=census.adapter)
+    }
     if free.disk is None or free.disk_tier is None:
         if free.disk is not None or engine["disk"]:
             tiers.append(TierNeed("disk", {**engine["disk"], **checkpoints}, free.disk or 0))

@@ -93,19 +93,43 @@ def _moments(census: Census, work: Workload, gradients: Gradients) -> list[dict[
     hidden = float(sequences * tokens * census.hidden_size * item)
     host = {"activations": int(total)} if away else {}
 
-    def moment(activations: float, logits: float, held: float) -> dict[str, dict[str, int]]:
-        rows = {"gradients": held, "activations": activations, "logits": logits}
+    def moment(
+        activations: float, logits: float, held: float, masks: float = 0.0
+    ) -> dict[str, dict[str, int]]:
+        rows = {
+            "gradients": held,
+            "activations": activations,
+            "logits": logits,
+            "document masks": masks,
+        }
         return {"device": {name: int(size) for name, size in rows.items() if size >= 1}, "host": host}
 
     head, tied = _loss_bytes(census, work, item), _tied_bytes(census, item)
     first = min(present, kept[0]) if kept else 0.0
+    walked, waiting, last = mask_bytes(work, len(census.blocks), item)
     return [
-        moment(present + max(forward, default=0.0), 0.0, gradients.at_start),
-        moment(present + 2 * hidden, head, gradients.at_start),
-        moment(present + max(inside, default=0.0) + hidden, tied, gradients.at_start),
-        moment(first + max(inside, default=0.0) + hidden, 0.0, gradients.at_end),
+        moment(present + max(forward, default=0.0), 0.0, gradients.at_start, walked),
+        moment(present + 2 * hidden, head, gradients.at_start, waiting),
+        moment(present + max(inside, default=0.0) + hidden, tied, gradients.at_start, walked),
+        moment(first + max(inside, default=0.0) + hidden, 0.0, gradients.at_end, last),
         moment(2 * hidden, tied, gradients.at_end),
     ]
+
+
+def mask_bytes(work: Workload, blocks: int, item: int) -> tuple[float, float, float]:
+    """Of the masks that keep documents apart: while all blocks are gone through, while the loss is computed, and while
+    the first block is walked back.
+
+    A bool for every pair of tokens goes to all blocks; attention makes numbers of `item` bytes of it in each, which a
+    block that is not recomputed keeps for its backward.
+    """
+    if not work.separate_documents:
+        return 0.0, 0.0, 0.0
+    pairs = float(work.micro_batch_size * work.sequence_length**2)
+    if work.activation_checkpointing:
+        return pairs * (1 + item), pairs, pairs * (1 + item)
+    kept = pairs * item * blocks
+    return kept + pairs, kept, pairs * item
 
 
 def heap_reserve(census: Census, work: Workload, gradients: Gradients) -> int:
@@ -138,7 +162,7 @@ def _loss_bytes(census: Census, work: Workload, item: int) -> float:
     """The most that head and loss take, the head's gradient included."""
     tokens = work.micro_batch_size * work.sequence_length
     logits = 4.0 * tokens * census.vocab_size
-    weight = float(census.vocab_size * census.head_width)
+    weight = float(census.vocab_size * census.head_width) if census.trains_head else 0.0
     # The loss's own softmax and its gradient, beside the logits and (in 16 bits) their copy in fp32.
     whole = 2 * logits + logits * item / 4 + (logits if item < 4 else 0.0) + weight * item
     # A device of its own takes at least a quarter of the head's width in tokens (see engine/fused_head.py).
@@ -154,7 +178,8 @@ def _loss_bytes(census: Census, work: Workload, item: int) -> float:
 
 def _tied_bytes(census: Census, item: int) -> float:
     """The head's gradient for a tied embedding, which waits for the embedding's own of the same size."""
-    return float(item * census.vocab_size * census.hidden_size) if _is_tied(census) else 0.0
+    waits = census.trains_head and _is_tied(census)
+    return float(item * census.vocab_size * census.hidden_size) if waits else 0.0
 
 
 def _is_tied(census: Census) -> bool:

@@ -34,13 +34,16 @@ def building_bytes(layout: Layout) -> int:
     return 4 * max((shard.parameters for shard in layout.shards), default=0)
 
 
-def checkpoint_bytes(layout: Layout, work: Workload) -> int:
-    """The weights once for whoever loads the model, and the state with a master that resumes exactly."""
-    return sum(len(shards) * _saved_bytes(shards[0], work) for shards in layout.alike)
+def checkpoint_bytes(layout: Layout, work: Workload, *, adapter: bool = False) -> int:
+    """The weights once for whoever loads the model, and the state with a master that resumes exactly.
+
+    `adapter`: it is saved without the frozen weights beside it.
+    """
+    return sum(len(shards) * _saved_bytes(shards[0], work, adapter) for shards in layout.alike)
 
 
-def _saved_bytes(shard: Shard, work: Workload) -> int:
-    size = sum(spec.bytes for spec in shard.frozen)
+def _saved_bytes(shard: Shard, work: Workload, adapter: bool) -> int:
+    size = 0 if adapter else sum(spec.bytes for spec in shard.frozen)
     for region in shard.regions:
         size += region.elements * ITEM_BYTES[region.dtype]
         # What follows from the rest is not saved: the fp16 copy of an fp32 master.

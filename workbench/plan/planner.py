@@ -34,7 +34,10 @@ TimesOf = Callable[[int, int, str], ModelTimes | None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What `config`, its placement chosen, needs and takes. `time`: None where `no_time` says why."""
+    """What `config`, its placement chosen, needs and takes. `time`: None where `no_time` says why.
+
+    `busy`: how busy the machine was when its speeds were measured; empty where it was not.
+    """
 
     config: RunConfig
     machine: str
@@ -43,6 +46,7 @@ class Plan:
     time: StepTime | None
     run: RunTime | None
     no_time: str = ""
+    busy: str = ""
 
     @property
     def fits(self) -> bool:
@@ -62,6 +66,7 @@ class Plan:
             "time": None if self.time is None else self.time.as_dict(),
             "run": None if self.run is None else self.run.as_dict(),
             "no_time": self.no_time,
+            "busy": self.busy,
         }
 
 
@@ -141,7 +146,8 @@ class Planner:
             if not no_time:
                 time = self._time(work, measure=memory.fits)
                 run = run_time(config, time, checkpoint_bytes(layout, work), self._disk_rate())
-        return Plan(config, self.ground.name, memory, precision, time, run, no_time)
+        busy = self.ground.machine.all_busy if time is not None and self.ground.machine is not None else ""
+        return Plan(config, self.ground.name, memory, precision, time, run, no_time, busy)
 
     def _time(self, work: Workload, *, measure: bool) -> StepTime:
         """By measured times only where they may have to be taken for something that can run."""
@@ -175,13 +181,13 @@ class Planner:
 
 
 def check_positions(config: RunConfig, census: Census) -> None:
-    """Refuse sequences that the model cannot read; see `workbench.model.build.check_fits_data`.
+    """Refuse sequences that the model cannot read; see `workbench.model.build.check_positions`.
 
     Raises:
         ConfigurationError: they are longer than its positions.
     """
     length, longest = config.data.sequence_length, census.positions
-    if longest is not None and length > longest:
+    if longest is not None and 0 <= longest < length:
         raise ConfigurationError(
             f"data.sequence_length = {length}: the model has {longest} positions; lower it to {longest}, or give "
             "model.config more positions"

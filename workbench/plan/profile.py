@@ -127,7 +127,8 @@ class DiskProfile(_Part):
     """A folder's disk with direct I/O, bytes a second.
 
     `checked_read` and `checked_write` are those of the disk tier, with its checksums; `both_read` and `both_write` too,
-    each while the other runs, None where that is not known. `direct`: the page cache has no part in it.
+    each while the other runs, None where that is not known. `direct`: the page cache has no part in it. `busy`: as that
+    of the machine.
     """
 
     path: str
@@ -139,20 +140,30 @@ class DiskProfile(_Part):
     checked_write_bytes_per_s: Rate
     both_read_bytes_per_s: Rate | None = None
     both_write_bytes_per_s: Rate | None = None
+    busy: str = ""
 
 
 class MachineProfile(_Part):
-    """A machine. `fingerprint`: whether it is still the one that was measured. `measured_at`: a date, ISO 8601."""
+    """A machine. `fingerprint`: whether it is still the one that was measured. `measured_at`: a date, ISO 8601.
+
+    `busy`: how busy others kept it while it was measured, a clause; empty where they did not matter, or nobody looked.
+    """
 
     name: str
     source: Literal["measured", "planned"]
     measured_at: str = ""
     fingerprint: str = ""
     note: str = ""
+    busy: str = ""
     host: HostProfile
     device: DeviceProfile
     link: LinkProfile | None = None
     disk: DiskProfile | None = None
+
+    @property
+    def all_busy(self) -> str:
+        """How busy it was while it, or else its disk, was measured; empty where neither was."""
+        return self.busy or ("" if self.disk is None else self.disk.busy)
 
     @model_validator(mode="after")
     def _has_a_link(self) -> MachineProfile:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import string
 
-from workbench.plan.figures import duration, gib, seconds
+from workbench.plan.figures import decimal_bytes, duration, gib, in_sentence, seconds
 from workbench.plan.fit import Fit, why_not
 from workbench.plan.memory import TierNeed
 from workbench.plan.planner import Plan
 from workbench.timeline import Lane
 
 BAR = 60
+LEAST_WRITTEN = 10_000
+"""Bytes a day: below them it says nothing."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -23,7 +25,7 @@ def plan_text(plan: Plan) -> str:
     stored = plan.precision.storage
     computed = plan.precision.computed_in.get(stored, stored)
     lines = [
-        f"{plan.memory.parameters:,} parameters on {plan.machine}: {verdict}",
+        f"{plan.memory.parameters:,} parameters on {in_sentence(plan.machine)}: {verdict}",
         f"weights on {offload.weights}, state on {offload.state} ({offload.state_format})"
         + (f", the first {offload.device_fraction:.0%} on the device" if offload.device_fraction else "")
         + f"; stored in {stored}, computed in {computed}",
@@ -84,13 +86,21 @@ def time_lines(plan: Plan) -> list[str]:
             exposed = "" if lane is Lane.COMPUTE else seconds(each.exposed_s)
             lines.append(f"  {lane.value:<10}{seconds(each.busy_s):>12}{hidden:>12}{exposed:>12}")
     lines.append(time.bottleneck)
+    if plan.busy:
+        lines.append(f"speeds were measured on a busy machine ({plan.busy}): `workbench probe` mends it")
     if run is not None:
         saves = "not measured" if run.checkpoints_s is None else duration(run.checkpoints_s)
+        train = plan.config.train
+        if train.epochs:
+            lines.append(
+                f"train.epochs = {train.epochs:g}: the text decides how many steps there are, which the run says first"
+            )
         lines.append(
-            f"{plan.config.train.steps:,} steps: {duration(run.total_s)} (steps {duration(run.steps_s)}, evaluations "
-            f"{duration(run.evaluations_s)}, checkpoints {saves})"
+            f"{train.steps:,} steps: {duration(run.total_s)} (steps {duration(run.steps_s)}, evaluations "
+            f"at most {duration(run.evaluations_s)}, checkpoints {saves})"
         )
-        lines.append(f"disks: {run.written_per_day_bytes / 1e12:,.2f} TB written a day")
+        if run.written_per_day_bytes >= LEAST_WRITTEN:
+            lines.append(f"disks: {decimal_bytes(run.written_per_day_bytes)} written a day")
     return lines
 
 

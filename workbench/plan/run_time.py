@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.config import RunConfig
+from workbench.plan.saves import saves
 from workbench.plan.step_time import StepTime
 
 DAY_S = 86_400
@@ -17,6 +18,8 @@ DAY_S = 86_400
 @dataclass(frozen=True)
 class RunTime:
     """Seconds from the first step to the last. `checkpoints_s`: None where the disk was not measured.
+
+    `evaluations_s`: at most, for nobody knows here how many tokens are held out.
 
     `written_per_day_bytes`: to disks, by the disk tier and by checkpoints, while it trains.
     """
@@ -41,9 +44,11 @@ def run_time(
     steps = config.train.steps
     steps_s = steps * time.step_s
     evaluations = 1 + (steps - 1) // config.evaluate.every if config.evaluate.every else 1
-    evaluations_s = evaluations * time.forward_s * config.evaluate.tokens / time.tokens
-    saves = 1 + ((steps - 1) // config.checkpoint.every if config.checkpoint.every else 0)
-    checkpoints_s = None if disk_bytes_per_s is None else saves * checkpoint_bytes / disk_bytes_per_s
+    length = config.data.sequence_length
+    evaluated = length * max(1, config.evaluate.tokens // length)  # as `evaluation_batches` takes them
+    evaluations_s = evaluations * time.forward_s * evaluated / time.tokens
+    saved = saves(config)
+    checkpoints_s = None if disk_bytes_per_s is None else saved * checkpoint_bytes / disk_bytes_per_s
     total_s = steps_s + evaluations_s + (checkpoints_s or 0.0)
-    written = steps * time.written_bytes + saves * checkpoint_bytes
+    written = steps * time.written_bytes + saved * checkpoint_bytes
     return RunTime(steps_s, evaluations_s, checkpoints_s, written / total_s * DAY_S if total_s else 0.0)

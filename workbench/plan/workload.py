@@ -8,6 +8,7 @@ from typing import Literal
 
 from workbench.config import RunConfig
 from workbench.placement import Tier
+from workbench.plan.saves import checkpoints_kept
 from workbench.routing import Conditions, lanes_pay
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
@@ -33,7 +34,8 @@ class Workload:
     """How a run uses a layout.
 
     `compute_dtypes`: what weights of a storage dtype are computed in, where that differs. `precision`: the dtype that
-    weights are stored in. `shared_memory`: the device computes in the host's memory.
+    weights are stored in. `shared_memory`: the device computes in the host's memory. `separate_documents`: attention is
+    given a mask.
     """
 
     weights: Tier
@@ -53,6 +55,7 @@ class Workload:
     chunk_bytes: int = 16 << 20
     state_format: StateFormat = "exact"
     threads: int | Literal["auto"] = "auto"
+    separate_documents: bool = False
 
     @property
     def several(self) -> bool:
@@ -104,6 +107,7 @@ def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool)
         sequence_length=config.data.sequence_length,
         activation_checkpointing=train.activation_checkpointing,
         activations=offload.activations,
-        checkpoints_kept=config.checkpoint.keep,
+        checkpoints_kept=checkpoints_kept(config),
         chunk_bytes=offload.chunk_mib << 20,
+        separate_documents=config.data.separate_documents,
     )

@@ -15,6 +15,7 @@ from workbench.plan.profile import MachineProfile
 from workbench.probe.budget import FULL, QUICK, Budget
 from workbench.probe.fingerprint import resolved_device
 from workbench.probe.measured import cached_profile, folder_of, keep_profile
+from workbench.probe.others import WORSE, Others
 from workbench.probe.table import profile_lines
 
 QUICK_NOTE = "quick"
@@ -24,26 +25,34 @@ def probe(*, device: str, disk_path: Path | None, json: bool, fresh: bool, quick
     """Print the profile of this machine with `device` and the disk under `disk_path`, measured where it has to be.
 
     `fresh`: measured in any case. `quick`: in a few seconds, less exactly; a quick profile is measured again by a probe
-    that is not. `json`: as JSON.
+    that is not, and so is one of a busy machine. `json`: as JSON.
 
     Raises:
         ConfigurationError: there is no such device, or the folder cannot be written.
     """
-    profile = measured_machine(device, disk_path, fresh=fresh, quick=quick)
+    profile = measured_machine(device, disk_path, fresh=fresh, quick=quick, mend=not quick)
     print(profile.model_dump_json(indent=2) if json else "\n".join(profile_lines(profile)))
     return EXIT_DONE
 
 
 def measured_machine(
-    device: str, disk_path: Path | None, *, fresh: bool = False, quick: bool = False
+    device: str, disk_path: Path | None, *, fresh: bool = False, quick: bool = False, mend: bool = False
 ) -> MachineProfile:
-    """The profile of this machine, kept from before or measured now, which is told; see `probe`."""
+    """The profile of this machine, kept from before or measured now, which is told; see `probe`.
+
+    `mend`: what was measured while the machine was busy is measured again.
+    """
     resolved_device(device)  # refuses a wrong name
     folder = None if disk_path is None else folder_of(disk_path)
     budget = QUICK if quick else FULL
     known = None if fresh else cached_profile(device, None if folder is None else str(folder))
     if known is not None and known.note.startswith(QUICK_NOTE) and not quick:
         known = None
+    if known is not None and mend and known.busy:
+        _tell(f"measured {known.measured_at} on a busy machine ({known.busy}); it is measured anew")
+        known = None
+    if known is not None and mend and known.disk is not None and known.disk.busy:
+        known = known.model_copy(update={"disk": None})
     if known is None:
         return _measure_all(device, folder, budget, QUICK_NOTE if quick else "")
     if folder is not None and known.disk is None:
@@ -70,8 +79,12 @@ def _measure_disk(known: MachineProfile, device: str, folder: Path, budget: Budg
     from workbench.probe.table import disk_line
 
     began = time.perf_counter()
+    others = Others()
     disk = measure_disk(folder, budget)
+    disk = disk.model_copy(update={"busy": others.note()})
     _tell(disk_line(disk))
+    if disk.busy:
+        _tell(f"{disk.busy}: {WORSE}")
     profile = known.model_copy(update={"disk": disk})
     _keep(profile, device, began)
     return profile

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,11 +80,12 @@ def _measure(path: Path, tier: DiskTier, budget: Budget) -> DiskProfile:
         }
         rates, written = _rates(ways, records, budget.disk_s)
     both_read, both_write = _both(one, other, (incoming, outgoing), (written, records), budget.disk_s / 6)
+    found: dict[str, Any] = {f"{name}_bytes_per_s": rate for name, rate in rates.items()}
     return DiskProfile(
         path=str(path),
         free_bytes=free,
         direct=tier.direct and not mount_of(path).in_memory,
-        **{f"{name}_bytes_per_s": rate for name, rate in rates.items()},
+        **found,
         both_read_bytes_per_s=both_read,
         both_write_bytes_per_s=both_write,
     )

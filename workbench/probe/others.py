@@ -7,6 +7,8 @@ import time
 
 NOTEWORTHY = 0.15
 """Of all cores."""
+WORSE = "these figures are worse than the machine; measure it again when it is idle"
+"""What follows the sentence of `Others.note` when a measurement has ended."""
 
 
 class Others:

@@ -24,7 +24,7 @@ from workbench.probe.host_optimizer import BYTES_A_PARAMETER, measure_optimizer
 from workbench.probe.link import measure_link
 from workbench.probe.matrix import ELEMENT_BUFFERS, measure_compute
 from workbench.probe.memory import BUFFERS, measure_memory
-from workbench.probe.others import Others
+from workbench.probe.others import WORSE, Others
 from workbench.probe.table import compute_line, disk_line, link_line, memory_line, optimizer_line, sums_line
 
 LEAST_ELEMENTS = 1 << 16
@@ -66,7 +66,9 @@ def measure_machine(
             torch.cuda.empty_cache()  # whoever goes on in this process finds the device as free as before
     busy = others.note()
     if busy:
-        tell(f"{busy}: these figures are worse than the machine; measure it again when it is idle")
+        tell(f"{busy}: {WORSE}")
+    if disk is not None:
+        disk = disk.model_copy(update={"busy": busy})
     missing = "torch's fused AdamW: the native extension is missing" if missing_extension() else ""
     name = host.cpu if computes.shared_memory else f"{computes.name}, {host.cpu}"
     return MachineProfile(
@@ -74,7 +76,8 @@ def measure_machine(
         source="measured",
         measured_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         fingerprint=machine_fingerprint(device),
-        note="; ".join(filter(None, (note, missing, busy))),
+        note="; ".join(filter(None, (note, missing))),
+        busy=busy,
         host=host,
         device=computes,
         link=link,

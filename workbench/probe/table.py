@@ -69,8 +69,9 @@ def disk_line(disk: DiskProfile) -> str:
 def _profile_lines(profile: MachineProfile) -> Iterator[str]:
     host, device = profile.host, profile.device
     when = f" {profile.measured_at}" if profile.measured_at else ""
+    remarks = "; ".join(filter(None, (profile.note, profile.busy)))
     yield profile.name
-    yield f"{profile.source}{when}{f' ({profile.note})' if profile.note else ''}"
+    yield f"{profile.source}{when}{f' ({remarks})' if remarks else ''}"
     yield ""
     yield (
         f"host    {host.cpu}: {host.cores} cores, {_gib(host.memory_bytes)} GiB of memory, "
