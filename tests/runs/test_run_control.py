@@ -1,16 +1,10 @@
 """control.jsonl: each command reaches the trainer it was meant for, once."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from workbench.runs import ControlReader, RunDirectory, control, read_events, send_control
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "p")
 
 
 def test_commands_arrive_once_in_order_and_their_answers_carry_the_id(run: RunDirectory) -> None:

@@ -22,11 +22,6 @@ from workbench.runs import (
 )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "p")
-
-
 def test_an_event_is_one_line_with_version_time_and_kind(run: RunDirectory) -> None:
     append_event(run, "warning", message="two\nlines", path=Path("a/b"), value=math.inf)
     (line,) = run.events.read_text().splitlines()

@@ -5,7 +5,6 @@ import math
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,6 @@ from workbench.runs import (
     read_run_metrics,
     record_resume,
 )
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "p")
 
 
 def steps(run: RunDirectory) -> list[float]:

@@ -8,17 +8,11 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.runs import RunDirectory, Status, liveness, read_status, status, write_status
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "p")
 
 
 def test_what_is_written_is_read_with_a_heartbeat_and_this_process(run: RunDirectory) -> None:

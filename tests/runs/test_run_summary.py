@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.runs import MetricsWriter, RunDirectory, Status, write_status
+from workbench.runs import MetricsWriter, RunDirectory, Status, summary, write_status
 from workbench.runs.summary import RunSummaries, RunSummary, list_summaries, summarize
 
 GONE = 2**22 + 1
@@ -171,3 +171,17 @@ def test_a_run_that_is_deleted_leaves_the_list(tmp_path: Path) -> None:
     assert len(summaries.read()) == 1
     run.path.rename(tmp_path / ".gone")
     assert summaries.read() == ()
+
+
+def test_a_run_that_is_deleted_while_it_is_looked_at_is_no_folder_of_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(tmp_path, status=Status(phase="finished"))
+    real = summary._state_of_files
+
+    def deleted_meanwhile(run: RunDirectory, paths: tuple[str, str]) -> tuple[object, ...]:
+        run.path.rename(tmp_path / ".gone")
+        return real(run, paths)
+
+    monkeypatch.setattr(summary, "_state_of_files", deleted_meanwhile)
+    assert list_summaries(run.path.parent) == ()

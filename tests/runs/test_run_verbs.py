@@ -15,11 +15,6 @@ from workbench.runs import ControlReader, RunDirectory, Status, read_events, wri
 from workbench.verbs import runs as run_verbs
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "p")
-
-
 @dataclass
 class Trainer:
     """Stands in the place of the wait and answers as the trainer does."""
@@ -131,10 +126,35 @@ def test_resume_starts_a_run_without_a_trainer_from_its_last_checkpoint(
     assert calls == [expected]
 
 
+@pytest.mark.parametrize("phase", ["stopped", "failed", "finished"])
+def test_resume_hands_changes_on_to_the_run_that_starts_again(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    seen: dict[str, object] = {}
+    command = types.ModuleType("workbench.training.command")
+    command.run = lambda **options: seen.update(options) or 7  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "workbench.training.command", command)
+    write_status(run, Status(phase=phase, step=4, total_steps=4))
+    changes = ["offload.state=disk", "train.steps=9"]
+    assert run_verbs.steer("resume", run.name, run.path.parent, overrides=changes) == 7
+    assert seen["overrides"] == changes and seen["resume"] == str(run.path)
+
+
+@pytest.mark.parametrize("phase", ["training", "paused"])
+def test_a_run_that_has_a_trainer_is_not_changed(
+    run: RunDirectory, phase: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(run, Status(phase=phase, step=4, total_steps=9))
+    assert run_verbs.steer("resume", run.name, run.path.parent, overrides=["train.steps=9"]) == 1
+    assert f"stop it first (workbench stop {run.name})" in capsys.readouterr().err
+    assert not run.control.exists()
+
+
 def test_a_finished_run_is_not_resumed(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(run, Status(phase="finished", step=9, total_steps=9))
-    assert run_verbs.steer("resume", run.name, run.path.parent) == 1
-    assert "finished" in capsys.readouterr().err
+    assert run_verbs.steer("resume", None, run.path.parent) == 1
+    told = capsys.readouterr().err
+    assert f"it finished at step 9 of 9; `workbench resume {run.name} --set train.steps=N` goes on" in told
 
 
 def test_a_run_that_does_not_exist_is_a_configuration_error(tmp_path: Path) -> None:
@@ -163,3 +183,16 @@ def test_runs_are_listed_as_a_table_and_as_json(tmp_path: Path, capsys: pytest.C
     assert listed[one.name]["state"] == "running"
     assert listed[one.name]["loss"] == 1.25
     assert "damaged" in listed[three.name]["problem"]
+
+
+def test_the_list_as_json_names_the_best_checkpoint_of_a_run(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for best in (None, {"step": 30, "validation_loss": 2.5}):
+        if best is not None:
+            run.checkpoints.mkdir(exist_ok=True)
+            (run.checkpoints / "best.json").write_text(json.dumps(best))
+        assert run_verbs.runs(run.path.parent, as_json=True) == 0
+        [row] = json.loads(capsys.readouterr().out)
+        found = (row["best_step"], row["best_validation_loss"])
+        assert found == ((None, None) if best is None else (30, 2.5))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from workbench.census.obtain import obtain_census
 from workbench.census.take import take_census
@@ -19,11 +18,7 @@ from workbench.training import fitting
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_torch_thread: None) -> None: ...
 
 
 @pytest.fixture(autouse=True)

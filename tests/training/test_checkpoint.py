@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
@@ -17,10 +16,18 @@ from tiny_training import build_engine, train
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.engine.disk import DiskError
-from workbench.errors import WorkbenchError
-from workbench.runs.checkpoints import DamagedFileError, checkpoint_bytes, find_checkpoints
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.model import folder
+from workbench.runs.checkpoints import (
+    BestStep,
+    DamagedFileError,
+    checkpoint_bytes,
+    find_checkpoints,
+    read_best,
+)
 from workbench.training import checkpoint
 from workbench.training.checkpoint import load_state, remove_leftovers, save_checkpoint, set_aside_after
+from workbench.training.kept_checkpoints import best_before, name_best
 
 PROGRESS = {"step": 3, "numbers": [1.5, 2]}
 
@@ -208,13 +215,6 @@ def test_the_saved_folder_has_the_weights_that_were_trained_wherever_they_live(
         assert torch.equal(loaded.eval()(input_ids=ids, use_cache=False).logits, expected)
 
 
-def test_state_of_another_format_is_refused_by_name(trained: tuple[Any, OffloadEngine], root: Path) -> None:
-    save(root, 3, trained)
-    _, engine = build_engine(state_format="half")
-    with engine, pytest.raises(DamagedFileError, match="another model, precision, state format or overlap"):
-        load_state(next(find_checkpoints(root, pytest.fail)), engine)
-
-
 def test_the_bytes_of_a_checkpoint_are_those_that_the_plan_counts(
     trained: tuple[Any, OffloadEngine], root: Path
 ) -> None:
@@ -266,6 +266,36 @@ def test_a_truncated_model_file_is_passed_over(trained: tuple[Any, OffloadEngine
     assert steps == [] and "model.safetensors" in warning
 
 
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"]
+)
+@pytest.mark.parametrize("place", [0, 9, -1], ids=["first byte", "header", "last byte"])
+def test_a_flipped_bit_in_a_model_file_is_found_before_anything_is_read_from_the_checkpoint(
+    trained: tuple[Any, OffloadEngine], root: Path, file: str, place: int
+) -> None:
+    target = save(root, 3, trained) / file
+    data = bytearray(target.read_bytes())
+    data[place] ^= 1
+    target.write_bytes(data)
+    [saved] = find_checkpoints(root, pytest.fail)
+    with pytest.raises(DamagedFileError, match=f"{file} is damaged: its checksum"):
+        load_state(saved, trained[1])
+
+
+def test_model_files_are_held_to_their_checksums_also_where_there_are_several(
+    trained: tuple[Any, OffloadEngine], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder.save_model, "__kwdefaults__", {"largest_file_bytes": 6_000})
+    path = save(root, 3, trained)
+    weights = sorted(path.glob("model-*.safetensors"))
+    assert len(weights) > 2
+    [saved] = find_checkpoints(root, pytest.fail)
+    load_state(saved, trained[1])
+    flip(weights[1])
+    with pytest.raises(DamagedFileError, match=weights[1].name):
+        load_state(saved, trained[1])
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"step": 3}', "\0\0"])
 def test_a_marker_of_nonsense_is_passed_over(
     trained: tuple[Any, OffloadEngine], root: Path, text: str
@@ -275,17 +305,101 @@ def test_a_marker_of_nonsense_is_passed_over(
     assert steps == [] and len(warnings) == 1
 
 
-def test_state_of_another_model_is_refused(trained: tuple[Any, OffloadEngine], root: Path) -> None:
-    path = save(root, 3, trained)
-    manifest = json.loads((path / "state" / "manifest.json").read_text())
-    [saved] = find_checkpoints(root, pytest.fail)
-    some = next(iter(manifest["files"]))
-    del saved.manifest["files"][some]
-    with pytest.raises(DamagedFileError, match="another model, precision, state format or overlap"):
-        load_state(saved, trained[1])
-    saved.manifest["files"][some] = {**manifest["files"][some], "elements": 1}
-    with pytest.raises(DamagedFileError, match="needs"):
-        load_state(saved, trained[1])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"n_embd": 32}, r"has [\d,]+ elements there and [\d,]+ here"),
+        ({"n_layer": 3}, r"has no trained parameter transformer.h.2"),
+        ({"n_layer": 1}, r"also has a trained parameter transformer.h.1"),
+    ],
+    ids=str,
+)
+def test_state_of_another_model_is_refused_by_the_first_parameter_that_differs(
+    trained: tuple[Any, OffloadEngine],
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, int],
+    said: str,
+) -> None:
+    save(root, 3, trained)
+    for key, value in changed.items():
+        monkeypatch.setitem(tiny_training.SETTINGS, key, value)
+    with build_engine()[1] as engine, pytest.raises(ConfigurationError, match=f"another model: .*{said}"):
+        load_state(next(find_checkpoints(root, pytest.fail)), engine)
+
+
+def test_a_manifest_that_lacks_a_file_or_tells_another_length_is_damage(
+    trained: tuple[Any, OffloadEngine], root: Path
+) -> None:
+    save(root, 3, trained)
+    for change in (None, {"elements": 1}):
+        [saved] = find_checkpoints(root, pytest.fail)
+        some = next(iter(saved.manifest["files"]))
+        if change is None:
+            del saved.manifest["files"][some]
+        else:
+            saved.manifest["files"][some].update(change)
+        with pytest.raises(DamagedFileError, match=r"lists no|bytes instead of"):
+            load_state(saved, trained[1])
+
+
+def test_every_mth_and_the_best_are_kept_beside_the_newest(
+    trained: tuple[Any, OffloadEngine], root: Path
+) -> None:
+    model, engine = trained
+
+    def save_with(step: int, best: BestStep | None) -> None:
+        save_checkpoint(
+            root,
+            step,
+            engine=engine,
+            model=model,
+            tokenizer=ByteTokenizer(),
+            progress={},
+            keep=1,
+            keep_every=4,
+            best=best,
+        )
+
+    for step in (1, 2, 3, 4):
+        save_with(step, BestStep(min(step, 2), 3.5))
+    assert names(root) == ["best.json", "step-00000002", "step-00000004"]
+    assert read_best(root) == BestStep(2, 3.5)
+    save_with(5, BestStep(5, 3.25))
+    assert read_best(root) == BestStep(5, 3.25)
+    save_with(7, BestStep(5, 3.25))
+    assert names(root) == ["best.json", "step-00000004", "step-00000005", "step-00000007"]
+    save(root, 9, trained, keep=1)
+    assert names(root) == ["best.json", "step-00000009"]
+
+
+@pytest.mark.parametrize(
+    ("named", "told", "expected"),
+    [
+        (BestStep(2, 1.0), None, BestStep(2, 1.0)),
+        (BestStep(2, 1.0), BestStep(3, 0.5), BestStep(3, 0.5)),  # a kill came before the name was changed
+        (BestStep(9, 0.1), BestStep(2, 1.0), BestStep(2, 1.0)),  # a later one is written anew
+        (BestStep(1, 0.1), BestStep(3, 1.0), BestStep(3, 1.0)),  # that one is gone
+        (BestStep(9, 0.1), None, None),
+        (None, None, None),
+    ],
+)
+def test_the_best_of_a_run_that_goes_on_is_the_best_that_is_there_and_not_later(
+    root: Path, named: BestStep | None, told: BestStep | None, expected: BestStep | None
+) -> None:
+    for step in (2, 3, 9):
+        (root / f"step-{step:08}").mkdir(parents=True)
+    if named is not None:
+        name_best(root, named)
+    assert best_before(root, 3, told) == expected
+    assert read_best(root) == expected
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": "2", "validation_loss": 1}', '{"step": 2}'])
+def test_a_best_file_of_nonsense_names_none(root: Path, text: str) -> None:
+    root.mkdir()
+    (root / "best.json").write_text(text)
+    assert read_best(root) is None
 
 
 def test_only_the_newest_are_kept(trained: tuple[Any, OffloadEngine], root: Path) -> None:
@@ -311,6 +425,7 @@ def test_a_kill_between_the_two_renames_leaves_the_old_one_standing(
     path = save(root, 3, trained)
     path.rename(root / ".step-00000003.replaced")
     (root / ".step-00000003.partial").mkdir()
+    (root / ".best.json.4711-ab12").write_text("{")
     remove_leftovers(root)
     assert names(root) == ["step-00000003"]
     assert whole(root) == ([3], [])
@@ -391,7 +506,7 @@ def test_a_disk_that_refuses_half_way_leaves_what_was_there_and_nothing_else(
 ) -> None:
     save(root, 3, trained)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise error
 
     with monkeypatch.context() as patch:

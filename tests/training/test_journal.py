@@ -7,7 +7,6 @@ import math
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -56,11 +55,6 @@ def record(**changes: object) -> StepRecord:
         "eta_s": 22 * 3600 + 10 * 60.0,
     }
     return StepRecord(**{**values, **changes})  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "p")
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -147,7 +141,9 @@ def test_a_loss_scale_that_moves_is_one_event_and_no_warning_for_each_overflow(r
         for step, (scale, skipped) in enumerate(
             [(65536.0, True), (65536.0, True), (32768.0, True), (32768.0, False), (16384.0, False)], 1
         ):
-            journal.step(record(step=step), result(skipped=skipped, loss_scale=scale), None)
+            journal.step(
+                record(step=step), result(skipped=skipped, loss_scale=scale, scale_can_fall=True), None
+            )
     metrics = read_run_metrics(run)
     assert list(metrics.column("loss_scale")) == [65536.0, 65536.0, 32768.0, 32768.0, 16384.0]
     assert list(metrics.column("skipped")) == [1, 1, 1, 0, 0]
@@ -158,9 +154,10 @@ def test_a_loss_scale_that_moves_is_one_event_and_no_warning_for_each_overflow(r
     ]
 
 
-def test_an_overflow_that_no_smaller_scale_mends_is_warned_of(run: RunDirectory) -> None:
+@pytest.mark.parametrize("scale", [1.0, 128.0])
+def test_an_overflow_that_no_smaller_scale_mends_is_warned_of(run: RunDirectory, scale: float) -> None:
     with Journal(run, 200) as journal:
-        journal.step(record(), result(skipped=True, loss_scale=1.0), None)
+        journal.step(record(), result(skipped=True, loss_scale=scale), None)
     assert [event.kind for event in read_events(run).events] == ["warning"]
 
 

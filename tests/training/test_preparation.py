@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from workbench.config import parse_config, to_toml
+from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import precision as engine_precision
 from workbench.engine.disk import DiskError
 from workbench.errors import ConfigurationError, DoesNotFitError
@@ -99,6 +100,29 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_with_both_numbers(t
     for size in (256, 1, 0):
         message = refusal(text_file, model={"vocab_size": size})
         assert f"vocab_size = {size}: the tokenizer has 257 tokens" in message
+
+
+def test_tokens_without_an_output_are_refused_only_where_they_occur(text_file: Path, tmp_path: Path) -> None:
+    backend = ByteTokenizer().backend
+    backend.add_tokens(["<never>", "qqq"])
+    folder = str(tmp_path / "tokenizer")
+    backend.save_pretrained(folder)
+    told: list[str] = []
+    prepare(text_file, f"data.tokenizer={folder}", tell=told.append)
+    assert any("the tokenizer has 259 tokens and the model 257 outputs" in line for line in told)
+    message = refusal(text_file, f"data.tokenizer={folder}", "sample.prompt=qqq")
+    assert "vocab_size = 257: the tokenizer has 259 tokens" in message and "such as 320" in message
+    text_file.write_text(text_file.read_text() + "<never>")
+    assert "and id 257 occurs" in refusal(text_file, f"data.tokenizer={folder}")
+
+
+def test_outputs_that_nobody_asked_for_are_told_with_the_number_to_name(text_file: Path) -> None:
+    told: list[str] = []
+    overrides = ("model.config={n_layer = 1, n_embd = 16, n_head = 2, n_positions = 32}",)
+    prepare(text_file, *overrides, tell=told.append)
+    (warning,) = [line for line in told if "outputs" in line]
+    assert warning.startswith("warning: the model has 50,257 outputs")
+    assert "tokenizer 257 tokens; name model.config.vocab_size = 320" in warning
 
 
 def test_sequences_longer_than_the_models_positions_are_refused_with_the_limit(text_file: Path) -> None:
@@ -223,6 +247,7 @@ def test_a_disk_folder_in_memory_or_across_a_network_is_doubted(
         (["offload.activations=host"], 'offload.activations = "host" has no effect'),
         (["offload.weights=host"], 'offload.weights = "host" has no effect'),
         (["offload.device_fraction=0.5"], "offload.device_fraction = 0.5 has no effect"),
+        (["schedule.warmup_steps=6"], "schedule.warmup_steps = 6: the run ends at step 5"),
     ],
 )
 def test_an_option_that_does_nothing_is_told(text_file: Path, changes: list[str], idle: str) -> None:

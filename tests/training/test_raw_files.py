@@ -9,7 +9,7 @@ import torch
 
 from workbench.runs.checkpoints import DamagedFileError
 from workbench.training import raw_files
-from workbench.training.raw_files import read_tensor, write_tensor
+from workbench.training.raw_files import read_tensor, read_tensors, write_tensor, write_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +125,34 @@ def test_damage_is_refused_with_the_name_of_the_file(tmp_path: Path, damage, sai
     with pytest.raises(DamagedFileError, match=said) as error:
         read_tensor(path, torch.empty(100), checksum)
     assert str(path) in str(error.value)
+
+
+def test_many_at_once_come_back_each_into_its_own_wherever_they_are_kept(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    wanted = {f"{n:04d}": torch.randn(n * 37, generator=generator) for n in range(40)}
+    checksums = write_tensors(tmp_path, wanted.items(), lambda: None)
+    read = {name: torch.zeros(tensor.numel()) for name, tensor in wanted.items() if int(name) % 3}
+    kept = {name: Kept(wanted[name].numel(), torch.float32) for name in wanted.keys() - read.keys()}
+    read_tensors((tmp_path / name, {**read, **kept}[name], checksums[name]) for name in wanted)
+    for name, tensor in wanted.items():
+        assert torch.equal(read[name] if name in read else kept[name].values, tensor)
+
+
+def test_when_one_is_damaged_no_other_is_being_read_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checksums = write_tensors(tmp_path, [(str(n), torch.ones(4096)) for n in range(30)], lambda: None)
+    (tmp_path / "1").write_bytes(b"\0" * 4096 * 4)
+    at_work: list[Path] = []
+    real = raw_files._fill
+
+    def slow(path: Path, *arguments: object) -> int:
+        at_work.append(path)
+        found = real(path, *arguments)  # type: ignore[arg-type]
+        at_work.remove(path)
+        return found
+
+    monkeypatch.setattr(raw_files, "_fill", slow)
+    with pytest.raises(DamagedFileError, match="1 is damaged"):
+        read_tensors((tmp_path / name, torch.empty(4096), checksum) for name, checksum in checksums.items())
+    assert not at_work

@@ -12,9 +12,11 @@ import torch
 from tiny_training import SETTINGS
 from torch import Tensor, nn
 
+from workbench.data.batches import TokenStream
+from workbench.data.batches.sampling import evaluation_batches
 from workbench.model.build import model_config
 from workbench.training.evaluation import validation_loss
-from workbench.training.sampling import generate
+from workbench.training.sampling import continued, generate
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +41,9 @@ def sample(model: Any, prompt: Sequence[int] = (), **changes: Any) -> list[int]:
     return generate(model, prompt, **{**options, **changes})
 
 
-def evaluate(model: Any, tokens: Tensor, **changes: Any) -> float | None:
-    options: dict[str, Any] = {
-        "sequence_length": 16,
-        "batch_size": 3,
-        "total_tokens": 112,
-        "device": torch.device("cpu"),
-        "interrupted": lambda: False,
-    }
-    return validation_loss(model, tokens, **{**options, **changes})
+def evaluate(model: Any, tokens: Tensor, interrupted: Callable[[], bool] = lambda: False) -> float | None:
+    batches = evaluation_batches(TokenStream(tokens), 16, 3, 112)
+    return validation_loss(model, batches, device=torch.device("cpu"), interrupted=interrupted)
 
 
 TOKENS = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(3)).to(torch.uint16)
@@ -135,3 +131,13 @@ def test_an_interrupted_evaluation_gives_no_number(model: Any) -> None:
     answers = iter([False, True])
     assert evaluate(model, TOKENS, interrupted=lambda: next(answers)) is None
     assert model.training
+
+
+def test_a_text_goes_on_with_the_space_that_a_tokenizer_leaves_out_where_a_text_begins() -> None:
+    words = {1: " once", 2: " upon", 3: " a"}
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(words[i] for i in ids).removeprefix(" ")
+
+    assert continued(decode, "once upon", [1, 2], [3]) == "once upon a"
+    assert continued(decode, "", [], [1, 2]) == "once upon"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.training.throughput import RemainingTime, duration, flops_per_token, peak_flops
+from workbench.training.device_peak import PEAKS, peak_flops
+from workbench.training.throughput import RemainingTime, duration, flops_per_token, met_parameters
 
 
 @pytest.mark.parametrize(
@@ -44,13 +45,56 @@ def test_the_remaining_time_follows_recent_steps() -> None:
     assert remaining.seconds(10) == 30.0
 
 
-def test_a_gpu_is_known_by_a_part_of_its_name_and_longer_names_come_first() -> None:
-    assert peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert peak_flops("NVIDIA L40S") == 362e12
-    assert peak_flops("NVIDIA RTX A6000") == 155e12
-    assert peak_flops("") is None
-    assert peak_flops("NVIDIA GeForce GTX 1080") is None
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("NVIDIA H100 PCIe", "bfloat16", 756),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989),
+        ("NVIDIA H200", "float16", 989),
+        ("NVIDIA H200 NVL", "float16", 835),
+        ("NVIDIA H100 80GB HBM3", "float32", 67),
+        ("NVIDIA L40S", "bfloat16", 362),
+        ("NVIDIA L4", "bfloat16", 121),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312),
+        ("NVIDIA A10", "bfloat16", 125),
+        ("NVIDIA A10G", "bfloat16", 70),
+        ("NVIDIA RTX A6000", "bfloat16", 155),
+        ("NVIDIA RTX 6000 Ada Generation", "bfloat16", 364),
+        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", 80),
+        ("NVIDIA GeForce RTX 4090", "float32", 82.6),
+        ("Tesla V100-SXM2-16GB", "float16", 125),
+        ("Tesla V100-SXM2-16GB", "bfloat16", None),
+        ("Tesla T4", "float16", 65),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", None),
+        ("NVIDIA GeForce GTX 1080", "float16", None),
+        ("NVIDIA A1000", "float16", None),
+        ("NVIDIA H100 80GB HBM3", "float64", None),
+        ("", "bfloat16", None),
+    ],
+)
+def test_a_device_is_known_by_a_part_of_its_name_and_has_a_peak_for_each_dtype(
+    name: str, dtype: str, tflops: float | None
+) -> None:
+    assert peak_flops(name, dtype) == (None if tflops is None else pytest.approx(tflops * 1e12))
+
+
+def test_fp32_products_in_tf32_have_a_peak_of_their_own_where_there_is_one() -> None:
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "float32", tf32=True) == 156e12
+    assert peak_flops("Tesla V100-SXM2-16GB", "float32", tf32=True) == 15.7e12
+
+
+def test_of_names_that_contain_each_other_the_longer_comes_first() -> None:
+    names = list(PEAKS)
+    for number, name in enumerate(names):
+        assert not [later for later in names[number + 1 :] if later.startswith(f"{name} ")], name
+    assert all(peak.sixteen_bit > peak.fp32 for peak in PEAKS.values())
+
+
+def test_frozen_parameters_leave_two_thirds_of_their_work_and_experts_only_that_of_the_chosen() -> None:
+    assert flops_per_token(1000, 1, 0, 16, frozen=900) == 4 * 900 + 6 * 100
+    shapes = [(10, 4), (8, 4, 6), (8, 3), (5, 4, 6)]
+    assert met_parameters(shapes, experts=8, chosen=2) == 40 + 2 * 24 + 24 + 120
+    assert met_parameters(shapes, experts=0, chosen=0) == 40 + 192 + 24 + 120
 
 
 def test_work_a_token_is_that_of_the_palm_paper() -> None:

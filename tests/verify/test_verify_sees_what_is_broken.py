@@ -13,12 +13,13 @@ import pytest
 from small_trials import failed, rows_of, small_config
 from torch import nn
 
-import workbench.engine.offload as offload
+import workbench.engine.step_cycle as step_cycle
 from workbench.engine.forward_gate import ForwardGate
 from workbench.engine.gradient_set import Verdict
 from workbench.engine.gradient_work import GradientWork
 from workbench.engine.memory import ShardMemory
 from workbench.engine.offload import OffloadEngine
+from workbench.engine.step_cycle import StepCycle
 from workbench.engine.step_work import StepWork
 from workbench.engine.update_work import UpdateWork
 from workbench.engine.weight_window import WeightWindow
@@ -104,7 +105,7 @@ def let_the_forward_not_wait(patch: Patch) -> None:
 
 def without_waits(patch: Patch, kind: Kind, for_kinds: tuple[Kind, ...]) -> None:
     """Tasks of `kind` do not wait for those of `for_kinds`."""
-    build = offload.build_timeline
+    build = step_cycle.build_timeline
 
     def broken(*arguments: Any) -> Timeline:
         timeline = build(*arguments)
@@ -115,7 +116,7 @@ def without_waits(patch: Patch, kind: Kind, for_kinds: tuple[Kind, ...]) -> None
         )
         return replace(timeline, tasks=tasks)
 
-    patch.setattr(offload, "build_timeline", broken)
+    patch.setattr(step_cycle, "build_timeline", broken)
 
 
 def update_before_the_verdict(patch: Patch) -> None:
@@ -195,7 +196,7 @@ def weigh_micro_batches_alike(patch: Patch) -> None:
 
 
 def never_delay(patch: Patch) -> None:
-    patch.setattr(OffloadEngine, "_is_delayed", lambda self, step: False)
+    patch.setattr(StepCycle, "_is_delayed", lambda self, step: False)
 
 
 def claim_another_norm(patch: Patch) -> None:

@@ -7,6 +7,7 @@ about what is wrong, never an exception.
 
 from workbench.runs.control import VERBS, Command, ControlReader, send_control
 from workbench.runs.directory import RunDirectory
+from workbench.runs.done import done_before, still_done
 from workbench.runs.events import EVENT_KINDS, Event, Events, append_event, read_events
 from workbench.runs.lanes import Lanes, LaneSpan, read_lanes, write_lanes
 from workbench.runs.log import LogTee
@@ -42,6 +43,7 @@ __all__ = [
     "RunDirectory",
     "Status",
     "append_event",
+    "done_before",
     "liveness",
     "read_events",
     "read_lanes",
@@ -52,6 +54,7 @@ __all__ = [
     "record_resume",
     "runs_root",
     "send_control",
+    "still_done",
     "write_config",
     "write_lanes",
     "write_plan",

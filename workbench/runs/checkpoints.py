@@ -7,13 +7,18 @@ What is in them and how it is written is `training/checkpoint.py`'s business. In
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.checksum import crc32
+from workbench.runs.writing import read_json
+
 FORMAT_VERSION = 1
+_READERS = 4
+_PIECE_BYTES = 4 << 20
 
 
 class DamagedFileError(Exception):
@@ -27,6 +32,74 @@ class SavedStep:
     path: Path
     step: int
     manifest: dict[str, Any]
+
+
+def check_model_files(saved: SavedStep, *, weights: bool = True) -> None:
+    """Read a checkpoint's model files to their ends, several at once, and hold them to their checksums.
+
+    Without `weights` only what describes the model. A checkpoint that was saved before checksums were is not looked at.
+    Raises DamagedFileError naming the file.
+    """
+    told: dict[str, list[list[int]]] = {
+        name: spans
+        for name, spans in saved.manifest.get("model_checksums", {}).items()
+        if weights or not name.endswith(".safetensors")
+    }
+    with ThreadPoolExecutor(_READERS, "check-model") as pool:
+        for damage in pool.map(lambda name: _damage(saved.path / name, told[name]), sorted(told)):
+            if damage is not None:
+                raise damage
+
+
+def checksum(path: Path) -> list[list[int]]:
+    """What a manifest says of a file that is read whole: one span of all its bytes, with its CRC-32."""
+    size = seen = 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            size += len(piece)
+            seen = crc32(piece, seen)
+    return [[size, seen]]
+
+
+def _damage(path: Path, spans: list[list[int]]) -> DamagedFileError | None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            for size, expected in spans:
+                seen = 0
+                while size:
+                    piece = file.read(min(size, _PIECE_BYTES))
+                    if not piece:
+                        return DamagedFileError(f"{path} ended early")
+                    seen = crc32(piece, seen)
+                    size -= len(piece)
+                if seen != expected:
+                    return DamagedFileError(
+                        f"{path} is damaged: its checksum is {seen:08x} instead of {expected:08x}"
+                    )
+    except OSError as error:
+        return DamagedFileError(f"{path} cannot be read: {error.strerror or error}")
+    return None
+
+
+BEST_FILE = "best.json"
+"""Beside the checkpoints: names the one with the lowest validation loss."""
+
+
+@dataclass(frozen=True)
+class BestStep:
+    """The checkpoint with the lowest validation loss (nats a token) so far."""
+
+    step: int
+    validation_loss: float
+
+
+def read_best(root: Path) -> BestStep | None:
+    """What `best.json` under `root` names; None where there is none that can be read."""
+    value, _ = read_json(root / BEST_FILE)
+    step, loss = value.get("step"), value.get("validation_loss")
+    if not isinstance(step, int) or not isinstance(loss, (int, float)):
+        return None
+    return BestStep(step, float(loss))
 
 
 def checkpoint_name(step: int) -> str:
@@ -52,7 +125,7 @@ def _open(path: Path) -> SavedStep:
     try:
         done = json.loads((path / "DONE").read_bytes())
         text = (path / "state" / "manifest.json").read_bytes()
-        if zlib.crc32(text) != done["manifest_crc32"]:
+        if crc32(text) != done["manifest_crc32"]:
             raise DamagedFileError(
                 f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not fit"
             )

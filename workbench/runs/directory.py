@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.home_folders import expanded
 from workbench.runs.writing import write_whole
 
 _MARKS = ("events.jsonl", "status.json", "config.toml")
@@ -139,7 +140,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """The run at `path`. Raises ConfigurationError where there is none."""
-        path = path.expanduser().absolute()
+        path = expanded(path, "run").absolute()
         if not path.is_dir():
             raise ConfigurationError(f"run {path}: there is no such folder")
         if not _is_run(path):

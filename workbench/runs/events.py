@@ -5,7 +5,7 @@ Every line has `version`, `time` (unix seconds) and `kind`; the rest depends on 
 - phase: `phase`, `step`
 - evaluation: `step`, `loss` (nats a token), `perplexity`, `seconds`
 - sample: `step`, `path` (relative to the run)
-- checkpoint: `step`, `path` (relative to the run), `seconds`
+- checkpoint: `step`, `path` (relative to the run), `seconds`, `best` (its validation loss is the lowest so far)
 - warning: `message`
 - loss_scale: `step` (the first that has it), `scale`
 - disk: `written_per_day` (bytes a day that the disk tier wrote at this session's rate)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from workbench.runs.directory import RunDirectory
 from workbench.runs.writing import read_json, write_json
@@ -11,8 +13,9 @@ from workbench.runs.writing import read_json, write_json
 LANES_VERSION = 1
 
 
-@dataclass(frozen=True)
-class LaneSpan:
+class LaneSpan(NamedTuple):
+    """One piece of work. A tuple, as a step may have thousands, which are read and written as often as it ends."""
+
     lane: str
     """compute, download, update, upload, read or write."""
     name: str
@@ -34,8 +37,8 @@ class Lanes:
 
 def write_lanes(run: RunDirectory, step: int, spans: Sequence[LaneSpan]) -> None:
     """Replace `lanes.json`. Raises WorkbenchError where it cannot be written."""
-    values = [list(asdict(span).values()) for span in spans]
-    fields = list(LaneSpan.__dataclass_fields__)
+    values = [list(span) for span in spans]
+    fields = list(LaneSpan._fields)
     write_json(
         run.lanes, {"version": LANES_VERSION, "step": step, "fields": fields, "spans": values}, durable=False
     )
@@ -52,16 +55,19 @@ def read_lanes(run: RunDirectory) -> Lanes:
         )
     try:
         names = [str(name) for name in values["fields"]]
-        spans = tuple(_span(dict(zip(names, row, strict=True))) for row in values["spans"])
-        return Lanes(int(values["step"]), spans)
+        return Lanes(int(values["step"]), tuple(_spans(names, values["spans"])))
     except (KeyError, TypeError, ValueError) as error:
         return Lanes(problem=f"{run.lanes} is damaged: {error}")
 
 
-def _span(row: dict[str, object]) -> LaneSpan:
-    lane, name, shard, chunk, start, end = (row[field] for field in LaneSpan.__dataclass_fields__)
-    if not isinstance(shard, int) or not isinstance(chunk, int):
-        raise ValueError("a span's shard and chunk must be whole numbers")
-    if not isinstance(start, (int, float)) or not isinstance(end, (int, float)):
-        raise ValueError("a span's start and end must be numbers")
-    return LaneSpan(str(lane), str(name), shard, chunk, float(start), float(end))
+def _spans(names: Sequence[str], rows: Sequence[Any]) -> Iterable[LaneSpan]:
+    in_order = itemgetter(*(names.index(field) for field in LaneSpan._fields))
+    for row in rows:
+        if len(row) != len(names):
+            raise ValueError(f"a span has {len(row)} values for {len(names)} fields")
+        lane, name, shard, chunk, start, end = in_order(row)
+        if not isinstance(shard, int) or not isinstance(chunk, int):
+            raise ValueError("a span's shard and chunk must be whole numbers")
+        if not isinstance(start, (int, float)) or not isinstance(end, (int, float)):
+            raise ValueError("a span's start and end must be numbers")
+        yield LaneSpan(str(lane), str(name), shard, chunk, float(start), float(end))

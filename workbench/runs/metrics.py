@@ -17,9 +17,10 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
@@ -81,6 +82,8 @@ class Metrics:
     """What to pass as `since_record` to read what comes after these."""
     problem: str = ""
     """What is wrong with the file; empty when nothing is."""
+    records_left: int = 0
+    """Whole records that come after these."""
     values: array[float] = field(default_factory=lambda: array("d"), repr=False)
     """Record after record, void ones too."""
 
@@ -128,7 +131,7 @@ class MetricsWriter:
             if not path.exists() or path.stat().st_size == 0:
                 _create(path, columns)
             with path.open("rb") as file:
-                self.columns, self._start, problem = _read_header(file.read(1 << 20), path)
+                self.columns, self._start, problem = read_header(file.read(1 << 20), path)
                 if problem:
                     raise WorkbenchError(f"{problem}; move it away to record anew")
             self._record = struct.Struct(f"<{len(self.columns)}d")
@@ -188,16 +191,21 @@ def record_resume(run: RunDirectory, writer: MetricsWriter, from_step: int, **fi
     writer.start_again()
 
 
-def read_metrics(path: Path, since_record: int = 0) -> Metrics:
-    """The whole records of a file from `since_record` on, void ones too. Never raises; see `problem`."""
+def read_metrics(path: Path, since_record: int = 0, most_records: int | None = None) -> Metrics:
+    """The whole records of a file from `since_record` on, void ones too. Never raises; see `problem`.
+
+    At most `most_records` where that is given: a long file is read in pieces of a few MiB with little memory, and
+    faster than at once, as each piece is still in the processor's cache when its columns are taken from it.
+    """
     try:
         with path.open("rb") as file:
-            columns, start, problem = _read_header(file.read(1 << 16), path)
+            columns, start, problem = read_header(file.read(1 << 16), path)
             if problem:
                 return Metrics(problem=problem)
             width = len(columns)
             there = (os.fstat(file.fileno()).st_size - start) // (8 * width)
-            count = max(0, there - since_record)
+            left = max(0, there - since_record)
+            count = left if most_records is None else min(left, most_records)
             file.seek(start + since_record * 8 * width)
             values = array("d", bytes(8)) * (count * width)
             read = file.readinto(memoryview(values).cast("B")) if count else 0
@@ -209,7 +217,7 @@ def read_metrics(path: Path, since_record: int = 0) -> Metrics:
     if sys.byteorder == "big":
         values.byteswap()
     ranges = ((0, count),) if count else ()
-    return Metrics(columns, ranges, since_record + count, values=values)
+    return Metrics(columns, ranges, since_record + count, records_left=left - count, values=values)
 
 
 def read_run_metrics(run: RunDirectory) -> Metrics:
@@ -218,18 +226,24 @@ def read_run_metrics(run: RunDirectory) -> Metrics:
     resumes = [event for event in read_events(run).events if event.kind == "resume"]
     if not resumes or not metrics.ranges:
         return metrics
-    ranges = _standing(metrics, resumes)
-    return Metrics(metrics.columns, ranges, metrics.next_record, metrics.problem, metrics.values)
+    return replace(metrics, ranges=standing_ranges(metrics.column("step"), resumes))
 
 
-def _standing(metrics: Metrics, resumes: Sequence[Event]) -> tuple[tuple[int, int], ...]:
-    """The ranges of records that no resumption voids.
+class Steps(Protocol):
+    """The step of each record, by its number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, record: int, /) -> float: ...
+
+
+def standing_ranges(steps: Steps, resumes: Sequence[Event]) -> tuple[tuple[int, int], ...]:
+    """The ranges of records that no resumption voids; of `steps` only a few are looked at.
 
     Between two resumptions steps rise, so that each of them cuts off the end of every stretch before it. A
     resumption that found fewer records than one before it says that the file had lost some: the records that
     were written in their place are none of the earlier one's business.
     """
-    steps = metrics.column("step")
     cuts: list[tuple[int, float]] = []
     record = len(steps)
     for event in reversed(resumes):
@@ -263,7 +277,7 @@ def _create(path: Path, columns: Sequence[Column]) -> None:
     temporary.replace(path)
 
 
-def _read_header(data: bytes, path: Path) -> tuple[tuple[Column, ...], int, str]:
+def read_header(data: bytes, path: Path) -> tuple[tuple[Column, ...], int, str]:
     """The columns, where the records start, and what is wrong."""
     if len(data) < _PREFIX.size or data[:8] != _MAGIC:
         return (), 0, f"{path} is no metrics file"

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from workbench.runs.directory import RunDirectory
 from workbench.runs.metrics import _PREFIX as METRICS_PREFIX
-from workbench.runs.metrics import _read_header as read_header
+from workbench.runs.metrics import read_header
 from workbench.runs.status import Status, liveness, read_status
 
 State = Literal["running", "paused", "finished", "stopped", "failed", "died", "stale", "unknown", "foreign"]
@@ -112,6 +112,12 @@ class RunSummaries:
         except OSError:
             names = []
         looks = {name: self._look(name, moment) for name in names}
+        # A run that was deleted while it was looked at is not there, and no folder of something else.
+        looks = {
+            name: look
+            for name, look in looks.items()
+            if look.summary.state != "foreign" or look.summary.run.path.is_dir()
+        }
         self._looks = looks
         rows = [look.summary for look in looks.values()]
         rows.sort(key=lambda row: (row.state != "foreign", row.started or 0.0, row.name), reverse=True)

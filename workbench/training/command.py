@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.config import RunConfig, load_config, parse_config, to_toml
+from workbench.config.references import OF_THE_MODEL, REFERENCES
 from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
 from workbench.launch import start_trainer
 from workbench.presets import find_preset
@@ -21,6 +22,7 @@ from workbench.runs import (
     runs_root,
     write_config,
 )
+from workbench.training.same_model import check_same_model
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.starting import Starting
 
@@ -35,6 +37,7 @@ class _Choice:
     directory: RunDirectory | None
     resuming: bool
     overrides: tuple[str, ...] = ()
+    """What `config` has on top of what is stored in `directory`; empty for a new run."""
     announced_at: float | None = None
     """When the run's status began to name this process, where that was before it was chosen."""
 
@@ -92,10 +95,11 @@ def _choose(
             directory.path.parent,
             directory,
             resume is not None,
+            tuple(overrides),
             announced_at=announced,
         )
     if resume is not None and str(resume) != "auto":
-        return _resumed(RunDirectory.open(Path(resume)), overrides)
+        return _resumed(RunDirectory.find(root, str(resume)), overrides)
     if preset is None:
         raise ConfigurationError("no preset is named: `workbench presets` lists them")
     path = find_preset(preset)
@@ -104,29 +108,37 @@ def _choose(
         if latest is not None:
             return _resumed(latest, overrides)
         _tell(f"there is no unfinished run of {path.stem} in {root}: starting a new one")
-    return _Choice(path.stem, load_config(path, overrides), root, None, False)
+    return _Choice(path.stem, load_config(path, overrides, look_for=REFERENCES), root, None, False)
 
 
 def _resumed(directory: RunDirectory, overrides: Sequence[str]) -> _Choice | None:
     config = _stored_config(directory, overrides)
     status = read_status(directory)
-    if status.phase == "finished" and status.step >= config.train.steps:
+    # Epochs are steps in a stored configuration: these were asked for now, and only the tokens tell what they come to.
+    if status.phase == "finished" and not config.train.epochs and status.step >= config.train.steps:
         _tell(
             f"run {directory.name} is finished: all {config.train.steps} steps are done "
-            "(--set train.steps=N goes on to a later one)"
+            "(--set train.steps=N or train.epochs=N goes on to a later one)"
         )
         return None
     return _Choice(directory.name, config, directory.path.parent, directory, True, tuple(overrides))
 
 
-def _stored_config(directory: RunDirectory, overrides: Sequence[str]) -> RunConfig:
+def _stored_config(
+    directory: RunDirectory, overrides: Sequence[str] = (), look_for: Collection[str] = ()
+) -> RunConfig:
     try:
         text = directory.config.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"run {directory.name} cannot be resumed: its {directory.config.name} cannot be read: {error}"
         ) from error
-    return parse_config(text, str(directory.config), overrides)
+    config = parse_config(text, str(directory.config), overrides, look_for=look_for)
+    if not config.train.epochs:
+        return config
+    # Stored steps are what epochs came to; epochs that are asked for now come to others.
+    unnamed = config.train.model_copy(update={"steps": type(config.train).model_fields["steps"].default})
+    return config.model_copy(update={"train": unnamed})
 
 
 def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
@@ -155,12 +167,19 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
         # One that was announced says in its status how far its preparation is, or why that failed.
         announced = directory if choice.announced_at is not None else None
         with Starting(announced, _tell) as starting:
+            if directory is not None:
+                there = OF_THE_MODEL if choice.resuming else frozenset[str]()
+                _stored_config(directory, choice.overrides, REFERENCES.keys() - there)
+                if choice.resuming and choice.overrides:
+                    check_same_model(directory, _stored_config(directory), choice.config)
             # torch takes seconds to import: only once there is something to train.
             starting.progress("importing torch")
             from workbench.training.preparation import prepare_run
             from workbench.training.session import train_session
 
-            prepared = prepare_run(choice.config, choice.root, starting.tell, directory)
+            prepared = prepare_run(
+                choice.config, choice.root, starting.tell, directory, requests.raise_if_stopped
+            )
             requests.raise_if_stopped()
         if directory is None:
             directory = RunDirectory.create(choice.root, choice.name)
@@ -168,7 +187,7 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
         if not choice.resuming:
             write_config(directory, to_toml(prepared.config))
         if detach:
-            return _detach(directory, choice)
+            return _detach(directory, choice, prepared.config.train.steps)
         with LogTee(directory.log):
             print(f"run {directory.path}", flush=True)
             try:
@@ -182,17 +201,19 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
             directory.release()
 
 
-def _detach(directory: RunDirectory, choice: _Choice) -> int:
+def _detach(directory: RunDirectory, choice: _Choice, total_steps: int) -> int:
     """Start the same run in a session of its own, with no terminal and no pipe that could end it."""
     directory.release()
     pid = start_trainer(
         directory,
-        total_steps=choice.config.train.steps,
+        total_steps=total_steps,
         resuming=choice.resuming,
         overrides=choice.overrides,
     )
     print(directory.path)
-    _tell(f"training in process {pid}; its log is {directory.log}")
+    _tell(
+        f"training in process {pid}; its log is {directory.log}; `workbench attach {directory.name}` watches it"
+    )
     return EXIT_DONE
 
 

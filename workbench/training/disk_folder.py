@@ -7,6 +7,7 @@ from pathlib import Path
 from workbench.config import RunConfig
 from workbench.engine.disk import DiskError, DiskTier
 from workbench.errors import ConfigurationError
+from workbench.home_folders import expanded
 
 MOUNTS = Path("/proc/mounts")
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -14,11 +15,14 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"
 
 
 def disk_folder(config: RunConfig) -> Path | None:
-    """Where the disk tier of `config` may lie; None where it can have none."""
+    """Where the disk tier of `config` may lie; None where it can have none.
+
+    Raises ConfigurationError where it begins with a home that is not there.
+    """
     offload = config.offload
     if not offload.disk_path or not {"disk", "auto"} & {offload.weights, offload.state}:
         return None
-    return Path(offload.disk_path).expanduser()
+    return expanded(offload.disk_path, "offload.disk_path")
 
 
 def check_disk_folder(folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""From a run's configuration to the arguments of its engine: the one place where the two vocabularies meet.
+"""From a run's configuration to the arguments of its engine, and to its learning rates: the one place where these
+vocabularies meet.
 
 Invariant: every field of the configuration that the engine knows is handed on as it stands, and nothing is added that
 the configuration does not say. So two engines of one configuration differ only in their device and in how their model
@@ -7,13 +8,14 @@ gets its values.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from workbench.config import RunConfig
-from workbench.engine import AdamW
+from workbench.engine import AdamW, LossScaling
 from workbench.engine.device import Device
 from workbench.errors import ConfigurationError
+from workbench.home_folders import expanded
+from workbench.optimizer.schedules import LearningRateSchedule
 
 MIB = 1 << 20
 
@@ -27,7 +29,7 @@ def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -
     Raises:
         ConfigurationError: a tier is "auto": the placement has to be chosen first.
     """
-    offload, train, optimizer = config.offload, config.train, config.optimizer
+    offload, train, optimizer, scale = config.offload, config.train, config.optimizer, config.loss_scale
     options: dict[str, Any] = {
         "optimizer": AdamW(
             lr=optimizer.learning_rate,
@@ -45,9 +47,16 @@ def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -
         "overlap": offload.overlap,
         "delay_warmup": offload.delay_warmup,
         "precision": train.precision,
+        "loss_scale": LossScaling(
+            fixed=scale.fixed,
+            initial=2.0**scale.initial_power,
+            window=scale.window,
+            hysteresis=scale.hysteresis,
+            minimum=scale.minimum,
+        ),
         "activation_checkpointing": train.activation_checkpointing,
         "activations": offload.activations,
-        "disk_path": Path(offload.disk_path).expanduser() if offload.disk_path else None,
+        "disk_path": expanded(offload.disk_path, "offload.disk_path") if offload.disk_path else None,
         "chunk_bytes": offload.chunk_mib * MIB,
         "threads": offload.threads,
         "device": device,
@@ -57,3 +66,18 @@ def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -
         if options[tier] == "auto":
             raise ConfigurationError(f'offload.{tier} = "auto": the placement has to be chosen first')
     return options
+
+
+def learning_rate_schedule(config: RunConfig) -> LearningRateSchedule:
+    """The learning rates of a run of `config`."""
+    schedule = config.schedule
+    return LearningRateSchedule(
+        kind=schedule.type,
+        learning_rate=config.optimizer.learning_rate,
+        warmup_steps=schedule.warmup_steps,
+        total_steps=schedule.total_steps or config.train.steps,
+        min_ratio=schedule.min_ratio,
+        warmup_type=schedule.warmup_type,
+        warmup_ratio=schedule.warmup_ratio,
+        decay_fraction=schedule.decay_fraction,
+    )

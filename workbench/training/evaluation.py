@@ -1,45 +1,55 @@
-"""The validation loss: the model's mean loss over held-out windows, the same ones every time."""
+"""The validation loss: the model's mean loss over held-out rows, the same ones every time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from workbench.data.sampling import evaluation_batches
+from workbench.data.batches import Batch
 from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.training.separation import DocumentSeparation
 
 
 @torch.no_grad()
 def validation_loss(
     model: Any,
-    tokens: Tensor,
+    batches: Iterable[Batch],
     *,
-    sequence_length: int,
-    batch_size: int,
-    total_tokens: int,
     device: torch.device,
     interrupted: Callable[[], bool],
     loss: ChunkedLoss | None = None,
+    separation: DocumentSeparation | None = None,
 ) -> float | None:
-    """Nats a predicted token over about `total_tokens` tokens of `tokens` (1-D ids); None when interrupted.
+    """Nats a counted token over `batches`, each of which has some; None when interrupted.
 
-    `loss` is the model's, for a batch; one that nobody has checked if it is not given.
+    `loss` is the model's, for a batch; one that nobody has checked if it is not given. `separation` is needed where the
+    batches have position ids.
     """
     loss = loss or ChunkedLoss(model)
     training = model.training
     model.eval()
     total, counted = 0.0, 0
     try:
-        for batch in evaluation_batches(tokens, sequence_length, batch_size, total_tokens):
+        for batch in batches:
             if interrupted():
                 return None
-            ids = batch.to(device)
-            predicted = batch.shape[0] * (batch.shape[1] - 1)
-            total += float(loss(ids, ids, use_cache=False)) * predicted
-            counted += predicted
+            mean = batch_loss(loss, batch, device, separation)
+            total += float(mean) * batch.counted
+            counted += batch.counted
     finally:
         model.train(training)
     return total / counted
+
+
+def batch_loss(
+    loss: ChunkedLoss, batch: Batch, device: torch.device, separation: DocumentSeparation | None
+) -> torch.Tensor:
+    """The mean loss over the batch's counted tokens, a scalar on `device`."""
+    arguments = {}
+    if batch.position_ids is not None:
+        assert separation is not None
+        arguments = separation.arguments(batch.position_ids.to(device))
+    ids, labels = batch.input_ids.to(device), batch.labels.to(device)
+    return loss(ids, labels, use_cache=False, **arguments)

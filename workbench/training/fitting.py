@@ -6,9 +6,10 @@ model's census.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from workbench.config import RunConfig
 from workbench.engine.device import Device
 from workbench.engine.precision import working_precision
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
-from workbench.plan.census import Census
+from workbench.plan.census import Census, model_table
 from workbench.plan.fit import remedies, why_not
 from workbench.plan.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.ground import Ground
@@ -46,19 +47,28 @@ def tiers(config: RunConfig) -> tuple[str, str]:
     return config.offload.weights, config.offload.state
 
 
-def fit(config: RunConfig, model: nn.Module, device: Device, free: Free, tell: Callable[[str], None]) -> Plan:
+def fit(
+    config: RunConfig,
+    model: nn.Module,
+    device: Device,
+    free: Free,
+    tell: Callable[[str], None],
+    table: Mapping[str, Any] | None = None,
+) -> Plan:
     """The plan of `config`, "auto" replaced by the fastest placement that fits. `model` is on the meta device.
+
+    `table`: what to take the census of, where that is not the configuration's own [model] table.
 
     Raises:
         DoesNotFitError: none fits, or that which the configuration fixes does not.
     """
-    census = _census(config, model, tell)
+    table = model_table(config) if table is None else table
+    census = _census(table, model, tell)
     name = str(device.torch_device)
     folder = disk_folder(config)
     machine = cached_profile(name, None if folder is None else str(folder))
     native = working_precision("auto", device) == torch.bfloat16
     ground = Ground("this machine", free, native, machine)
-    table = config.model.model_dump()
 
     def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
         if machine is None:
@@ -94,7 +104,7 @@ def fit(config: RunConfig, model: nn.Module, device: Device, free: Free, tell: C
     return plan
 
 
-def _census(config: RunConfig, model: nn.Module, tell: Callable[[str], None]) -> Census:
+def _census(table: Mapping[str, Any], model: nn.Module, tell: Callable[[str], None]) -> Census:
     """The model's census; without what a block takes, with a word, where no block could be tried."""
     told: list[str] = []
 
@@ -105,13 +115,13 @@ def _census(config: RunConfig, model: nn.Module, tell: Callable[[str], None]) ->
         told.append(message)
 
     try:
-        census = obtain_census(config.model.model_dump(), tell_once)
+        census = obtain_census(table, tell_once)
     except ConfigurationError:
         raise
     except WorkbenchError as error:
         tell(f"warning: {error}; what blocks take is estimated")
         census = None
-    return count_parts(model, config.model.architecture) if census is None else census
+    return count_parts(model, str(table["architecture"] or table["pretrained"])) if census is None else census
 
 
 def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDirectory | None) -> Free:

@@ -20,11 +20,14 @@ from workbench.runs import (
     RunDirectory,
     Status,
     append_event,
+    done_before,
     read_status,
+    still_done,
     write_lanes,
     write_status,
 )
 from workbench.runs.metrics import HOST_LANES
+from workbench.training.tensorboard import FOLDER, TensorBoard
 from workbench.training.throughput import duration
 
 HEARTBEAT_S = 5.0
@@ -73,9 +76,11 @@ class StepRecord:
 class Journal:
     """Writes one run's directory. A full disk ends the run; it never leaves a half-written file behind."""
 
-    def __init__(self, run: RunDirectory, total_steps: int) -> None:
+    def __init__(self, run: RunDirectory, total_steps: int, *, tensorboard: bool = False) -> None:
         before = read_status(run)
         self.run = run
+        self.done_before = done_before(run)
+        """How the run stood when all its steps were done; None otherwise, and from the moment that it goes on."""
         self.metrics = MetricsWriter(run.metrics)
         self._started = time.monotonic() - before.elapsed_s
         self._status = Status(
@@ -86,6 +91,7 @@ class Journal:
             validation_loss=before.validation_loss,
             elapsed_s=before.elapsed_s,
         )
+        self._board = TensorBoard(run.path / FOLDER, self.warn) if tensorboard else None
         self._loss_scale: float | None = None
         self._lock = threading.Lock()
         self._written = 0.0
@@ -103,6 +109,8 @@ class Journal:
         self._ended.set()
         self._thread.join()
         self.metrics.close()
+        if self._board is not None:
+            self._board.close()
 
     def phase(self, phase: str, progress: str = "") -> None:
         """Enter a phase; a change of it is an event."""
@@ -117,7 +125,11 @@ class Journal:
         self._update(durable=False, progress=progress)
 
     def begin_at(self, step: int) -> None:
+        """Training goes on after `step`."""
+        self.done_before = None
         self._update(durable=True, step=step)
+        if self._board is not None:
+            self._board.open(step)
 
     def elapsed_s(self) -> float:
         """Seconds spent on this run, all its resumptions together."""
@@ -129,27 +141,30 @@ class Journal:
         if record.device_bytes is not None:
             optional["device_bytes"] = record.device_bytes[0]
         scale = result.loss_scale
-        self.metrics.append(
-            step=record.step,
-            time=time.time(),
-            loss=record.loss,
-            grad_norm=result.grad_norm,
-            learning_rate=result.learning_rate,
-            tokens=record.tokens,
-            tokens_total=record.tokens_total,
-            step_s=record.step_s,
-            tokens_per_s=record.tokens / record.step_s,
-            host_bytes=record.host_bytes,
-            skipped=float(result.skipped),
-            loss_scale=scale,
+        values = {
+            "step": record.step,
+            "time": time.time(),
+            "loss": record.loss,
+            "grad_norm": result.grad_norm,
+            "learning_rate": result.learning_rate,
+            "tokens": record.tokens,
+            "tokens_total": record.tokens_total,
+            "step_s": record.step_s,
+            "tokens_per_s": record.tokens / record.step_s,
+            "host_bytes": record.host_bytes,
+            "skipped": float(result.skipped),
+            "loss_scale": scale,
             **_lane_metrics(result),
             **{name: value for name, value in optional.items() if value is not None},
-        )
+        }
+        self.metrics.append(**values)
+        if self._board is not None:
+            self._board.step(values)
         if self._loss_scale is not None and scale != self._loss_scale:
             self.event("loss_scale", step=record.step, scale=scale)
         self._loss_scale = scale
-        # Above 1 a scale is still searched for, and steps that overflow are a part of the search.
-        if result.skipped and scale <= 1:
+        # Steps that overflow are a part of the search for a scale.
+        if result.skipped and not result.scale_can_fall:
             self.warn(f"step {record.step} was skipped: its gradients are not finite")
         due = time.monotonic() - self._written >= STATUS_EVERY_S or record.step == record.total_steps
         self._update(
@@ -167,9 +182,13 @@ class Journal:
         """Record a validation loss, nats a token."""
         append_event(self.run, "evaluation", step=step, loss=loss, perplexity=perplexity, seconds=seconds)
         self._update(durable=False, validation_loss=loss)
+        if self._board is not None:
+            self._board.evaluation(step, loss, perplexity)
 
     def event(self, kind: str, **fields: object) -> None:
         append_event(self.run, kind, **fields)
+        if kind == "checkpoint" and self._board is not None:
+            self._board.flush()
 
     def warn(self, message: str) -> None:
         """Tell the user on stderr, and keep it as an event."""
@@ -180,6 +199,11 @@ class Journal:
         """The last word on a run: how it ended. Never raises: what ended it is the error to be told."""
         step = self._status.step
         try:
+            if self.done_before is not None:
+                with self._lock:
+                    self._status = still_done(self.run, self.done_before, message)
+                self._write(durable=True)
+                return
             self._update(
                 durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None
             )

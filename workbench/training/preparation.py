@@ -11,19 +11,28 @@ from pathlib import Path
 
 from torch import nn
 
-from workbench.config import RunConfig
+from workbench.config import DataConfig, RunConfig
 from workbench.config.no_effect import without_effect
+from workbench.config.remarks import short_run, vocabulary_remark
+from workbench.config.tokenizers import made_size
 from workbench.data.prepare import TokenData, prepare
+from workbench.data.tokenizers import load_tokenizer
 from workbench.engine.device import Device, open_device
 from workbench.engine.discovery import dtype_name
 from workbench.engine.precision import compute_dtypes, working_precision
-from workbench.errors import ConfigurationError
-from workbench.model.build import build_on_meta, check_fits_data, model_config
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.model.build import check_positions
 from workbench.optimizer.extension import missing_extension
 from workbench.plan.planner import Plan
 from workbench.runs import RunDirectory
+from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.disk_folder import check_disk_folder, disk_folder, doubts
 from workbench.training.fitting import StoredPrecision, fit, free_bytes, tiers
+from workbench.training.rows import check_rows, with_steps
+from workbench.training.starting_model import Materialize, StartingModel, give_token_ids, starting_model
+from workbench.training.tensorboard import check_tensorboard
+from workbench.training.text_progress import TextProgress
+from workbench.training.vocabulary import check_vocabulary
 
 
 @dataclass(frozen=True)
@@ -35,55 +44,117 @@ class Prepared:
     data: TokenData
     device: Device
     plan: Plan
+    weights: Materialize
+    """Gives each shard of `model` its first values."""
 
 
 def prepare_run(
-    config: RunConfig, root: Path, tell: Callable[[str], None], directory: RunDirectory | None = None
+    config: RunConfig,
+    root: Path,
+    tell: Callable[[str], None],
+    directory: RunDirectory | None = None,
+    check_stop: Callable[[], None] | None = None,
 ) -> Prepared:
     """Check and prepare `config` for this machine; its run will lie under `root`, or is there as `directory`.
+
+    `check_stop` is called while the text is prepared, and may raise to break off.
 
     Raises:
         ConfigurationError: model, data, device or disk folder cannot be had as configured.
         DoesNotFitError: a tier has too little; the message holds the table.
     """
     _quiet_transformers()
-    settings = dict(config.model.config)
-    shape = model_config(config.model.architecture, settings)
+    check_tensorboard(config)
+    start = starting_model(config, directory, tell)
+    model = start.model
+    check_positions(start.shape, config.data.sequence_length)
     missing = missing_extension()
     if missing is not None and config.offload.state_format != "exact":
         raise ConfigurationError(
             f'offload.state_format = "{config.offload.state_format}": {missing}, or use "exact"'
         )
     device = _device(config)
-    stored_precision(config, device)
-    for sentence in without_effect(config, shared_memory=device.shared_memory):
-        tell(f"warning: {sentence}")
+    start = start.with_adapter(config.adapter, stored_precision(config, device).storage, tell)
+    outputs = start.shape.get_text_config().vocab_size
+    for sentence in (
+        *without_effect(config, shared_memory=device.shared_memory),
+        vocabulary_remark(config, outputs, made_size(config.data.tokenizer)),
+    ):
+        if sentence:
+            tell(f"warning: {sentence}")
     folder = disk_folder(config)
     if folder is not None:
         check_disk_folder(folder)
-    model = build_on_meta(shape)
+    data = None
+    if config.train.epochs:
+        # Only the tokens tell how long the run is, which the plan says.
+        data = _data(config, start, directory, tell, check_stop)
+        epochs = config.train.epochs
+        config = with_steps(config, data)
+        tell(f"train.epochs = {epochs:g}: {config.train.steps:,} steps")
+    for sentence in short_run(config):
+        tell(f"warning: {sentence}")
     free = free_bytes(config, device, root, directory)
-    plan = fit(config, model, device, free, tell)
+    plan = fit(config, model, device, free, tell, start.table(config))
     resolved = plan.config
     doubt = doubts(folder) if folder is not None and "disk" in tiers(resolved) else None
     if doubt is not None:
         tell(f"warning: {doubt}")
+    seed = config.train.seed
+    weights = start.weights(seed, tell) if start.is_here else None
+    if data is None:
+        data = _data(config, start, directory, tell, check_stop)
+    give_token_ids(start, data.tokenizer.end_of_text)
+    if weights is None:
+        # Only now: a long download is for a run that can start.
+        weights = start.weights(seed, tell)
+    return Prepared(resolved, model, data, device, plan, weights)
+
+
+def _data(
+    config: RunConfig,
+    start: StartingModel,
+    directory: RunDirectory | None,
+    tell: Callable[[str], None],
+    check_stop: Callable[[], None] | None,
+) -> TokenData:
+    """The tokens of the run, which the model can take."""
     tell("preparing the text")
     data = prepare(
-        config.data.source,
-        config.data.tokenizer,
-        config.data.validation_fraction,
-        config.data.sequence_length,
+        config.data if directory is None else _with_tokenizer(config, directory, tell),
+        revision=config.model.revision if config.data.tokenizer == config.model.pretrained else "",
+        trust_remote_code=config.model.trust_remote_code,
+        progress=TextProgress(tell, check_stop),
+        begun_with="" if directory is None else _begun_with(directory),
     )
-    for warning in data.warnings:
+    for warning in (*data.warnings, *check_rows(config, data)):
         tell(f"warning: {warning}")
-    check_fits_data(shape, data.tokenizer.vocabulary_size, config.data.sequence_length)
-    for key in ("bos_token_id", "eos_token_id"):
-        if key not in settings:
-            setattr(model.config, key, data.tokenizer.end_of_text)
-            if getattr(model, "generation_config", None) is not None:
-                setattr(model.generation_config, key, data.tokenizer.end_of_text)
-    return Prepared(resolved, model, data, device, plan)
+    for sentence in filter(None, check_vocabulary(config, start.shape, data)):
+        tell(f"warning: {sentence}")
+    return data
+
+
+def _begun_with(directory: RunDirectory) -> str:
+    """The fingerprint of the tokens that a run which goes on has trained on; empty where it has no checkpoint."""
+    saved = next(find_checkpoints(directory.checkpoints, lambda _: None), None)
+    return "" if saved is None else str(saved.manifest["progress"].get("data_fingerprint", ""))
+
+
+def _with_tokenizer(config: RunConfig, directory: RunDirectory, tell: Callable[[str], None]) -> DataConfig:
+    """The data table of a run that goes on: where its tokenizer cannot be had any more, with its checkpoint's."""
+    spec = config.data.tokenizer
+    if spec == "bytes" or spec.startswith("bpe:"):
+        return config.data
+    try:
+        revision = config.model.revision if spec == config.model.pretrained else ""
+        load_tokenizer(spec, revision=revision, trust_remote_code=config.model.trust_remote_code)
+    except WorkbenchError as error:
+        saved = next(find_checkpoints(directory.checkpoints, lambda _: None), None)
+        if saved is None or not any(name.startswith("tokenizer") for name in saved.manifest["model_files"]):
+            raise
+        tell(f"warning: {error}; the run goes on with the tokenizer of its checkpoint {saved.path.name}")
+        return config.data.model_copy(update={"tokenizer": str(saved.path)})
+    return config.data
 
 
 def _device(config: RunConfig) -> Device:

@@ -8,16 +8,22 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import torch
 from torch import Tensor
 
+from workbench.checksum import crc32
+from workbench.model.direct_file import DirectFile
+from workbench.optimizer.cpu_count import usable_cpus
 from workbench.runs.checkpoints import DamagedFileError
 
 PIECE_BYTES = 16 << 20
+FEWEST_AT_ONCE, MOST_AT_ONCE = 3, 8
+"""Files written or read at once: one for each core, and more than cores where there are two: they take turns."""
 
 
 class StoredTensor(Protocol):
@@ -40,15 +46,60 @@ def write_tensor(path: Path, tensor: Tensor | StoredTensor) -> int:
     """Write a 1-D contiguous tensor's bytes to `path`, durably; returns their CRC-32."""
     _require_little_endian()
     checksum = 0
-    with path.open("wb") as file:
+    with DirectFile(path) as file:
         for start, stop in _pieces(tensor):
             piece = tensor[start:stop].cpu() if isinstance(tensor, Tensor) else tensor.read(start, stop)
-            view = _bytes_of(piece)
-            checksum = zlib.crc32(view, checksum)
-            file.write(view)
-        file.flush()
-        os.fsync(file.fileno())
+            checksum = crc32(_bytes_of(piece), checksum)
+            file.write(piece)
     return checksum
+
+
+def write_tensors(
+    folder: Path, tensors: Iterable[tuple[str, Tensor | StoredTensor]], beside: Callable[[], None]
+) -> dict[str, int]:
+    """Write `tensors` into files of their names, durably, and do `beside` meanwhile; their CRC-32 by name.
+
+    Several are written at once, so that the disk never waits for a checksum; those that are in no memory one after
+    another, since each holds a piece of itself.
+
+    Raises:
+        OSError: the disk does not take them. Nothing is being written any more.
+    """
+    with _at_once("write-state") as pool:
+        jobs: dict[str, Future[int] | int] = {}
+        try:
+            for name, tensor in tensors:
+                path = folder / name
+                in_memory = isinstance(tensor, Tensor)
+                jobs[name] = (
+                    pool.submit(write_tensor, path, tensor) if in_memory else write_tensor(path, tensor)
+                )
+            beside()
+            return {name: job if isinstance(job, int) else job.result() for name, job in jobs.items()}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def read_tensors(tensors: Iterable[tuple[Path, Tensor | StoredTensor, int]]) -> None:
+    """Fill tensors with what `write_tensors` wrote: of each the file, the tensor and its CRC-32; as many at once.
+
+    Raises:
+        DamagedFileError: as `read_tensor` does. Nothing is being read any more.
+    """
+    with _at_once("read-state") as pool:
+        jobs: list[Future[None]] = []
+        try:
+            for path, tensor, checksum in tensors:
+                if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
+                    jobs.append(pool.submit(read_tensor, path, tensor, checksum))
+                else:
+                    read_tensor(path, tensor, checksum)
+            for job in jobs:
+                job.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def read_tensor(path: Path, tensor: Tensor | StoredTensor, checksum: int) -> None:
@@ -95,7 +146,11 @@ def _fill(path: Path, file: BinaryIO, piece: Tensor, checksum: int) -> int:
         if not count:
             raise DamagedFileError(f"{path} ended early")
         done += count
-    return zlib.crc32(view, checksum)
+    return crc32(view, checksum)
+
+
+def _at_once(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(FEWEST_AT_ONCE, min(MOST_AT_ONCE, usable_cpus())), name)
 
 
 def _pieces(tensor: Tensor | StoredTensor) -> list[tuple[int, int]]:

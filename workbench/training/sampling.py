@@ -39,7 +39,7 @@ def generate(
         while len(made) < tokens and not interrupted():
             window = torch.tensor([ids[-context:]], device=device)
             logits = model(input_ids=window, use_cache=False).logits[0, -1, :vocabulary_size].float().cpu()
-            best = torch.topk(logits / TEMPERATURE, min(TOP_K, vocabulary_size))
+            best = torch.topk(logits / TEMPERATURE, min(TOP_K, len(logits)))
             likelihoods = best.values.softmax(0)
             if likelihoods.isnan().any():
                 break  # the model has diverged, which the training loop says
@@ -52,3 +52,14 @@ def generate(
     finally:
         model.train(training)
     return made
+
+
+def continued(
+    decode: Callable[[Sequence[int]], str], text: str, prompt: Sequence[int], made: Sequence[int]
+) -> str:
+    """`text`, whose ids are `prompt`, followed by what `made` says.
+
+    They are decoded together: some tokenizers leave out a space where a text begins.
+    """
+    head, whole = decode(prompt), decode([*prompt, *made])
+    return text + (whole[len(head) :] if whole.startswith(head) else decode(made))

@@ -17,11 +17,11 @@ from workbench.engine import OffloadEngine
 from workbench.engine.discovery import FoundShard, find_shards
 from workbench.engine.ledger import Ledger
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
-from workbench.model.build import ShardInitializer
 from workbench.monitor.recording import SystemRecording
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
+from workbench.plan.figures import decimal_bytes
 from workbench.plan.outcome import compare
-from workbench.runs import RunDirectory, read_run_metrics, record_resume, write_config, write_plan
+from workbench.runs import RunDirectory, read_plan, read_run_metrics, record_resume, write_config, write_plan
 from workbench.runs.checkpoints import DamagedFileError, find_checkpoints
 from workbench.training.checkpoint import load_state, remove_leftovers, set_aside_after
 from workbench.training.engine_options import engine_options
@@ -30,6 +30,8 @@ from workbench.training.journal import Journal
 from workbench.training.peak_memory import forget_peak, peak_host_bytes
 from workbench.training.preparation import Prepared
 from workbench.training.random_state import seed_everything
+from workbench.training.removal import Removal
+from workbench.training.resuming import changes, words
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.throughput import SKIPPED_FIRST_STEPS
 from workbench.training.trainer import Trainer
@@ -43,8 +45,9 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
         StopBeforeTraining: it was stopped before its first step; likewise.
     """
     config = prepared.config
-    with Journal(run, config.train.steps) as journal:
+    with Journal(run, config.train.steps, tensorboard=config.log.tensorboard) as journal:
         plan: dict[str, Any] = prepared.plan.as_dict()
+        earlier = read_plan(run)[0]
         try:
             write_plan(run, plan)
             forget_peak()
@@ -67,6 +70,11 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
             journal.end("failed", EXIT_ERROR, f"{type(error).__name__}: {error}")
             _log_traceback(run, error)
             raise
+        finally:
+            if journal.done_before is not None and earlier:
+                # Nothing was trained: what was planned and measured of the run stands.
+                with contextlib.suppress(WorkbenchError):
+                    write_plan(run, earlier)
         if code == EXIT_DONE:
             journal.end("finished", code, f"{config.train.steps} steps")
         else:
@@ -101,7 +109,6 @@ def _train(
     remove_leftovers(run.checkpoints)
     journal.phase("allocating")
     seed_everything(config.train.seed)
-    initializer = ShardInitializer(prepared.model, config.train.seed)
     missing = missing_extension()
     if missing is not None:
         if config.offload.state_format != "exact":
@@ -112,8 +119,8 @@ def _train(
         warnings.simplefilter("ignore", MissingExtensionWarning)
     engine: OffloadEngine | None = None
     try:
-        with _engine(config, prepared, initializer, journal) as engine:
-            trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests)
+        with _engine(config, prepared, journal) as engine, Removal() as removal:
+            trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests, removal)
             if resuming:
                 _resume(run, engine, trainer, journal)
                 # Only now: settings that the saved state does not fit must not stand in the way of a later attempt.
@@ -136,7 +143,7 @@ def _tell_endurance(engine: OffloadEngine, journal: Journal) -> None:
     if per_day:
         journal.event("disk", written_per_day=per_day)
         print(
-            f"disk tier: {per_day / 1e12:,.2f} TB written a day at this rate; the TB that a drive is rated "
+            f"disk tier: {decimal_bytes(per_day)} written a day at this rate; the TB that a drive is rated "
             "for, divided by it, are the days that it lasts",
             flush=True,
         )
@@ -147,9 +154,7 @@ def _log_traceback(run: RunDirectory, error: BaseException) -> None:
         traceback.print_exception(error, file=log)
 
 
-def _engine(
-    config: RunConfig, prepared: Prepared, initializer: ShardInitializer, journal: Journal
-) -> OffloadEngine:
+def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadEngine:
     shards = len(find_shards(prepared.model))
     done = 0
 
@@ -157,7 +162,7 @@ def _engine(
         nonlocal done
         done += 1
         journal.progress(f"shard {done} of {shards}")
-        initializer(shard)
+        prepared.weights(shard)
 
     options = engine_options(config, device=prepared.device)
     return OffloadEngine(prepared.model, **options, materialize=materialize)
@@ -174,14 +179,21 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
 
     for saved in find_checkpoints(run.checkpoints, warn):
         try:
-            load_state(saved, engine)
+            conversion = load_state(saved, engine)
         except DamagedFileError as error:
             warn(f"checkpoint {saved.path.name} is passed over: {error}")
             continue
-        trainer.restore(saved.manifest["progress"])
+        progress = saved.manifest["progress"]
+        trainer.restore(progress)
         set_aside_after(run.checkpoints, saved.step)
-        record_resume(run, journal.metrics, from_step=saved.step + 1, checkpoint=saved.path.name)
-        print(f"resuming from {saved.path.name}", flush=True)
+        changed = changes(progress.get("settings", {}), trainer.settings())
+        told = (
+            {"changed": changed, "converted": conversion.sentences()}
+            if changed or conversion.sentences()
+            else {}
+        )
+        record_resume(run, journal.metrics, from_step=saved.step + 1, checkpoint=saved.path.name, **told)
+        print(words(saved.path.name, changed, conversion), flush=True)
         return
     if damaged:
         raise WorkbenchError(

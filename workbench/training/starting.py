@@ -13,7 +13,15 @@ from dataclasses import replace
 from types import TracebackType
 
 from workbench.errors import EXIT_ERROR, WorkbenchError
-from workbench.runs import RunDirectory, Status, append_event, read_status, write_status
+from workbench.runs import (
+    RunDirectory,
+    Status,
+    append_event,
+    done_before,
+    read_status,
+    still_done,
+    write_status,
+)
 from workbench.training.signals import StopBeforeTraining
 
 HEARTBEAT_S = 5.0
@@ -60,6 +68,12 @@ class Starting:
         if error is None:
             return
         phase, code, message = _end(error)
+        done = done_before(self._run)
+        if done is not None:
+            with contextlib.suppress(WorkbenchError):
+                self._status = still_done(self._run, done, message)
+            self._write(durable=True)
+            return
         self._status = replace(
             self._status, phase=phase, exit_code=code, message=message, progress="", eta_s=None
         )

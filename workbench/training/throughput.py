@@ -1,43 +1,34 @@
-"""How fast a step was: tokens a second, share of the device's peak, and when the run will end."""
+"""How fast a step was: the work of a token, and when the run will end."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from math import prod
 from statistics import mean
 
 SKIPPED_FIRST_STEPS = 10
 WINDOW_STEPS = 50
 
-# Dense bf16 or fp16 matrix peaks in FLOP/s from the vendors' datasheets, by a part of the device's name; the first
-# that matches counts, so longer names come first.
-PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "A6000": 155e12,
-    "A10": 125e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "RTX 5090": 210e12,
-    "RTX 4090": 165e12,
-    "RTX 4080": 97e12,
-    "RTX 3090": 71e12,
-    "T4": 65e12,
-    "V100": 125e12,
-}
+
+def flops_per_token(
+    parameters: int, layers: int, hidden_size: int, sequence_length: int, *, frozen: int = 0
+) -> float:
+    """Forward and backward of one token: 6N + 12·L·H·T (Chowdhery et al., PaLM, 2022, appendix B).
+
+    `parameters` are those that a token meets (of experts, the chosen ones), `frozen` among them get no gradient, which
+    leaves two thirds of the work on them. `hidden_size`: of all attention heads together.
+    """
+    return 6.0 * parameters - 2.0 * frozen + 12.0 * layers * hidden_size * sequence_length
 
 
-def peak_flops(device_name: str) -> float | None:
-    """The device's peak in FLOP/s; None where it is not known."""
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in device_name), None)
-
-
-def flops_per_token(parameters: int, layers: int, hidden_size: int, sequence_length: int) -> float:
-    """Forward and backward of one token: 6N + 12·L·H·T (Chowdhery et al., PaLM, 2022, appendix B)."""
-    return 6.0 * parameters + 12.0 * layers * hidden_size * sequence_length
+def met_parameters(shapes: Iterable[tuple[int, ...]], experts: int, chosen: int) -> int:
+    """How many parameters a token meets: of tensors that hold `experts` matrices, only the share of the `chosen`."""
+    total = 0
+    for shape in shapes:
+        size = prod(shape)
+        total += size * chosen // experts if len(shape) == 3 and shape[0] == experts > chosen > 0 else size
+    return total
 
 
 class RemainingTime:

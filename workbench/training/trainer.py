@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,27 @@ from torch import Tensor
 
 from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
-from workbench.data.sampling import WindowSampler
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
-from workbench.engine.chunked_loss import CHECK_TOKENS, ChunkedLoss
+from workbench.engine.chunked_loss import CHECK_ROWS, CHECK_TOKENS, ChunkedLoss
+from workbench.engine.discovery import dtype_name
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
-from workbench.optimizer.schedules import LearningRateSchedule
 from workbench.runs import Command, ControlReader, write_sample
-from workbench.runs.checkpoints import checkpoint_name
+from workbench.runs.checkpoints import BestStep, checkpoint_name
 from workbench.training.checkpoint import save_checkpoint
-from workbench.training.evaluation import validation_loss
+from workbench.training.divergence import RecentSteps, diverged
+from workbench.training.engine_options import learning_rate_schedule
+from workbench.training.evaluation import batch_loss, validation_loss
 from workbench.training.journal import Journal, StepRecord
+from workbench.training.kept_checkpoints import best_before, name_best, remove_old
 from workbench.training.random_state import capture_random_state, restore_random_state
-from workbench.training.sampling import generate
+from workbench.training.removal import Removal
+from workbench.training.resuming import settings_of
+from workbench.training.rows import training_sampler, validation_batches
+from workbench.training.sampling import continued, generate
+from workbench.training.separation import DocumentSeparation
 from workbench.training.signals import Requests
-from workbench.training.throughput import RemainingTime, flops_per_token, peak_flops
+from workbench.training.throughput import RemainingTime
+from workbench.training.utilization import device_peak, work_a_token
 
 CONTROL_EVERY_S = 0.2
 PROGRESS_EVERY_S = 1.0
@@ -59,10 +66,14 @@ class Trainer:
         data: TokenData,
         journal: Journal,
         requests: Requests,
+        removal: Removal,
     ) -> None:
         self.step = 0
         """Steps completed."""
+        self.skipped = 0
+        """Steps of these that were left out, because their gradients were not finite; the last one may be missing."""
         self.tokens_total = 0
+        """Tokens that went through the model, padding left out."""
         self._config = config
         self._model = model
         self._engine = engine
@@ -70,58 +81,56 @@ class Trainer:
         self._data = data
         self._journal = journal
         self._requests = requests
+        self._removal = removal
         self._control = ControlReader(journal.run)
-        self._sampler = WindowSampler(
-            data.train, config.data.sequence_length, config.train.micro_batch_size, config.train.seed
-        )
-        kind = config.schedule.type
-        assert kind != "wsd", "refused by the configuration"
-        self._schedule = LearningRateSchedule(
-            kind=kind,
-            learning_rate=config.optimizer.learning_rate,
-            warmup_steps=config.schedule.warmup_steps,
-            total_steps=config.train.steps,
-            min_ratio=config.schedule.min_ratio,
-        )
+        self._sampler = training_sampler(config, data)
+        self._separation: DocumentSeparation | None = None
+        self._schedule = learning_rate_schedule(config)
         self._pending: _Pending | None = None
         self._saved_step: int | None = None
+        self._best: BestStep | None = None
+        self._best_is_named = True
         self._evaluated_step: int | None = None
         self._remaining = RemainingTime()
         self._process = psutil.Process()
         self._paused = False
         self._control_read = 0.0
-        device = engine.device.torch_device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self._peak = peak_flops(name)
-        text = model.config.get_text_config()
-        self._flops = flops_per_token(
-            engine.layout.parameters,
-            text.num_hidden_layers,
-            text.hidden_size,
-            config.data.sequence_length,
-        )
+        self._peak = device_peak(engine)
+        self._flops = work_a_token(model, engine, config.data.sequence_length)
+        self._recent = RecentSteps()
 
     # Going on where a checkpoint was taken
+
+    def settings(self) -> dict[str, Any]:
+        """What decides how the state lies and how it is updated."""
+        return settings_of(self._config, self._engine.dtype)
 
     def progress(self) -> dict[str, Any]:
         """What a checkpoint holds of the loop."""
         return {
             "step": self.step,
+            "skipped": self.skipped,
             "tokens_total": self.tokens_total,
             "data": self._sampler.state(),
             "data_fingerprint": self._data.fingerprint,
             "random": capture_random_state(),
+            "best": None if self._best is None else asdict(self._best),
+            "settings": self.settings(),
         }
 
     def restore(self, progress: dict[str, Any]) -> None:
         """Take up what `progress` gave."""
+        self._sampler.load_state(progress["data"])
         if progress["data_fingerprint"] != self._data.fingerprint:
             self._journal.warn(
                 "the training text has changed since the checkpoint: the run goes on with the new text"
             )
-        self._sampler.load_state(progress["data"])
+        told = progress.get("best")
+        root = self._journal.run.checkpoints
+        self._best = best_before(root, int(progress["step"]), BestStep(**told) if told else None)
         restore_random_state(progress["random"])
         self.step = self._saved_step = int(progress["step"])
+        self.skipped = int(progress.get("skipped", 0))
         self.tokens_total = int(progress["tokens_total"])
 
     # The loop
@@ -138,12 +147,13 @@ class Trainer:
         requests.training = True
         journal.begin_at(self.step)
         journal.phase("training")
+        self._check_separation()
         self._check_loss()
         while self.step < config.train.steps and not self._interrupted():
             try:
                 self._train_step()
             except NonFiniteGradientsError as error:
-                raise DivergedError(f"training diverged: {error}") from error
+                raise self._diverged(error) from error
             self._between_steps()
         if not self._interrupted() and self._evaluated_step != self.step:
             self._evaluate()  # of a run that was stopped between its last step and this
@@ -152,11 +162,21 @@ class Trainer:
             self._sample()
         return EXIT_DONE if requests.stop_code is None else requests.stop_code
 
+    def _check_separation(self) -> None:
+        """Find out how the model keeps documents apart, if it is to."""
+        data, device = self._config.data, self._engine.device.torch_device
+        if data.separate_documents:
+            self._separation = DocumentSeparation(self._model, device, data.sequence_length)
+
     def _check_loss(self) -> None:
         """See that the loss comes out in chunks as the model has it, on the same tokens whether resumed or not."""
         few = min(CHECK_TOKENS, self._config.data.sequence_length)
-        ids = self._data.train[None, :few].long().to(self._engine.device.torch_device)
-        self._loss.check(ids, use_cache=False)
+        device = self._engine.device.torch_device
+        batch = next(validation_batches(self._config, self._data))
+        arguments = {}
+        if self._separation is not None and batch.position_ids is not None:
+            arguments = self._separation.arguments(batch.position_ids[:CHECK_ROWS, :few].to(device))
+        self._loss.check(batch.input_ids[:CHECK_ROWS, :few].to(device), use_cache=False, **arguments)
         if self._loss.refusal is not None:
             self._journal.warn(
                 f"{self._loss.refusal}; the model's own loss is used, with all logits in memory"
@@ -165,32 +185,39 @@ class Trainer:
     def _train_step(self) -> None:
         config, engine = self._config, self._engine
         began = time.perf_counter()
-        engine.learning_rate = self._schedule.at(self.step)
         device = engine.device.torch_device
         losses: list[Tensor] = []
-        tokens = 0
+        counted = tokens = 0
         told = began
         micro_batches = config.train.gradient_accumulation
         for micro_batch in range(micro_batches):
             if (now := time.perf_counter()) - told >= PROGRESS_EVERY_S:
                 told = now
                 self._journal.progress(f"micro-batch {micro_batch + 1} of {micro_batches}")
-            ids = self._sampler.next().to(device)
-            loss = self._loss(ids, ids, use_cache=False)
-            # Every position but the first of a sequence is predicted.
-            counted = ids.shape[0] * (ids.shape[1] - 1)
-            engine.backward(loss, tokens=counted)
-            losses.append(loss.detach() * counted)
-            tokens += counted
+            batch = self._sampler.next()
+            loss = batch_loss(self._loss, batch, device, self._separation)
+            if not micro_batch:
+                # The forward waited for the update before, which waited for its verdict: this costs no time.
+                engine.learning_rate = self._schedule.at(self._updates())
+            engine.backward(loss, tokens=batch.counted)
+            losses.append(loss.detach() * batch.counted)
+            counted += batch.counted
+            tokens += batch.tokens
         # The step before is settled now: the engine has waited for it before this one's backward.
         self._record(None)
         report = engine.step()
         self.step += 1
         self.tokens_total += tokens
-        mean = torch.stack(losses).sum() / tokens
+        mean = torch.stack(losses).sum() / counted
         step_s = time.perf_counter() - began
         self._pending = _Pending(report, self.step, mean, tokens, step_s)
         self._remaining.add(step_s)
+
+    def _updates(self) -> int:
+        """Steps that were not left out: how far the schedule has come, as where torch's scheduler is not stepped
+        after an overflow. Waits for the verdict on the last step, not for its update."""
+        pending = self._pending
+        return self.step - self.skipped - (pending is not None and pending.report.is_skipped())
 
     def _between_steps(self) -> None:
         config = self._config
@@ -201,7 +228,7 @@ class Trainer:
         self._obey_control()
         if _due(self.step, config.sample.every) and not last:
             self._sample()
-        if self._requests.save or (_due(self.step, config.checkpoint.every) and not last):
+        if self._requests.save or (self._save_is_due() and not last):
             self._requests.save = False
             self._save()
         while self._paused and not self._interrupted():
@@ -222,7 +249,14 @@ class Trainer:
         try:
             self._engine.wait()
         except NonFiniteGradientsError as error:
-            raise DivergedError(f"training diverged: {error}") from error
+            raise self._diverged(error) from error
+
+    def _diverged(self, what: object) -> DivergedError:
+        if self._pending is not None:
+            # The step that went wrong is not recorded: the engine has no result of it.
+            self._recent.add(self._pending.step, float(self._pending.loss), math.nan)
+        checkpoints, precision = self._journal.run.checkpoints, dtype_name(self._engine.dtype)
+        return diverged(str(what), self._recent, self._config, checkpoints, precision)
 
     def _settle(self, validation: float | None = None) -> None:
         """Let the engine finish the last step, and record it with what was measured after it."""
@@ -234,6 +268,7 @@ class Trainer:
         if pending is None:
             return
         result = pending.report.result()
+        self.skipped += result.skipped
         steps = self._config.train.steps
         mfu = self._flops * pending.tokens / pending.step_s / self._peak if self._peak else None
         record = StepRecord(
@@ -249,6 +284,7 @@ class Trainer:
             eta_s=self._remaining.seconds(steps - pending.step),
         )
         self._journal.step(record, result, validation)
+        self._recent.add(pending.step, record.loss, result.grad_norm)
         every = self._config.log.every
         if pending.step % every == 0 or pending.step in (1, steps):
             print(record.line(result), flush=True)
@@ -279,16 +315,13 @@ class Trainer:
         self._wait()
         self._journal.phase("evaluating")
         began = time.perf_counter()
-        config = self._config
         loss = validation_loss(
             self._model,
-            self._data.validation,
-            sequence_length=config.data.sequence_length,
-            batch_size=config.train.micro_batch_size,
-            total_tokens=config.evaluate.tokens,
+            validation_batches(self._config, self._data),
             device=self._engine.device.torch_device,
             interrupted=self._interrupted,
             loss=self._loss,
+            separation=self._separation,
         )
         self._settle(loss)
         if loss is None:
@@ -302,7 +335,10 @@ class Trainer:
             flush=True,
         )
         if not math.isfinite(loss):
-            raise DivergedError(f"training diverged: the validation loss after step {self.step} is {loss}")
+            raise self._diverged(f"the validation loss after step {self.step} is {loss}")
+        if self._config.checkpoint.keep_best and (self._best is None or loss < self._best.validation_loss):
+            self._best = BestStep(self.step, loss)
+            self._best_is_named = False
 
     def _sample(self) -> None:
         config = self._config
@@ -323,15 +359,32 @@ class Trainer:
             device=self._engine.device.torch_device,
             interrupted=self._interrupted,
         )
-        text = config.sample.prompt + tokenizer.decode(ids)
+        text = continued(tokenizer.decode, config.sample.prompt, prompt, ids)
         path = write_sample(self._journal.run, self.step, text)
         self._journal.event("sample", step=self.step, path=str(path.relative_to(self._journal.run.path)))
         print(f"sample at step {self.step}:\n{text}\n", flush=True)
 
+    def _save_is_due(self) -> bool:
+        checkpoint = self._config.checkpoint
+        return (
+            _due(self.step, checkpoint.every)
+            or _due(self.step, checkpoint.keep_every)
+            or not self._best_is_named
+        )
+
     def _save(self) -> Path:
         self._settle()
-        root = self._journal.run.checkpoints
+        root, checkpoint = self._journal.run.checkpoints, self._config.checkpoint
+        keeping: dict[str, Any] = {
+            "keep": checkpoint.keep,
+            "keep_every": checkpoint.keep_every,
+            "best": self._best,
+        }
         if self._saved_step == self.step:
+            if self._best is not None and not self._best_is_named:
+                name_best(root, self._best)
+                remove_old(root, **keeping, remove=self._removal.add)
+                self._best_is_named = True
             return root / checkpoint_name(self.step)
         self._journal.phase("saving")
         began = time.perf_counter()
@@ -342,13 +395,16 @@ class Trainer:
             model=self._model,
             tokenizer=self._data.tokenizer,
             progress=self.progress(),
-            keep=self._config.checkpoint.keep,
+            **keeping,
+            removal=self._removal,
         )
         self._saved_step = self.step
+        self._best_is_named = True
         took = time.perf_counter() - began
         place = str(path.relative_to(self._journal.run.path))
-        self._journal.event("checkpoint", step=self.step, path=place, seconds=took)
-        print(f"checkpoint {path} | {took:.1f}s", flush=True)
+        best = self._best is not None and self._best.step == self.step
+        self._journal.event("checkpoint", step=self.step, path=place, seconds=took, best=best)
+        print(f"checkpoint {path} | {took:.1f}s{' | the best so far' if best else ''}", flush=True)
         return path
 
 

@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.discovery import SIXTEEN_BITS
+from workbench.engine.loss_scale import LARGEST_SCALE
 from workbench.optimizer.reference import split_float32
 from workbench.state_formats import BLOCK, StateFormat
 from workbench.verify.recipe import Outcome, Recipe, infinite, mean_weights, seed_micro_batch
 from workbench.verify.shrink import counted_tokens, loss_of
 
 SHAKEN_LOSS = 1.3
-FIRST_SCALE = 2.0**16
-PATIENCE = 2
-"""fp16: overflows until the scale is halved, as dynamic loss scaling has it (Micikevicius et al., 2018, §3.2)."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +88,19 @@ class _PlainTraining:
             for name, parameter in self._read.items()
             if parameter.requires_grad
         }
+        # Beside a frozen base that is stored narrow, what is trained (an adapter) stays and computes in fp32.
+        narrow = any(p.dtype in SIXTEEN_BITS for p in self._read.values())
+        self._storage = torch.float32 if narrow else numbers.storage
+        fewest = torch.float32 if narrow else numbers.compute
+        self._compute = max(numbers.compute, fewest, key=lambda dtype: dtype.itemsize)
         for parameter in self._read.values():
-            parameter.data = parameter.data.to(device, numbers.compute)
+            compute = self._compute if parameter.requires_grad else numbers.compute
+            parameter.data = parameter.data.to(device, compute)
         self._optimizer = _optimizer(self._masters, recipe)
-        self._scale = FIRST_SCALE if numbers.storage == torch.float16 else 1.0
-        self._patience = PATIENCE
+        scaling = recipe.loss_scaling
+        self._scale = (scaling.fixed or scaling.initial) if numbers.storage == torch.float16 else 1.0
+        self._patience = scaling.hysteresis
+        self._step = self._last_overflow = 0
         self._outcome = Outcome()
         self._noise = torch.Generator().manual_seed(numbers.noise_seed)
 
@@ -126,7 +133,7 @@ class _PlainTraining:
     def _publish(self) -> None:
         """Let the model read the newest weights, rounded."""
         for name, master in self._masters.items():
-            weights = rounded(master.detach(), self._numbers.storage).to(self._numbers.compute)
+            weights = rounded(master.detach(), self._storage).to(self._compute)
             if self._numbers.shake:
                 error = torch.randn(weights.shape, generator=self._noise).to(self._device)
                 weights = (weights * (1 + self._numbers.shake * error)).to(weights.dtype)
@@ -153,7 +160,7 @@ class _PlainTraining:
                     continue
                 self._read[name].grad = None
                 if numbers.rounds_gradients:
-                    gradient = gradient.to(numbers.storage)
+                    gradient = gradient.to(self._storage)
                 gradient = gradient.to(numbers.state)
                 sums[name] = gradient if name not in sums else sums[name] + gradient
         return {name: gradient / scale for name, gradient in sums.items()}
@@ -186,12 +193,20 @@ class _PlainTraining:
                     state[kind].copy_(as_kept(kind, state[kind], kept, self._noise))
 
     def _after(self, finite: bool) -> None:
-        """fp16's search for the loss scale."""
-        if self._numbers.storage != torch.float16 or finite:
+        """fp16's search for the loss scale: what `LossScaling` says, counted as DeepSpeed's scaler counts."""
+        scaling = self._recipe.loss_scaling
+        self._step += 1
+        if self._numbers.storage != torch.float16 or scaling.fixed:
             return
-        self._patience -= 1
-        if self._patience <= 0:
-            self._scale = max(1.0, self._scale / 2)
+        if not finite:
+            self._last_overflow = self._step
+            if self._patience == 1:
+                self._scale = max(scaling.minimum, self._scale / 2)
+            else:
+                self._patience -= 1
+        elif (self._step - self._last_overflow) % scaling.window == 0:
+            self._patience = scaling.hysteresis
+            self._scale = min(LARGEST_SCALE, 2 * self._scale)
 
     def _conclude(self) -> None:
         outcome = self._outcome

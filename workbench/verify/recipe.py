@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from workbench.engine import AdamW
+from workbench.engine import AdamW, LossScaling
 from workbench.verify.shrink import Subject
 
 DATA_SEED = 1
@@ -24,7 +24,7 @@ class Recipe:
 
     `accumulation`: the most micro-batches a step has. `loss_factor`: every loss is multiplied by it. `delay_warmup`:
     None where updates are not delayed. `poisoned`: the steps (from 0) in which an infinity is put into a gradient,
-    that of `poison` in the last micro-batch.
+    that of `poison` in the last micro-batch. `loss_scaling`: of fp16 weights.
     """
 
     steps: tuple[tuple[Tensor, ...], ...]
@@ -36,6 +36,7 @@ class Recipe:
     loss_factor: float = 1.0
     poison: str = ""
     poisoned: frozenset[int] = frozenset()
+    loss_scaling: LossScaling = field(default_factory=LossScaling)
 
     def first(self, count: int) -> Recipe:
         """Only the first `count` steps."""

@@ -8,17 +8,23 @@ Invariant: what comes out has been built, run forward and run backward once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workbench.census.building import shape_of
 from workbench.config import RunConfig
-from workbench.engine.discovery import find_blocks, find_shards
+from workbench.config.schema import AdapterConfig
+from workbench.engine.discovery import FoundShard, find_blocks, find_shards
 from workbench.errors import ConfigurationError
+from workbench.model.adapter import AdapterShards, add_adapter
 from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.folder import has_adapter
+from workbench.plan.census import model_table
 
 BLOCKS = 5
 """More than the ring of device slots holds, so that slots are used again."""
@@ -47,6 +53,7 @@ _WIDTHS = (
 )
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
+_OF_FILES = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version")
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -65,6 +72,15 @@ class Subject:
     micro_batch: int
     accumulation: int
     shrunken: bool
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether an adapter alone is trained."""
+        return has_adapter(self.start)
+
+    def storage(self, name: str, storage: torch.dtype) -> torch.dtype:
+        """What a trainable parameter is stored in where weights are stored as `storage`: adapters stay fp32."""
+        return self.start.get_parameter(name).dtype if self.is_adapted else storage
 
     @property
     def parameters(self) -> int:
@@ -91,23 +107,24 @@ class Subject:
         return f"{what}, {size}"
 
 
-def shrunken_subject(config: RunConfig) -> Subject:
+def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) -> Subject:
     """The smallest model of the configured architecture that shows what its engine does.
+
+    `storage`: of weights, which those beneath an adapter are rounded to.
 
     Raises:
         ConfigurationError: the model cannot be built, as configured or at all.
     """
-    settings = dict(config.model.config)
-    shape = model_config(config.model.architecture, settings)
+    architecture, settings, shape = configured_shape(config)
     build_on_meta(shape)  # what is wrong with the preset's own model is said of that, not of a smaller one
     refused: Exception | None = None
     for changes in _shrinkings(shape, settings):
         try:
-            small = model_config(config.model.architecture, {**settings, **changes})
+            small = model_config(architecture, {**settings, **changes})
             size = sum(parameter.numel() for parameter in build_on_meta(small).parameters())
             if size > LARGEST:
                 raise ValueError(f"its smallest form here has {size / 1e6:,.0f} million parameters")
-            start = real_model(small, config.train.seed)
+            start = real_model(small, config.train.seed, config.adapter, storage)
             _try_out(start, small, min(SEQUENCE, config.data.sequence_length))
         except Exception as error:
             refused = error
@@ -122,20 +139,36 @@ def shrunken_subject(config: RunConfig) -> Subject:
             shrunken=True,
         )
     raise ConfigurationError(
-        f"model.architecture = {config.model.architecture!r}: no small model of it can be made: {refused}; "
+        f"model.architecture = {architecture!r}: no small model of it can be made: {refused}; "
         "--full verifies the model itself"
     )
 
 
-def full_subject(config: RunConfig) -> Subject:
-    """The configured model itself, with its own micro-batches.
+def configured_shape(config: RunConfig) -> tuple[str, dict[str, Any], Any]:
+    """(architecture, its settings, the transformers configuration that they come to) of the configured model.
+
+    Raises:
+        ConfigurationError: it cannot be had.
+        WorkbenchError: what describes a pretrained one cannot be fetched.
+    """
+    if config.model.architecture:
+        settings = dict(config.model.config)
+        return config.model.architecture, settings, model_config(config.model.architecture, settings)
+    shape = shape_of(model_table(config))
+    known = type(shape)().to_dict()
+    settings = {key: v for key, v in shape.to_diff_dict().items() if key in known and key not in _OF_FILES}
+    return shape.model_type, settings, shape
+
+
+def full_subject(config: RunConfig, storage: torch.dtype = torch.float32) -> Subject:
+    """The configured model itself, with its own micro-batches and random weights. `storage`: as above.
 
     Raises:
         ConfigurationError: the model cannot be built.
     """
-    shape = model_config(config.model.architecture, dict(config.model.config))
+    shape = configured_shape(config)[2]
     return Subject(
-        real_model(shape, config.train.seed),
+        real_model(shape, config.train.seed, config.adapter, storage),
         shape,
         config.train.seed,
         config.data.sequence_length,
@@ -145,20 +178,30 @@ def full_subject(config: RunConfig) -> Subject:
     )
 
 
-def real_model(shape: Any, seed: int) -> Any:
+def real_model(
+    shape: Any, seed: int, adapter: AdapterConfig | None = None, storage: torch.dtype = torch.float32
+) -> Any:
     """A model of `shape` on the CPU in fp32, as the architecture draws it, moved a little everywhere.
 
-    Without that, gains of exactly one and biases of exactly zero would hide what decay does to them.
+    Without that, gains of exactly one and biases of exactly zero would hide what decay does to them. With `adapter` the
+    weights beneath it are frozen, and rounded to `storage`.
     """
     model = build_on_meta(shape)
-    initialize = ShardInitializer(model, seed)
+    materialize: Callable[[FoundShard], None]
+    if adapter is None:
+        materialize = ShardInitializer(model, seed)
+    else:
+        plain = add_adapter(model, adapter)
+        materialize = AdapterShards(model, plain, ShardInitializer(plain, seed), seed)
     for shard in find_shards(model):
-        initialize(shard)
+        materialize(shard)
     generator = torch.Generator().manual_seed(seed % (1 << 62))
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() < 2:
+            if parameter.dim() < 2 or (adapter is not None and parameter.requires_grad):
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=NOISE)
+            if not parameter.requires_grad and parameter.is_floating_point():
+                parameter.data = parameter.data.to(storage)
     return model
 
 
@@ -276,6 +319,9 @@ def _one_of_each(kinds: list[Any]) -> list[Any]:
 
 
 def _try_out(model: Any, shape: Any, sequence: int) -> None:
+    if has_adapter(model):
+        # Frozen weights may be narrow, which the CPU need not compute in.
+        model = copy.deepcopy(model).float()
     ids = torch.arange(2 * sequence).view(2, sequence) % shape.get_text_config().vocab_size
     loss_of(model, ids).backward()
     for parameter in model.parameters():

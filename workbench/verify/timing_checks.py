@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from workbench.data.tokenizers import load_tokenizer
+import torch
+
+from workbench.data.tokenizers import ByteTokenizer
+from workbench.engine import OffloadEngine
 from workbench.model.build import ShardInitializer, build_on_meta
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.checkpoint import load_state, save_checkpoint
-from workbench.verify.engine_training import EngineOutcome, conclude, same_bits
+from workbench.verify.engine_training import Bench, EngineOutcome, conclude, same_bits
+from workbench.verify.recipe import Recipe
 from workbench.verify.rows import Row, Trial, measured, stated
 from workbench.verify.slow_lanes import slow_device
 from workbench.verify.training_checks import verdict_of_weights
@@ -55,13 +61,11 @@ def check_resume(trial: Trial) -> Iterator[Row]:
                 middle,
                 engine=engine,
                 model=engine.model,
-                tokenizer=load_tokenizer(bench.config.data.tokenizer),
+                tokenizer=ByteTokenizer(),  # any will do
                 progress={},
                 keep=1,
             )
-        model = build_on_meta(bench.subject.shape)
-        initializer = ShardInitializer(model, bench.subject.seed + 1)
-        with bench.engine(recipe, model=model, materialize=initializer) as engine:
+        with _other_engine(bench, recipe) as engine:
             load_state(next(find_checkpoints(Path(folder), _raise)), engine)
             bench.take_steps(engine, recipe, resumed, middle)
             conclude(engine, resumed)
@@ -71,6 +75,24 @@ def check_resume(trial: Trial) -> Iterator[Row]:
         difference(resumed, trial.ours),
         f"{steps} steps",
     )
+
+
+@contextmanager
+def _other_engine(bench: Bench, recipe: Recipe) -> Iterator[OffloadEngine]:
+    """An engine around a model of other trainable weights; what is frozen is no part of a checkpoint."""
+    seed = bench.subject.seed + 1
+    if bench.subject.is_adapted:
+        model = copy.deepcopy(bench.subject.start)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = torch.randn(parameter.shape, generator=generator)
+        with bench.engine(recipe, model=model) as engine:
+            yield engine
+        return
+    model = build_on_meta(bench.subject.shape)
+    with bench.engine(recipe, model=model, materialize=ShardInitializer(model, seed)) as engine:
+        yield engine
 
 
 def difference(one: EngineOutcome, other: EngineOutcome) -> str | None:

@@ -100,7 +100,8 @@ def check_overflow(trial: Trial) -> Iterator[Row]:
     if trial.numbers.storage == torch.float16:
         scales, wanted = ours.loss_scales, comparison.plain.loss_scales
         wrong = None if scales == wanted else f"{scales} instead of {wanted}"
-        yield stated("overflow", "the loss scale is lowered", wrong, f"from {wanted[0]:g} to {wanted[-1]:g}")
+        moved = "is lowered" if wanted[-1] < wanted[0] else "stays"
+        yield stated("overflow", f"the loss scale {moved}", wrong, f"from {wanted[0]:g} to {wanted[-1]:g}")
     yield measured(
         "overflow",
         "the steps after it",
@@ -140,10 +141,11 @@ def _numbers(flags: list[bool]) -> list[int]:
 
 def check_ties(trial: Trial) -> Iterator[Row]:
     """Weights that are one stay one, and get the sum of the gradients that plain torch gives each when they are two."""
-    groups = [sorted(names) for names in tied_names(trial.bench.subject.start)]
+    model = trial.bench.subject.start
+    groups = [sorted(names) for names in tied_names(model) if model.get_parameter(min(names)).requires_grad]
     compared = "they stay one, and get the sum of both gradients"
     if not groups:
-        yield stated("tied weights", compared, None, "this model has none")
+        yield stated("tied weights", compared, None, "this model trains none")
         return
     recipe = trial.recipe.first(1)
     ours, comparison = trial.bench.train(recipe), trial.compare(recipe)
@@ -204,8 +206,8 @@ def check_training(trial: Trial) -> Iterator[Row]:
     odd = [name for name, count in plain.items() if ours.counts.get(name) != count]
     wrong = f"{odd[0]} counts {ours.counts.get(odd[0])} instead of {plain[odd[0]]}" if odd else None
     yield stated(steps, "how often each parameter was updated", wrong)
-    storage = trial.numbers.storage
-    stored = {name: rounded(master, storage) for name, master in ours.masters.items()}
+    subject, storage = trial.bench.subject, trial.numbers.storage
+    stored = {name: rounded(master, subject.storage(name, storage)) for name, master in ours.masters.items()}
     handed = {name: ours.weights[name] for name in stored if name in ours.weights}
     odd_weights = same_bits(handed, stored)
     wrong = f"{odd_weights} is not its state, rounded" if odd_weights else None

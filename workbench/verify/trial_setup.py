@@ -9,6 +9,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,11 +18,10 @@ from workbench.config import RunConfig
 from workbench.engine import AdamW
 from workbench.engine.device import Device, open_device
 from workbench.errors import ConfigurationError
-from workbench.model.build import build_on_meta, model_config
-from workbench.optimizer.schedules import LearningRateSchedule
+from workbench.model.build import build_on_meta
 from workbench.runs import runs_root
 from workbench.training.disk_folder import check_disk_folder, disk_folder
-from workbench.training.engine_options import engine_options
+from workbench.training.engine_options import engine_options, learning_rate_schedule
 from workbench.training.fitting import fit, free_bytes
 from workbench.training.preparation import stored_precision
 from workbench.verify.engine_training import Bench
@@ -29,7 +29,7 @@ from workbench.verify.plain_torch import Numbers
 from workbench.verify.recipe import Recipe, make_steps
 from workbench.verify.room import check_room
 from workbench.verify.rows import Trial
-from workbench.verify.shrink import Subject, full_subject, shrunken_subject
+from workbench.verify.shrink import Subject, configured_shape, full_subject, shrunken_subject
 
 DELAY_WARMUP = 2
 """Steps before delayed updates begin, at most: so that both kinds come up."""
@@ -56,7 +56,8 @@ def open_trial(
             _threads(None if full else 1),
         ):
             config = _placed(config, device, tell)
-            subject = _full(config, device) if full else shrunken_subject(config)
+            storage = stored_precision(config, device).storage
+            subject = _full(config, device, storage) if full else shrunken_subject(config, storage)
             yield _trial(config, subject, steps, device, disk)
     finally:
         device.close()
@@ -67,7 +68,8 @@ def _trial(config: RunConfig, subject: Subject, steps: int, device: Device, disk
     storage = precision.storage
     numbers = Numbers(storage, precision.computed_in.get(storage, storage))
     bench = Bench(config, subject, lambda: _open(config), disk)
-    settings = engine_options(config, device=device)["optimizer"]
+    options = engine_options(config, device=device)
+    settings = options["optimizer"]
     assert isinstance(settings, AdamW)
     delayed = config.offload.overlap == "delayed"
     recipe = Recipe(
@@ -77,6 +79,7 @@ def _trial(config: RunConfig, subject: Subject, steps: int, device: Device, disk
         accumulation=subject.accumulation,
         gradient_clipping=config.train.gradient_clipping,
         delay_warmup=min(DELAY_WARMUP, config.offload.delay_warmup) if delayed else None,
+        loss_scaling=options["loss_scale"],
     )
     try:
         with bench.engine(recipe):
@@ -98,29 +101,22 @@ def _placed(config: RunConfig, device: Device, tell: Callable[[str], None]) -> R
     """The configuration with the placement that a run would choose where "auto" is asked for."""
     if "auto" not in (config.offload.weights, config.offload.state):
         return config
-    shape = model_config(config.model.architecture, dict(config.model.config))
+    shape = configured_shape(config)[2]
     free = free_bytes(config, device, runs_root(None), None)
     return fit(config, build_on_meta(shape), device, free, tell).config
 
 
-def _full(config: RunConfig, device: Device) -> Subject:
-    shape = model_config(config.model.architecture, dict(config.model.config))
+def _full(config: RunConfig, device: Device, storage: torch.dtype) -> Subject:
+    shape = configured_shape(config)[2]
     check_room(config, shape, build_on_meta(shape), device)
-    return full_subject(config)
+    return full_subject(config, storage)
 
 
 def _learning_rates(config: RunConfig, steps: int) -> tuple[float, ...]:
     """The run's schedule in so many steps."""
-    kind = config.schedule.type
-    assert kind != "wsd", "refused by the configuration"
-    schedule = LearningRateSchedule(
-        kind=kind,
-        learning_rate=config.optimizer.learning_rate,
-        warmup_steps=min(config.schedule.warmup_steps, steps // 3),
-        total_steps=steps,
-        min_ratio=config.schedule.min_ratio,
-    )
-    return tuple(map(schedule.at, range(steps)))
+    schedule = learning_rate_schedule(config)
+    warmup_steps = min(schedule.warmup_steps, steps // 3)
+    return tuple(map(replace(schedule, warmup_steps=warmup_steps, total_steps=steps).at, range(steps)))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,340 @@
+"""A checkpoint goes on under another precision, state format, placement or overlap: masters to the bit, moments rounded
+at most once, and the losses those of a run that never stopped."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import build_engine, train
+from torch import Tensor
+
+from workbench.data.tokenizers import ByteTokenizer
+from workbench.engine import OffloadEngine
+from workbench.errors import ConfigurationError
+from workbench.optimizer.reference import join_float32
+from workbench.runs.checkpoints import DamagedFileError, SavedStep, find_checkpoints
+from workbench.training.checkpoint import load_state, save_checkpoint
+from workbench.training.saved_state import Conversion
+
+PLACEMENTS = {
+    "device": {"weights": "device", "state": "device"},
+    "state on the host": {"weights": "device", "state": "host"},
+    "a part on the device": {"weights": "device", "state": "host", "device_fraction": 0.5},
+    "host": {"weights": "host", "state": "host"},
+    "state on disk": {"weights": "device", "state": "disk"},
+    "disk": {"weights": "disk", "state": "disk"},
+}
+FORMATS = ("exact", "half", "compact")
+PRECISIONS = ("fp32", "bf16", "fp16")
+LOSSY = {("exact", "half"), ("exact", "compact"), ("half", "compact"), ("compact", "half")}
+
+
+def options_of(folder: Path, placement: str, **options: Any) -> dict[str, Any]:
+    places: dict[str, Any] = dict(PLACEMENTS[placement])
+    return {**places, "disk_path": str(folder), "chunk_bytes": 1 << 14, **options}
+
+
+def save(root: Path, step: int, model: Any, engine: OffloadEngine) -> None:
+    save_checkpoint(
+        root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress={"step": step}, keep=9
+    )
+
+
+def newest(root: Path) -> SavedStep:
+    return next(find_checkpoints(root, pytest.fail))
+
+
+def state_of(engine: OffloadEngine) -> dict[str, Tensor]:
+    return {
+        name: kept.clone() if isinstance(kept, Tensor) else kept.read(0, kept.numel())
+        for name, kept in engine.state()
+    }
+
+
+def by_parameter(engine: OffloadEngine) -> dict[str, dict[str, Tensor]]:
+    """Masters in fp32 and moments expanded to it, by parameter; worked out apart from what is tested."""
+    kept, found = state_of(engine), {}
+    for shard in engine.layout.shards:
+        several_dtypes = len({r.dtype for r in shard.regions}) > 1
+        several_formats = len({r.state_format for r in shard.regions}) > 1
+        for s in shard.segments:
+            region = shard.regions[s.region]
+            suffix = f".{region.dtype}" * several_dtypes + f".{region.state_format}" * several_formats
+            first = s.offset - region.start
+
+            def part(kind: str, per: int = 1) -> Tensor:
+                tensor = kept[f"{shard.index:04d}-{shard.name}/{kind}{suffix}"]  # noqa: B023
+                return tensor[first // per : first // per - (-s.numel // per)]  # noqa: B023
+
+            master = join_float32(part("high"), part("low")) if region.dtype == "bfloat16" else part("master")
+            moments = {}
+            for kind in ("exp_avg", "exp_avg_sq"):
+                values = part(kind).float()
+                if region.state_format == "compact":
+                    scales = part(f"{kind}_scale", 256).repeat_interleave(256)[: s.numel]
+                    values = values * values.abs() * scales
+                moments[kind] = values
+            found[s.name] = {"master": master.clone(), **moments}
+    return found
+
+
+def rounded_once(kind: str, values: Tensor, state_format: str) -> Tensor:
+    """How far the nearest value of a format may be."""
+    if state_format == "half":
+        return values.abs() * 2**-8
+    blocks = torch.nn.functional.pad(values.abs(), (0, -values.numel() % 256)).view(-1, 256)
+    largest = blocks.amax(1).repeat_interleave(256)[: values.numel()]
+    codes = 127 if kind == "exp_avg" else 255
+    # Half a code of the root, which the square makes two roots wide; a code of 0 is kept away from.
+    return largest.sqrt() / codes * (values.abs().sqrt() + largest.sqrt() / codes) + 1e-30
+
+
+CELLS = [
+    {"was": was, "now": now}
+    for was, now in itertools.product(
+        [
+            {"placement": p, "state_format": f, "precision": d}
+            for p, f, d in itertools.product(PLACEMENTS, FORMATS, PRECISIONS)
+            if p != "device" or f == "exact"
+        ],
+        repeat=2,
+    )
+]
+
+
+def selection() -> list[dict[str, Any]]:
+    """Few cells in which every two values of each factor, before and after, meet once."""
+    met: set[tuple[str, Any, Any]] = set()
+    chosen = []
+    order = torch.randperm(len(CELLS), generator=torch.Generator().manual_seed(4)).tolist()
+    for number in order:
+        was, now = CELLS[number]["was"], CELLS[number]["now"]
+        new = {(factor, was[factor], now[factor]) for factor in was} - met
+        if len(new) == 3 or (len(new) >= 1 and len(met) > 40):
+            met |= new
+            chosen.append(CELLS[number])
+    return chosen
+
+
+def name_of(cell: dict[str, Any]) -> str:
+    return " to ".join("-".join(cell[side].values()) for side in ("was", "now"))
+
+
+def check(cell: dict[str, Any], folder: Path) -> None:
+    was, now = (options_of(folder, **cell[side]) for side in ("was", "now"))
+    model, engine = build_engine(**was)
+    with engine:
+        train(model, engine, 3)
+        save(folder / "checkpoints", 3, model, engine)
+        before, counters = by_parameter(engine), engine.counters()
+        expected = train(model, engine, 3, seed=7)
+    model, engine = build_engine(seed=99, **now)
+    with engine:
+        conversion = load_state(newest(folder / "checkpoints"), engine)
+        after = by_parameter(engine)
+        formats = {
+            s.name: shard.regions[s.region].state_format
+            for shard in engine.layout.shards
+            for s in shard.segments
+        }
+        pairs = set()
+        for name, kinds in before.items():
+            assert torch.equal(after[name]["master"], kinds["master"]), name
+            for kind in ("exp_avg", "exp_avg_sq"):
+                if torch.equal(after[name][kind], kinds[kind]):
+                    continue
+                pairs.add(formats[name])
+                apart = (after[name][kind] - kinds[kind]).abs()
+                assert (apart <= rounded_once(kind, kinds[kind], formats[name])).all(), (name, kind)
+        lossy = {pair for pair in conversion.formats if pair in LOSSY}
+        assert pairs == {after for _, after in lossy}
+        assert conversion.rounds == bool(lossy)
+        saved_steps, steps = counters["parameter_steps"], engine.counters()["parameter_steps"]
+        assert steps == saved_steps and engine.steps == 3
+        # What the forward reads follows from the masters.
+        for name, weight in ((n, w) for shard in engine.weights() for n, w in shard.items()):
+            assert torch.allclose(weight.float().view(-1), after[name]["master"], rtol=2**-7, atol=1e-7), name
+        losses = train(model, engine, 3, seed=7)
+    same_precision = cell["was"]["precision"] == cell["now"]["precision"]
+    native = "device" not in (cell["was"]["placement"], cell["now"]["placement"])
+    parts = {cell[side]["placement"] == "a part on the device" for side in ("was", "now")}
+    if same_precision and not conversion.formats and native and len(parts) == 1:
+        assert losses == expected
+    else:
+        assert losses == pytest.approx(expected, rel=2e-2 if not same_precision else 5e-3)
+
+
+@pytest.mark.parametrize("cell", selection(), ids=name_of)
+def test_a_checkpoint_goes_on_wherever_and_however_it_is_kept(cell: dict[str, Any], tmp_path: Path) -> None:
+    check(cell, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("was", sorted({name_of({"was": c["was"], "now": c["was"]}) for c in CELLS}))
+def test_every_checkpoint_goes_on_in_every_other_way(was: str, tmp_path: Path) -> None:
+    for number, cell in enumerate(CELLS):
+        if name_of({"was": cell["was"], "now": cell["was"]}) == was:
+            print(name_of(cell))  # shown when it fails
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            check(cell, folder)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_there_and_back_is_the_same_state_to_the_bit(tmp_path: Path, precision: str) -> None:
+    states = []
+    for step, present in enumerate((precision, "fp32", precision)):
+        model, engine = build_engine(seed=step, precision=present)
+        with engine:
+            if step == 0:
+                train(model, engine, 3)
+            else:
+                load_state(newest(tmp_path), engine)
+            save(tmp_path, step, model, engine)
+            states.append(state_of(engine))
+    assert states[0].keys() == states[2].keys()
+    assert [name for name in states[0] if not torch.equal(states[0][name], states[2][name])] == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("overlaps", [("serial", "exact"), ("exact", "serial")], ids=str)
+def test_overlap_and_threads_may_change_and_the_losses_are_the_same_to_the_bit(
+    tmp_path: Path, overlaps: tuple[str, str], threads: int
+) -> None:
+    options = {"gradient_clipping": 1.0, "precision": "bf16", "state_format": "half"}
+    model, engine = build_engine(overlap=overlaps[0], **options)
+    with engine:
+        train(model, engine, 3)
+        save(tmp_path, 3, model, engine)
+        expected = train(model, engine, 3, seed=7)
+    model, engine = build_engine(seed=99, overlap=overlaps[1], **{**options, "threads": threads})
+    with engine:
+        assert load_state(newest(tmp_path), engine) == Conversion()
+        assert train(model, engine, 3, seed=7) == expected
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("placement", ["state on the host", "host", "state on disk"])
+def test_updates_that_begin_to_lag_at_a_checkpoint_are_those_of_a_run_that_had_lagged_from_there(
+    tmp_path: Path, placement: str, precision: str
+) -> None:
+    places = options_of(tmp_path, placement, precision=precision)
+    model, engine = build_engine(**places, overlap="delayed", delay_warmup=3)
+    with engine:
+        train(model, engine, 3)
+        expected = train(model, engine, 3, seed=7)
+    model, engine = build_engine(**options_of(tmp_path, "state on the host", precision=precision))
+    with engine:
+        train(model, engine, 3)
+        save(tmp_path / "checkpoints", 3, model, engine)
+    model, engine = build_engine(seed=99, **places, overlap="delayed", delay_warmup=3)
+    with engine:
+        conversion = load_state(newest(tmp_path / "checkpoints"), engine)
+        assert "nothing is pending" in conversion.sentences()[0]
+        assert train(model, engine, 3, seed=7) == expected
+
+
+@pytest.mark.parametrize("placement", ["device", "host", "state on disk"])
+def test_an_update_that_lagged_is_in_the_weights_when_updates_no_longer_lag(
+    tmp_path: Path, placement: str
+) -> None:
+    start, _ = build_engine()  # the weights that both begin from
+    reference = {name: p.detach().clone() for name, p in start.named_parameters()}
+    model, engine = build_engine(overlap="delayed", delay_warmup=1)
+    with engine:
+        train(model, engine, 4)
+        save(tmp_path / "checkpoints", 4, model, engine)
+        newest_weights = {name: w.clone() for shard in engine.weights() for name, w in shard.items()}
+        read_by_forward = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert any(not torch.equal(newest_weights[n], read_by_forward[n]) for n in reference)
+    model, engine = build_engine(seed=99, **options_of(tmp_path, placement))
+    with engine:
+        conversion = load_state(newest(tmp_path / "checkpoints"), engine)
+        assert "pending is applied before the next forward" in conversion.sentences()[0]
+        weights = {name: w.clone() for shard in engine.weights() for name, w in shard.items()}
+        assert all(torch.equal(weights[name], newest_weights[name]) for name in reference)
+        losses = train(model, engine, 2, seed=7)
+    plain = build_engine(seed=99)[0]
+    assert losses[0] == pytest.approx(loss_with(plain, newest_weights, seed=7), rel=1e-6)
+
+
+def loss_with(model: Any, weights: dict[str, Tensor], seed: int) -> float:
+    """The model's loss of the first batch that `train` draws from `seed`, with other weights."""
+    ids = torch.randint(257, (2, 16), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        logits = torch.func.functional_call(
+            model, weights, kwargs={"input_ids": ids, "use_cache": False}, tie_weights=True
+        ).logits
+    return float(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+
+
+def test_a_lagging_run_goes_on_lagging_in_another_placement_to_the_bit(tmp_path: Path) -> None:
+    options = {"overlap": "delayed", "delay_warmup": 1, "precision": "bf16", "state_format": "half"}
+    model, engine = build_engine(**options_of(tmp_path, "state on the host", **options))
+    with engine:
+        train(model, engine, 3)
+        save(tmp_path / "checkpoints", 3, model, engine)
+        expected = train(model, engine, 3, seed=7)
+    for placement in ("host", "state on disk"):
+        model, engine = build_engine(seed=99, **options_of(tmp_path, placement, **options))
+        with engine:
+            load_state(newest(tmp_path / "checkpoints"), engine)
+            assert train(model, engine, 3, seed=7) == expected
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Iterator[SavedStep]:
+    model, engine = build_engine()
+    with engine:
+        train(model, engine, 2)
+        save(tmp_path / "checkpoints", 2, model, engine)
+    yield newest(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_damage_is_found_before_anything_is_converted(saved: SavedStep, damage: str) -> None:
+    target = sorted(path for path in (saved.path / "state").iterdir() if path.name.endswith("exp_avg"))[-1]
+    data = bytearray(target.read_bytes())
+    if damage == "missing":
+        target.unlink()
+    elif damage == "truncated":
+        target.write_bytes(data[:-8])
+    else:
+        data[len(data) // 2] ^= 4
+        target.write_bytes(data)
+    _, engine = build_engine(seed=99, state_format="half", precision="bf16")
+    with engine:
+        before = state_of(engine)
+        with pytest.raises(DamagedFileError, match=target.name):
+            load_state(saved, engine)
+        after = state_of(engine)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_checkpoint_that_does_not_say_where_its_parameters_lie_is_refused_with_what_would_do(
+    saved: SavedStep,
+) -> None:
+    del saved.manifest["layout"]
+    _, engine = build_engine(state_format="half")
+    with (
+        engine,
+        pytest.raises(ConfigurationError, match="Resume under the precision, state format and overlap"),
+    ):
+        load_state(saved, engine)
+
+
+def test_what_is_said_of_a_conversion_names_what_was_rounded() -> None:
+    conversion = Conversion(
+        frozenset({("bfloat16", "float32")}), frozenset({("exact", "half"), ("half", "exact")}), ""
+    )
+    assert conversion.rounds
+    assert conversion.sentences() == [
+        "working weights are float32 instead of bfloat16, their masters the same to the bit",
+        "exp_avg and exp_avg_sq are converted from exact to half, rounded once",
+        "exp_avg and exp_avg_sq are converted from half to exact, exactly",
+    ]
