@@ -56,11 +56,6 @@ def sample(moment: int, **other: Any) -> MonitorSample:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "p")
-
-
-@pytest.fixture
 def warnings() -> list[str]:
     return []
 

@@ -8,16 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+from screen_host import NoMonitor
 from textual.app import App
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.worker import WorkerCancelled
 
+from workbench import presets
 from workbench.census.obtain import read_shipped
 from workbench.config import load_config
 from workbench.errors import WorkbenchError
-from workbench.monitor.samples import MonitorSample
 from workbench.plan.census import Census
 from workbench.plan.ground import Ground, ground_of
 from workbench.plan.placement import lacking
@@ -33,6 +35,15 @@ from workbench.tui.surroundings import Surroundings
 
 LARGE = shipped_folder() / "gpt2-10b.toml"
 SMALL = shipped_folder() / "quickstart.toml"
+
+
+def ship_two_presets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let copies of LARGE and SMALL in `folder` be all the presets that come with workbench."""
+    monkeypatch.setattr("workbench.preset_names.FIRST", "")
+    folder.mkdir()
+    for preset in (LARGE, SMALL):
+        (folder / preset.name).write_bytes(preset.read_bytes())
+    monkeypatch.setattr(presets, "shipped_folder", lambda: folder)
 
 
 def shipped_census(preset: Path) -> Census:
@@ -68,9 +79,17 @@ class PlannedMachine:
         self.refusal: WorkbenchError | None = None
         self.may_answer = threading.Event()
         self.may_answer.set()
+        self.is_ready = False
+        """Whether what takes a census was asked to be there, and was not let go since."""
 
     def hold(self) -> None:
         self.may_answer.clear()
+
+    def make_ready(self) -> None:
+        self.is_ready = True
+
+    def let_go(self) -> None:
+        self.is_ready = False
 
     def known_census(self, model: Mapping[str, Any]) -> Census | None:
         return read_shipped(model)
@@ -84,7 +103,7 @@ class PlannedMachine:
                 raise CalledOffError
         if self.refusal is not None:
             raise self.refusal
-        return shipped_census(SMALL)
+        return shipped_census(SMALL).model_copy(update={"positions": None})  # whatever the sequences
 
     def ground(self, device: str, disk_path: str) -> Ground:
         self.grounds += 1
@@ -102,18 +121,6 @@ class PlannedMachine:
             if errand.called_off:
                 raise CalledOffError
         self.machine = self.measured
-
-
-class NoMonitor:
-    """Nothing is sampled."""
-
-    latest: MonitorSample | None = None
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None: ...
 
 
 def surroundings(runs: Path, glyphs: Glyphs = BLOCKS, **others: Any) -> Surroundings:
@@ -149,10 +156,3 @@ async def settled(pilot: Pilot[None]) -> None:
         with suppress(WorkerCancelled):  # one whose answer nobody wants any more
             await pilot.app.workers.wait_for_complete()
         await pilot.pause()
-
-
-def text_of(app: App[Any]) -> str:
-    """All characters on the screen, line by line."""
-    return "\n".join(
-        "".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()
-    )

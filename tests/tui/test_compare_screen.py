@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from screen_host import NEVER_S, NoMonitor, text_of, until
 from textual.app import App
 from textual.pilot import Pilot
 
 from workbench.config import load_config, to_toml
-from workbench.monitor.samples import MonitorSample
 from workbench.presets import shipped_folder
 from workbench.runs import MetricsWriter, RunDirectory, Status, record_resume, write_status
 from workbench.tui.charts.chart import Chart
@@ -21,19 +21,6 @@ from workbench.tui.screens.compare import CompareScreen
 from workbench.tui.surroundings import Surroundings
 
 PRESET = shipped_folder() / "quickstart.toml"
-NEVER_S = 1e6
-
-
-class NoMonitor:
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None: ...
-
-    @property
-    def latest(self) -> MonitorSample | None:
-        return None
 
 
 class Host(App[None]):
@@ -46,18 +33,7 @@ class Host(App[None]):
 
     @property
     def text(self) -> str:
-        strips = self.screen._compositor.render_strips()
-        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
-
-
-async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        await pilot.pause()
-        if met():
-            return
-        assert time.monotonic() < deadline, "it did not happen within 20 s"
-        await asyncio.sleep(0.002)
+        return text_of(self)
 
 
 def drive(

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from form_host import LARGE, SMALL, OneScreen, PlannedMachine, large_lacks, settled, surroundings, text_of
+from form_host import LARGE, SMALL, OneScreen, PlannedMachine, large_lacks, settled, surroundings
+from screen_host import text_of
 from textual.pilot import Pilot
+from textual.screen import Screen
 from textual.widgets import Input, Static, TextArea
 
 from workbench.config import load_config, parse_config
@@ -47,10 +49,7 @@ Scenario = Callable[[ConfigureScreen, Pilot[None], OneScreen], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORKBENCH_PRESETS", str(tmp_path / "user"))
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+def _own_folders(own_folders: Path) -> None: ...
 
 
 def on_screen(
@@ -65,6 +64,7 @@ def on_screen(
     machine = machine or PlannedMachine()
     screen = ConfigureScreen(surroundings(tmp_path / "runs", **others), preset, machine)
     screen.census_after_s = 0.001
+    screen.ready_after_s = 1e6
     app = OneScreen(screen)
 
     async def play() -> None:
@@ -377,9 +377,11 @@ def test_a_preset_with_errors_opens_with_its_errors_and_can_be_mended(tmp_path: 
         assert row.problem.startswith("is a text") and isinstance(row.control, Input)
         assert row.control.value == "many"
         await write(pilot, "12")
+        assert any(each.binding.action == "drop_unknown" for each in screen.active_bindings.values())
         await pilot.press("f8")
         await settled(pilot)
         assert "problem" not in text_of(app)
+        assert not any(each.binding.action == "drop_unknown" for each in screen.active_bindings.values())
         assert screen.outlook is not None and screen.outlook.plan is not None
         await pilot.press("ctrl+s")
         await pilot.pause()
@@ -597,3 +599,51 @@ def test_shipped_presets_open_without_problems(tmp_path: Path) -> None:
             assert screen.config is not None and screen.plan is not None
 
         on_screen(scenario, tmp_path, preset)
+
+
+def test_what_takes_a_census_is_there_while_the_form_is_and_makes_room_for_a_run(tmp_path: Path) -> None:
+    machine = PlannedMachine()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        assert not machine.is_ready, "the first picture waits for nothing"
+        screen._make_ready()
+        assert machine.is_ready
+        await pilot.press("f5")
+        await pilot.pause()
+        assert app.asked and not machine.is_ready
+        screen._make_ready()
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is not screen and not machine.is_ready
+
+    on_screen(scenario, tmp_path, SMALL, machine=machine)
+
+
+def test_a_form_that_nobody_sees_lets_go_what_takes_a_census(tmp_path: Path) -> None:
+    machine = PlannedMachine()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        screen.let_go_after_s = 0.001
+        screen._make_ready()
+        await app.push_screen(Screen())
+        while machine.is_ready:
+            await pilot.pause()
+        await app.pop_screen()
+        await pilot.pause()
+        assert machine.is_ready
+
+    on_screen(scenario, tmp_path, SMALL, machine=machine)
+
+
+def test_what_a_run_was_started_with_is_not_asked_about_again(tmp_path: Path) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.steps")
+        await write(pilot, "5")
+        assert screen.unsaved == "1 field is changed and not saved."
+        await pilot.press("f5")
+        await pilot.pause()
+        assert app.asked and screen.unsaved == ""
+        await write(pilot, "6")
+        assert screen.unsaved
+
+    on_screen(scenario, tmp_path, SMALL)

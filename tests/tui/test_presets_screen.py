@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from form_host import SMALL, OneScreen, PlannedMachine, large_lacks, settled, surroundings, text_of
+from form_host import SMALL, OneScreen, PlannedMachine, large_lacks, settled, ship_two_presets, surroundings
+from screen_host import text_of
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from workbench.presets import recent_presets, remember_preset, shipped_folder
+from workbench import presets
+from workbench.presets import recent_presets, remember_preset
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.preset_list import PresetAbout
 from workbench.tui.glyphs import PLAIN
@@ -24,13 +26,11 @@ Scenario = Callable[[PresetsScreen, Pilot[None], OneScreen], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user(own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder; the project has no presets."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORKBENCH_PRESETS", str(tmp_path / "user"))
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "user").mkdir()
-    return tmp_path / "user"
+    ship_two_presets(tmp_path / "shipped", monkeypatch)
+    own_folders.mkdir()
+    return own_folders
 
 
 def on_screen(
@@ -174,12 +174,13 @@ def test_enter_opens_the_preset_from_the_list_and_from_the_filter(tmp_path: Path
 
     app = on_screen(scenario, tmp_path)
     opened = [message.path for message in app.asked if isinstance(message, OpenPreset)]
-    assert opened == [shipped_folder() / "gpt2-10b.toml", SMALL]
-    assert recent_presets() == [SMALL, shipped_folder() / "gpt2-10b.toml"]
+    large, small = presets.shipped_folder() / "gpt2-10b.toml", presets.shipped_folder() / "quickstart.toml"
+    assert opened == [large, small]
+    assert recent_presets() == [small, large]
 
 
 def test_recent_presets_come_first(tmp_path: Path) -> None:
-    remember_preset(SMALL)
+    remember_preset(presets.shipped_folder() / "quickstart.toml")
 
     async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
         assert names(screen) == ["quickstart", "gpt2-10b"]
@@ -259,7 +260,7 @@ def test_x_deletes_ones_own_after_a_question_and_nothing_of_the_house(user: Path
         assert app.screen is screen and "is not deleted" in app.told[-1]
 
     on_screen(scenario, tmp_path)
-    assert SMALL.exists()
+    assert (presets.shipped_folder() / "quickstart.toml").exists()
 
 
 def test_a_read_only_look_changes_nothing(user: Path, tmp_path: Path) -> None:

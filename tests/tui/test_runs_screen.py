@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from screen_host import NEVER_S, NoMonitor, text_of, until
 from textual.app import App
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 from workbench.errors import ConfigurationError
-from workbench.monitor.samples import MonitorSample
 from workbench.runs import ControlReader, MetricsWriter, RunDirectory, Status, write_status
 from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
@@ -23,20 +23,6 @@ from workbench.tui.screens.runs import RunsScreen
 from workbench.tui.surroundings import Surroundings
 
 GONE = 2**22 + 1
-NEVER_S = 1e6
-"""An interval that no test lives to see the end of: looks are then asked for."""
-
-
-class NoMonitor:
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None: ...
-
-    @property
-    def latest(self) -> MonitorSample | None:
-        return None
 
 
 class Host(App[None]):
@@ -69,8 +55,7 @@ class Host(App[None]):
 
     @property
     def text(self) -> str:
-        strips = self.screen._compositor.render_strips()
-        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+        return text_of(self)
 
 
 Scenario = Callable[[Host, "Pilot[None]"], Awaitable[None]]
@@ -94,16 +79,6 @@ def drive(
 
     asyncio.run(run())
     return host
-
-
-async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        await pilot.pause()
-        if met():
-            return
-        assert time.monotonic() < deadline, "it did not happen within 20 s"
-        await asyncio.sleep(0.002)
 
 
 def new_run(root: Path, number: int, preset: str, status: Status | None) -> RunDirectory:
@@ -240,6 +215,20 @@ def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_moves_it(
     assert "cannot open: the folder is no run" in host.told[0]
 
 
+def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[str, RunDirectory]) -> None:
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        for kind, offered in {"running": False, "paused": True, "finished": False, "stopped": True}.items():
+            await go_to(host, pilot, kind)
+            await pilot.pause()
+            assert host.screen.active_bindings["R"].enabled is offered, kind
+            if not offered:
+                await pilot.press("R")
+                await pilot.pause()
+
+    host = drive(zoo["running"].path.parent, scenario)
+    assert not host.asked and not zoo["running"].control.exists()
+
+
 @pytest.mark.parametrize("kind", ["stopped", "failed", "died", "half"])
 def test_a_run_without_a_trainer_is_resumed_by_the_application(
     zoo: dict[str, RunDirectory], kind: str
@@ -254,9 +243,7 @@ def test_a_run_without_a_trainer_is_resumed_by_the_application(
     assert isinstance(message, ResumeRun) and message.run == zoo[kind]
 
 
-@pytest.mark.parametrize(
-    ("kind", "key"), [("running", "R"), ("finished", "R"), ("stopped", "p"), ("died", "k"), ("failed", "s")]
-)
+@pytest.mark.parametrize(("kind", "key"), [("stopped", "p"), ("died", "k"), ("failed", "s")])
 def test_what_makes_no_sense_for_a_run_is_told_and_not_done(
     zoo: dict[str, RunDirectory], kind: str, key: str
 ) -> None:

@@ -33,6 +33,7 @@ from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.worker import WorkerFailed
 
 from workbench.errors import WorkbenchError
+from workbench.tui.hangup import ignore_continuing_without_terminal
 from workbench.tui.messages import CompareRuns, HidePanels, OpenPreset, OpenRun, ResumeRun, StartRun
 from workbench.tui.remembered import read_remembered, write_remembered
 from workbench.tui.surroundings import Surroundings
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from workbench.runs import RunDirectory
     from workbench.tui.keymap import Keymap
+    from workbench.tui.screens.configure import ConfigureScreen
     from workbench.tui.screens.run import RunScreen
 
 PARTS = ("presets", "runs", "top")
@@ -108,6 +110,8 @@ class WorkbenchApp(App[None]):
         self._run = run
         self._shown_run: RunScreen | None = None
         """The screen that shows a run, in whatever part; it may have been left since."""
+        self._forms: list[ConfigureScreen] = []
+        """Those that were opened; they may have been left since."""
         for name, make in (("presets", self._presets), ("runs", self._runs), ("top", self._top)):
             self.add_mode(name, make)
         if self._remembered.theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
@@ -126,12 +130,19 @@ class WorkbenchApp(App[None]):
     def _runs(self) -> Screen[None]:
         from workbench.tui.screens.runs import RunsScreen
 
-        return RunsScreen(self.surroundings)
+        screen = RunsScreen(self.surroundings)
+        screen.call_after_refresh(self._import_run)
+        return screen
 
     def _top(self) -> Screen[None]:
         from workbench.tui.screens.top import TopScreen
 
         return TopScreen(self.surroundings, hidden=self._remembered.hidden_panels)
+
+    @work(thread=True, group="import", exit_on_error=False)
+    def _import_run(self) -> None:
+        """While somebody looks for a run in the list: what opening one would have to wait for."""
+        import workbench.tui.screens.run  # noqa: F401
 
     # Beginning and ending
 
@@ -140,6 +151,7 @@ class WorkbenchApp(App[None]):
             # Textual would leave the terminal as it is.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by_signal, number)
+        ignore_continuing_without_terminal()
         if self.theme != DEFAULT_THEME:
             self.mutate_reactive(App.theme)
         if self._run:
@@ -225,7 +237,9 @@ class WorkbenchApp(App[None]):
     def on_open_preset(self, message: OpenPreset) -> None:
         from workbench.tui.screens.configure import ConfigureScreen
 
-        self._go("presets", ConfigureScreen(self.surroundings, message.path))
+        form = ConfigureScreen(self.surroundings, message.path)
+        self._forms = [*(each for each in self._forms if each.is_attached), form]
+        self._go("presets", form)
 
     def on_open_run(self, message: OpenRun) -> None:
         self._open_run(message.run)
@@ -242,14 +256,24 @@ class WorkbenchApp(App[None]):
             self._begin(partial(launch.start, message.text, message.name, self.surroundings.runs_root))
 
     def on_resume_run(self, message: ResumeRun) -> None:
+        if self._may_change("nothing is resumed"):
+            self._resume(message.run)
+
+    @work(group="resume", exclusive=True)
+    async def _resume(self, run: RunDirectory) -> None:
+        """Ask what is to be changed, which may be nothing, and go on with the run."""
         from workbench import launch
+        from workbench.tui.run.resuming import ask_changes, overrides_in
+
+        text = await self.push_screen_wait(ask_changes(run, self.surroundings.glyphs))
+        if text is None:
+            return
 
         def resume() -> RunDirectory:
-            launch.resume(message.run)
-            return message.run
+            launch.resume(run, overrides_in(text))
+            return run
 
-        if self._may_change("nothing is resumed"):
-            self._begin(resume)
+        self._begin(resume)
 
     def on_hide_panels(self, message: HidePanels) -> None:
         self._remembered = replace(self._remembered, hidden_panels=message.names)
@@ -263,6 +287,9 @@ class WorkbenchApp(App[None]):
     @work(group="begin")
     async def _begin(self, begin: Callable[[], RunDirectory]) -> None:
         """Start a trainer, in a thread, and show its run."""
+        for form in self._forms:
+            # What takes censuses holds memory that plans give to the run.
+            await asyncio.to_thread(form.planning.sources.let_go)
         try:
             run = await asyncio.to_thread(begin)
         except WorkbenchError as error:
@@ -317,11 +344,14 @@ class WorkbenchApp(App[None]):
             self._quit()
 
     async def action_quit(self) -> None:
-        """End the application; a run that is watched is asked about first."""
+        """End the application; a form with changes and a run that is watched are asked about first."""
         self._quit()
 
     @work(group="quit")
     async def _quit(self) -> None:
+        for form in self._forms:
+            if form.is_attached and not await form.may_quit():
+                return
         shown = self._shown_run
         if shown is None or not shown.is_attached or await shown.may_leave():
             self.exit()

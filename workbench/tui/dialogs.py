@@ -19,6 +19,8 @@ from textual.widgets.option_list import Option
 
 from workbench.tui.glyphs import BLOCKS, Glyphs
 
+HELP_KEY = Binding("f1", "app.help", "Help", id="dialog.help", show=False)
+"""A question stands before the application's own keys, and what is typed into a field is no key."""
 _BOX = """
     align: center middle;
     & > Vertical {
@@ -52,6 +54,7 @@ class Confirm(ModalScreen[bool]):
     }}
     """
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP_KEY,
         Binding("y", "answer(True)", "Yes", id="dialog.yes"),
         Binding("n,escape", "answer(False)", "No", id="dialog.no"),
         Binding("left,up", "app.focus_previous", "Other answer", id="dialog.previous", show=False),
@@ -116,7 +119,10 @@ class Choice(ModalScreen[str | None]):
         & .text {{ margin-bottom: 1; }}
     }}
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", id="dialog.leave")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        HELP_KEY,
+        Binding("escape", "leave", "Leave", id="dialog.leave"),
+    ]
 
     def __init__(
         self, title: str, options: Sequence[tuple[str, str]], text: str = "", *, glyphs: Glyphs = BLOCKS
@@ -158,7 +164,10 @@ class Choice(ModalScreen[str | None]):
 
 
 class AskText(ModalScreen["str | None"]):
-    """A text, such as a name; None: left by Escape. `wrong` gives a sentence where one will not do, else nothing."""
+    """A text, such as a name; None: left by Escape. `wrong` gives a sentence where one will not do, else nothing.
+
+    `about`: what stands above it. `example`: what stands in it, dimmed, while it is empty.
+    """
 
     DEFAULT_CSS = f"""
     AskText {{
@@ -168,7 +177,10 @@ class AskText(ModalScreen["str | None"]):
         & Button {{ margin-right: 2; min-width: 8; }}
     }}
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", id="dialog.cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        HELP_KEY,
+        Binding("escape", "dismiss(None)", "Cancel", id="dialog.cancel"),
+    ]
 
     def __init__(
         self,
@@ -177,15 +189,20 @@ class AskText(ModalScreen["str | None"]):
         wrong: Callable[[str], str],
         *,
         yes: str = "Save",
+        about: str = "",
+        example: str = "",
         glyphs: Glyphs = BLOCKS,
     ) -> None:
         super().__init__(classes="-ascii" if glyphs.ascii else None)
         self._title, self._value, self._wrong, self._yes = title, value, wrong, yes
+        self._about, self._example = about, example
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = Content(self._title)
-            entry = Input(self._value, compact=True, select_on_focus=False)
+            if self._about:
+                yield Static(self._about, markup=False, classes="text")
+            entry = Input(self._value, placeholder=self._example, compact=True, select_on_focus=False)
             entry.cursor_blink = False
             yield entry
             yield Static("", classes="problem", id="wrong")

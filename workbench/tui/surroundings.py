@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from workbench.monitor.samples import MonitorSample
 from workbench.tui.glyphs import BLOCKS, Glyphs
+
+if TYPE_CHECKING:  # it would hold up the first picture
+    from workbench.monitor.samples import MonitorSample
 
 
 class Monitor(Protocol):

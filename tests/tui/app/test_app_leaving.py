@@ -7,6 +7,7 @@ import signal
 from typing import NoReturn
 
 import pytest
+from screen_host import text_of
 from textual.pilot import Pilot
 from whole_app import App, House, Scenario, settled, until
 
@@ -15,6 +16,7 @@ from workbench.tui import command
 from workbench.tui.app import ENDING, WorkbenchApp
 from workbench.tui.form.preset_list import PresetList
 from workbench.tui.messages import OpenPreset, OpenRun
+from workbench.tui.screens.configure import ConfigureScreen
 
 
 @pytest.mark.parametrize("key", ["escape", "q"])
@@ -139,3 +141,35 @@ def test_a_worker_that_fails_ends_it_with_its_own_exception(
     monkeypatch.setattr(WorkbenchApp, "run", lambda self: headless(self, headless=True, size=(80, 24)))
     with pytest.raises(KeyError, match="of a worker"):
         command.show(house.runs)
+
+
+@pytest.mark.parametrize("keys", [("ctrl+q",), ("M", "q")], ids="+".join)
+def test_quitting_asks_where_a_form_has_changes_that_are_not_saved(
+    house: House, keys: tuple[str, ...]
+) -> None:
+    path = house.preset("tiny")
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        app.screen.post_message(OpenPreset(path))
+        await until(pilot, lambda: app.shown == "ConfigureScreen")
+        await settled(pilot)
+        form = app.screen
+        assert isinstance(form, ConfigureScreen)
+        form.draft.set("train.steps", 77)
+        form.draft_changed()
+        form.set_focus(None)  # where letters are typed, M is one
+        await pilot.press(*keys)
+        await until(pilot, lambda: app.shown == "Confirm")
+        assert "In the form of tiny 1 field is changed" in " ".join(text_of(app).split())
+        await pilot.press("ctrl+q")  # a second time asks no second question
+        await settled(pilot)
+        assert app.stack.count("Confirm") == 1
+        await pilot.press("enter")  # the focus is on staying
+        await until(pilot, lambda: app.shown != "Confirm")
+        assert app.return_code is None and form.draft.value("train.steps") == 77
+        await pilot.press(keys[-1])
+        await until(pilot, lambda: app.shown == "Confirm")
+        await pilot.press("y")
+        await until(pilot, lambda: app.return_code == 0)
+
+    house.drive(scenario)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Input, Static
 from whole_app import App, House, settled, until
 
 from workbench import launch
@@ -75,20 +76,42 @@ def test_a_configuration_is_started_and_its_run_shown(house: House, monkeypatch:
     assert asked == [("[train]\nsteps = 3\n", "tiny", house.runs)]
 
 
-def test_a_run_is_resumed_and_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("typed", "changes"),
+    [("", []), ("train.steps=200 data.source='a b'", ["train.steps=200", "data.source=a b"])],
+)
+def test_a_run_is_resumed_with_the_changes_that_are_typed_and_shown(
+    house: House, monkeypatch: pytest.MonkeyPatch, typed: str, changes: list[str]
+) -> None:
     run = house.run()
-    resumed: list[RunDirectory] = []
-    monkeypatch.setattr(launch, "resume", resumed.append)
+    resumed: list[tuple[RunDirectory, list[str]]] = []
+    monkeypatch.setattr(launch, "resume", lambda run, overrides: resumed.append((run, overrides)))
 
     async def scenario(app: App, pilot: Pilot[None]) -> None:
         await pilot.press("H")
         await until(pilot, lambda: app.shown == "RunsScreen")
         await settled(pilot)
         await pilot.press("R")
+        await until(pilot, lambda: app.shown == "AskText")
+        field = app.screen.query_one(Input)
+        for wrong, words in {
+            "train.step=3": "there is no such key in [train]",
+            "train.steps": "has no '='",
+            "train.steps='3": "no closing quotation",
+            "optimizer.learning_rate=-1": "optimizer.learning_rate = -1",
+        }.items():
+            field.value = wrong
+            await pilot.press("enter")
+            await until(
+                pilot, lambda words=words: words in str(app.screen.query_one("#wrong", Static).render())
+            )
+            assert not resumed
+        field.value = typed
+        await pilot.press("enter")
         await until(pilot, lambda: app.shown == "RunScreen")
 
     house.drive(scenario)
-    assert resumed == [run]
+    assert resumed == [(run, changes)]
 
 
 def test_what_cannot_be_started_is_told_and_nothing_else_happens(
@@ -104,6 +127,9 @@ def test_what_cannot_be_started_is_told_and_nothing_else_happens(
         for message in (StartRun("", "tiny"), ResumeRun(house.run())):
             app.told.clear()
             app.screen.post_message(message)
+            if isinstance(message, ResumeRun):
+                await until(pilot, lambda: app.shown == "AskText")
+                await pilot.press("enter")
             await until(pilot, lambda: bool(app.told))
             assert app.told == [("tiny: train.steps = 0: must be at least 1 [not markup]", "error")]
             assert app.stack == ["PresetsScreen"]

@@ -7,11 +7,13 @@ from typing import Any
 from textual.binding import ActiveBinding
 from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.widgets import Markdown, Static
+from textual.widgets import Input, Markdown, Static
 from whole_app import App, House, settled, until
 
+from workbench.tui.form.inputs import YesNo
 from workbench.tui.glyphs import PLAIN
 from workbench.tui.messages import OpenPreset, OpenRun
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.screens.help import HelpScreen, keys_of
 
 
@@ -95,3 +97,30 @@ def test_help_is_drawn_in_ascii_where_that_is_asked_for_and_fits_a_small_termina
         assert all(line.isascii() for line in lines), [line for line in lines if not line.isascii()]
 
     house.drive(scenario, size=(60, 16), glyphs=PLAIN, part="top")
+
+
+def test_in_a_form_and_its_questions_help_has_a_key_that_no_field_takes(house: House) -> None:
+    path = house.preset("tiny")
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        app.post_message(OpenPreset(path))
+        await until(pilot, lambda: app.shown == "ConfigureScreen")
+        await settled(pilot)
+        line = app.screen.query_one(KeyLine)
+        text = app.screen.query(Input).first()
+        for each in (text, app.screen.query_one(YesNo)):
+            each.focus()
+            await until(pilot, lambda each=each: app.screen.focused is each)
+            assert line.render_line(0).text.startswith(" f1 Help "), "it does not jump from field to field"
+        text.focus()
+        await pilot.press("end", "question_mark")
+        assert text.value.endswith("?") and app.shown == "ConfigureScreen"
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: app.shown == "AskText")
+        await pilot.press("question_mark", "f1")
+        await until(pilot, lambda: app.shown == "HelpScreen")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.shown == "AskText")
+        assert app.screen.query_one(Input).value.endswith("?")
+
+    house.drive(scenario)

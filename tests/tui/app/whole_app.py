@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from form_host import PlannedMachine
+from screen_host import NoMonitor
 from textual.notifications import SeverityLevel
 from textual.pilot import Pilot
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from form_host import NoMonitor, PlannedMachine
 
 from workbench.runs import RunDirectory, Status, write_status
 from workbench.runs.status import process_started

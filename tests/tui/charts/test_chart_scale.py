@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from workbench.tui.charts.scale import Scale, readout, short, short_time
+from workbench.tui.charts.readings import said_value
+from workbench.tui.charts.scale import Scale
+from workbench.tui.charts.short_figures import readout, short, short_time
 
 
 def labels(low: float, high: float, count: int = 5, *, log: bool = False, unit: str = "") -> list[str]:
@@ -49,12 +51,14 @@ def test_values_are_written_short() -> None:
         "2.40e-04",
         "1e20",
     ]
-    assert [readout(value) for value in (1, 12_345, 3.2145678, 2.4e-5, 1_234_567.8)] == [
+    assert [readout(value) for value in (1, 12_345, 3.2145678, 1.0123e-4, 1_234.5678, 1_234_567.8, 0)] == [
         "1",
         "12,345",
         "3.21457",
-        "2.4e-05",
+        "1.01e-04",
+        "1,234.57",
         "1,234,568",
+        "0",
     ]
     assert short(math.nan) == short_time(math.inf) == readout(math.nan) == "N/A"
 
@@ -92,3 +96,16 @@ def test_any_ends_make_a_scale_and_its_labels_all_differ_and_lie_on_it() -> None
         assert len(ticks) <= 11
         assert all(-1e-6 < scale.share(tick.value) < 1 + 1e-6 for tick in ticks)
         assert all(label.isascii() and len(label) < 20 for label in written)
+
+
+def test_shares_and_rates_are_said_with_what_can_be_read() -> None:
+    assert [said_value(share, "%") for share in (0.312345, 0.0)] == ["31.2 %", "0.0 %"]
+    assert labels(0, 0.4, 4, unit="%") == ["0%", "10%", "20%", "30%", "40%"]
+    said = [said_value(rate, "tok/s") for rate in (12_345.678, 1_234.5, 512.34, 12.345, 0.5)]
+    assert said == ["12,346 tok/s", "1,234 tok/s", "512 tok/s", "12.3 tok/s", "0.5 tok/s"]
+    assert said_value(1.0123e-4, "") == "1.01e-04"
+    assert [said_value(rate, "e") for rate in (2.9321e-3, 1.0123e-4, 0.0)] == [
+        "2.93e-03",
+        "1.01e-04",
+        "0.00e+00",
+    ]

@@ -275,7 +275,7 @@ def test_brackets_in_a_name_are_not_read_as_markup() -> None:
 def test_it_is_drawn_again_only_when_something_changed() -> None:
     async def scenario(pilot: Pilot[None], chart: Chart) -> None:
         drawn(chart)
-        with mock.patch("workbench.tui.charts.chart.draw", wraps=plot.draw) as draw:
+        with mock.patch("workbench.tui.charts.chart_box.draw", wraps=plot.draw) as draw:
             drawn(chart)
             drawn(chart)
             assert draw.call_count == 0

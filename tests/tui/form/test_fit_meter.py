@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from form_host import LARGE, PlannedMachine, large_lacks
@@ -80,6 +81,13 @@ def test_every_row_has_a_letter_of_its_own() -> None:
 def test_any_room_is_enough(name: str, size: tuple[int, int]) -> None:
     lines = lines_of(PLANS[name], *size)
     assert 0 < len(lines) <= size[1]
+
+
+@pytest.mark.parametrize("size", [(78, 4), (78, 6), (48, 40)])
+def test_speeds_of_a_busy_machine_are_called_so_once(size: tuple[int, int]) -> None:
+    text = " ".join(lines_of(replace(PLANS["fits"], busy="others were busy"), *size))
+    assert text.count("busy") == 1
+    assert "busy" not in " ".join(lines_of(PLANS["fits"], *size))
 
 
 def test_in_plain_mode_all_of_it_is_ascii() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,13 +12,15 @@ from typing import Any
 import pytest
 from form_host import LARGE, SMALL, PlannedMachine, shipped_census
 
+from workbench.census import helper_process
 from workbench.config import RunConfig, load_config, parse_config
-from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
+from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.plan.fit import with_field
 from workbench.plan.ground import ground_of
 from workbench.plan.memory import MemoryPlan, TierNeed
 from workbench.plan.planner import Planner
 from workbench.plan.profile import load_profile
+from workbench.tui.form import sources
 from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.planning import Planning, chosen_plan
 from workbench.tui.form.sources import Here
@@ -224,16 +228,50 @@ def test_this_machine_is_looked_at_without_measuring_it(
         here.ground("cpu", str(tmp_path / "nowhere"))
 
 
-def test_a_shipped_census_is_taken_from_the_process_that_is_asked() -> None:
-    table = load_config(SMALL).model.model_dump()
-    said: list[str] = []
-    census = Here(Path("runs")).take_census(table, said.append, Errand())
-    assert census == shipped_census(SMALL)
+def test_what_no_placement_can_mend_has_its_sentence_at_its_field_and_no_plan() -> None:
+    config = parse_config(SMALL.read_text(encoding="utf-8"), "", ["data.sequence_length=4096"])
+    planning = Planning(PlannedMachine())
+    planning.obtain(config, silent, Errand())
+    outlook = planning.look(config)
+    assert outlook.plan is None and outlook.at == "data.sequence_length"
+    with pytest.raises(ConfigurationError) as caught:
+        Planner(shipped_census(SMALL), PlannedMachine().machine).check(config)
+    assert outlook.refused == str(caught.value)
 
 
-def test_a_census_process_without_an_answer_says_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Errand, "lines", lambda *asked, **named: iter(["Traceback\n", "out of memory\n", "\n"])
-    )
-    with pytest.raises(WorkbenchError, match="could not be taken: out of memory"):
-        Here(Path("runs")).take_census({}, silent, Errand())
+def test_a_census_is_asked_of_one_process_that_stays_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    census = shipped_census(SMALL)
+    program = f"""
+        import json, os, sys
+        for line in sys.stdin:
+            print(json.dumps({{"tell": f"process {{os.getpid()}}", "idle_bytes": 7 << 30}}))
+            print(json.dumps({{"answer": json.loads({census.model_dump_json()!r})}}), flush=True)
+        """
+    monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
+    here, said = Here(tmp_path / "runs"), list[str]()
+    tables = [{"architecture": "gpt2", "config": {"n_layer": layers}} for layers in (1, 2)]
+    try:
+        for table in tables:
+            assert here.take_census(table, said.append, Errand()) == census
+        monkeypatch.setattr(sources, "free_host_bytes", lambda: 1 << 30)
+        assert here.ground("cpu", "").free.host == 8 << 30, "it ends before a run begins"
+    finally:
+        here.let_go()
+    assert here.ground("cpu", "").free.host == 1 << 30
+    processes = {sentence for sentence in said if sentence.startswith("process ")}
+    assert len(processes) == 1 and len(said) == 4
+    assert here.known_census(tables[1]) == census
+
+
+def test_a_question_that_is_called_off_ends_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", "input(); input()"))
+    here, errand = Here(tmp_path / "runs"), Errand()
+    try:
+        with pytest.raises(CalledOffError):
+            here.take_census({"architecture": "gpt2"}, lambda _: errand.call_off(), errand)
+    finally:
+        here.let_go()

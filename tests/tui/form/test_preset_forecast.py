@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from form_host import SMALL, PlannedMachine
+from form_host import SMALL, PlannedMachine, ship_two_presets
 
-from workbench.presets import Preset, remember_preset, shipped_folder
+from workbench import presets
+from workbench.presets import Preset, remember_preset
 from workbench.tui.form.errand import Errand
 from workbench.tui.form.planning import Planning
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORKBENCH_PRESETS", str(tmp_path / "user"))
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "user").mkdir()
-    return tmp_path / "user"
+def in_an_empty_project(own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    ship_two_presets(tmp_path / "shipped", monkeypatch)
+    own_folders.mkdir()
+    return own_folders
 
 
 def row(name: str, description: str = "") -> PresetRow:
@@ -30,7 +29,7 @@ def test_the_ones_used_last_come_first_and_the_others_by_name(in_an_empty_projec
     own = in_an_empty_project / "own.toml"
     own.write_text(SMALL.read_text())
     assert [each.preset.name for each in preset_rows()] == ["gpt2-10b", "own", "quickstart"]
-    remember_preset(shipped_folder() / "quickstart.toml")
+    remember_preset(presets.shipped_folder() / "quickstart.toml")
     remember_preset(own)
     assert [each.preset.name for each in preset_rows()] == ["own", "quickstart", "gpt2-10b"]
 

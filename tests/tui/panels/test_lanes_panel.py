@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from panel_host import SIZES, check_box, drawn, picture, step_lanes, with_widget
+from panel_host import SIZES, check_box, drawn, picture, with_widget
+from sampled_machines import step_lanes
 from textual.events import MouseScrollUp
 from textual.pilot import Pilot
 

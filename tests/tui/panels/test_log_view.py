@@ -10,7 +10,9 @@ from panel_host import SIZES, check_box, picture, with_widget
 from textual.pilot import Pilot
 
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.panels.log_view import MAX_LINES, PAGE_LINES, LogView
+from workbench.tui.panels.log_reading import PAGE_LINES
+from workbench.tui.panels.log_view import LogView
+from workbench.tui.panels.log_window import MAX_LINES
 
 SIZE = (60, 12)
 
@@ -82,20 +84,20 @@ def test_moving_up_reads_the_lines_before_page_by_page_and_down_those_after(log:
     steps(log, 2 * MAX_LINES)
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        view.following = False
+        view.reading.following = False
         seen = 2 * MAX_LINES - 1
         for _ in range(12):
             view.action_scroll_rows(-450)
             await settle(pilot)
             seen -= 450
             assert view.current is not None and f"step {seen:06}" in view.current.text
-            assert len(view._window) <= MAX_LINES
-        numbers = [int(line.text[5:11]) for line in view._window]
+            assert len(view.reading.window.lines) <= MAX_LINES
+        numbers = [int(line.text[5:11]) for line in view.reading.window.lines]
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
-        while not view._at_end:
+        while not view.reading.window.at_end:
             view.action_scroll_rows(450)
             await settle(pilot)
-        numbers = [int(line.text[5:11]) for line in view._window]
+        numbers = [int(line.text[5:11]) for line in view.reading.window.lines]
         assert numbers == list(range(numbers[0], 2 * MAX_LINES)) and len(numbers) <= MAX_LINES
 
     with_log(log, scenario)
@@ -105,12 +107,12 @@ def test_the_picture_stands_still_while_lines_above_are_read(log: Path) -> None:
     steps(log, 2 * PAGE_LINES)
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        view.following = False
+        view.reading.following = False
         for rows in (-PAGE_LINES * 6 // 10, 3):
             view.action_scroll_rows(rows)
             before = picture(view)
         await settle(pilot)
-        assert len(view._window) == 2 * PAGE_LINES and picture(view) == before
+        assert len(view.reading.window.lines) == 2 * PAGE_LINES and picture(view) == before
 
     with_log(log, scenario)
 
@@ -120,9 +122,9 @@ def test_what_was_given_up_does_not_come_back(log: Path) -> None:
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         done: list[str] = []
-        view.post_message(view.Read(view._turn - 1, lambda: done.append("old")))
-        view.post_message(view.Read(view._turn, lambda: done.append("new")))
-        await pilot.pause()
+        view.reading.begin(lambda stopped: "old", done.append)
+        view.reading.begin(lambda stopped: "new", done.append)
+        await settle(pilot)
         assert done == ["new"]
 
     with_log(log, scenario)
@@ -149,7 +151,7 @@ def test_a_long_run_is_followed_in_bounded_memory(log: Path) -> None:
             view.look()
             await settle(pilot)
             assert f"step {2099 + 2000 * i:06}" in picture(view)[-2]
-        assert len(view._window) == MAX_LINES
+        assert len(view.reading.window.lines) == MAX_LINES
 
     with_log(log, scenario)
 
@@ -184,9 +186,9 @@ def test_letters_typed_into_a_search_are_no_commands(log: Path) -> None:
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         await press(pilot, "slash", *"fyenN")
-        assert view.following and view.level == "all"
+        assert view.reading.following and view.reading.level == "all"
         await press(pilot, "escape", "f")
-        assert not view.following and view.searched == ""
+        assert not view.reading.following and view.searched == ""
 
     with_log(log, scenario)
 
@@ -200,7 +202,7 @@ def test_levels_show_warnings_and_errors_of_the_whole_file(log: Path) -> None:
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         await press(pilot, "e")
-        assert [line.text for line in view._window] == [
+        assert [line.text for line in view.reading.window.lines] == [
             "workbench: warning: slow disk",
             "RuntimeError: CUDA error",
         ]
@@ -210,11 +212,11 @@ def test_levels_show_warnings_and_errors_of_the_whole_file(log: Path) -> None:
             file.write("step 1\nwarning: swap\n")
         view.look()
         await settle(pilot)
-        assert view._window[-1].text == "warning: swap" and len(view._window) == 3
+        assert view.reading.window.lines[-1].text == "warning: swap" and len(view.reading.window.lines) == 3
         await press(pilot, "e")
-        assert [line.text for line in view._window] == ["RuntimeError: CUDA error"]
+        assert [line.text for line in view.reading.window.lines] == ["RuntimeError: CUDA error"]
         await press(pilot, "e")
-        assert view.level == "all" and len(view._window) == PAGE_LINES
+        assert view.reading.level == "all" and len(view.reading.window.lines) == PAGE_LINES
 
     with_log(log, scenario)
 
@@ -258,7 +260,7 @@ def test_a_log_that_is_cut_off_replaced_or_gone_is_survived(log: Path) -> None:
         log.write_text("anew\n")
         view.look()
         await settle(pilot)
-        assert [line.text for line in view._window] == ["anew"]
+        assert [line.text for line in view.reading.window.lines] == ["anew"]
         log.unlink()
         view.look()
         await settle(pilot)
@@ -266,7 +268,7 @@ def test_a_log_that_is_cut_off_replaced_or_gone_is_survived(log: Path) -> None:
         log.write_text("another\n")
         view.look()
         await settle(pilot)
-        assert [line.text for line in view._window] == ["another"]
+        assert [line.text for line in view.reading.window.lines] == ["another"]
 
     with_log(log, scenario)
 
@@ -309,6 +311,6 @@ def test_the_pointer_chooses_a_line_and_the_wheel_moves(log: Path) -> None:
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         await pilot.click(view, offset=(5, 3))
-        assert view.current is not None and "step 000092" in view.current.text and not view.following
+        assert view.current is not None and "step 000092" in view.current.text and not view.reading.following
 
     with_log(log, scenario)

@@ -6,19 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from panel_host import (
-    GIB,
-    SIZES,
-    TRAINER,
-    check_box,
-    drawn,
-    gpu,
-    laptop,
-    nothing,
-    picture,
-    server,
-    with_widget,
-)
+from panel_host import SIZES, check_box, drawn, picture, with_widget
+from sampled_machines import GIB, TRAINER, gpu, laptop, nothing, server
 from textual.pilot import Pilot
 from textual.widget import Widget
 
@@ -108,7 +97,15 @@ _MEANT = {
         "can_focus",
         "can_focus_children",
     ),
-    *("render", "render_line", "refresh", "notify_style_update", "check_consume_key"),
+    *(
+        "render",
+        "render_line",
+        "render_lines",
+        "refresh",
+        "_set_dirty",
+        "notify_style_update",
+        "check_consume_key",
+    ),
 }
 
 

@@ -42,14 +42,25 @@ def test_a_narrow_line_keeps_state_and_step() -> None:
 
 def test_a_phase_says_how_far_it_is() -> None:
     loading = Status(phase="loading", progress="shard 12 of 50")
-    assert "loading shard 12 of 50 · step 0 · eta N/A · N/A · loss N/A" in said(100, loading, "running")
+    assert said(60, loading, "running") == "my-run · ● running · loading shard 12 of 50 · step 0"
 
 
-@pytest.mark.parametrize("state", ["failed", "died", "stopped", "finished"])
+def test_what_is_not_known_of_a_run_that_trains_is_said_as_such() -> None:
+    silent = dataclasses.replace(TRAINING, loss=None, tokens_per_s=None, eta_s=None)
+    assert "eta N/A · N/A · loss N/A" in said(120, silent, "running")
+
+
+@pytest.mark.parametrize("state", ["failed", "died", "stopped"])
 def test_a_run_that_has_ended_says_why_and_has_no_eta(state: Liveness) -> None:
     ended = dataclasses.replace(TRAINING, phase="failed", message="The GPU was lost.")
     row = said(120, ended, state)
     assert state in row and "The GPU was lost." in row and "eta" not in row and "after 15m00s" in row
+
+
+def test_a_run_that_has_finished_says_its_steps_once() -> None:
+    done = dataclasses.replace(TRAINING, phase="finished", step=10000, message="10000 steps")
+    row = said(140, done, "finished")
+    assert "step 10,000/10,000 100 %" in row and "10000 steps" not in row and "after 15m00s" in row
 
 
 def test_a_notice_stands_first() -> None:

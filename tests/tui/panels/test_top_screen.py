@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from panel_host import laptop, picture, server
+from sampled_machines import laptop, server
+from screen_host import picture
 from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import ModalScreen, Screen

@@ -10,19 +10,13 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import screen_host
+from screen_host import NEVER_S, NoMonitor, text_of, until
 from textual.app import App
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from workbench.monitor.samples import (
-    DiskSample,
-    GpuProcess,
-    GpuSample,
-    HostSample,
-    MonitorSample,
-    ThreadSample,
-    TrainerSample,
-)
+from workbench.monitor.samples import MonitorSample
 from workbench.runs import (
     LaneSpan,
     MetricsWriter,
@@ -42,7 +36,6 @@ from workbench.tui.surroundings import Surroundings
 
 GIB = 1 << 30
 SIZES = ((60, 16), (80, 24), (120, 40), (200, 60))
-NEVER_S = 1e6
 NAME = "20260101-000001-quickstart-0a1b2c"
 CONFIG = """
 [train]
@@ -67,16 +60,12 @@ PLAN: dict[str, object] = {
 }
 
 
-class FixedMonitor:
+class FixedMonitor(NoMonitor):
     """Gives what it was given, and remembers what it is to watch."""
 
     def __init__(self, sample: MonitorSample | None = None) -> None:
         self.latest = sample
         self.watched: list[tuple[int | None, tuple[Path, ...]]] = []
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
 
     def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
         self.watched.append((pid, folders))
@@ -107,8 +96,7 @@ class Host(App[None]):
 
     @property
     def text(self) -> str:
-        strips = self.screen._compositor.render_strips()
-        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+        return text_of(self)
 
     @property
     def toasts(self) -> list[str]:
@@ -116,17 +104,6 @@ class Host(App[None]):
 
 
 Scenario = Callable[[Host, Pilot[None]], Awaitable[None]]
-
-
-async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
-    """Let messages pass until something holds."""
-    deadline = time.monotonic() + 20
-    while True:
-        await pilot.pause()
-        if met():
-            return
-        assert time.monotonic() < deadline, "it did not happen within 20 s"
-        await asyncio.sleep(0.002)
 
 
 async def look(host: Host, pilot: Pilot[None]) -> None:
@@ -165,8 +142,7 @@ def drive(
 
 def picture(widget: Widget) -> str:
     """What the widget draws, its border too."""
-    size = widget.outer_size
-    return "\n".join("".join(segment.text for segment in strip) for strip in widget.render_lines(size.region))
+    return "\n".join(screen_host.picture(widget))
 
 
 def live(phase: str = "training", **changes: object) -> Status:
@@ -250,58 +226,3 @@ def rewrite(run: RunDirectory, **values: object) -> None:
     """Change fields of the status as they stand in the file, the heartbeat too."""
     there = json.loads(run.status.read_text())
     run.status.write_text(json.dumps({**there, **values}))
-
-
-def sample_at(time: float = 1000.0, gpus: int = 8, cores: int = 64, **host: object) -> MonitorSample:
-    """A machine with GPUs, the trainer among their processes."""
-    values: dict[str, object] = {
-        "cores": tuple((core * 37 % 101) / 100 for core in range(cores)),
-        "allowed_cores": tuple(range(cores)),
-        "load": (31.2, 25.0, 20.1),
-        "memory_total_bytes": 1024 * GIB,
-        "memory_used_bytes": 300 * GIB,
-        "memory_cached_bytes": 200 * GIB,
-        "memory_available_bytes": 700 * GIB,
-        "swap_used_bytes": 0,
-        "swap_total_bytes": 8 * GIB,
-    }
-    return MonitorSample(
-        time=time,
-        host=HostSample(**{**values, **host}),  # type: ignore[arg-type]
-        gpus=tuple(
-            GpuSample(
-                index,
-                name="NVIDIA H200",
-                busy=0.87,
-                memory_used_bytes=103 * GIB,
-                memory_total_bytes=140 * GIB,
-                power_w=410.0,
-                power_limit_w=700.0,
-                temperature_c=62.0,
-                temperature_limit_c=87.0,
-                clock_mhz=1755,
-                clock_limit_mhz=1980,
-                throttled_by=(),
-                pcie_generation=5,
-                pcie_width=16,
-                pcie_limit_bytes_per_s=63.0e9,
-                pcie_received_bytes_per_s=24.0 * GIB,
-                pcie_sent_bytes_per_s=3.5 * GIB,
-                processes=(GpuProcess(os.getpid(), "python", 98 * GIB),),
-            )
-            for index in range(gpus)
-        ),
-        gpu_note="" if gpus else "No GPU is shown: there is no NVIDIA driver here.",
-        trainer=TrainerSample(
-            pid=os.getpid(),
-            memory_bytes=250 * GIB,
-            busy=16.2,
-            threads=(
-                ThreadSample("python", 500, 0.99, 0),
-                *(ThreadSample(f"host-adam/{i}", 501 + i, 0.95 - i / 100, 2 * i) for i in range(16)),
-            ),
-            read_bytes_per_s=1.5 * GIB,
-            written_bytes_per_s=0.25 * GIB,
-        ),
-        disks=(DiskSample("/data/runs", "nvme0n1", 3500 * GIB, 1200 * GIB, 2.0 * GIB, 0.5 * GIB, 0.66),),
-    )

@@ -7,7 +7,8 @@ import random
 from array import array
 from dataclasses import replace
 
-from run_host import GIB, sample_at
+from run_host import GIB
+from sampled_machines import sample_at
 
 from workbench.monitor.samples import MonitorSample
 from workbench.tui.run.alerts import CALM_STEPS, SWAP_SAMPLES, THROTTLED_SAMPLES, Alerts

@@ -6,26 +6,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from run_host import (
-    Host,
-    add_steps,
-    drive,
-    ended,
-    live,
-    look,
-    new_run,
-    picture,
-    rewrite,
-    sample_at,
-    until,
-)
+from run_host import Host, add_steps, drive, ended, live, look, new_run, picture, rewrite
+from sampled_machines import sample_at
+from screen_host import until
 from textual.pilot import Pilot
 
-from workbench.runs import RunDirectory, append_event
+from workbench.runs import RunDirectory, Status, append_event
 from workbench.runs.control import ControlReader
 from workbench.runs.steering import Answer
 from workbench.runs.writing import read_lines
 from workbench.tui.dialogs import Choice, Confirm
+from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.run import steering
 from workbench.tui.run.linked_chart import LinkedChart
 
@@ -149,19 +140,49 @@ def test_a_stop_that_an_earlier_trainer_took_is_none_of_this_ones(tmp_path: Path
     drive(run, scenario)
 
 
-def test_steering_a_run_that_has_ended_is_told_and_asks_nothing(tmp_path: Path) -> None:
-    run = new_run(tmp_path, ended("finished", 0, "100 steps"))
+def offered(host: Host) -> set[str]:
+    """The actions that keys of the run's screen stand for now."""
+    return {binding.action for _, binding, enabled, _ in host.run_screen.active_bindings.values() if enabled}
+
+
+@pytest.mark.parametrize(
+    ("status", "holds"),
+    [
+        (live(), {"pause", "save_now", "stop"}),
+        (live(phase="paused"), {"pause", "save_now", "stop", "resume"}),
+        (ended("finished", 0, "100 steps"), set()),
+        (ended("stopped", 143, "stopped"), {"resume"}),
+        (ended("failed", 1, "no memory"), {"resume"}),
+    ],
+    ids=["running", "paused", "finished", "stopped", "failed"],
+)
+def test_only_what_can_be_done_to_the_run_is_offered(tmp_path: Path, status: Status, holds: set[str]) -> None:
+    run = new_run(tmp_path, status)
 
     async def scenario(host: Host, pilot: Pilot[None]) -> None:
-        await pilot.press("p", "k", "s", "R")
-        await pilot.pause()
-        assert host.toasts == [
-            "Cannot pause: it is finished.",
-            "Cannot save: it is finished.",
-            "Cannot stop: it is finished.",
-            "It is finished: there is nothing to resume.",
-        ]
-        assert host.screen is host.run_screen and asked(run) == [] and host.resumed == []
+        assert offered(host) & {"pause", "save_now", "stop", "resume"} == holds
+        if "pause" not in holds:
+            await pilot.press("p", "k", "s")
+            await pilot.pause()
+            assert host.screen is host.run_screen and asked(run) == [] and not host.toasts
+        if "resume" not in holds:
+            await pilot.press("R")
+            await pilot.pause()
+            assert host.resumed == [] and asked(run) == []
+
+    drive(run, scenario)
+
+
+def test_the_keys_that_are_offered_follow_the_run(tmp_path: Path) -> None:
+    run = new_run(tmp_path, live())
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        keys = host.run_screen.query_one(KeyLine)
+        assert "Stop" in picture(keys) and "Resume" not in picture(keys)
+        rewrite(run, phase="stopped", exit_code=143, message="stopped")
+        await look(host, pilot)
+        await until(pilot, lambda: "Resume" in picture(keys))
+        assert "Stop" not in picture(keys) and "Pause" not in picture(keys)
 
     drive(run, scenario)
 

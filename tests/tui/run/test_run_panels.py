@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import pytest
 from rich.cells import cell_len
-from run_host import ended, live, picture, until
+from run_host import ended, live, picture
+from screen_host import until
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.widget import Widget
@@ -176,10 +177,24 @@ def test_the_summary_of_a_run_that_failed_has_its_last_words_and_all_figures() -
         "1m05s",
         "2.5000 at step 10",
         "/runs/x/checkpoints/step-00000020",
-        "2.8 GiB 1.9 GiB +50%",
-        "50.0 ms 0.50 s -90%",
     ):
         assert words in text, words
+
+
+def test_plan_and_outcome_stand_in_columns_with_headings() -> None:
+    text = drawn(SummaryPanel(BLOCKS), (80, 24), lambda panel: panel.show(OUTCOME))
+    rows = [row.strip("│ ").split() for row in text.split("\n")]
+    head = rows.index(["planned", "measured", "plan", "off", "by"])
+    assert rows[head + 1] == ["host", "memory", "2.8", "GiB", "1.9", "GiB", "+50%"]
+    assert ["step", "50.0", "ms", "0.50", "s", "-90%"] in rows[head:]
+    narrow = drawn(SummaryPanel(BLOCKS), (30, 30), lambda panel: panel.show(OUTCOME))
+    assert "2.8 GiB 1.9 GiB +50%" in narrow and "planned, measured" in narrow
+
+
+def test_a_run_that_has_finished_says_its_steps_once() -> None:
+    outcome = Outcome("finished", live(message="100 steps"), LastWords(0, "100 steps", (), Path("train.log")))
+    text = drawn(SummaryPanel(BLOCKS), (80, 24), lambda panel: panel.show(outcome))
+    assert text.count("100") == 1 and "20 of 100" in text
 
 
 def test_what_is_not_known_of_an_end_is_said_as_such() -> None:

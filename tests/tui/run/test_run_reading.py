@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from run_host import CONFIG, NAME, PLAN, add_steps, ended, live, new_run, rewrit
 
 from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.runs import (
+    LaneSpan,
     MetricsWriter,
     RunDirectory,
     append_event,
@@ -18,6 +20,8 @@ from workbench.runs import (
     write_plan,
     write_sample,
 )
+from workbench.runs.glimpse import glimpse
+from workbench.tui.charts.series import AXES
 from workbench.tui.run import reading
 from workbench.tui.run.reading import RunReader
 
@@ -61,6 +65,48 @@ def test_looks_give_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     assert later.lanes is not None and later.lanes.step == 23
     assert later.compared is not None and [row.name for row in later.compared] == ["host memory", "step"]
     assert reader.records.records_read == 23
+
+
+def test_thousands_of_spans_are_read_every_other_second_while_the_run_lives(tmp_path: Path) -> None:
+    run = new_run(tmp_path, live())
+    spans = [
+        LaneSpan("update", "update", 0, number, 0.1 * number, 0.1 * number + 0.05) for number in range(500)
+    ]
+    write_lanes(run, 20, spans)
+    reader = RunReader(run)
+    assert [look.lanes is not None for look in (reader.look(), reader.look())] == [True, True]
+    found = []
+    for step in range(21, 29):
+        write_lanes(run, step, spans)
+        found.append(reader.look().lanes)
+    assert [lanes.step for lanes in found if lanes is not None] == [22, 26]
+    rewrite(run, phase="finished", exit_code=0)
+    ended_with = reader.look().lanes
+    assert ended_with is not None and ended_with.step == 28
+
+
+def test_a_long_run_comes_as_curves_and_before_as_a_glimpse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "glimpse", partial(glimpse, shortest=9_000))
+    run = new_run(tmp_path, live(), steps=10_000)
+    reader = RunReader(run)
+    seen = reader.glimpse()
+    assert seen is not None and seen.of == 10_000 and len(seen) < 5_000
+    assert seen.best_validation is None
+    reader.look()
+    look = reader.look()
+    curves = look.curves
+    assert curves is not None and look.rows is None and len(curves) == 10_000 and curves.of == 0
+    assert curves.best_validation is not None
+    # The title says the newest average, and a summary all tokens: neither changes when the rest is read.
+    assert seen.loss.average_at(len(seen) - 1) == pytest.approx(curves.loss.average_at(9_999), rel=1e-9)
+    for axis in AXES:
+        places, all_places = seen.positions.along(axis), curves.positions.along(axis)
+        assert places[-1] == pytest.approx(all_places[-1]) and places[0] == pytest.approx(all_places[0])
+    assert reader.glimpse() is None
+    newest = curves.newest(3)
+    assert list(newest.step) == [9_998, 9_999, 10_000] and newest.loss == curves.loss.values[-3:]
 
 
 def test_a_resumption_takes_steps_back(tmp_path: Path) -> None:

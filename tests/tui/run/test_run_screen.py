@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from run_host import (
-    NEVER_S,
     PLAN,
     SIZES,
     FixedMonitor,
@@ -21,19 +21,22 @@ from run_host import (
     new_run,
     picture,
     rewrite,
-    sample_at,
-    until,
 )
+from sampled_machines import sample_at
+from screen_host import NEVER_S, until
 from textual.pilot import Pilot
 from textual.screen import Screen
 
 from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.runs import MetricsWriter, RunDirectory, append_event, record_resume, write_plan
+from workbench.runs.glimpse import glimpse
 from workbench.tui.charts.chart import Chart
+from workbench.tui.charts.readings import newest_value
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.panels.panel import Panel
+from workbench.tui.run import reading
 from workbench.tui.run.arrangement import GROUPS
-from workbench.tui.screens.run import RunScreen
+from workbench.tui.screens.run import CurvesReady, RunScreen
 from workbench.tui.surroundings import Surroundings
 
 
@@ -160,9 +163,9 @@ def test_many_records_at_once_are_worked_out_beside_and_drawn_all(tmp_path: Path
         charts = host.run_screen.charts
         assert [len(chart.curves[0].series) for chart in charts.charts] == [5000] * 5
         add_steps(run, 5001, 5003)
-        await look(host, pilot)
-        await look(host, pilot)
-        assert "5003" in str(len(charts.curves)) and not charts._waits
+        for _ in range(4):
+            await look(host, pilot)
+        assert "5003" in str(len(charts.curves)) and not charts._waiting
         assert host.run_screen._reader.records.records_read == 5003
 
     drive(run, scenario)
@@ -257,6 +260,20 @@ def test_an_end_before_ones_eyes_is_told_with_a_bell_and_the_summary_comes_up(tm
         assert "Machine then" in host.text and "50 %" in host.text
 
     drive(run, scenario, size=(80, 24), sample=sample_at())
+
+
+def test_a_run_that_goes_on_before_ones_eyes_shows_its_curves_again(tmp_path: Path) -> None:
+    run = new_run(tmp_path, ended("stopped", 143, "stopped"))
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        screen = host.run_screen
+        await pilot.press("6")
+        assert screen.summary.region.area
+        rewrite(run, phase="training", exit_code=None, message="")
+        await look(host, pilot)
+        assert screen.chosen == "charts" and screen.charts.region.area and not screen.summary.display
+
+    drive(run, scenario)
 
 
 def test_a_run_that_has_ended_rings_no_bell_and_shows_its_summary_where_there_is_room(tmp_path: Path) -> None:
@@ -398,6 +415,54 @@ def test_a_reader_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     drive(new_run(tmp_path, ended("stopped", 0, "")), scenario, size=(200, 60))
 
 
+def test_few_new_points_among_many_wait_for_others_but_not_for_long(tmp_path: Path) -> None:
+    run = new_run(tmp_path, live(), steps=3000)
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        charts = host.run_screen.charts
+        for number in range(1, 9):
+            add_steps(run, 3000 + number, 3000 + number, loss=lambda step: 100.0 + step)
+            await look(host, pilot)
+            drawn = str(charts.loss.border_title) == f"Loss {newest_value(charts.curves.loss)}"
+            assert drawn == (number % 4 == 0), number
+        add_steps(run, 3009, 3100)
+        await look(host, pilot)
+        assert not charts._waiting, "many are drawn at once"
+        add_steps(run, 3101, 3101, loss=lambda step: 7.0)
+        rewrite(run, phase="finished", exit_code=0)
+        await look(host, pilot)
+        await look(host, pilot)
+        assert not charts._waiting, "nothing more comes"
+
+    drive(run, scenario, size=(160, 50))
+
+
+def test_a_long_run_is_seen_from_some_of_its_steps_and_says_so_until_all_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "glimpse", partial(glimpse, shortest=9_000))
+    run = new_run(tmp_path, ended("finished", 0, "done"), steps=10_000)
+    said: list[str] = []
+    counts: list[int] = []
+    show = RunScreen.on_curves_ready
+
+    def shown(screen: RunScreen, event: CurvesReady) -> None:
+        show(screen, event)
+        said.append(str(screen.charts.loss.border_subtitle))
+        counts.append(len(screen.charts.loss.curves[0].series))
+
+    monkeypatch.setattr(RunScreen, "on_curves_ready", shown)
+
+    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+        assert "4,352 of 10,000 steps" in said[0] and counts[0] == 4_352
+        assert said[-1] == "by step" and counts[-1] == 10_000
+        assert not any(
+            "of 10,000 steps" in str(chart.border_subtitle) for chart in host.run_screen.charts.charts
+        )
+
+    drive(run, scenario, size=(200, 60))
+
+
 def test_mfu_has_a_chart_where_it_is_recorded(tmp_path: Path) -> None:
     run = new_run(tmp_path, live(), steps=0)
     with MetricsWriter(run.metrics) as writer:
@@ -405,6 +470,6 @@ def test_mfu_has_a_chart_where_it_is_recorded(tmp_path: Path) -> None:
             writer.append(step=step, loss=2.0, mfu=0.4)
 
     async def scenario(host: Host, pilot: Pilot[None]) -> None:
-        assert host.run_screen.charts.mfu.display and "MFU 0.4" in host.text
+        assert host.run_screen.charts.mfu.display and "MFU 40.0 %" in host.text
 
     drive(run, scenario, size=(200, 60))

@@ -148,6 +148,32 @@ def test_every_record_is_read_once(tmp_path: Path) -> None:
     assert follower.records.records_read == 1000 == len(follower.steps)
 
 
+def test_a_run_read_in_pieces_is_the_run_read_at_once_and_void_records_are_taken_back(tmp_path: Path) -> None:
+    source = random.Random(8)
+    run = empty_run(tmp_path)
+    step = 0
+    for session in range(4):
+        with MetricsWriter(run.metrics) as writer:
+            if session:
+                step = source.randrange(0, step + 1)
+                record_resume(run, writer, step + 1)
+            append(writer, step + 1, step + 40, 1000.0 * session)
+            step += 40
+    whole = read_run_metrics(run)
+    for piece in (1, 7, 39, 1000):
+        records, losses = StandingRecords(run), array("d")
+        records.take_events(read_events(run).events)
+        while True:
+            rows = records.read(piece)
+            if rows is not None:
+                del losses[rows.keep :]
+                losses += rows.loss
+            if not records.left:
+                break
+        assert losses == whole.column("loss"), piece
+        assert len(records) == len(whole)
+
+
 def test_nothing_new_is_no_rows(tmp_path: Path) -> None:
     run = new_run(tmp_path, steps=5)
     records = StandingRecords(run)

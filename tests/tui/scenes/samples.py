@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import sin
 
-from panel_host import GIB, TRAINER, gpu, laptop, server
+from sampled_machines import GIB, TRAINER, gpu, laptop, server
 
 from workbench.monitor.samples import (
     DiskSample,

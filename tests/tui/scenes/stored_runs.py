@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from form_host import LARGE, SMALL, shipped_census
-from panel_host import TRAINER, step_lanes
+from sampled_machines import TRAINER, step_lanes
 
 from workbench.config import load_config, to_toml
 from workbench.monitor.recording import SYSTEM_COLUMNS

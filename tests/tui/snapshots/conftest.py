@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-
-_TUI = Path(__file__).parents[1]
-for _folder in (_TUI, _TUI / "panels", _TUI / "snapshots"):
-    if str(_folder) not in sys.path:
-        sys.path.insert(0, str(_folder))
-
-from stored_pictures import UPDATE, StoredPictures  # noqa: E402 - it lies in this folder
+from stored_pictures import UPDATE, StoredPictures
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,19 @@ class Canvas:
         return len(self._layers) - 1
 
     def dot(self, x: int, y: int, layer: int) -> None:
-        self.span(x, y, y, layer)
+        """One dot; one outside the canvas is left out."""
+        if not (0 <= y < self.dots_high and 0 <= x < self.dots_wide):
+            return
+        owner = layer + 1
+        if not self._braille:
+            self._owners[y * self.width + x] = owner
+            return
+        cell = (y >> 2) * self.width + (x >> 1)
+        bit = _BITS[x & 1][y & 3]
+        if self._owners[cell] == owner:
+            self._masks[cell] |= bit
+        else:
+            self._masks[cell], self._owners[cell] = bit, owner
 
     def span(self, x: int, top: int, bottom: int, layer: int) -> None:
         """All dots of column `x` from top to bottom, both drawn; what lies outside the canvas is left out."""

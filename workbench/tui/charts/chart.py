@@ -1,7 +1,7 @@
 """The chart: a titled box with curves that grow, which can be zoomed, panned and read out.
 
-The widget holds what is shown and how; the picture is `plot.draw`'s. Invariant: it draws anew only when its data, its
-view or its size has changed, and its curves' series belong to whoever made them: it never changes one.
+What a key or the mouse does is here; the box and its picture are `ChartBox`'s. Invariant: whatever is done, what is
+shown lies within the bounds of the data.
 """
 
 from __future__ import annotations
@@ -10,61 +10,25 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rich.markup import escape
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.strip import Strip
-from textual.widget import Widget
 
+from workbench.tui.charts.chart_box import ChartBox
 from workbench.tui.charts.curves import Curve
-from workbench.tui.charts.labels import plain
-from workbench.tui.charts.plot import Frame, Look, Plot, draw
-from workbench.tui.charts.readings import nearest_point, newest_value, place_of, read_out, settings
-from workbench.tui.charts.scale import Scale
+from workbench.tui.charts.readings import nearest_point, place_of
 from workbench.tui.charts.series import AXES, Axis
-from workbench.tui.charts.view import View, bounds_of
 from workbench.tui.glyphs import BLOCKS, Glyphs
 
 ZOOM = 1.5
 PAN = 0.25
 SKIPS = (0, 10, 100, 1_000, 10_000)
-COLOURS = 8
 
 
-class Chart(Widget):
-    """Curves on shared axes. `title` says what is drawn, `unit` what its values are in ("s" writes times)."""
-
-    DEFAULT_CSS = """
-    Chart {
-        height: 1fr;
-        min-height: 3;
-        border: round $panel-lighten-2;
-        border-title-color: $foreground;
-        border-subtitle-color: $text-muted;
-    }
-    Chart:focus { border: round $border; }
-    Chart.-ascii { border: ascii $panel-lighten-2; }
-    Chart.-ascii:focus { border: ascii $border; }
-    Chart > .chart--axis { color: $text-muted; }
-    Chart > .chart--cursor { color: $foreground; }
-    Chart > .chart--spike { color: $text-warning; text-style: bold; }
-    Chart > .chart--bad { color: $text-error; text-style: bold; }
-    Chart > .chart--curve-1 { color: $text-primary; }
-    Chart > .chart--curve-2 { color: $text-accent; }
-    Chart > .chart--curve-3 { color: $foreground; }
-    Chart > .chart--curve-4 { color: ansi_bright_magenta; }
-    Chart > .chart--curve-5 { color: ansi_bright_cyan; }
-    Chart > .chart--curve-6 { color: $text-secondary; }
-    Chart > .chart--curve-7 { color: ansi_cyan; }
-    Chart > .chart--curve-8 { color: ansi_magenta; }
+class Chart(ChartBox):
+    """Curves on shared axes. `title` says what is drawn, `unit` what its values are in ("s": times, "%": shares,
+    "e": numbers with an exponent).
     """
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "chart--axis",
-        "chart--cursor",
-        "chart--spike",
-        "chart--bad",
-        *(f"chart--curve-{number}" for number in range(1, COLOURS + 1)),
-    }
+
     HELP = """
 # Chart
 
@@ -103,102 +67,13 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         id: str | None = None,
         classes: str | None = None,
     ) -> None:
-        super().__init__(id=id, classes=classes)
-        self.set_class(glyphs.ascii, "-ascii")
-        self.view = View(axis)
-        """The horizontal axis; call `view_changed` after a change."""
-        self.log_y = log_y
-        self.with_spikes = False
-        self.cursor: float | None = None
-        """The place that is read out, relative to the axis's origin; None: no cursor."""
-        self.unit = unit
-        self._title = title
-        self._glyphs = glyphs
-        self._curves: tuple[Curve, ...] = ()
-        self._plot: Plot | None = None
-        self._strips: list[Strip] = []
-        self._drawn_size = (-1, -1)
-        self.set_curves(curves)
+        super().__init__(
+            title, curves, glyphs=glyphs, unit=unit, axis=axis, log_y=log_y, id=id, classes=classes
+        )
 
     @property
     def allow_maximize(self) -> bool:
         return True
-
-    @property
-    def curves(self) -> tuple[Curve, ...]:
-        return self._curves
-
-    def set_curves(self, curves: Sequence[Curve]) -> None:
-        """Draw these, the later ones above the earlier. The newest value of a single line is in the title."""
-        self._curves = tuple(curves)
-        self.data_changed()
-
-    def data_changed(self) -> None:
-        """Series have grown, or were cut. Cheap where the chart is not seen: it only draws when it is."""
-        self._plot = None
-        self._write_titles()
-        self.refresh()
-
-    def view_changed(self) -> None:
-        """Draw anew after a change of `view`, `log_y`, `with_spikes`, `cursor` or `unit`."""
-        self.data_changed()
-
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._plot = None
-
-    def render_line(self, y: int) -> Strip:
-        width, height = self.size
-        if self._plot is None or self._drawn_size != (width, height):
-            self._plot = draw(self._frame(), self._look(), self._glyphs, width, height)
-            self._strips = [Strip(segments, width) for segments in self._plot.rows]
-            self._drawn_size = (width, height)
-        return self._strips[y] if y < len(self._strips) else Strip.blank(width, self.rich_style)
-
-    # What is shown
-
-    def _bounds(self) -> tuple[float, float]:
-        return bounds_of((curve.series for curve in self._curves), self.view) or (0.0, 1.0)
-
-    def _scale(self) -> Scale:
-        return self.view.scale(self._bounds())
-
-    def _frame(self) -> Frame:
-        return Frame(
-            self._curves,
-            self._scale(),
-            self.view.axis,
-            self.log_y,
-            self.with_spikes,
-            self.unit,
-            self.cursor,
-        )
-
-    def _look(self) -> Look:
-        base = self.rich_style
-        axis, cursor, spike, bad, *palette = (
-            self.get_component_rich_style(f"chart--{name}")
-            for name in (
-                "axis",
-                "cursor",
-                "spike",
-                "bad",
-                *(f"curve-{number}" for number in range(1, COLOURS + 1)),
-            )
-        )
-        return Look(base, axis, cursor, spike, bad, tuple(palette))
-
-    def _write_titles(self) -> None:
-        """The newest value in the title, and beneath what is read out or how the axes are set."""
-        lines = [curve.series for curve in self._curves if curve.form == "line"]
-        value = newest_value(lines[0], self.unit) if len(lines) == 1 else ""
-        self.border_title = escape(f"{self._title} {value}" if value else self._title)
-        if self.cursor is None:
-            said = settings(self.view, log_y=self.log_y, with_spikes=self.with_spikes)
-        else:
-            said = read_out(self._curves, self.cursor, self.view.axis, self.unit)
-        text = f" {self._glyphs.separator} ".join(said)
-        self.border_subtitle = escape(plain(text, self._glyphs))
 
     # Points and places
 

@@ -23,13 +23,11 @@ class Extremes:
         self._levels: list[tuple[array[float], array[float]]] = []
         self._whole = True
         """Whether all values so far are finite: then no stretch has to be looked through for others."""
-        self._seen = 0
 
-    def grow(self) -> None:
-        """Take in what was appended since the last time."""
+    def grow(self, *, whole: bool) -> None:
+        """Take in what was appended since the last time; `whole`: whether all of it is finite."""
         values = self._values
-        self._whole = self._whole and math.isfinite(sum(values[self._seen :]))
-        self._seen = len(values)
+        self._whole = self._whole and whole
         below: tuple[array[float], array[float]] = (values, values)
         level = 0
         while len(below[0]) >= BLOCK:
@@ -53,7 +51,6 @@ class Extremes:
 
     def cut(self, count: int) -> None:
         """Forget all after the first `count` values, before they are taken from the array."""
-        self._seen = min(self._seen, count)
         for lows, highs in self._levels:
             count //= BLOCK
             del lows[count:], highs[count:]

@@ -228,13 +228,17 @@ def _rows_of(canvas: Canvas, y: Scale) -> Callable[[float], int]:
     """Gives the row of dots of a value, from the top; a value beyond the axis lies outside the canvas, but near."""
     lowest = canvas.dots_high - 1
     least, greatest = -lowest - 2, 2 * lowest + 2
-    share = y.share
+    share, high, dots = y.share, y.high, lowest / (y.high - y.low)
 
     def row(value: float) -> int:
+        at = (high - value) * dots
+        return round(at) if least < at < greatest else least if at <= least else greatest
+
+    def row_of_log(value: float) -> int:
         at = (1 - share(value)) * lowest
         return round(at) if least < at < greatest else least if at <= least else greatest
 
-    return row
+    return row_of_log if y.log else row
 
 
 def _cell(canvas: Canvas, x: int, row: int) -> tuple[int, int]:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 
 from workbench.tui.charts.curves import Curve
-from workbench.tui.charts.scale import readout, short, short_time
 from workbench.tui.charts.series import Axis, Series
+from workbench.tui.charts.short_figures import readout, short, short_time
 from workbench.tui.charts.view import View
 
 
@@ -77,9 +77,18 @@ def said_place(place: float, axis: Axis) -> str:
 
 
 def said_value(value: float, unit: str, digits: int = 6) -> str:
-    """The value with its unit; "s" is said as a length of time."""
+    """The value with its unit: "s" is a length of time, "%" a share, "e" a number with an exponent and no unit.
+
+    A rate is without digits that only flicker.
+    """
     if math.isnan(value):
         return "NaN"
     if unit == "s" and math.isfinite(value):
         return short_time(value)
+    if unit == "e" and math.isfinite(value):
+        return f"{value:.2e}"
+    if unit == "%":
+        return f"{100 * value:.1f} %"
+    if unit and 1 <= abs(value) < 1e12:
+        return f"{value:,.{0 if abs(value) >= 100 else 1}f} {unit}"
     return f"{readout(value, digits)} {unit}".rstrip()

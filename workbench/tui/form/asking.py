@@ -18,6 +18,7 @@ from textual.widgets import Button, Static
 
 from workbench.config.problems import as_written
 from workbench.plan.fit import Fit
+from workbench.tui.dialogs import HELP_KEY
 from workbench.tui.form.verdict import verdict_words
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import clean
@@ -41,6 +42,7 @@ class AskFit(ModalScreen["str | None"]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP_KEY,
         Binding("escape,n", "dismiss(None)", "Cancel", id="ask.cancel"),
         Binding("y", "answer('apply')", "Apply", id="ask.apply"),
         Binding("k", "answer('keep')", "Keep the state's format", id="ask.keep"),

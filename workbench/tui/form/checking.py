@@ -6,14 +6,11 @@ end. Invariant: there are no problems exactly when `parse_config` accepts the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from workbench.config import RunConfig
-from workbench.config.problems import Problem, as_written, problems_in, toml_key, value_at
-from workbench.config.rules import broken_rules
+from workbench.config.checking import check_values
+from workbench.config.problems import Problem, as_written, toml_key, value_at
 from workbench.config.schema import TABLES
 from workbench.config.toml_lines import KeyPath
 
@@ -47,15 +44,7 @@ class Checked(NamedTuple):
 
 def check(values: dict[str, Any]) -> Checked:
     """Check a document's values."""
-    found: list[Problem] = []
-    try:
-        config = RunConfig.model_validate(values)
-    except ValidationError as error:
-        found += problems_in(error, values)
-        config = RunConfig.model_validate(_without(values, {problem.path for problem in found}))
-    ill_formed = frozenset(name for problem in found for name in _covered(problem.path))
-    for broken in broken_rules(config, ill_formed):
-        found.append(Problem(tuple(broken.field.split(".")), broken.wrong, broken.right))
+    config, found = check_values(values)
     problems = tuple(_at_its_field(problem, values) for problem in found)
     return Checked(None if problems else config, problems)
 
@@ -77,22 +66,3 @@ def _at_its_field(problem: Problem, values: dict[str, Any]) -> FieldProblem:
         words = f"{f'[{name}]' if isinstance(value, dict) and len(path) == 1 else name}{written}: {words}"
     field = (f"{table}.{key}" if table else key) if is_field else ""
     return FieldProblem(table, field, words, path)
-
-
-def _without(values: dict[str, Any], paths: set[KeyPath], at: KeyPath = ()) -> dict[str, Any]:
-    return {
-        key: _without(value, paths, (*at, key)) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if (*at, key) not in paths
-    }
-
-
-def _covered(path: KeyPath) -> Iterator[str]:
-    """The dotted names of the fields that an ill-formed `path` leaves without a value."""
-    first = str(path[0])
-    if len(path) > 1:
-        yield f"{first}.{path[1]}"
-    else:
-        yield first
-        if first in TABLES:
-            yield from (f"{first}.{key}" for key in TABLES[first].model_fields)

@@ -7,13 +7,10 @@ from textwrap import wrap
 
 from workbench.config import DocumentedField
 from workbench.config.problems import as_written
-from workbench.config.rules import NOT_BUILT_YET, today
 from workbench.tui.form.draft import Draft
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean
 from workbench.tui.panels.panel import Panel
-
-_MISSING = {row.field: row for row in NOT_BUILT_YET}
 
 
 class FieldHelp(Panel, can_focus=False):
@@ -55,9 +52,3 @@ def _sentences(field: DocumentedField, draft: Draft, problem: str) -> Iterator[t
     if draft.is_changed(field.name):
         preset = f" Preset: {as_written(draft.preset_value(field.name))}."
     yield f"{field.must_be[0].upper()}{field.must_be[1:]}{unit}. Default: {default}.{preset}", "dim"
-    missing = _MISSING.get(field.name) or _MISSING.get(field.table)
-    if missing is not None:
-        yield (
-            f"{missing.missing[0].upper()}{missing.missing[1:]} is not built yet; {today(missing)}.",
-            "warning",
-        )

@@ -34,6 +34,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("staging", "s"),
     ("activations", "a"),
     ("logits", "l"),
+    ("document masks", "d"),
     ("building", "b"),
     ("allocator reserve", "r"),
     ("workspaces", "p"),
@@ -131,12 +132,12 @@ class FitMeter(Panel, can_focus=False):
                 line += [Segment("  ")] if number else []
                 line += self._squeezed(tier, room)
             yield line
-        yield self._summary(plan, width)
         spare = height - len(tiers) - 1
+        yield self._summary(plan, width, says_busy=spare <= 0)
         if spare > 0:
-            yield from list(self._time(plan, width))[1 : 1 + spare]
+            yield from list(self._time(plan, width))[1 : 1 + spare] if plan.time is not None else ()
 
-    def _summary(self, plan: Plan, width: int) -> Line:
+    def _summary(self, plan: Plan, width: int, *, says_busy: bool) -> Line:
         if self.stale and self.remark:
             return self.write(f"{self.glyphs.warning} {self.remark}", "warning")
         said = verdict(plan.memory)
@@ -147,6 +148,8 @@ class FitMeter(Panel, can_focus=False):
         if plan.time is not None:
             parts.append((2, self.write(f"{seconds(plan.time.step_s)} a step", "strong")))
             parts.append((3, self.write(f"{plan.time.tokens_per_s:,.0f} tokens/s", "strong")))
+            if plan.busy and says_busy:
+                parts.append((4, self.write("measured while busy", "dim")))
         elif not self.remark:
             parts.append((2, self.write("time not known", "dim")))
         return keep(width, parts)
@@ -234,6 +237,8 @@ class FitMeter(Panel, can_focus=False):
             return
         step = self.write(f"{seconds(time.step_s)} a step", "strong")
         yield ends(step, self.write(f"{time.tokens_per_s:,.0f} tokens/s", "strong"), width)
+        if plan.busy:
+            yield from self.note("measured on a busy machine: `workbench probe` mends it", width)
         yield from self.note(time.bottleneck, width)
         if plan.run is not None:
             basis = "times measured here" if time.measured else "from the machine's speeds"

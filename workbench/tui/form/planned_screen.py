@@ -28,6 +28,10 @@ class PlannedScreen(Screen[None]):
 
     census_after_s = 0.4
     """A census is taken when the model has stood still for so long."""
+    ready_after_s = 1.0
+    """What takes a census is started when the screen has been there for so long: nothing seen waits for it."""
+    let_go_after_s = 60.0
+    """It goes when nobody has seen the screen for so long: it holds memory that a run may want."""
 
     class Looked(Message):
         """A plan was worked out, or what it lacks is known."""
@@ -75,6 +79,29 @@ class PlannedScreen(Screen[None]):
         self._errand_for: object = None
         self._measuring = False
         self._waiting: Timer | None = None
+        self._leaving: Timer | None = None
+
+    # Being there
+
+    async def on_mount(self) -> None:
+        self.set_timer(self.ready_after_s, self._make_ready)
+
+    def on_screen_suspend(self) -> None:
+        self._leaving = self.set_timer(self.let_go_after_s, self.planning.sources.let_go)
+
+    def on_screen_resume(self) -> None:
+        if self._leaving is not None:
+            self._leaving.stop()
+            self._leaving = None
+            self._make_ready()
+
+    def on_unmount(self) -> None:
+        self.call_off()
+        self.planning.sources.let_go()
+
+    def _make_ready(self) -> None:
+        if self.is_current:
+            self.planning.sources.make_ready()
 
     # What a subclass says
 

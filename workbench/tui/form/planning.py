@@ -15,11 +15,11 @@ from typing import Literal
 
 from workbench.census.obtain import essential
 from workbench.config import RunConfig
-from workbench.config.no_effect import NO_EFFECT
+from workbench.config.no_effect import idle_options
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
-from workbench.plan.census import Census, census_key
+from workbench.plan.census import Census, census_key, model_table
 from workbench.plan.fit import Fit, fit
-from workbench.plan.ground import Ground, check_device
+from workbench.plan.ground import Ground
 from workbench.plan.memory import MemoryPlan
 from workbench.plan.placement import Candidate, candidates, choose_placement
 from workbench.plan.planner import Plan, Planner, TimesOf, wish_of, with_placement
@@ -89,7 +89,7 @@ class Planning:
         Raises:
             CalledOffError: the errand was called off.
         """
-        model, place, table = _model_key(config), _place(config), config.model.model_dump()
+        model, place, table = _model_key(config), _place(config), model_table(config)
         if place not in self._grounds:
             ground: Ground | ConfigurationError
             try:
@@ -159,7 +159,7 @@ class Planning:
 
     def _times_of(self, config: RunConfig, census: Census, ground: Ground) -> TimesOf:
         """Times measured at the very sizes, else those first asked for of that dtype, which the planner scales."""
-        table, device = config.model.model_dump(), config.train.device
+        table, device = model_table(config), config.train.device
         known: dict[tuple[int, int, str], ModelTimes | None] = {}
         first: dict[str, ModelTimes] = {}
 
@@ -182,10 +182,10 @@ def chosen_plan(planner: Planner, config: RunConfig) -> Plan:
     """`planner.plan(config)`; where nothing fits that "auto" may choose, the one that lacks least, which does not fit.
 
     Raises:
-        ConfigurationError: its device is not there.
+        ConfigurationError: see `Planner.check`.
         DoesNotFitError: no placement goes with the other fields.
     """
-    check_device(config, planner.ground)
+    planner.check(config)
     wish = wish_of(config, planner.ground)
     if not wish.is_open:
         return planner.plan_fixed(config)
@@ -212,9 +212,8 @@ def chosen_plan(planner: Planner, config: RunConfig) -> Plan:
 def notes(config: RunConfig, plan: Plan, ground: Ground) -> dict[str, str]:
     """What is worth knowing of fields that are right: that one does nothing here, or what "auto" comes to."""
     found = {
-        f"offload.{row.key}": f"has no effect: {row.because}"
-        for row in NO_EFFECT
-        if row.idle(config, ground.shared_memory)
+        row.field: f"has no effect: {row.because}"
+        for row in idle_options(config, shared_memory=ground.shared_memory)
     }
     placed = plan.config.offload
     share = f", the first {placed.device_fraction:.0%} of it on the device" if placed.device_fraction else ""
@@ -238,7 +237,7 @@ def _refusal(config: RunConfig, message: str) -> Outlook:
 
 
 def _model_key(config: RunConfig) -> str:
-    return census_key(essential(config.model.model_dump()))
+    return census_key(essential(model_table(config)))
 
 
 def _place(config: RunConfig) -> tuple[str, str]:

@@ -36,13 +36,13 @@ class PresetRow:
 
 
 def preset_rows() -> list[PresetRow]:
-    """Every preset without a forecast: the ones used last first, the others by name."""
+    """Every preset without a forecast: the ones used last first, the others as `list_presets` has them."""
     recent = {path: place for place, path in enumerate(recent_presets())}
     rows = [
         PresetRow(preset, recent.get(preset.path.absolute()), pending=preset.error is None)
         for preset in list_presets()
     ]
-    return sorted(rows, key=lambda row: (row.recent is None, row.recent or 0, row.preset.name))
+    return sorted(rows, key=lambda row: (row.recent is None, row.recent or 0))
 
 
 def forecasts(

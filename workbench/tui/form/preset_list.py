@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import wrap
 
-from workbench.tui.charts.scale import short
+from workbench.tui.charts.short_figures import short
 from workbench.tui.form.meter import PENS, mark_of
 from workbench.tui.form.preset_forecast import PresetRow
 from workbench.tui.glyphs import Glyphs
@@ -39,7 +39,7 @@ Presets that come with workbench, your own and the project's; the ones used last
     # Drawing
 
     def heading(self) -> tuple[str, ...]:
-        return (str(len(self.rows)),)
+        return (str(len(self.rows)),) if self.rows else ()  # none before they are read
 
     def titles(self, width: int) -> str:
         name, badge, origin, description = self._cells(width)

@@ -7,13 +7,14 @@ errand in a process of its own. Invariant: nothing here measures or takes anythi
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from workbench.census.helper_process import GivenUpError, HelperProcess
 from workbench.census.obtain import obtain_census, obtain_times
-from workbench.errors import EXIT_CONFIGURATION, ConfigurationError, WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.home_folders import expanded
 from workbench.plan.census import Census
 from workbench.plan.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.ground import Ground, ground_of
@@ -22,14 +23,20 @@ from workbench.plan.times import ModelTimes
 from workbench.probe.fingerprint import device_index
 from workbench.probe.gpus import visible_gpus
 from workbench.probe.measured import cached_profile
-from workbench.tui.form.errand import Errand
+from workbench.tui.form.errand import CalledOffError, Errand
 
 Tell = Callable[[str], None]
 THIS_MACHINE = "this machine"
 
 
 class Sources(Protocol):
-    """All but `known_census` and `times` may take long: they are called in threads."""
+    """All but `known_census`, `times` and `let_go` may take long: they are called in threads."""
+
+    def make_ready(self) -> None:
+        """A census may be wanted soon: what takes it may be started, which takes a while."""
+
+    def let_go(self) -> None:
+        """None is wanted any more for now: what takes it goes."""
 
     def known_census(self, model: Mapping[str, Any]) -> Census | None:
         """The census that is shipped or kept for a [model] table."""
@@ -69,32 +76,34 @@ Sizes = tuple[int, int, str, str]
 
 
 class Here:
-    """This machine, with runs under `runs_root`."""
+    """This machine, with runs under `runs_root`. Censuses are taken by one process that stays until it is let go."""
 
     def __init__(self, runs_root: Path) -> None:
         self.runs_root = runs_root
+        self._helper = HelperProcess()
+
+    def make_ready(self) -> None:
+        self._helper.start()
+
+    def let_go(self) -> None:
+        self._helper.stop()
 
     def known_census(self, model: Mapping[str, Any]) -> Census | None:
         return obtain_census(model, _not_told, take=False)
 
     def take_census(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> Census:
-        question = json.dumps(dict(model)) + "\n"
-        last = ""
-        for line in errand.lines(("workbench.tui.form.census_process",), question):
-            message = _message(line)
-            if "answer" in message:
-                return Census.model_validate(message["answer"])
-            if "error" in message:
-                wrong = message["exit_code"] == EXIT_CONFIGURATION
-                raise (ConfigurationError if wrong else WorkbenchError)(message["error"])
-            if "tell" in message:
-                tell(message["tell"])
-            else:
-                last = line.strip() or last
-        raise WorkbenchError(f"the census of the model could not be taken{': ' if last else ''}{last}")
+        def ask(question: Mapping[str, Any], tell: Tell) -> Any:
+            return self._helper.ask(question, tell, lambda: errand.called_off)
+
+        try:
+            census = obtain_census(model, tell, ask=ask)
+        except GivenUpError:
+            raise CalledOffError from None
+        assert census is not None, "it is taken where there is none"
+        return census
 
     def ground(self, device: str, disk_path: str) -> Ground:
-        folder = Path(disk_path).expanduser() if disk_path else None
+        folder = expanded(disk_path, "offload.disk_path") if disk_path else None
         if folder is not None and not folder.is_dir():
             raise ConfigurationError(
                 f'offload.disk_path = "{disk_path}": there is no such folder; make it, on a fast local disk'
@@ -105,11 +114,11 @@ class Here:
         profile = cached_profile(device, None if folder is None else str(folder))
         if profile is not None:
             known = ground_of(profile)
-            free = Free(known.free.host, known.free.device, disk, disk_tier)
+            free = Free(known.free.host + self._ends_first, known.free.device, disk, disk_tier)
             return Ground(THIS_MACHINE, free, known.has_bfloat16, profile)
         index = device_index(device)
         if index is None:
-            free = Free(free_host_bytes(), None, disk, disk_tier)
+            free = Free(free_host_bytes() + self._ends_first, None, disk, disk_tier)
             return Ground(THIS_MACHINE, free, _cpu_has_bfloat16(), None)
         gpus = visible_gpus()
         if index >= len(gpus):
@@ -117,8 +126,13 @@ class Here:
             raise ConfigurationError(
                 f'train.device = "{device}": this machine has no such GPU ({there}); "auto" takes what there is'
             )
-        free = Free(free_host_bytes(), gpus[index].free_bytes, disk, disk_tier)
+        free = Free(free_host_bytes() + self._ends_first, gpus[index].free_bytes, disk, disk_tier)
         return Ground(THIS_MACHINE, free, _gpu_has_bfloat16(index), None)
+
+    @property
+    def _ends_first(self) -> int:
+        """Bytes of the process that takes censuses, which are a run's: it is let go before one starts."""
+        return self._helper.idle_bytes or 0
 
     def times(
         self, model: Mapping[str, Any], census: Census, ground: Ground, sizes: Sizes
@@ -139,7 +153,7 @@ class Here:
         )
 
     def measure(self, device: str, disk_path: str, tell: Tell, errand: Errand) -> None:
-        folder = ("--disk", str(Path(disk_path).expanduser())) if disk_path else ()
+        folder = ("--disk", str(expanded(disk_path, "offload.disk_path"))) if disk_path else ()
         last = ""
         for line in errand.lines(("workbench", "probe", "--device", device, *folder)):
             if line.startswith("workbench: "):
@@ -151,14 +165,6 @@ class Here:
 
 def _not_told(sentence: str) -> None:
     """Nothing is taken, so nothing is told."""
-
-
-def _message(line: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        message = json.loads(line)
-        if isinstance(message, dict):
-            return message
-    return {}
 
 
 def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

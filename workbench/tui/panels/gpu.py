@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from workbench.monitor.samples import GpuSample, MonitorSample
+from workbench.monitor.samples import GpuSample
 from workbench.tui.charts.bars import part_marks
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, clean, cut, ends, keep, width_of
-from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.per_gpu import PerGpuPanel
 from workbench.tui.panels.units import NOT_KNOWN, amount, known, number, of, pair, percent, share
 
 _LABEL = 8
 
 
-class GpuPanel(Panel):
+class GpuPanel(PerGpuPanel):
     TITLE = "GPU"
     HELP: ClassVar[str | None] = """\
 ### GPU
@@ -34,21 +34,13 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
-        self._sample: MonitorSample | None = None
         self._histories: dict[int, History] = {}
-        self._rows_each = 1
 
-    def show(self, sample: MonitorSample) -> None:
-        """Draw this sample; one that was shown already changes nothing."""
-        if self._sample is not None and sample.time == self._sample.time:
-            return
-        self._sample = sample
-        for gpu in sample.gpus:
-            self._histories.setdefault(gpu.index, History()).add(gpu.busy)
-        self.changed()
+    def remember(self, gpu: GpuSample) -> None:
+        self._histories.setdefault(gpu.index, History()).add(gpu.busy)
 
     def heading(self) -> tuple[str, ...]:
-        gpus = self._sample.gpus if self._sample else ()
+        gpus = self.gpus
         if not gpus:
             return ()
         if len(gpus) == 1:
@@ -62,21 +54,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         memory = of(sum(used) if used else None, sum(total) if total else None)
         return f"{mean} of {len(gpus)}{self.separator}{memory}", f"{mean} of {len(gpus)}", mean
 
-    def part(self, first: int, last: int, total: int) -> tuple[str, str]:
-        if self._rows_each == 1 and self._sample and self._sample.gpus:
-            return "GPU", f"{first}-{last} of {len(self._sample.gpus)}"
-        return super().part(first, last, total)
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        if self._sample is None:
-            return self.note("Waiting for the first sample.", width)
-        gpus = self._sample.gpus
-        if not gpus:
-            return self.note(clean(self._sample.gpu_note or "No GPU is shown here.", self.glyphs), width)
-        self._rows_each = max(1, height // len(gpus))
-        return [line for gpu in gpus for line in self._block(gpu, width, self._rows_each)]
-
-    def _block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
+    def block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
         """At most `rows` lines, but all processes where there is room for one of them."""
         if gpu.fault:
             return self._faulty(gpu, width, rows)
@@ -202,7 +180,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
     def _processes(self, gpu: GpuSample, width: int) -> list[Line]:
         if gpu.processes is None:
             return [self.write("processes N/A", "dim")]
-        trainer = self._sample.trainer.pid if self._sample and self._sample.trainer else None
+        trainer = self.sample.trainer.pid if self.sample and self.sample.trainer else None
         out = []
         for process in sorted(
             gpu.processes, key=lambda each: (each.pid != trainer, -(each.memory_bytes or 0))
@@ -217,9 +195,9 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
 
     def _ours(self, gpu: GpuSample) -> int | None:
         """Bytes that the trainer holds; None where that cannot be told."""
-        if self._sample is None or self._sample.trainer is None or gpu.processes is None:
+        if self.sample is None or self.sample.trainer is None or gpu.processes is None:
             return None if gpu.processes is None else 0
-        pid = self._sample.trainer.pid
+        pid = self.sample.trainer.pid
         sizes = [process.memory_bytes for process in gpu.processes if process.pid == pid]
         return None if None in sizes else sum(size or 0 for size in sizes)
 

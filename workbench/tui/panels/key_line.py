@@ -23,7 +23,10 @@ HELP = "help"
 
 
 class KeyLine(Widget):
-    """One line of keys. They are taken from the screen's active bindings that are to be shown."""
+    """One line of keys. They are taken from the screen's active bindings that are to be shown.
+
+    `unless`: keys that are not shown, another one for the same is: those that text fields take, where most are such.
+    """
 
     DEFAULT_CSS = """
     KeyLine { dock: bottom; height: 1; color: $footer-description-foreground; background: $footer-background; }
@@ -33,8 +36,11 @@ class KeyLine(Widget):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"keys--key", "keys--off"}
     ALLOW_SELECT = False
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+    def __init__(
+        self, glyphs: Glyphs, *, unless: frozenset[str] = frozenset(), id: str | None = None
+    ) -> None:
         super().__init__(id=id)
+        self._unless = unless
         self.glyphs = glyphs
         self._keys: tuple[tuple[str, str, str, bool], ...] = ()
         """(key, as it is shown, what it does, whether it does so now)."""
@@ -52,7 +58,7 @@ class KeyLine(Widget):
             # What is typed into a field is no key of the screen's.
             if focused is not None and focused.check_consume_key(binding.key, key_to_character(binding.key)):
                 continue
-            if binding.show and binding.action not in found:
+            if binding.show and binding.action not in found and binding.key not in self._unless:
                 shown = self.app.get_key_display(binding)
                 if self.glyphs.ascii and not shown.isascii():
                     shown = binding.key

@@ -6,10 +6,12 @@ also where spans of a lane overlap.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 from workbench.runs import Lanes, LaneSpan
 
@@ -30,10 +32,11 @@ class LaneTrack:
     """The spans of one lane, by their start."""
 
     def __init__(self, spans: Iterable[LaneSpan]) -> None:
-        self.spans = sorted(spans, key=lambda span: span.start_s)
+        self.spans = sorted(spans, key=attrgetter("start_s"))
         self._starts = [span.start_s for span in self.spans]
-        self._ends = list(accumulate((span.end_s for span in self.spans), max))
-        self.busy = _union((span.start_s, span.end_s) for span in self.spans)
+        ends = [span.end_s for span in self.spans]
+        self._ends = list(accumulate(ends, max))
+        self.busy = _union(zip(self._starts, ends, strict=True))
         self._cells: tuple[tuple[float, float, int], list[tuple[str, float]]] = ((0.0, 0.0, 0), [])
 
     def between(self, start_s: float, end_s: float) -> list[LaneSpan]:
@@ -107,7 +110,10 @@ class StepLanes:
         self.duration_s = max((interval[-1][1] for interval in self._busy() if interval), default=0.0)
         computing = self.tracks["compute"].busy
         self.seconds = {name: _seconds(track.busy, computing) for name, track in self.tracks.items()}
-        others = _union(i for name, track in self.tracks.items() if name != "compute" for i in track.busy)
+        # Sorting what is sorted lane by lane takes little more than a comparison each.
+        others = _union(
+            sorted(i for name, track in self.tracks.items() if name != "compute" for i in track.busy)
+        )
         self.exposed_s = _seconds(others, computing).exposed_s
         """Seconds in which any lane was busy and compute was not."""
 
@@ -125,25 +131,34 @@ def _distance(span: LaneSpan, time_s: float) -> float:
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as intervals that neither overlap nor touch, in order."""
+    """The same moments as intervals that neither overlap nor touch, in order. They come by their start."""
     out: list[Interval] = []
-    for start, end in sorted(intervals):
-        if out and start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], end))
-        else:
-            out.append((start, end))
+    first, last = 0.0, -math.inf
+    for start, end in intervals:
+        if start > last:
+            if last >= first:
+                out.append((first, last))
+            first, last = start, end
+        elif end > last:
+            last = end
+    if last >= first:
+        out.append((first, last))
     return out
 
 
 def _seconds(busy: Sequence[Interval], computing: Sequence[Interval]) -> LaneSeconds:
     """Both in order and without overlaps."""
-    total = sum(end - start for start, end in busy)
-    hidden, j = 0.0, 0
-    for start, end in busy:
-        while j < len(computing) and computing[j][1] <= start:
-            j += 1
-        k = j
-        while k < len(computing) and computing[k][0] < end:
-            hidden += min(end, computing[k][1]) - max(start, computing[k][0])
-            k += 1
-    return LaneSeconds(total, hidden, max(0.0, total - hidden))
+    starts = [start for start, _ in busy]
+    ends = [end for _, end in busy]
+    # Up to each interval, so that what lies in a stretch of computing is looked up and not added up.
+    before = [0.0, *accumulate(end - start for start, end in busy)]
+    hidden = 0.0
+    for start, end in computing:
+        first, last = bisect_right(ends, start), bisect_left(starts, end)
+        if first < last:
+            hidden += before[last] - before[first]
+            hidden -= max(0.0, start - starts[first]) + max(0.0, ends[last - 1] - end)
+    total = before[-1]
+    exposed = total - hidden
+    # What is left of a difference of sums is no time.
+    return LaneSeconds(total, hidden, exposed if exposed > 1e-12 * total else 0.0)

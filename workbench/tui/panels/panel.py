@@ -6,31 +6,25 @@ Invariant: `lines` depends on what the panel was given, its width and its height
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.app import RenderResult
 from textual.binding import Binding, BindingType
-from textual.content import Content
-from textual.geometry import Region, Size
 from textual.strip import Strip
-from textual.widget import Widget
 
 from workbench.tui.charts.bars import stacked_bar
 from workbench.tui.charts.sparkline import sparkline
+from workbench.tui.drawn_box import DrawnBox
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, cut, filled_up
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _MOST_BARS = 4096
 _PENS = ("good", "warning", "bad", "dim", "strong", "own", "other", "mark")
 
 
-class Panel(Widget, can_focus=True):
+class Panel(DrawnBox, can_focus=True):
     """One titled box. Subclasses give `TITLE`, `HELP`, `lines` and, where they like, `heading` and `footing`."""
 
     TITLE: ClassVar[str] = ""
@@ -73,14 +67,8 @@ class Panel(Widget, can_focus=True):
         self.first_row = 0
         """The first of the lines that is seen."""
         self._rows = 0
-        self._strips: list[Strip] = []
-        self._drawn_size = Size(0, 0)
-        self._stale = True
         self._pens: dict[str, Style] = {}
-        self._titles = ("", "")
         self._known_bars: dict[tuple[int, int, str], Line] = {}
-        self._border_row: int | None = None
-        """While a title is set, the row of it, counted from the first row of content."""
 
     # What a subclass says.
 
@@ -105,17 +93,9 @@ class Panel(Widget, can_focus=True):
     def changed(self) -> None:
         """Draw again what is different now; nothing is done while nothing is to be seen."""
         self._stale = True
-        if not self.is_mounted or not self.content_size or not self.display:
-            return
-        before, size = self._strips, self._drawn_size
-        self._draw()
-        if size != self._drawn_size or len(before) != len(self._strips):
-            self.refresh()
-        else:
-            rows = [y for y, strip in enumerate(self._strips) if strip != before[y]]
-            if rows:
-                self.refresh(*(Region(0, y, size.width, 1) for y in rows))
-        self._set_titles()
+        if self.is_mounted and self.display and self.content_size and self.is_on_screen:
+            self.draw_again()
+            self._set_titles()
 
     def pen(self, name: str) -> Style:
         """The style of one of the component classes, by the name behind "--"; "" is plain text."""
@@ -176,24 +156,15 @@ class Panel(Widget, can_focus=True):
 
     # Drawing.
 
-    def render(self) -> RenderResult:
-        return ""
-
-    def render_line(self, y: int) -> Strip:
-        if self._stale or self._drawn_size != self.content_size:
-            self._draw()
-        return self._strips[y] if y < len(self._strips) else Strip.blank(self._drawn_size.width, self.pen(""))
-
-    def _draw(self) -> None:
-        width, height = self._drawn_size = self.content_size
-        self._stale = False
-        lines = self.lines(width, height) if width > 0 and height > 0 else []
+    def drawn(self, width: int, height: int) -> list[Strip]:
+        lines = self.lines(width, height)
         self._rows = len(lines)
         self.first_row = max(0, min(self.first_row, len(lines) - height))
         shown = lines[self.first_row : self.first_row + height]
-        strips = [filled_up(line, width, self.glyphs, self.pen("")) for line in shown]
-        strips += [Strip.blank(width, self.pen(""))] * (height - len(strips))
-        self._strips = strips
+        return [filled_up(line, width, self.glyphs, self.pen("")) for line in shown]
+
+    def _blank(self) -> Strip:
+        return Strip.blank(self._drawn_size.width, self.pen(""))
 
     def _set_titles(self) -> None:
         height = self._drawn_size.height
@@ -206,24 +177,7 @@ class Panel(Widget, can_focus=True):
             foot = next(
                 (form for form in (f"{what} {seen}", seen) if len(form) <= room), seen.replace(" of ", "/")
             )
-        titles = (cut(title, room, self.glyphs), cut(foot, room, self.glyphs))
-        if titles != self._titles:
-            if titles[0] != self._titles[0]:
-                self._border_row = -1
-                self.border_title = Content(titles[0])
-            if titles[1] != self._titles[1]:
-                self._border_row = self.content_size.height
-                self.border_subtitle = Content(titles[1])
-            self._border_row = None
-            self._titles = titles
-
-    def refresh(
-        self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
-    ) -> Self:
-        if self._border_row is not None and not regions:
-            # A new title repaints its row, not all of the panel.
-            regions = (Region(-1, self._border_row, self.outer_size.width, 1),)
-        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
+        self.set_titles(cut(title, room, self.glyphs), cut(foot, room, self.glyphs))
 
     def on_mount(self) -> None:
         self._set_titles()
@@ -237,7 +191,6 @@ class Panel(Widget, can_focus=True):
     def notify_style_update(self) -> None:
         self._pens.clear()
         self._known_bars.clear()
-        self._stale = True
         super().notify_style_update()
 
     # Scrolling.

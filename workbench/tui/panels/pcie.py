@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from workbench.monitor.samples import GpuSample, MonitorSample
+from workbench.monitor.samples import GpuSample
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, clean, keep, width_of
-from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.per_gpu import PerGpuPanel
 from workbench.tui.panels.units import known, percent, rate, share
 
 _LABEL = 8
 
 
-class PciePanel(Panel):
+class PciePanel(PerGpuPanel):
     TITLE = "PCIe"
     HELP: ClassVar[str | None] = """\
 ### PCIe
@@ -27,21 +27,14 @@ class PciePanel(Panel):
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
-        self._sample: MonitorSample | None = None
         self._histories: dict[tuple[int, str], History] = {}
-        self._rows_each = 1
 
-    def show(self, sample: MonitorSample) -> None:
-        if self._sample is not None and sample.time == self._sample.time:
-            return
-        self._sample = sample
-        for gpu in sample.gpus:
-            for way, value in _ways(gpu):
-                self._histories.setdefault((gpu.index, way), History()).add(value)
-        self.changed()
+    def remember(self, gpu: GpuSample) -> None:
+        for way, value in _ways(gpu):
+            self._histories.setdefault((gpu.index, way), History()).add(value)
 
     def heading(self) -> tuple[str, ...]:
-        gpus = self._sample.gpus if self._sample else ()
+        gpus = self.gpus
         if not gpus:
             return ()
         down, up = (_total([dict(_ways(gpu))[way] for gpu in gpus]) for way in ("to GPU", "to host"))
@@ -49,21 +42,7 @@ class PciePanel(Panel):
         arrows = f"{self.glyphs.arrow_up} {rate(down)} {self.glyphs.arrow_down} {rate(up)}"
         return f"to GPU {rate(down)}{self.separator}to host {rate(up)}", arrows, fuller
 
-    def part(self, first: int, last: int, total: int) -> tuple[str, str]:
-        if self._rows_each == 1 and self._sample and self._sample.gpus:
-            return "GPU", f"{first}-{last} of {len(self._sample.gpus)}"
-        return super().part(first, last, total)
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        if self._sample is None:
-            return self.note("Waiting for the first sample.", width)
-        gpus = self._sample.gpus
-        if not gpus:
-            return self.note(clean(self._sample.gpu_note or "No GPU is shown here.", self.glyphs), width)
-        self._rows_each = max(1, height // len(gpus))
-        return [line for gpu in gpus for line in self._block(gpu, width, self._rows_each)]
-
-    def _block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
+    def block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
         if gpu.fault:
             return [[*self.write(f"{gpu.index} "), *self.write(clean(gpu.fault, self.glyphs), "bad")]]
         if rows == 1:

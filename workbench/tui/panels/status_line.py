@@ -62,7 +62,7 @@ without a word), stale (no sign of life for two minutes).
         self._drawn: tuple[Size, Strip] | None = None
 
     def show_status(self, name: str, status: Status, state: Liveness) -> None:
-        """`state` is `workbench.runs.liveness(status)`."""
+        """`name`: what the run is called; `state` is `workbench.runs.liveness(status)`."""
         if (name, status, state) != (self._name_of_run, self._status, self._state):
             self._name_of_run, self._status, self._state = name, status, state
             self._changed()
@@ -108,6 +108,7 @@ without a word), stale (no sign of life for two minutes).
             return keep(width, [(0, notice), (1, words)], self._gap)
         state = self._write(f"{self._mark} {self._state}", _STATES.get(self._state, "warning"))
         ended = self._state not in ("running", "paused", "stale")
+        trains = status.phase in ("training", "paused")  # else what is not known yet is no news
         name = cut(clean(self._name_of_run, self.glyphs), max(10, width // 4), self.glyphs)
         parts: list[tuple[int, Line]] = [
             (0, notice),
@@ -115,15 +116,26 @@ without a word), stale (no sign of life for two minutes).
             (0, state),
             (8 if ended else 2, self._phase(status)),
             (1, self._steps(status)),
-            (4, [] if ended else self._named("eta", duration(status.eta_s))),
+            (
+                4,
+                self._named("eta", duration(status.eta_s))
+                if not ended and (trains or status.eta_s is not None)
+                else [],
+            ),
             (7, self._named("after", duration(status.elapsed_s)) if ended else []),
-            (6, self._named("", number(status.tokens_per_s, 0, "tok/s"))),
-            (3, self._named("loss", number(status.loss, 4))),
+            (
+                6,
+                self._named("", number(status.tokens_per_s, 0, "tok/s"))
+                if trains or status.tokens_per_s is not None
+                else [],
+            ),
+            (3, self._named("loss", number(status.loss, 4)) if trains or status.loss is not None else []),
         ]
         line = keep(width, parts, self._gap)
         message = clean(status.message or status.problem, self.glyphs)
         room = width - width_of(line) - len(self._gap)
-        if message and room >= 12 and (ended or status.problem or self._state == "paused"):
+        tells = status.problem or self._state == "paused" or (ended and self._state != "finished")
+        if message and room >= 12 and tells:
             line += [*self._write(self._gap), *self._write(cut(message, room, self.glyphs))]
         return line
 

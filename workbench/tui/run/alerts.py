@@ -19,6 +19,8 @@ DEVIATIONS = 6.0
 """A spike stands so many standard deviations above the average."""
 CALM_STEPS = 50
 """Steps before a spike is judged, and between two that are told."""
+LEARNED = 4 * CALM_STEPS
+"""Steps from before the watching that are looked at."""
 _WEIGHT = 0.03
 """Of a new value in mean and variance (West 1979, "Updating mean and variance estimates", exponential weights)."""
 SWAP_BYTES = 64 << 20
@@ -73,7 +75,7 @@ class Alerts:
 
     def learn(self, rows: MetricRows) -> None:
         """Take in records from before the watching: what is usual, and what holds already."""
-        for _ in self._of_records(rows, max(0, len(rows) - 4 * CALM_STEPS), 0.0):
+        for _ in self._of_records(rows, max(0, len(rows) - LEARNED), 0.0):
             pass
 
     def of_records(self, rows: MetricRows, now: float) -> list[Happening]:

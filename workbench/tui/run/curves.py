@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import isfinite
 
-from workbench.tui.charts.series import Positions, Series, given_rows
-from workbench.tui.run.standing import MetricRows
+from workbench.runs.glimpse import Glimpse
+from workbench.tui.charts.series import AXES, Positions, Series, given_rows
+from workbench.tui.run.standing import MetricRows, glimpsed_rows
 
 SMOOTHING = 0.9
 """Share that the drawn averages keep of themselves at each step; the values themselves are dots behind them."""
@@ -32,12 +33,24 @@ class RunCurves:
         self.validation = Series()
         self.has_mfu = False
         """Whether any step has a known share of the device's arithmetic."""
+        self.of = 0
+        """Where these are only some of the run's steps, how many it has; 0: all are here."""
+
+    @classmethod
+    def glimpsed(cls, seen: Glimpse) -> RunCurves:
+        """Of some of the steps, to be drawn until all are read."""
+        curves = cls()
+        curves.add(glimpsed_rows(seen))
+        curves.of = seen.total
+        return curves
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def add(self, rows: MetricRows) -> None:
         """Take back what no longer stands, then append what is new."""
+        if self.of and rows.keep == 0:
+            self.of = 0
         if rows.keep < len(self):
             self._cut(rows.keep)
         self.positions.extend(rows.step, rows.tokens, rows.seconds)
@@ -55,9 +68,25 @@ class RunCurves:
         self.positions.along("step")
         getattr(self, name).spikes  # noqa: B018 - works them out
 
+    def work_out_axes(self) -> None:
+        """What going by tokens or by time needs."""
+        for axis in AXES:
+            self.positions.along(axis)
+
+    def newest(self, count: int) -> MetricRows:
+        """Steps, losses and gradient norms of the last `count` steps."""
+        first = max(0, len(self) - count)
+        return MetricRows(
+            step=self.positions.along("step")[first:],
+            loss=self.loss.values[first:],
+            grad_norm=self.grad_norm.values[first:],
+        )
+
     @property
     def best_validation(self) -> tuple[float, int] | None:
-        """The least validation loss, nats a token, and its step; None before the first."""
+        """The least validation loss, nats a token, and its step; None before the first and until all is read."""
+        if self.of:
+            return None
         series = self.validation
         found = series.window(0, len(series))
         if found is None:

@@ -46,7 +46,7 @@ class GroupLine(Widget):
         self._places: list[tuple[int, int, Group]] = []
 
     def show(self, seen: Collection[Group], run: str) -> None:
-        """`run`: its name and preset, where there is room at the right end."""
+        """`run`: its name, where there is room at the right end; else the last part of it."""
         if (self._seen, self._run) != (frozenset(seen), run):
             self._seen, self._run = frozenset(seen), run
             self.refresh()
@@ -72,10 +72,11 @@ class GroupLine(Widget):
             line.append(Segment(text, style))
             self._places.append((at, at + len(text), group))
             at += len(text)
-        run = clean(self._run, self.glyphs)
         room = width - width_of(line) - 2
-        if len(run) <= room:
-            line = ends(line, [Segment(run, self.get_component_rich_style("groups--run"))], width)
+        # The name's end is what tells runs of one preset apart.
+        for run in (clean(self._run, self.glyphs), clean(self._run.rpartition("-")[2], self.glyphs)):
+            if len(run) <= room:
+                return ends(line, [Segment(run, self.get_component_rich_style("groups--run"))], width)
         return line
 
     def on_click(self, event: events.Click) -> None:

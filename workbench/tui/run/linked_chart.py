@@ -6,23 +6,18 @@ Invariant: a chart that is not seen works nothing out; it does so when it is sho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.geometry import Region
-from textual.strip import Strip
 
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.curves import Curve
-from workbench.tui.charts.plot import Look, draw
 from workbench.tui.charts.view import View
 from workbench.tui.glyphs import Glyphs
+from workbench.tui.kept_lines import KeptLines
 from workbench.tui.run.curves import RunCurves
 from workbench.tui.run.standing import MetricRows
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 LEAST_WIDTH, LEAST_HEIGHT = 30, 7
 _NAMES = {
@@ -33,6 +28,10 @@ _NAMES = {
     "mfu": "MFU",
 }
 _EASY_HEIGHT = 9
+_FEW = 600
+"""One point in so many moves a curve by a quarter of a column of dots or less."""
+_LONGEST_WAIT = 4
+"""Looks, of which there are two a second."""
 
 
 def _bindings() -> list[BindingType]:
@@ -75,35 +74,8 @@ alone. `v` goes to the next chart, `m` shows one alone.
     ) -> None:
         self.others: tuple[LinkedChart, ...] = ()
         """Those that share the view."""
-        self._late = False
-        """Whether there is something that was not drawn because nobody saw it."""
-        self._known_look: Look | None = None
-        self._titles: tuple[object, object] = (None, None)
-        self._setting_titles = False
         super().__init__(title, curves, glyphs=glyphs, unit=unit, id=id)
         self.view = view
-
-    @property
-    def seen(self) -> bool:
-        return self.is_mounted and self.display and bool(self.size) and self.is_on_screen
-
-    def data_changed(self) -> None:
-        """Draw again what is different now; nothing is done while nobody sees it."""
-        self._late = self.is_mounted and not self.seen
-        if self._late:
-            return
-        self._write_titles()
-        if self._plot is None or self._drawn_size != tuple(self.size):
-            self._plot = None
-            self.refresh()
-            return
-        width, height = self.size
-        before = self._strips
-        self._plot = draw(self._frame(), self._look(), self._glyphs, width, height)
-        self._strips = [Strip(segments, width) for segments in self._plot.rows]
-        rows = [y for y, strip in enumerate(self._strips) if strip != before[y]]
-        if rows:
-            self.refresh(*(Region(0, y, width, 1) for y in rows))
 
     def view_changed(self) -> None:
         super().view_changed()
@@ -111,46 +83,8 @@ alone. `v` goes to the next chart, `m` shows one alone.
             other.cursor = self.cursor
             other.data_changed()
 
-    def on_show(self) -> None:
-        if self._late:
-            self.data_changed()
 
-    def on_resize(self) -> None:
-        if self._late:
-            self.data_changed()
-
-    # Cheaper than the chart's own, for what is drawn twice a second.
-
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._known_look = None
-
-    def _look(self) -> Look:
-        if self._known_look is None:
-            self._known_look = super()._look()
-        return self._known_look
-
-    def _write_titles(self) -> None:
-        self._setting_titles = True
-        super()._write_titles()
-        self._setting_titles = False
-
-    def refresh(
-        self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
-    ) -> Self:
-        if self._setting_titles and not regions:
-            # While the titles are set: the rows of the changed ones are repainted, not all of the chart.
-            titles = (self.border_title, self.border_subtitle)
-            rows = (-1, self.size.height)
-            changed = [row for row, new, old in zip(rows, titles, self._titles, strict=True) if new != old]
-            self._titles = titles
-            if not changed:
-                return self
-            regions = tuple(Region(-1, row, self.outer_size.width, 1) for row in changed)
-        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
-
-
-class ChartGroup(Container):
+class ChartGroup(Container, KeptLines):
     """Loss, gradient norm, learning rate, tokens a second, and MFU where it is known."""
 
     DEFAULT_CSS = """
@@ -167,17 +101,17 @@ class ChartGroup(Container):
 
         self.loss = chart("Loss", "", "chart-loss")
         self.grad_norm = chart("Gradient norm", "", "chart-grad-norm")
-        self.learning_rate = chart("Learning rate", "", "chart-learning-rate")
+        self.learning_rate = chart("Learning rate", "e", "chart-learning-rate")
         self.tokens_per_s = chart("Speed", "tok/s", "chart-tokens-per-s")
-        self.mfu = chart("MFU", "", "chart-mfu")
+        self.mfu = chart("MFU", "%", "chart-mfu")
         self.charts = (self.loss, self.grad_norm, self.learning_rate, self.tokens_per_s, self.mfu)
         for each in self.charts:
             each.others = tuple(other for other in self.charts if other is not each)
         self.selected = self.loss
         """The one that is seen where there is no room for all."""
         super().__init__(*self.charts, id=id)
-        self._waits = False
-        """Whether the newest points are still to be drawn."""
+        self._waiting = self._looks_waited = 0
+        """The newest points that are still to be drawn, and for how many looks they have been."""
         self._chart_of = dict(zip(RunCurves.NAMES, self.charts, strict=True))
         self.show(self.curves)
 
@@ -189,27 +123,28 @@ class ChartGroup(Container):
             drawn = [Curve(_NAMES[name], getattr(curves, name))]
             if chart is self.loss:
                 drawn.append(Curve("validation", curves.validation, "marks", 1))
+            chart.remark = f"{len(curves):,} of {curves.of:,} steps, the others are read" if curves.of else ""
             chart.set_curves(drawn)
         self.lay_out()
 
     def add(self, rows: MetricRows) -> None:
-        """Let the series grow, or be cut, and draw them. Few new points among many are drawn every other time."""
+        """Let the series grow, or be cut, and draw them. Few new points among many wait for others, at most 2 s."""
         before, had_mfu = len(self.curves), self.curves.has_mfu
         self.curves.add(rows)
-        few = rows.keep == before and len(rows) < before / 1000
-        self._waits = few and not self._waits
         if self.curves.has_mfu != had_mfu:
             self.lay_out()
-        if not self._waits:
-            self._draw()
+        cut = rows.keep < before
+        self._waiting += len(rows) + cut
+        self.settle(now=cut or self._waiting > len(self.curves) / _FEW)
 
-    def settle(self) -> None:
-        """Draw what still waits to be: nothing more comes for now."""
-        if self._waits:
-            self._waits = False
+    def settle(self, *, now: bool = False) -> None:
+        """Draw what waits, where it has waited for long enough, or `now`."""
+        self._looks_waited += self._waiting > 0
+        if self._waiting and (now or self._looks_waited >= _LONGEST_WAIT):
             self._draw()
 
     def _draw(self) -> None:
+        self._waiting = self._looks_waited = 0
         for chart in self.charts:
             chart.data_changed()
 

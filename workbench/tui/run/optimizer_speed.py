@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import ConfigurationError
+from workbench.home_folders import expanded
 from workbench.runs import Lanes
 
 TRAFFIC_BYTES = {"exact": 26, "half": 18, "compact": 14}
@@ -63,12 +65,15 @@ def memory_limit_gb_per_s(config: Mapping[str, Any]) -> float | None:
 
 
 def disk_folder(config: Mapping[str, Any]) -> Path | None:
-    """The folder of the disk tier; None where the run has none."""
+    """The folder of the disk tier; None where the run has none, or one that cannot be."""
     offload = _table(config, "offload")
     path = offload.get("disk_path")
     if not isinstance(path, str) or not path or not {"disk", "auto"} & {*map(_tier(offload), _TIERS)}:
         return None
-    return Path(path).expanduser()
+    try:
+        return expanded(path, "offload.disk_path")
+    except ConfigurationError:
+        return None
 
 
 _TIERS = ("weights", "state")

@@ -31,7 +31,9 @@ from workbench.runs import (
     read_plan,
     read_status,
 )
+from workbench.runs.glimpse import glimpse
 from workbench.runs.summary import LIVING, summarize
+from workbench.tui.run.curves import RunCurves
 from workbench.tui.run.optimizer_speed import disk_folder, memory_limit_gb_per_s, update_gb_per_s
 from workbench.tui.run.standing import MetricRows, StandingRecords
 
@@ -41,6 +43,12 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 LAST_LINES = 12
+MANY = 2000
+"""So many records at once are made into series here."""
+_PIECE = 16_384
+"""Records of a long run that are read together."""
+_MANY_SPANS, _SPANS_EVERY = 400, 4
+"""So many spans and more are read every so many looks: thousands take milliseconds to read, to sort and to draw."""
 _MOST_PROBLEMS = 20
 
 
@@ -53,6 +61,9 @@ class RunLook:
     preset: str = ""
     """Which the run is called after; empty where its name does not tell."""
     rows: MetricRows | None = None
+    """New ones, where there are few."""
+    curves: RunCurves | None = None
+    """All of the run, where it was read for the first time and is long."""
     events: tuple[Event, ...] = ()
     """New ones."""
     lanes: Lanes | None = None
@@ -122,9 +133,9 @@ class RunReader:
         living = state in LIVING
         # Events before metrics: a resumption that comes in between is obeyed by the next look.
         events = self._events()
-        rows = None if first else self._rows(living)
+        rows, curves = (None, None) if first else self._rows(living)
         plan_changed = self._read_plan_and_config()
-        lanes = self._lanes()
+        lanes = self._lanes(living)
         optimizer = None
         if lanes is not None or plan_changed:
             optimizer = self._optimizer(status, measured=not first)
@@ -143,6 +154,7 @@ class RunReader:
             state,
             self._preset,
             rows,
+            curves,
             events,
             lanes,
             optimizer,
@@ -163,10 +175,25 @@ class RunReader:
         self.records.take_events(found.events)
         return tuple(found.events)
 
-    def _rows(self, living: bool) -> MetricRows | None:
-        if self._changed(self.run.metrics) or self.records.has_resumes or living:
-            return self.records.read()
-        return None
+    def glimpse(self) -> RunCurves | None:
+        """What the curves of a long run look like, before all of it is read. None where that takes no time."""
+        seen = None if self.records.records_read else glimpse(self.run)
+        return None if seen is None else RunCurves.glimpsed(seen)
+
+    def _rows(self, living: bool) -> tuple[MetricRows | None, RunCurves | None]:
+        if not (self._changed(self.run.metrics) or self.records.has_resumes or living):
+            return None, None
+        if len(self.records):
+            return self.records.read(), None
+        rows = self.records.read(_PIECE)
+        if not self.records.left and (rows is None or len(rows) < MANY):
+            return rows, None
+        curves = RunCurves()
+        while rows is not None or self.records.left:
+            if rows is not None:
+                curves.add(rows)
+            rows = self.records.read(_PIECE) if self.records.left else None
+        return None, curves
 
     def _read_plan_and_config(self) -> bool:
         """Whether one of them has changed."""
@@ -178,7 +205,10 @@ class RunReader:
             kept.config, kept.config_problem = read_config(self.run)
         return plan or config
 
-    def _lanes(self) -> Lanes | None:
+    def _lanes(self, living: bool) -> Lanes | None:
+        many = len(self._kept.lanes.spans) >= _MANY_SPANS and self.run.lanes in self._stamps
+        if living and many and self.looks % _SPANS_EVERY:
+            return None
         if not self._changed(self.run.lanes):
             return None
         self._kept.lanes = read_lanes(self.run)

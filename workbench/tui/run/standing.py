@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
 from workbench.runs import Event, Metrics, RunDirectory, read_metrics
+from workbench.runs.glimpse import Glimpse
 
 Ranges = tuple[tuple[int, int], ...]
+_AS_RECORDED = ("step", "loss", "validation_loss", "grad_norm", "learning_rate", "tokens_per_s", "mfu")
+"""Columns that a record has by the same names."""
 
 
 def _none() -> array[float]:
@@ -59,6 +62,8 @@ class StandingRecords:
         self._seconds = array("d")
         self.records_read = 0
         """How many records have been read from the file so far."""
+        self.left = 0
+        """Records that came after those of the last reading."""
         self.problem = ""
         """What is wrong with the file; empty where nothing is."""
 
@@ -82,13 +87,16 @@ class StandingRecords:
                 self._resumes = [(min(before, at), step) for before, step in self._resumes]
                 self._resumes.append((at, float(from_step)))
 
-    def read(self) -> MetricRows | None:
-        """What has come and what was taken back since the last reading; None where nothing was. Never raises."""
+    def read(self, most_records: int | None = None) -> MetricRows | None:
+        """What has come and what was taken back since the last reading; None where nothing was. Never raises.
+
+        Of at most `most_records`; then `left` says how many are to be read yet.
+        """
         # Records that were read before the resumption behind which they stand was known are read again.
         begin = min((at for at, _ in self._resumes), default=self._next)
         begin = min(begin, self._next)
-        metrics = read_metrics(self._run.metrics, begin)
-        self.problem = metrics.problem
+        metrics = read_metrics(self._run.metrics, begin, most_records)
+        self.problem, self.left = metrics.problem, metrics.records_left
         if metrics.problem:
             return None
         keep = _before(self._ranges, begin)
@@ -113,30 +121,40 @@ class StandingRecords:
     def _take(self, keep: int, metrics: Metrics, begin: int) -> MetricRows:
         del self._steps[keep:], self._seconds[keep:]
         self._ranges = _first(self._ranges, keep) + tuple((a + begin, b + begin) for a, b in metrics.ranges)
+        seconds = _known(metrics.column("step_s"))
         before = self._seconds[-1] if keep else 0.0
-        seconds = metrics.column("step_s")
-        if math.isnan(sum(seconds)):
-            seconds = array("d", (0.0 if math.isnan(each) else each for each in seconds))
-        rows = MetricRows(
-            keep,
-            seconds=array("d", islice(accumulate(seconds, initial=before), 1, None)),
-            tokens=metrics.column("tokens_total"),
-            **{
-                name: metrics.column(name)
-                for name in (
-                    "step",
-                    "loss",
-                    "validation_loss",
-                    "grad_norm",
-                    "learning_rate",
-                    "tokens_per_s",
-                    "mfu",
-                )
-            },
-        )
+        rows = _rows(metrics, array("d", islice(accumulate(seconds, initial=before), 1, None)), keep)
         self._steps.extend(rows.step)
         self._seconds.extend(rows.seconds)
         return rows
+
+
+def glimpsed_rows(seen: Glimpse) -> MetricRows:
+    """The records of a glimpse; their seconds as if the steps between them had lasted as long as they."""
+    seconds = _known(seen.metrics.column("step_s"))
+    lasted = array("d")
+    total, before = 0.0, -1
+    for place, each in zip(seen.places, seconds, strict=True):
+        total += each * (place - before)
+        before = place
+        lasted.append(total)
+    return _rows(seen.metrics, lasted)
+
+
+def _rows(metrics: Metrics, seconds: array[float], keep: int = 0) -> MetricRows:
+    return MetricRows(
+        keep,
+        seconds=seconds,
+        tokens=metrics.column("tokens_total"),
+        **{name: metrics.column(name) for name in _AS_RECORDED},
+    )
+
+
+def _known(seconds: array[float]) -> array[float]:
+    """What each step took, where that was not recorded 0."""
+    if math.isnan(sum(seconds)):
+        return array("d", (0.0 if math.isnan(each) else each for each in seconds))
+    return seconds
 
 
 def _before(ranges: Ranges, record: int) -> int:

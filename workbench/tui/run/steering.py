@@ -53,6 +53,8 @@ class SteeredScreen(Screen[None]):
         """What was asked for and is not answered yet, in one word: "pausing"."""
         self.stopping = False
         """Whether the trainer was asked to stop, here or elsewhere, and has not ended yet."""
+        self._offered_for = ""
+        """The state of the run for which the keys that are shown hold."""
         self._asking_to_leave = False
 
     def tell_notice(self) -> None:
@@ -60,16 +62,28 @@ class SteeredScreen(Screen[None]):
         raise NotImplementedError
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return not (self.surroundings.read_only and action in CHANGING)
+        """Only what can be done to the run as it is now; before the first look, what a living one takes."""
+        if action not in CHANGING:
+            return True
+        if self.surroundings.read_only:
+            return False
+        if self.latest is None:
+            return action != "resume"
+        if action == "resume":
+            return self.latest.state == "paused" or self.latest.state in RESUMABLE
+        return self.latest.living
 
     def note_control(self, look: RunLook) -> None:
-        """See from events and status what has become of what was asked for."""
+        """See from events and status what has become of what was asked for, and which keys hold now."""
         if any(_is_stop(event, look) for event in look.events):
             self.stopping = True
         if not look.living:
             self.stopping, self.asked = False, ""
         elif look.state == "paused" and self.asked == _ASKED["pause"]:
             self.asked = ""
+        if look.state != self._offered_for:
+            self._offered_for = look.state
+            self.refresh_bindings()
 
     # Keys.
 

@@ -15,6 +15,9 @@ from workbench.tui.panels.units import amount, duration, number
 _BANDS = {"finished": "good", "stopped": "warning", "failed": "bad", "died": "bad"}
 _TELLING = ("failed", "died")
 """The states whose last words are shown."""
+_FAR_OFF = 0.25
+"""A plan that is off by this share of what was measured is marked."""
+_GAP = "  "
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
         mark = {"good": self.glyphs.good, "warning": self.glyphs.warning, "bad": self.glyphs.bad}[band]
         code = "N/A" if words.exit_code is None else str(words.exit_code)
         out = [self.write(f"{mark} {outcome.state}, exit code {code}", band)]
-        if words.message:
+        if words.message and outcome.state != "finished":  # that it has done its steps is said below
             out += self._sentence(words.message, width, "bad" if band == "bad" else "")
         if outcome.state in _TELLING and words.lines:
             out.append(self.write("its last words:", "dim"))
@@ -85,14 +88,38 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
     def _compared(self, compared: tuple[Compared, ...], width: int) -> list[Line]:
         if not compared:
             return self.note("Nothing of the plan was measured.", width)
-        out = [self.write("planned and measured", "dim")]
+        table = [("", "planned", "measured", "plan off by")]
+        for row in compared:
+            table.append(
+                (
+                    _label(row),
+                    _figure(row.planned, row.unit),
+                    _figure(row.measured, row.unit),
+                    f"{row.error:+.0%}",
+                )
+            )
+        name, *columns = [max(map(len, column)) for column in zip(*table, strict=True)]
+        if name + sum(columns) + len(_GAP) * len(columns) > width:
+            return self._listed(compared, width)
+        out = []
+        for place, (label, *figures) in enumerate(table):
+            cells = [figure.rjust(size) for figure, size in zip(figures, columns, strict=True)]
+            off = place > 0 and abs(compared[place - 1].error) >= _FAR_OFF
+            pens = ("dim", "dim", "dim") if place == 0 else ("", "", "warning" if off else "")
+            line = self.write(label.ljust(name))
+            for cell, pen in zip(cells, pens, strict=True):
+                line += self.write(_GAP + cell, pen)
+            out.append(line)
+        return out
+
+    def _listed(self, compared: tuple[Compared, ...], width: int) -> list[Line]:
+        """Without columns, where there is no room for them."""
+        out = [self.write("planned, measured, plan off by", "dim")]
         for row in compared:
             beside = f"{_figure(row.planned, row.unit)} {_figure(row.measured, row.unit)} {row.error:+.0%}"
-            off = "" if abs(row.error) < 0.25 else "warning"
-            line = ends(self.write(row.name), self.write(beside, off), min(width, 60))
-            out.append(line)
-            if len(line) == 1:  # no room for both
-                out.append(self.write(f"  {beside}", off))
+            pen = "warning" if abs(row.error) >= _FAR_OFF else ""
+            line = ends(self.write(_label(row)), self.write(beside, pen), width)
+            out += [line] if len(line) > 1 else [line, self.write(f"  {beside}", pen)]
         return out
 
     def _path(self, path: str, width: int) -> list[Line]:
@@ -104,6 +131,11 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
 
     def _named(self, label: str, value: str, width: int) -> Line:
         return ends(self.write(label, "dim"), self.write(value), min(width, 44))
+
+
+def _label(row: Compared) -> str:
+    """Its name, with the unit where its figures do not have it beside them."""
+    return row.name if row.unit in ("bytes", "s") else f"{row.name}, {row.unit}"
 
 
 def _figure(value: float, unit: str) -> str:

@@ -20,17 +20,16 @@ from textual.content import Content
 from textual.widgets import Static
 
 from workbench.config import RunConfig
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.plan.fit import Fit
-from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
-from workbench.tui.dialogs import AskText, Confirm
+from workbench.tui.dialogs import Confirm
 from workbench.tui.form.asking import AskFit
 from workbench.tui.form.draft import FIELDS, Draft
+from workbench.tui.form.draft_screen import DraftScreen, read_text
 from workbench.tui.form.editor import edited
 from workbench.tui.form.field_help import FieldHelp
 from workbench.tui.form.field_row import FieldRow
 from workbench.tui.form.meter import FitMeter
-from workbench.tui.form.planned_screen import PlannedScreen
 from workbench.tui.form.planning import Outlook
 from workbench.tui.form.remarks import remarks
 from workbench.tui.form.sources import Here, Sources
@@ -44,10 +43,12 @@ from workbench.tui.surroundings import Surroundings
 
 _CHANGING = ("start", "save", "measure")
 """The actions that read-only mode leaves out."""
+TYPED = frozenset({"question_mark"})
+"""Most fields take it as text: help has the other key here, whatever field has the focus."""
 STATE_FORMAT = frozenset({"offload.state_format"})
 
 
-class ConfigureScreen(PlannedScreen):
+class ConfigureScreen(DraftScreen):
     """The form of the preset at `path`. `sources`: where plans get their facts; this machine where none are given."""
 
     TITLE = "Configure"
@@ -105,18 +106,12 @@ class ConfigureScreen(PlannedScreen):
     """What is free is asked anew when the screen comes back after so long."""
 
     def __init__(self, surroundings: Surroundings, path: Path, sources: Sources | None = None) -> None:
-        ascii_class = "-ascii" if surroundings.glyphs.ascii else None
-        super().__init__(sources or Here(surroundings.runs_root), ascii_class)
-        self.surroundings = surroundings
-        self.path = path
-        text, unread = _read(path)
-        self.draft = Draft(text, str(path))
-        if unread:
-            self.draft.unreadable = unread
+        super().__init__(surroundings, path, sources or Here(surroundings.runs_root))
         self._looked_at = surroundings.clock()
         self._title_text = ""
         self._newest: Outlook | None = None
-        self._where = _where(path)
+        self._has_unknown = False
+        """Whether the draft has keys that no configuration has."""
 
     def compose(self) -> ComposeResult:
         glyphs = self.surroundings.glyphs
@@ -128,14 +123,11 @@ class ConfigureScreen(PlannedScreen):
             with Vertical(id="side"):
                 yield FieldHelp(glyphs, id="help")
                 yield FitMeter(glyphs, id="meter")
-        yield KeyLine(glyphs)
+        yield KeyLine(glyphs, unless=TYPED)
 
     async def on_mount(self) -> None:
         await self._show_table(TABLE_NAMES[0])
         self._update()
-
-    def on_unmount(self) -> None:
-        self.call_off()
 
     def on_screen_resume(self) -> None:
         if self.surroundings.clock() - self._looked_at > self.stale_after_s:
@@ -189,6 +181,8 @@ class ConfigureScreen(PlannedScreen):
         self._help(remarks(self.draft, self._newest).problems)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "drop_unknown":
+            return self._has_unknown
         return not (self.surroundings.read_only and action in _CHANGING)
 
     # From a key to a plan
@@ -204,10 +198,6 @@ class ConfigureScreen(PlannedScreen):
         self.plan_it()
         self._say_at_fields()
 
-    @property
-    def config(self) -> RunConfig | None:
-        return self.draft.config
-
     # What is shown
 
     def _say_at_fields(self) -> None:
@@ -220,6 +210,10 @@ class ConfigureScreen(PlannedScreen):
             row.say(said.problems.get(name, ""), said.notes.get(name, ""), self.draft.is_changed(name))
         self.query_one(TableList).mark(dict(said.marks))
         self._show_title(said.changed, said.wrong)
+        has_unknown = any(problem.path[0] and problem.is_unknown for problem in self.draft.check().problems)
+        if has_unknown != self._has_unknown:
+            self._has_unknown = has_unknown
+            self.refresh_bindings()
         above = self.query_one("#above", Static)
         above.set_class(bool(said.above), "-some")
         if said.above:
@@ -232,7 +226,7 @@ class ConfigureScreen(PlannedScreen):
         parts = [self.path.stem]
         parts += [f"{changed} changed"] if changed else []
         parts += [f"{glyphs.bad} {wrong} problem{'s' if wrong > 1 else ''}"] if wrong else []
-        title = clean(f" {glyphs.separator} ".join([*parts, self._where]), glyphs)
+        title = clean(f" {glyphs.separator} ".join([*parts, self.where]), glyphs)
         if title != self._title_text:
             self._title_text = title
             self.query_one("#title", Static).update(Content(title))
@@ -262,15 +256,15 @@ class ConfigureScreen(PlannedScreen):
         name = self.focused_field
         if name:
             self.draft.reset(name)
-            self._take_draft()
+            self.draft_changed()
 
     def action_drop_unknown(self) -> None:
         dropped = self.draft.drop_unknown()
         if dropped:
             self.notify(f"{dropped} dropped: saving or starting leaves them out")
-            self._take_draft()
+            self.draft_changed()
 
-    def _take_draft(self) -> None:
+    def draft_changed(self) -> None:
         self.query_one(FormTables).take(self.draft)
         self._update()
 
@@ -292,65 +286,14 @@ class ConfigureScreen(PlannedScreen):
             self.notify(str(error), severity="warning", markup=False)
             return
         if after != before:
-            preset, _ = _read(self.path)
+            preset, _ = read_text(self.path)
             await self._replace_draft(Draft(after, str(self.path), preset=preset))
-
-    # Save
-
-    def action_save(self) -> None:
-        if self._is_wrong("saved"):
-            return
-        own = self.path.stem if not is_shipped(self.path) else free_name(self.path.stem)
-        question = AskText("Save as a preset", own, self._wrong_name, glyphs=self.surroundings.glyphs)
-        self.app.push_screen(question, self._named)
-
-    def _wrong_name(self, name: str) -> str:
-        return "" if name.strip() else "a preset needs a name"
-
-    def _named(self, name: str | None) -> None:
-        if name is None:
-            return
-        if name.removesuffix(".toml") == self.path.stem and not is_shipped(self.path):
-            self._save(name, replace=True, here=True)
-            return
-        self._save(name, replace=False)
-
-    def _save(self, name: str, *, replace: bool, here: bool = False) -> None:
-        text = self.draft.toml()
-        try:
-            if here:
-                overwrite_preset(self.path, text)
-                path = self.path
-            else:
-                path = save_preset(name, text, replace=replace)
-        except ConfigurationError as error:
-            if "is there already" in str(error):
-                question = f"There is a preset {name} already. Put this one in its place?"
-                self.app.push_screen(
-                    Confirm(
-                        "Replace it?",
-                        question,
-                        "Replace",
-                        "Cancel",
-                        danger=True,
-                        glyphs=self.surroundings.glyphs,
-                    ),
-                    lambda sure: self._save(name, replace=True) if sure else None,
-                )
-                return
-            self.notify(str(error), severity="error")
-            return
-        self.path, self._where = path, _where(path)
-        self.draft = Draft(text, str(path))
-        remember_preset(path)
-        self.notify(f"saved: {path}")
-        self._take_draft()
 
     # Start
 
     def action_start(self) -> None:
         """Start a run of what the form says."""
-        if self._is_wrong("started"):
+        if self.is_wrong("started"):
             return
         config = self.config
         assert config is not None, "it has no problems"
@@ -374,19 +317,12 @@ class ConfigureScreen(PlannedScreen):
             self._start()
 
     def _start(self) -> None:
-        remember_preset(self.path)
+        self.note_started()
+        self.planning.sources.let_go()  # its memory is the run's
         self.post_message(StartRun(self.draft.toml(), self.path.stem))
 
-    def _is_wrong(self, what: str) -> bool:
-        """Whether there are problems; then the first is told and shown."""
-        problems = self.draft.check().problems
-        if problems:
-            first = problems[0]
-            at = f"{first.field}: " if first.field else ""
-            self.notify(f"not {what}: {at}{first.words}", severity="error", markup=False)
-            if first.field:
-                self.call_later(self.go_to, first.field)
-        return bool(problems)
+    def go_to_problem(self, field: str) -> None:
+        self.call_later(self.go_to, field)
 
     # Make it fit
 
@@ -394,7 +330,7 @@ class ConfigureScreen(PlannedScreen):
         """Look for the fastest that fits, and offer it."""
         config = self.config
         if config is None:
-            self._is_wrong("searched")
+            self.is_wrong("searched")
         elif self.outlook is None or self.outlook.plan is None:
             self.notify("there is no plan yet to start from", severity="warning")
         else:
@@ -407,7 +343,7 @@ class ConfigureScreen(PlannedScreen):
             elif answer == "apply":
                 for change in found.changes:
                     self.draft.set(change.field, change.after)
-                self._take_draft()
+                self.draft_changed()
 
         self.app.push_screen(AskFit(found, self.surroundings.glyphs), answered)
 
@@ -415,35 +351,6 @@ class ConfigureScreen(PlannedScreen):
         """Measure this machine; a second time: leave off."""
         config = self.config
         if config is None:
-            self._is_wrong("measured")
+            self.is_wrong("measured")
         else:
             self.measure(config)
-
-    # Leave
-
-    def action_leave(self) -> None:
-        changed = len(self.draft.changed)
-        if not changed:
-            self._close()
-            return
-        text = f"{changed} field{'s are' if changed > 1 else ' is'} changed and not saved."
-        self.app.push_screen(
-            Confirm("Leave the form?", text, "Leave", "Stay", danger=True, glyphs=self.surroundings.glyphs),
-            lambda sure: self._close() if sure else None,
-        )
-
-    def _close(self) -> None:
-        self.call_off()
-        self.dismiss(None)
-
-
-def _where(path: Path) -> str:
-    return "comes with workbench" if is_shipped(path) else str(path.parent)
-
-
-def _read(path: Path) -> tuple[str, str]:
-    """The text of a file, or why it cannot be read."""
-    try:
-        return path.read_bytes().decode("utf-8-sig"), ""
-    except (OSError, UnicodeDecodeError) as error:
-        return "", f"{path}: cannot be read: {error}"

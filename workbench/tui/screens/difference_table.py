@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from workbench.runs.comparing import Differences
 from workbench.runs.summary import RunSummary
-from workbench.tui.charts.scale import short
+from workbench.tui.charts.short_figures import short
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, cut
 from workbench.tui.panels.panel import Panel

@@ -12,25 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on, work
-from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.message import Message
 from textual.notifications import SeverityLevel
-from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from workbench.errors import ConfigurationError
 from workbench.presets import delete_preset, duplicate_preset, remember_preset
-from workbench.tui.dialogs import Confirm
 from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows
 from workbench.tui.form.preset_list import PresetAbout, PresetList
 from workbench.tui.messages import OpenPreset, StartRun
 from workbench.tui.panels.key_line import KeyLine
+from workbench.tui.screens.filter_field import FilteredScreen, FilterField
 from workbench.tui.surroundings import Surroundings
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ class PresetPlanned(Message):
         self.row = row
 
 
-class PresetsScreen(Screen[None]):
+class PresetsScreen(FilteredScreen):
     """Every preset that can be named. `OpenPreset` and `StartRun` ask for what comes next."""
 
     TITLE = "Presets"
@@ -66,8 +64,6 @@ class PresetsScreen(Screen[None]):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (22, "-high")]  # noqa: RUF012
     # Not CSS: for a screen's own style, Textual parses all style anew before the first picture.
     DEFAULT_CSS = """
-    PresetsScreen #filter { display: none; height: 1; margin: 0 1; }
-    PresetsScreen #filter.-shown { display: block; }
     PresetsScreen #body { height: 1fr; layout: horizontal; }
     PresetsScreen #presets { width: 1fr; height: 1fr; }
     PresetsScreen #side { width: 40%; max-width: 70; height: 1fr; }
@@ -89,8 +85,6 @@ class PresetsScreen(Screen[None]):
         Binding("slash", "filter", "Filter", key_display="/", id="presets.filter"),
         Binding("d", "duplicate", "Duplicate", id="presets.duplicate"),
         Binding("x", "delete", "Delete", id="presets.delete"),
-        Binding("escape", "clear_filter", "Clear filter", id="presets.clear_filter", show=False),
-        Binding("down", "to_list", "To the list", id="presets.to_list", show=False),
     ]
 
     def __init__(self, surroundings: Surroundings, sources: Sources | None = None) -> None:
@@ -114,7 +108,7 @@ class PresetsScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         glyphs = self.surroundings.glyphs
-        yield Input(placeholder="type to filter by name", compact=True, select_on_focus=False, id="filter")
+        yield FilterField("type to filter by name")
         with Container(id="body"):
             yield PresetList(glyphs, id="presets")
             with Vertical(id="side"):
@@ -168,6 +162,9 @@ class PresetsScreen(Screen[None]):
                 self.post_message(PresetPlanned(row))
         except CalledOffError:
             return
+        finally:
+            if self._errand in (None, errand):  # else the next reading may be asking for a census
+                self.planning.sources.let_go()
 
     def on_presets_read(self, event: PresetsRead) -> None:
         known = self._rows
@@ -192,7 +189,7 @@ class PresetsScreen(Screen[None]):
 
     def _show(self, *, from_top: bool = False) -> None:
         """Show the rows that the filter leaves, the best answers first."""
-        query = self.query_one("#filter", Input).value
+        query = self.filter_field.value
         found = [(score, row) for row in self._rows.values() if (score := matches(query, row)) is not None]
         found.sort(key=lambda each: each[0])  # stable: recent ones stay first among equals
         note = f'No preset answers to "{query}".' if self._rows else "There are no presets."
@@ -215,26 +212,7 @@ class PresetsScreen(Screen[None]):
         bound = event.key in self.active_bindings  # bindings come after this
         if self.focused is self.preset_list and event.is_printable and not bound and event.key != "space":
             event.stop()
-            self.action_filter()
-            field = self.query_one("#filter", Input)
-            field.value += event.character or ""
-            field.cursor_position = len(field.value)
-
-    def action_filter(self) -> None:
-        field = self.query_one("#filter", Input)
-        field.add_class("-shown")
-        field.focus()
-
-    def action_clear_filter(self) -> None:
-        field = self.query_one("#filter", Input)
-        if not field.has_class("-shown"):
-            raise SkipAction  # whoever is above may leave this screen
-        field.value = ""
-        field.remove_class("-shown")
-        self.preset_list.focus()
-
-    def action_to_list(self) -> None:
-        self.preset_list.focus()
+            self.filter_field.open(event.character or "")
 
     @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:
@@ -322,6 +300,8 @@ class PresetsScreen(Screen[None]):
     # What actions share
 
     def _ask(self, title: str, text: str, yes: str, do: Callable[[], None]) -> None:
+        from workbench.tui.dialogs import Confirm
+
         dialog = Confirm(title, text, yes, "Cancel", danger=True, glyphs=self.surroundings.glyphs)
         self.app.push_screen(dialog, lambda sure: do() if sure else None)
 

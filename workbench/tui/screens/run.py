@@ -11,64 +11,44 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events, work
-from textual.app import ComposeResult
+from textual import work
 from textual.binding import Binding, BindingType
-from textual.containers import Container, Vertical
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widget import Widget
 
 from workbench.launch import LastWords
 from workbench.monitor.samples import MonitorSample
 from workbench.plan.outcome import Compared
 from workbench.runs import Lanes, RunDirectory
-from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.panels.lanes import LanesPanel
-from workbench.tui.panels.status_line import StatusLine
 from workbench.tui.panels.units import known
-from workbench.tui.run.alerts import Alerts
-from workbench.tui.run.arrangement import GROUPS, SIDE, Group, arrange_groups
+from workbench.tui.run.alerts import LEARNED, Alerts
+from workbench.tui.run.arrangement import Group
 from workbench.tui.run.curves import RunCurves
-from workbench.tui.run.events_panel import EventsPanel
-from workbench.tui.run.group_line import GroupLine
+from workbench.tui.run.grouped_screen import GroupedScreen
 from workbench.tui.run.happenings import Happening, happening_of
-from workbench.tui.run.linked_chart import ChartGroup
-from workbench.tui.run.machine_group import MachineGroup
 from workbench.tui.run.reading import RunLook, RunReader
-from workbench.tui.run.run_log import RunLog
-from workbench.tui.run.samples_view import SamplesView
-from workbench.tui.run.steering import SteeredScreen
-from workbench.tui.run.summary_panel import Outcome, SummaryPanel
+from workbench.tui.run.summary_panel import Outcome
 from workbench.tui.surroundings import Surroundings
 
-_MANY = 2000
-"""So many records at once are made into series in the reader's thread."""
-_COMPACT_WIDTH = 80
 _LOG_EVERY = 2
 """Ticks from one look at the log to the next."""
-_MANY_SPANS, _SPANS_EVERY = 400, 4
-"""So many spans and more are sorted and drawn every so many ticks: one look at thousands takes milliseconds."""
-_NOT_GROUPS = 3
-"""Lines of the screen that are no groups: status, their names, keys."""
 
 
 class RunRead(Message):
-    """One look at the run. `curves`: where the whole run was read, its series."""
+    """One look at the run."""
 
-    def __init__(self, look: RunLook, curves: RunCurves | None) -> None:
+    def __init__(self, look: RunLook) -> None:
         super().__init__()
         self.look = look
-        self.curves = curves
 
 
-class CurveReady(Message):
-    """One series of a whole run is worked out and may be drawn."""
+class CurvesReady(Message):
+    """These series of a run are worked out and may be drawn."""
 
-    def __init__(self, curves: RunCurves, name: str) -> None:
+    def __init__(self, curves: RunCurves, names: tuple[str, ...]) -> None:
         super().__init__()
         self.curves = curves
-        self.name = name
+        self.names = names
 
 
 class RunUnread(Message):
@@ -79,7 +59,7 @@ class RunUnread(Message):
         self.problem = problem
 
 
-class RunScreen(SteeredScreen):
+class RunScreen(GroupedScreen):
     """One run. `ResumeRun` is asked of the application; `may_leave` is what it asks before it quits."""
 
     TITLE = "Run"
@@ -90,57 +70,19 @@ class RunScreen(SteeredScreen):
 they stand beside each other and the digits move the focus, on a small one they switch.
 
 `p` pauses and goes on, `k` saves a checkpoint now, `s` stops (it saves first; pressed again it offers to end at once),
-`R` resumes a run that has ended. `z` freezes the picture, not the training. `y` copies the run's folder. `q` and escape
-leave; a run that goes on is never ended without a question.
+`R` resumes a run that was stopped or failed. `z` freezes the picture, not the training. `y` copies the run's folder.
+`q` and escape leave; a run that goes on is never ended without a question.
 """
-    CSS = """
-    RunScreen {
-        layout: vertical;
-        & #groups { height: 1fr; layout: vertical; overflow: hidden; }
-        & #groups > * { position: absolute; }
-        & .group > Panel { height: 1fr; }
-        & #summary { height: 72%; display: none; }
-        & .-maximized { height: 1fr; width: 1fr; }
-    }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(
-            Binding(str(digit), f"group('{group}')", group.capitalize(), id=f"run.group_{digit}", show=False)
-            for digit, group in enumerate(GROUPS, start=1)
-        ),
         Binding("z", "freeze", "Freeze", id="run.freeze"),
-        Binding("v", "next_chart", "Next chart", id="run.next_chart"),
-        Binding("m", "one_alone", "One alone", id="run.one_alone"),
         Binding("y", "copy_path", "Copy path", id="run.copy_path"),
     ]
 
     def __init__(self, surroundings: Surroundings, run: RunDirectory) -> None:
-        super().__init__()
-        self.surroundings = surroundings
+        super().__init__(surroundings)
         self.run = run
         self.frozen = False
-        self.chosen: Group = "charts"
-        self.side: Group = "log"
         self.alerts = Alerts()
-        glyphs = surroundings.glyphs
-        self.line = StatusLine(glyphs, id="run-line")
-        self.groups_line = GroupLine(glyphs, id="run-groups")
-        self.charts = ChartGroup(glyphs, id="charts")
-        self.machine = MachineGroup(glyphs, id="machine")
-        self.lanes = LanesPanel(glyphs, id="lanes")
-        self.log_view = RunLog(glyphs, id="log")
-        self.samples = SamplesView(glyphs, id="samples")
-        self.summary = SummaryPanel(glyphs, id="summary")
-        self.events = EventsPanel(glyphs, id="events")
-        self._groups: dict[Group, Widget] = {
-            "charts": self.charts,
-            "machine": self.machine,
-            "lanes": Vertical(self.lanes, classes="group"),
-            "log": Vertical(self.log_view, classes="group"),
-            "samples": Vertical(self.samples, classes="group"),
-            "events": Vertical(self.summary, self.events, classes="group"),
-        }
-        self._seen: tuple[Group, ...] = ()
         self._frozen_at = ""
         self._reader = RunReader(run)
         self._reading = False
@@ -155,25 +97,16 @@ leave; a run that goes on is never ended without a question.
         self._compared: tuple[Compared, ...] = ()
         self._words: LastWords | None = None
 
-    def compose(self) -> ComposeResult:
-        yield self.line
-        yield self.groups_line
-        yield Container(*self._groups.values(), id="groups")
-        yield KeyLine(self.surroundings.glyphs)
-
     def on_mount(self) -> None:
         self.title = self.run.name
         self.line.show_text(f"Reading {self.run.name}.")
-        self._place()
-        self._focus("charts")
+        self.place_groups()
+        self.focus_group("charts")
         self.tell_notice()
         self.log_view.open(self.run.log)
         self._look()
         self._show_sample()
         self.set_interval(self.surroundings.interval_s, self.tick)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self._place()
 
     def on_screen_resume(self) -> None:
         self.tick()
@@ -201,21 +134,21 @@ leave; a run that goes on is never ended without a question.
     @work(thread=True, group="look", exit_on_error=False)
     def _read(self) -> None:
         try:
+            if self._reader.looks == 0 and (seen := self._reader.glimpse()) is not None:
+                self.post_message(CurvesReady(seen, RunCurves.NAMES))
             look = self._reader.look(self.surroundings.clock())
-            curves = None
-            if look.rows is not None and look.rows.keep == 0 and len(look.rows) >= _MANY:
-                curves = RunCurves()
-                curves.add(look.rows)
+            if look.curves is not None:
                 for name in RunCurves.NAMES:
-                    curves.work_out(name)
-                    self.post_message(CurveReady(curves, name))
+                    look.curves.work_out(name)
+                    self.post_message(CurvesReady(look.curves, (name,)))
+                look.curves.work_out_axes()
         except Exception as error:
             self.post_message(RunUnread(f"{type(error).__name__}: {error}"))
         else:
-            self.post_message(RunRead(look, curves))
+            self.post_message(RunRead(look))
 
-    def on_curve_ready(self, event: CurveReady) -> None:
-        self.charts.show(event.curves, (event.name,))
+    def on_curves_ready(self, event: CurvesReady) -> None:
+        self.charts.show(event.curves, event.names)
 
     def on_run_unread(self, event: RunUnread) -> None:
         self._reading = False
@@ -224,20 +157,19 @@ leave; a run that goes on is never ended without a question.
     def on_run_read(self, event: RunRead) -> None:
         self._reading = False
         look, before = event.look, self.latest
-        # Without its rows, which the series have taken over.
-        self.latest = replace(look, rows=None)
+        # Without its rows and series, which the charts have taken over.
+        self.latest = replace(look, rows=None, curves=None)
         if look.more:
-            self._look()
-        self.line.show_status(self.run.name, look.status, look.state)
+            # A long run's reading would hold up the picture of what is known already.
+            self._reading = True
+            self.call_after_refresh(self._look)
+        self.line.show_status(look.preset or self.run.name, look.status, look.state)
         self._show_sample()
         self.title = f"{look.preset} {self.run.name}" if look.preset else self.run.name
         self._watch(look)
-        self._show_curves(look, event.curves)
+        self._show_curves(look)
         if look.lanes is not None:
             self._last_lanes = look.lanes
-        if self._last_lanes is not None and (
-            len(self._last_lanes.spans) <= _MANY_SPANS or self._ticks % _SPANS_EVERY == 0 or look.more
-        ):
             self._show_lanes()
         if look.optimizer is not None:
             self.machine.threads.set_optimizer(*look.optimizer)
@@ -249,23 +181,28 @@ leave; a run that goes on is never ended without a question.
         self._show_end(look)
         self._tell_end(look, before)
         self.tell_notice()
-        self._name_groups()
+        self.name_groups()
 
-    def _show_curves(self, look: RunLook, curves: RunCurves | None) -> None:
-        if look.rows is None:
-            self.charts.settle()
-        else:
-            if self._known:
-                self._alert(self.alerts.of_records(look.rows, self.surroundings.clock()))
-            else:
-                self.alerts.learn(look.rows)
-            if curves is None:
-                self.charts.add(look.rows)
+    def _show_curves(self, look: RunLook) -> None:
+        rows = look.rows if look.curves is None else look.curves.newest(LEARNED)
+        if rows is not None and self._known:
+            self._alert(self.alerts.of_records(rows, self.surroundings.clock()))
+        elif rows is not None:
+            self.alerts.learn(rows)
+        if look.rows is not None:
+            self.charts.add(look.rows)
+        elif look.curves is None:
+            self.charts.settle(now=not look.living)
         self._known = self._known or not look.more
+
+    def group_shown(self, group: Group) -> None:
+        if group == "log":
+            self.log_view.look()
+        self._show_lanes()
 
     def _show_lanes(self) -> None:
         """Sorting thousands of spans is left out while nobody sees them."""
-        if self._last_lanes is not None and "lanes" in self._seen:
+        if self._last_lanes is not None and "lanes" in self.seen:
             self.lanes.show_lanes(self._last_lanes)
 
     def _take_events(self, look: RunLook) -> None:
@@ -303,10 +240,12 @@ leave; a run that goes on is never ended without a question.
 
     def _tell_end(self, look: RunLook, before: RunLook | None) -> None:
         if look.living:
+            if before is not None and not before.living and self.chosen == "events":
+                self.action_group("charts")  # it goes on: its summary is gone, its curves grow again
             return
         if before is None:
             self.side = "events"
-            self._place()
+            self.place_groups()
         elif before.living:
             # It has ended before one's eyes.
             band = {"finished": "information", "stopped": "warning"}.get(look.state, "error")
@@ -344,62 +283,6 @@ leave; a run that goes on is never ended without a question.
         for happening in happenings:
             severity = "error" if happening.band == "bad" else "warning"
             self.notify(happening.text, title="Alert", severity=severity, markup=False)  # type: ignore[arg-type]
-
-    # Groups.
-
-    def _place(self) -> None:
-        """Show the groups that there is room for."""
-        width, height = self.size.width, max(1, self.size.height - _NOT_GROUPS)
-        regions = arrange_groups(width, height, self.chosen, self.side)
-        self.machine.set_compact(width < _COMPACT_WIDTH)
-        for group, widget in self._groups.items():
-            region = regions.get(group)
-            if region is not None:
-                widget.styles.offset = (region.x, region.y)
-                widget.styles.width, widget.styles.height = region.width, region.height
-            widget.display = region is not None
-        self._seen = tuple(regions)
-        self._name_groups()
-
-    def _name_groups(self) -> None:
-        preset = self.latest.preset if self.latest is not None else ""
-        self.groups_line.show(self._seen, f"{self.run.name} ({preset})" if preset else self.run.name)
-
-    def _focus(self, group: Group) -> None:
-        """Focus the group's first panel, unless one of its panels has the focus."""
-        widget = self._groups[group]
-        inside = [each for each in widget.walk_children(Widget) if each.focusable and each.display]
-        if inside and not any(each.has_focus for each in inside):
-            inside[0].focus()
-
-    def on_group_line_chosen(self, event: GroupLine.Chosen) -> None:
-        self.action_group(event.group)
-
-    def action_group(self, group: Group) -> None:
-        """Show the group, and focus it."""
-        if self.maximized is not None:
-            self.minimize()
-        self.chosen = group
-        if group in SIDE:
-            self.side = group
-        self._place()
-        self._focus(group)
-        if group == "log":
-            self.log_view.look()
-        self._show_lanes()
-
-    def action_next_chart(self) -> None:
-        if "charts" not in self._seen:
-            self.action_group("charts")
-        else:
-            self.charts.next_chart()
-
-    def action_one_alone(self) -> None:
-        """Show the focused panel alone, or all again."""
-        if self.maximized is not None:
-            self.minimize()
-        elif isinstance(self.focused, Widget):
-            self.maximize(self.focused, container=False)
 
     def action_freeze(self) -> None:
         """Stop redrawing, or go on; nothing but the picture stops."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from workbench.runs import RunDirectory
 from workbench.runs.summary import RunSummary
-from workbench.tui.charts.scale import short
+from workbench.tui.charts.short_figures import short
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, cut
 from workbench.tui.panels.row_list import RowList
@@ -111,6 +111,8 @@ Every folder in the runs' folder, the newest run first.
     # Drawing.
 
     def heading(self) -> tuple[str, ...]:
+        if not self.rows:
+            return ()
         living = sum(row.living for row in self.rows)
         count = str(len(self.rows))
         return (f"{count}{self.separator}{living} living" if living else count,)

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
-from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.home_folders import expanded
 from workbench.launch import last_words
 from workbench.runs import RunDirectory
 from workbench.runs.deleting import delete_run, plan_deletion
@@ -29,6 +29,7 @@ from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.units import amount
+from workbench.tui.screens.filter_field import FilteredScreen, FilterField
 from workbench.tui.screens.run_detail import RunDetail
 from workbench.tui.screens.run_list import RunList
 from workbench.tui.surroundings import Surroundings
@@ -36,6 +37,8 @@ from workbench.tui.surroundings import Surroundings
 _CHANGING = ("resume", "stop", "pause", "save", "export", "delete")
 """The actions that read-only mode leaves out."""
 _LAST_LINES = 12
+_LONG_TOLD_S = 20.0
+"""What is told with a path in it that somebody may want to read stays so long."""
 
 
 class RunsRead(Message):
@@ -55,15 +58,13 @@ class LastWordsRead(Message):
         self.lines = lines
 
 
-class RunsScreen(Screen[None]):
+class RunsScreen(FilteredScreen):
     """Every run in the folder of runs. Other screens are asked for by `OpenRun`, `ResumeRun` and `CompareRuns`."""
 
     TITLE = "Runs"
     CSS = """
     RunsScreen {
         layout: vertical;
-        & #filter { display: none; height: 1; margin: 0 1; }
-        & #filter.-shown { display: block; }
         & RunList { height: 1fr; }
         & RunDetail { height: 7; }
         &.-low RunDetail { height: 4; }
@@ -72,7 +73,6 @@ class RunsScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open", id="runs.open"),
         Binding("slash", "filter", "Filter", key_display="/", id="runs.filter"),
-        Binding("escape", "clear_filter", "Clear filter", id="runs.clear_filter", show=False),
         Binding("R", "resume", "Resume", id="runs.resume"),
         Binding("space", "mark", "Mark", id="runs.mark"),
         Binding("c", "compare", "Compare", id="runs.compare"),
@@ -93,10 +93,12 @@ class RunsScreen(Screen[None]):
         self._reading = False
         self._look_again = False
         """Something was changed while a look went on, which may have missed it."""
+        self._offered_resume = False
+        """Whether the keys that are shown say that the run under the cursor can go on."""
 
     def compose(self) -> ComposeResult:
         glyphs = self.surroundings.glyphs
-        yield Input(placeholder="type to filter by name or state", compact=True, id="filter")
+        yield FilterField("type to filter by name or state")
         yield RunList(glyphs, id="runs")
         yield RunDetail(glyphs, id="detail")
         yield KeyLine(self.surroundings.glyphs)
@@ -118,7 +120,17 @@ class RunsScreen(Screen[None]):
         self.set_class(self.size.height < 20, "-low")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return not (self.surroundings.read_only and action in _CHANGING)
+        if self.surroundings.read_only and action in _CHANGING:
+            return False
+        if action == "resume" and not self._may_resume:
+            return None
+        return True
+
+    @property
+    def _may_resume(self) -> bool:
+        """Whether the run under the cursor can go on: it is shown before the key is pressed."""
+        row = self.run_list.highlighted if self.is_mounted else None
+        return row is not None and (row.state == "paused" or row.state in RESUMABLE)
 
     # Reading.
 
@@ -154,7 +166,7 @@ class RunsScreen(Screen[None]):
 
     def _show(self) -> None:
         """Show the rows that the filter leaves."""
-        words = self.query_one("#filter", Input).value.lower().split()
+        words = self.filter_field.value.lower().split()
         rows = [row for row in self._rows or () if all(word in _text(row) for word in words)]
         if self._rows:
             note = (
@@ -170,6 +182,9 @@ class RunsScreen(Screen[None]):
     def _show_detail(self, event: RunList.Highlighted) -> None:
         row = event.row
         self.query_one("#detail", RunDetail).show(row)
+        if self._may_resume != self._offered_resume:
+            self._offered_resume = self._may_resume
+            self.refresh_bindings()
         if row is not None and row.state in ("failed", "died"):
             self._read_last_words(row)
 
@@ -182,19 +197,6 @@ class RunsScreen(Screen[None]):
             self.query_one("#detail", RunDetail).show(event.row, event.lines)
 
     # Filtering.
-
-    def action_filter(self) -> None:
-        field = self.query_one("#filter", Input)
-        field.add_class("-shown")
-        field.focus()
-
-    def action_clear_filter(self) -> None:
-        field = self.query_one("#filter", Input)
-        if not field.has_class("-shown"):
-            raise SkipAction  # whoever is above may leave this screen
-        field.value = ""
-        field.remove_class("-shown")
-        self.run_list.focus()
 
     @on(Input.Changed, "#filter")
     def _filter_changed(self) -> None:
@@ -246,8 +248,6 @@ class RunsScreen(Screen[None]):
             self._steer(row.run, "resume")
         elif row.state in RESUMABLE:
             self.post_message(ResumeRun(row.run))
-        else:
-            self._tell(f"{row.name}: it is {row.state}, there is nothing to resume.", severity="warning")
 
     def action_pause(self) -> None:
         row = self._living("pause")
@@ -298,9 +298,12 @@ class RunsScreen(Screen[None]):
         from workbench.export import export
 
         def wrong(text: str) -> str:
-            path = Path(text).expanduser()
             if not text:
                 return "Name a new folder for the model."
+            try:
+                path = expanded(text, "export")
+            except ConfigurationError as error:
+                return str(error)
             there = path.is_dir() and any(path.iterdir())
             return (
                 f"{path} is there already: name a new or an empty folder." if there or path.is_file() else ""
@@ -318,7 +321,8 @@ class RunsScreen(Screen[None]):
         except WorkbenchError as error:
             self._tell(str(error), severity="error")
             return
-        self._tell(f"Exported step {exported.step:,} ({amount(exported.bytes)}): {exported.path}")
+        told = f"Exported step {exported.step:,} ({amount(exported.bytes)}): {exported.path}"
+        self.notify(told, timeout=_LONG_TOLD_S, markup=False)
 
     # Deleting.
 
@@ -333,8 +337,8 @@ class RunsScreen(Screen[None]):
         try:
             planned = await asyncio.to_thread(plan_deletion, run)
             files = f"{planned.files} files" if planned.files != 1 else "1 file"
-            saved = {0: "", 1: ", 1 checkpoint among them"}.get(
-                planned.checkpoints, f", {planned.checkpoints} checkpoints among them"
+            saved = {0: "", 1: ", 1 checkpoint among them,"}.get(
+                planned.checkpoints, f", {planned.checkpoints} checkpoints among them,"
             )
             text = f"Delete {run.name}? {amount(planned.bytes)} in {files}{saved} will be gone for good."
             dialog = Confirm("Delete", text, "Delete", "Keep", danger=True, glyphs=self.surroundings.glyphs)
