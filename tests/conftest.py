@@ -1,12 +1,17 @@
-"""What all tests share: a cache of their own, so that they neither read nor leave anything in the user's."""
+"""What all tests share; above all a cache of their own, so that they neither read nor leave anything in the user's."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from workbench.runs import RunDirectory
 
 _FOLDER = "WORKBENCH_TEST_CACHE"
 
@@ -20,3 +25,39 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(_FOLDER), ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def one_torch_thread() -> Iterator[None]:
+    """One thread for torch, for small models of whom several are tested at a time."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def no_progress_bars() -> Iterator[None]:
+    """None of transformers'."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A new run with nothing in it."""
+    return RunDirectory.create(tmp_path, "p")
+
+
+@pytest.fixture
+def no_lane_left() -> Iterator[None]:
+    """See that the test leaves no thread of an engine behind."""
+    before = set(threading.enumerate())
+    yield
+    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("lane-")]
+    assert not left, f"lanes still alive: {left}"

@@ -19,6 +19,7 @@ LIGHT = (
     "cli",
     "cache",
     "config",
+    "deepspeed",
     "doctor",
     "errors",
     "export",

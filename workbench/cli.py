@@ -85,15 +85,15 @@ def _guarded(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    parser = build_parser()
-    if not words or words in (["--ascii"],):
+    if words in ([], ["--ascii"]):  # before a parser is built: the first picture waits for it
         from workbench.verbs.screen import is_terminal, screen
 
         if is_terminal():
             return screen(plain=bool(words))
-        parser.print_help()
+        build_parser().print_help()
         print("\nIn a terminal, `workbench` alone shows the screen. Without one: workbench run quickstart")
         return EXIT_DONE
+    parser = build_parser()
     try:
         _refuse_unknown_verb(parser, words[0])
         arguments = parser.parse_args(words)

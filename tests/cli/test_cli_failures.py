@@ -88,14 +88,14 @@ def test_a_full_disk_is_not_called_a_bug(
         ("quickstart.toml", "to train this preset: workbench run quickstart.toml"),
         (
             "xyzzy",
-            "the verbs are run, plan, probe, doctor, runs, attach, compare, export, metrics, top, stop, save",
+            "the verbs are run, plan, probe, doctor, runs, attach, compare, export, sample, metrics, top, stop, save",
         ),
         ("config", "the following arguments are required"),
         ("config shew quickstart", "invalid choice"),
         ("run quickstart --steps 3", "unrecognized arguments: --steps 3"),
         ("run quickstart --det", "unrecognized arguments: --det"),
         ("run quickstart --set", "expected one argument"),
-        ("resume", "the following arguments are required: RUN"),
+        ("export RUN", "the following arguments are required: DIR"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_ends_with_2_and_says_why(

@@ -25,7 +25,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     verbs.runs = (  # type: ignore[attr-defined]
         lambda root, as_json, plans: asked.append(("runs", root, as_json, plans)) or 0
     )
-    verbs.steer = lambda verb, run, root: asked.append((verb, run, root)) or 0  # type: ignore[attr-defined]
+    verbs.steer = lambda verb, run, root, **more: asked.append((verb, run, root, more)) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
     monkeypatch.setitem(sys.modules, "workbench.verbs.runs", verbs)
     return asked
@@ -76,16 +76,22 @@ def test_resuming_what_is_neither_a_run_nor_a_preset_is_refused(
     assert not calls
 
 
-@pytest.mark.parametrize("verb", ["stop", "save", "pause", "resume"])
+@pytest.mark.parametrize("verb", ["stop", "save", "pause"])
 def test_a_run_is_steered_by_name_in_the_folder_given(verb: str, calls: list[Any]) -> None:
     assert main([verb, "a-run", "--runs", "there"]) == 0
-    assert calls == [(verb, "a-run", Path("there"))]
+    assert calls == [(verb, "a-run", Path("there"), {"overrides": ()})]
 
 
-@pytest.mark.parametrize("verb", ["stop", "save", "pause"])
+def test_a_run_is_resumed_with_what_is_to_be_otherwise(calls: list[Any]) -> None:
+    assert main(["resume", "a-run", "--runs", "there", "--set", "train.steps=9"]) == 0
+    assert calls == [("resume", "a-run", Path("there"), {"overrides": ["train.steps=9"]})]
+
+
+@pytest.mark.parametrize("verb", ["stop", "save", "pause", "resume"])
 def test_the_latest_run_is_steered_when_none_is_named(verb: str, calls: list[Any]) -> None:
     assert main([verb]) == 0
-    assert calls == [(verb, None, None)]
+    [(called, run, folder, options)] = calls
+    assert (called, run, folder) == (verb, None, None) and not options["overrides"]
 
 
 def test_runs_are_listed_as_text_or_json(calls: list[Any]) -> None:
@@ -126,16 +132,13 @@ def test_config_schema_names_every_field_with_its_help(capsys: pytest.CaptureFix
         assert " ".join(field.help.split()) in words
 
 
-def test_config_schema_as_json_has_every_field_and_what_is_not_built(
+def test_config_schema_as_json_has_every_field(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["config", "schema", "--json"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert [(field["table"], field["key"]) for field in schema] == [(f.table, f.key) for f in fields()]
     assert all(field["help"] for field in schema)
-    missing = {f"{field['table']}.{field['key']}" for field in schema if field["not_built_yet"]}
-    assert "schedule.type" in missing
-    assert "train.steps" not in missing
 
 
 def test_presets_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:

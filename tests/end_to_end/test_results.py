@@ -70,17 +70,16 @@ def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engin
 def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
     trainers: Trainers, finished: RunDirectory, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from workbench.config import load_config
     from workbench.data.prepare import prepare
     from workbench.training.evaluation import validation_loss
+    from workbench.training.rows import validation_batches
 
     monkeypatch.setenv("WORKBENCH_CACHE", trainers.environment["WORKBENCH_CACHE"])
-    data = prepare(str(trainers.text), "bytes", 0.05, 32)
+    config = load_config(finished.config)
     loss = validation_loss(
         loaded,
-        data.validation,
-        sequence_length=32,
-        batch_size=2,
-        total_tokens=256,
+        validation_batches(config, prepare(config.data)),
         device=torch.device("cpu"),
         interrupted=lambda: False,
     )

@@ -126,8 +126,11 @@ def test_overrides_of_a_detached_resumption_reach_it_and_are_kept_only_if_they_f
     assert process.wait(timeout=60) == 0
     finished = trainers.call("run", "--resume", run.path)
     assert finished.returncode == 0
-    assert "is finished: all 3 steps are done (--set train.steps=N goes on" in finished.stderr
-    assert trainers.call("resume", run.name).returncode == 1
+    assert (
+        "is finished: all 3 steps are done (--set train.steps=N or train.epochs=N goes on" in finished.stderr
+    )
+    assert trainers.call("resume").returncode == 1  # the latest
+    planned = run.plan.read_text()
 
     # Settings that the saved cursor does not fit are refused, and do not stay in the way.
     refused = trainers.call(
@@ -136,6 +139,10 @@ def test_overrides_of_a_detached_resumption_reach_it_and_are_kept_only_if_they_f
     assert refused.returncode == 2 and "seed = 1234, and now it is 5" in refused.stderr
     assert "seed = 1234" in run.config.read_text()
     assert "steps = 3" in run.config.read_text()
+    status = read_status(run)
+    assert (status.phase, status.step, status.total_steps, status.exit_code) == ("finished", 3, 3, 0)
+    assert "it could not go on: " in status.message and "seed = 1234" in status.message
+    assert run.plan.read_text() == planned
 
     detached = trainers.call("run", "--resume", run.path, "--set", "train.steps=6", "--detach")
     assert detached.returncode == 0

@@ -6,13 +6,13 @@ Each prints its data to stdout and returns an exit code.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 
 from workbench.config import fields, load_config, to_toml
 from workbench.config.problems import toml_value
-from workbench.config.rules import NOT_BUILT_YET, today
 from workbench.errors import EXIT_DONE
 from workbench.presets import find_preset, list_presets
 
@@ -24,9 +24,18 @@ def show(preset: str, overrides: Sequence[str]) -> int:
 
 
 def check(preset: str, overrides: Sequence[str]) -> int:
-    """Print one line when the configuration is right; raises ConfigurationError otherwise."""
+    """Print one line when the configuration is right, and tell what in it is odd and what was not looked at.
+
+    Raises ConfigurationError with everything that is wrong in it, or not there that it names.
+    """
+    from workbench.config.references import REFERENCES, not_looked_at
+    from workbench.config.remarks import remarks
+
     path = find_preset(preset)
-    load_config(path, overrides)
+    config = load_config(path, overrides, look_for=REFERENCES)
+    for sentence in remarks(config):
+        print(f"workbench: warning: {sentence}", file=sys.stderr)
+    print(f"workbench: not looked at: {'; '.join(not_looked_at(config))}", file=sys.stderr)
     print(f"{path}: ok")
     return EXIT_DONE
 
@@ -52,32 +61,20 @@ def presets(as_json: bool) -> int:
 
 
 def _schema_as_json() -> str:
-    missing = _not_built_yet()
-    described = [{**asdict(field), "not_built_yet": missing.get(field.name)} for field in fields()]
-    return json.dumps(described, indent=2, ensure_ascii=False)
+    return json.dumps([asdict(field) for field in fields()], indent=2, ensure_ascii=False)
 
 
 def _schema_as_toml() -> Iterator[str]:
-    missing = _not_built_yet()
     table = ""
     for field in fields():
         if field.table != table:
             table = field.table
             yield f"\n[{table}]"
-            if table in missing:
-                yield from _comment(f"Not built yet: {missing[table]}.")
         unit = f" ({field.unit})" if field.unit else ""
         yield from _comment(field.help)
         yield from _comment(f"{field.must_be[0].upper()}{field.must_be[1:]}{unit}.")
-        if field.name in missing:
-            yield from _comment(f"Not built yet: {missing[field.name]}.")
         yield f"{field.key} = {toml_value(field.default)}"
 
 
 def _comment(text: str) -> list[str]:
     return wrap(text, width=100, initial_indent="# ", subsequent_indent="# ")
-
-
-def _not_built_yet() -> dict[str, str]:
-    """For a field (or table) of which not all values work: what is missing, and what works."""
-    return {row.field: f"{row.missing}; {today(row)}" for row in NOT_BUILT_YET}

@@ -16,8 +16,10 @@ from typing import Any
 
 from workbench.census.obtain import obtain_census, obtain_times
 from workbench.config import RunConfig, load_config
+from workbench.config.references import OF_THE_PLAN
+from workbench.config.remarks import remarks
 from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError, WorkbenchError
-from workbench.plan.census import Census
+from workbench.plan.census import Census, model_table
 from workbench.plan.fit import Fit, check_keep, fit, remedies
 from workbench.plan.ground import Ground, check_device, ground_of
 from workbench.plan.memory import Free
@@ -53,7 +55,9 @@ def plan(
         if given and not search:
             raise ConfigurationError(f"{option}: goes with --fit only")
     path = find_preset(preset)
-    config = load_config(path, overrides)
+    config = load_config(path, overrides, look_for=OF_THE_PLAN)
+    for sentence in remarks(config):
+        _tell(f"warning: {sentence}")
     check_keep(config, frozenset(keep))
     if write is not None:
         _check_target(write)
@@ -61,7 +65,7 @@ def plan(
     if profile is not None:
         ground = ground_of(profile)
         check_device(config, ground)
-    census = obtain_census(config.model.model_dump(), _tell)
+    census = obtain_census(model_table(config), _tell)
     assert census is not None, "it is taken where there is none"
     check_positions(config, census)
     times_of: TimesOf | None = None
@@ -159,7 +163,7 @@ def _times_here(config: RunConfig, census: Census, profile: MachineProfile) -> T
         if dtype not in known:
             try:
                 known[dtype] = obtain_times(
-                    config.model.model_dump(),
+                    model_table(config),
                     census,
                     fingerprint=profile.fingerprint,
                     sequences=config.train.micro_batch_size,

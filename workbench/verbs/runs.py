@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from workbench.runs import (
     runs_root,
     send_control,
 )
+from workbench.runs.checkpoints import read_best
 
 _ANSWER_S = 30.0
 """How long a command waits for the trainer's answer; a step may take longer."""
@@ -88,22 +89,34 @@ def steer(
     run: str | None,
     root: Path | None,
     *,
+    overrides: Sequence[str] = (),
     answer_s: float = _ANSWER_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Send `verb` to the trainer of a run and wait, `answer_s` seconds at most, for its answer.
 
-    `resume` starts a run anew from its last checkpoint where no trainer lives. Raises ConfigurationError
+    `resume` starts a run anew from its last checkpoint where no trainer lives, with `overrides` ("table.key=value")
+    on top of its configuration; a finished one too, where there are any. Raises ConfigurationError
     where no run has this name.
     """
     directory = RunDirectory.find(runs_root(root), run)
     state = liveness(read_status(directory))
     if state not in ("running", "paused", "stale"):
-        if verb == "resume" and state in _STARTABLE:
+        if verb == "resume" and (state in _STARTABLE or (overrides and state == "finished")):
             from workbench.training.command import run as train
 
-            return train(preset=None, overrides=[], resume=str(directory.path), detach=True, runs=None)
-        return _refuse(f"run {directory.name}: cannot {verb}: {_why(state, read_status(directory))}")
+            return train(
+                preset=None, overrides=list(overrides), resume=str(directory.path), detach=True, runs=None
+            )
+        more = ""
+        if verb == "resume" and state == "finished":
+            more = f"; `workbench resume {directory.name} --set train.steps=N` goes on to a later one"
+        return _refuse(f"run {directory.name}: cannot {verb}: {_why(state, read_status(directory))}{more}")
+    if overrides:
+        return _refuse(
+            f"run {directory.name} is {state}: --set is for a run that starts again; stop it first "
+            f"(workbench stop {directory.name})"
+        )
     offset = read_events(directory).offset
     identity = send_control(directory, verb)
     deadline = time.monotonic() + answer_s
@@ -166,6 +179,7 @@ def _as_row(run: RunDirectory, status: Status, state: Liveness) -> tuple[str, ..
 
 
 def _as_json(run: RunDirectory, status: Status, state: Liveness) -> dict[str, object]:
+    best = read_best(run.checkpoints)
     return {
         "name": run.name,
         "path": str(run.path),
@@ -175,6 +189,8 @@ def _as_json(run: RunDirectory, status: Status, state: Liveness) -> dict[str, ob
         "total_steps": status.total_steps,
         "loss": status.loss,
         "validation_loss": status.validation_loss,
+        "best_step": None if best is None else best.step,
+        "best_validation_loss": None if best is None else best.validation_loss,
         "tokens_per_s": status.tokens_per_s,
         "elapsed_s": status.elapsed_s,
         "eta_s": status.eta_s,
