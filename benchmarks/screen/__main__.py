@@ -91,9 +91,12 @@ def _opening(options: argparse.Namespace) -> list[Row]:
     name = f"run of {options.steps:,} steps"
     return [
         Row(f"{name}, first picture", found.first.wall_s, "s", live.OPEN_GOAL_S),
-        Row(f"{name}, its loss drawn", found.loss.wall_s, "s", live.OPEN_GOAL_S),
-        Row("  processor time", found.loss.cpu_s, "s"),
-        Row(f"{name}, all curves drawn", found.whole.wall_s, "s"),
+        Row(f"{name}, its curves drawn", found.curves.wall_s, "s", live.OPEN_GOAL_S),
+        Row("  processor time", found.curves.cpu_s, "s"),
+        Row(f"{name}, every step of its loss", found.loss.wall_s, "s"),
+        Row(f"{name}, every step of all curves", found.whole.wall_s, "s"),
+        Row("  processor time", found.whole.cpu_s, "s"),
+        Row("  most memory", found.peak_mib, "MiB"),
     ]
 
 
@@ -113,6 +116,8 @@ def _keys(options: argparse.Namespace) -> list[Row]:
 def _figure(value: float, unit: str) -> str:
     if unit == "%":
         return f"{100 * value:.1f} %"
+    if unit == "MiB":
+        return f"{value:.0f} MiB"
     return f"{1000 * value:.0f} ms" if unit == "ms" else f"{value:.2f} {unit}"
 
 

@@ -10,21 +10,14 @@ import os
 import random
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from workbench.monitor.samples import (
-    DiskSample,
-    GpuProcess,
-    GpuSample,
-    HostSample,
-    MonitorSample,
-    ThreadSample,
-    TrainerSample,
-)
+from benchmarks.screen.machine import DISK, GIB, H200, host, trainer
+from workbench.monitor.samples import GpuProcess, MonitorSample, ThreadSample
 from workbench.runs import LaneSpan, MetricsWriter, RunDirectory, Status, write_lanes, write_status
 from workbench.runs.status import process_started
 
-GIB = 1 << 30
 CORES, GPUS = 64, 8
 SPANS = 400
 """Of each lane, in a step."""
@@ -132,23 +125,15 @@ def sample(now: float, chance: random.Random) -> MonitorSample:
     """One moment of it."""
     pid = os.getpid()
     gpus = tuple(
-        GpuSample(
+        replace(
+            H200,
             index=index,
-            name="NVIDIA H200",
             busy=chance.random(),
             memory_busy=chance.random(),
             memory_used_bytes=chance.randrange(90 * GIB, 110 * GIB),
-            memory_total_bytes=140 * GIB,
             power_w=chance.uniform(300, 700),
-            power_limit_w=700.0,
             temperature_c=chance.uniform(50, 80),
-            temperature_limit_c=87.0,
             clock_mhz=chance.randrange(1500, 1980),
-            clock_limit_mhz=1980,
-            throttled_by=(),
-            pcie_generation=5,
-            pcie_width=16,
-            pcie_limit_bytes_per_s=63.0e9,
             pcie_received_bytes_per_s=chance.uniform(1, 50) * GIB,
             pcie_sent_bytes_per_s=chance.uniform(1, 50) * GIB,
             processes=(GpuProcess(pid, "python", 90 * GIB),),
@@ -158,30 +143,21 @@ def sample(now: float, chance: random.Random) -> MonitorSample:
     threads = tuple(ThreadSample(f"host-adam/{i}", 500 + i, chance.random(), i) for i in range(16))
     return MonitorSample(
         time=now,
-        host=HostSample(
+        host=replace(
+            host(CORES),
             cores=tuple(chance.random() for _ in range(CORES)),
-            allowed_cores=tuple(range(CORES)),
             load=(chance.uniform(30, 60), 50.0, 40.0),
-            memory_total_bytes=1024 * GIB,
             memory_used_bytes=chance.randrange(200 * GIB, 300 * GIB),
-            memory_cached_bytes=200 * GIB,
-            memory_available_bytes=700 * GIB,
-            swap_used_bytes=0,
-            swap_total_bytes=8 * GIB,
             numa_nodes=(tuple(range(CORES // 2)), tuple(range(CORES // 2, CORES))),
         ),
         gpus=gpus,
-        trainer=TrainerSample(
-            pid=pid,
+        trainer=replace(
+            trainer(pid),
             memory_bytes=chance.randrange(200 * GIB, 250 * GIB),
             busy=chance.uniform(10, 20),
             threads=threads,
             read_bytes_per_s=chance.uniform(0, 2) * GIB,
             written_bytes_per_s=chance.uniform(0, 2) * GIB,
         ),
-        disks=(
-            DiskSample(
-                "/data/runs", "nvme0n1", 3500 * GIB, 1200 * GIB, chance.uniform(0, 2) * GIB, 0.5 * GIB, 0.66
-            ),
-        ),
+        disks=(replace(DISK, read_bytes_per_s=chance.uniform(0, 2) * GIB),),
     )

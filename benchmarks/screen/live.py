@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.screen.forged import ForgedRun
 from benchmarks.screen.terminal import InTerminal, Reached, environment
+from workbench.runs.glimpse import LONG
 
 LARGE = (160, 50)
 USUAL = (80, 24)
@@ -34,15 +35,20 @@ class Keys(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """The first picture of a run, with the curve of its loss, and with all its curves."""
+    """The first picture of a run, with its curves, with the loss of every step, and with every step of all curves."""
 
     first: Reached
+    curves: Reached
     loss: Reached
     whole: Reached
+    peak_mib: float
+    """The most memory that the screen has held."""
 
 
-LAST_LOSS, LAST_CURVE = "Loss 3.0", "MFU 0.3"
-"""What the titles of two charts say of the forged run when they are drawn."""
+LAST_CURVE, CURVES = "MFU 30", 5
+"""What the title of the last of so many charts says of the forged run when it is drawn."""
+OF_ALL_STEPS = rb"by step(?! \xc2\xb7)"
+"""What stands beneath a chart that no longer shows some of the steps alone."""
 SEQUENCES: dict[str, tuple[str, ...]] = {
     "presets": ("\x1b[B", "\x1b[A"),  # down and up the list
     "configure": ("1", "\x7f"),  # a digit more, and taken back
@@ -74,6 +80,7 @@ def _train(terminal: InTerminal, run: ForgedRun, seconds: float) -> None:
 def opening(steps: int, repeats: int) -> Opening:
     """From Enter in the list of runs, each time in a screen that has not shown a run before. Medians."""
     found: list[tuple[Reached, ...]] = []
+    peaks = []
     with tempfile.TemporaryDirectory(prefix="workbench-benchmark-") as folder:
         run = ForgedRun(Path(folder) / "runs", steps)
         run.end()
@@ -84,9 +91,15 @@ def opening(steps: int, repeats: int) -> Opening:
                 terminal.shows("BEGUN", "forged")
                 terminal.settle(QUIET_S)
                 begun = terminal.send("\r")
-                reached = (terminal.shows("charts"), terminal.shows(LAST_LOSS), terminal.shows(LAST_CURVE))
-                found.append(tuple(each.since(begun) for each in reached))
-    return Opening(*(Reached.median(each) for each in zip(*found, strict=True)))
+                first, curves = terminal.shows("charts"), terminal.shows(LAST_CURVE)
+                loss = whole = curves
+                if steps >= LONG:
+                    terminal.forget()
+                    loss, whole = (terminal.matches(OF_ALL_STEPS, times) for times in (1, CURVES))
+                found.append(tuple(each.since(begun) for each in (first, curves, loss, whole)))
+                peaks.append(terminal.peak_mib)
+    medians = [Reached.median(each) for each in zip(*found, strict=True)]
+    return Opening(*medians, peak_mib=statistics.median(peaks))
 
 
 def keys(where: str, presses: int) -> Keys:

@@ -10,6 +10,7 @@ import fcntl
 import functools
 import os
 import pty
+import re
 import select
 import signal
 import statistics
@@ -118,6 +119,21 @@ class InTerminal:
         """When all `words` had been written since the last key. Raises TimeoutError, EOFError."""
         wanted = [word.encode() for word in words]
         return self._until(lambda: all(word in self._seen for word in wanted))
+
+    def matches(self, pattern: bytes, times: int) -> Reached:
+        """When the pattern had been written so often since the last key. Raises TimeoutError, EOFError."""
+        return self._until(lambda: len(re.findall(pattern, self._seen)) >= times)
+
+    @property
+    def peak_mib(self) -> float:
+        """The most memory that the program has held (proc(5): VmHWM)."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii", errors="replace")
+        found = re.search(r"VmHWM:\s*(\d+) kB", status)
+        return int(found[1]) / 1024 if found else 0.0
+
+    def forget(self) -> None:
+        """What was shown until now."""
+        self._seen = b""
 
     def send(self, key: str) -> Reached:
         """Write a key into the terminal, and forget what was shown before it."""

@@ -45,11 +45,13 @@ def test_overhead_names_machine_command_and_goals() -> None:
     assert "Machine: " in done.stdout
     assert f"`python -m benchmarks.engine {' '.join(arguments)}`" in done.stdout
     auto = next(line for line in done.stdout.splitlines() if line.startswith("| engine auto"))
-    ratio, goal, met = (cell.strip() for cell in auto.strip("| ").split("|")[-3:])
+    *ratios, goal, met = (cell.strip() for cell in auto.strip("| ").split("|")[3:])
     assert goal == "1.00"
-    assert (met == "yes") == (float(ratio) >= 1.0) or ratio == "1.000"
+    least = min(ratios, key=float)  # against all that was there
+    assert (met == "yes") == (float(least) >= 1.0) or least == "1.000"
 
 
+@pytest.mark.slow
 def test_memory_measures_each_case_in_a_process_of_its_own_and_empties_the_disk(tmp_path: Path) -> None:
     done = run(
         *("memory", "--parameters", "200K", "--tokens", "8", "--disk", str(tmp_path), "--json"),

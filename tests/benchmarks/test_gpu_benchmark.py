@@ -60,6 +60,7 @@ def entry(case: Case, **changed: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_case_is_measured_kept_and_not_measured_again(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     arguments = (

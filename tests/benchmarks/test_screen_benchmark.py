@@ -23,7 +23,7 @@ def test_every_part_gives_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
         "  times the empty one, processor time": 1.5,
         "live run, 64 cores, 8 GPUs, 160x50: share of one core": 0.05,
         "run of 20,000 steps, first picture": 1.0,
-        "run of 20,000 steps, its loss drawn": 1.0,
+        "run of 20,000 steps, its curves drawn": 1.0,
         "  worst": 0.05,
         **{f"key to picture, {where}, median of 3": 0.05 for where in ("presets", "configure", "run")},
     }

@@ -19,6 +19,7 @@ from benchmarks.state_formats.report import curve_table, falling_table, noise_ta
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_few_steps_give_tables_and_a_chart_and_are_not_made_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
