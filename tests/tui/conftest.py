@@ -5,6 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import settled_pilot
+from textual.pilot import Pilot
+
+
+@pytest.fixture(autouse=True)
+def settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every press and pause waits until the screen has settled, however busy the machine is."""
+    monkeypatch.setattr(Pilot, "_wait_for_screen", settled_pilot.until_settled(Pilot._wait_for_screen))
 
 
 @pytest.fixture
