@@ -195,6 +195,16 @@ def test_a_run_that_cannot_be_resumed_says_why_and_stays_as_it_is(tmp_path: Path
     assert not run.log.exists()
 
 
+def test_a_run_without_a_whole_checkpoint_is_not_started(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "p")
+    run.config.write_text(PRESET)
+    write_status(run, Status(phase="stopped", step=5, total_steps=9, exit_code=143))
+    (run.checkpoints / "step-00000005").mkdir()
+    with pytest.raises(WorkbenchError, match="step-00000005: DONE is missing"):
+        launch.resume(run)
+    assert read_status(run).phase == "stopped" and not run.log.exists()
+
+
 class RunHeld:
     """Holds a run as a trainer does."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.runs import RunDirectory, Status, liveness, read_status, write_config, write_status
+from workbench.runs.resumable import check_resumable
 from workbench.runs.status import process_started
 
 _TAIL_BYTES = 64 << 10
@@ -75,7 +76,8 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
 
     Raises:
         ConfigurationError: its configuration cannot be read.
-        WorkbenchError: it has a trainer, all its steps are done, or the process could not be started.
+        WorkbenchError: it has a trainer, all its steps are done, no checkpoint of it is whole, or the process could
+            not be started.
     """
     from workbench.config import parse_config
 
@@ -99,6 +101,7 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
     held = RunDirectory(run.path)
     held.acquire()
     held.release()
+    check_resumable(run)
     start_trainer(run, total_steps=steps, resuming=True, overrides=overrides)
 
 

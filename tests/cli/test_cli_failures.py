@@ -14,6 +14,7 @@ import pytest
 from workbench import cli
 from workbench.cli import main
 from workbench.errors import ConfigurationError, DivergedError, DoesNotFitError, WorkbenchError
+from workbench.runs import RunDirectory, Status, read_status, write_status
 
 COMMAND = [sys.executable, "-m", "workbench"]
 
@@ -168,3 +169,20 @@ def test_interrupted_python_is_not_left_with_another_signal_handler() -> None:
     before = signal.getsignal(signal.SIGINT)
     main(["--version"])
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_whose_checkpoints_are_damaged_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory.create(tmp_path, "p")
+    run.config.write_text('[model]\narchitecture = "gpt2"\n')
+    write_status(run, Status(phase="stopped", step=5, total_steps=9, exit_code=143))
+    for step in (4, 5):
+        (run.checkpoints / f"step-{step:08}").mkdir()
+    monkeypatch.setattr("workbench.training.command.start_trainer", lambda *_, **__: pytest.fail("started"))
+    assert main(["resume", str(run.path)]) == 1
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == "" and "none of its 2 checkpoints is whole" in lines[0]
+    assert lines[1:3] == ["  step-00000005: DONE is missing", "  step-00000004: DONE is missing"]
+    assert read_status(run).phase == "stopped"

@@ -34,6 +34,29 @@ class SavedStep:
     manifest: dict[str, Any]
 
 
+def check_state_lengths(saved: SavedStep) -> None:
+    """Hold the lengths of a checkpoint's state files to its manifest.
+
+    Raises DamagedFileError naming the first that is missing or has another.
+    """
+    for entry in saved.manifest["files"].values():
+        path = saved.path / "state" / entry["file"]
+        expected = entry["elements"] * _item_bytes(entry["dtype"])
+        try:
+            there = path.stat().st_size
+        except FileNotFoundError:
+            raise DamagedFileError(f"{path} is missing") from None
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
+        if there != expected:
+            raise DamagedFileError(f"{path} has {there:,} bytes instead of {expected:,}")
+
+
+def _item_bytes(dtype: str) -> int:
+    """What an element takes: the name of a dtype ends in its bits."""
+    return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+
+
 def check_model_files(saved: SavedStep, *, weights: bool = True) -> None:
     """Read a checkpoint's model files to their ends, several at once, and hold them to their checksums.
 
@@ -110,7 +133,7 @@ def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedS
     """The checkpoints under `root` that look whole, newest first; `warn` is told why others are passed over."""
     for path in reversed(step_folders(root)):
         try:
-            yield _open(path)
+            yield open_checkpoint(path)
         except DamagedFileError as error:
             warn(f"checkpoint {path.name} is passed over: {error}")
 
@@ -121,7 +144,11 @@ def checkpoint_bytes(root: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _open(path: Path) -> SavedStep:
+def open_checkpoint(path: Path) -> SavedStep:
+    """The checkpoint in the folder `path`, its marker, its manifest and the lengths of its model files found fitting.
+
+    Raises DamagedFileError saying what is not.
+    """
     try:
         done = json.loads((path / "DONE").read_bytes())
         text = (path / "state" / "manifest.json").read_bytes()

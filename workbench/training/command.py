@@ -22,6 +22,8 @@ from workbench.runs import (
     runs_root,
     write_config,
 )
+from workbench.runs.checkpoints import step_folders
+from workbench.runs.resumable import check_resumable
 from workbench.training.same_model import check_same_model
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.starting import Starting
@@ -170,8 +172,10 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
             if directory is not None:
                 there = OF_THE_MODEL if choice.resuming else frozenset[str]()
                 _stored_config(directory, choice.overrides, REFERENCES.keys() - there)
-                if choice.resuming and choice.overrides:
-                    check_same_model(directory, _stored_config(directory), choice.config)
+                if choice.resuming:
+                    if choice.overrides:
+                        check_same_model(directory, _stored_config(directory), choice.config)
+                    check_resumable(directory)
             # torch takes seconds to import: only once there is something to train.
             starting.progress("importing torch")
             from workbench.training.preparation import prepare_run
@@ -204,6 +208,8 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
 def _detach(directory: RunDirectory, choice: _Choice, total_steps: int) -> int:
     """Start the same run in a session of its own, with no terminal and no pipe that could end it."""
     directory.release()
+    if choice.resuming and not step_folders(directory.checkpoints):
+        _tell(f"run {directory.name} has saved no checkpoint yet: it begins again at its first step")
     pid = start_trainer(
         directory,
         total_steps=total_steps,

@@ -22,7 +22,8 @@ from workbench.optimizer.extension import MissingExtensionWarning, missing_exten
 from workbench.plan.figures import decimal_bytes
 from workbench.plan.outcome import compare
 from workbench.runs import RunDirectory, read_plan, read_run_metrics, record_resume, write_config, write_plan
-from workbench.runs.checkpoints import DamagedFileError, find_checkpoints
+from workbench.runs.checkpoints import DamagedFileError, open_checkpoint, step_folders
+from workbench.runs.resumable import Damage, NotResumableError
 from workbench.training.checkpoint import load_state, remove_leftovers, set_aside_after
 from workbench.training.engine_options import engine_options
 from workbench.training.failures import EngineFailedError, explain
@@ -171,18 +172,17 @@ def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadE
 def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal: Journal) -> None:
     """Load the newest checkpoint that is whole; without any, the run begins again at its first step."""
     journal.phase("loading")
-    damaged: list[str] = []
-
-    def warn(message: str) -> None:
-        damaged.append(message)
-        journal.warn(message)
-
-    for saved in find_checkpoints(run.checkpoints, warn):
+    damaged: list[Damage] = []
+    for path in reversed(step_folders(run.checkpoints)):
+        saved = None
         try:
+            saved = open_checkpoint(path)
             conversion = load_state(saved, engine)
         except DamagedFileError as error:
-            warn(f"checkpoint {saved.path.name} is passed over: {error}")
+            damaged.append(Damage(path, error, saved))
             continue
+        for damage in damaged:
+            journal.warn(f"a damaged checkpoint is passed over: {damage.line()}")
         progress = saved.manifest["progress"]
         trainer.restore(progress)
         set_aside_after(run.checkpoints, saved.step)
@@ -196,10 +196,7 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
         print(words(saved.path.name, changed, conversion), flush=True)
         return
     if damaged:
-        raise WorkbenchError(
-            f"run {run.name} cannot be resumed: none of its checkpoints is whole ({damaged[-1]}); "
-            "they are left as they are"
-        )
+        raise NotResumableError(run, damaged)
     record_resume(run, journal.metrics, from_step=1, checkpoint=None)
     print("no checkpoint was saved yet: beginning again at the first step", flush=True)
 

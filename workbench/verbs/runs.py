@@ -150,7 +150,7 @@ def _refuse(message: str) -> int:
 
 
 def _why(state: Liveness, status: Status) -> str:
-    told = f" ({status.message})" if status.message else ""
+    told = f" ({status.message.splitlines()[0]})" if status.message else ""
     where = f"at step {status.step} of {status.total_steps}"
     if state == "finished":
         return f"it finished {where}{told}"

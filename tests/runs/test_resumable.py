@@ -1,0 +1,115 @@
+"""A run whose checkpoints are all damaged is refused before a process is started for it, with a line for each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.checksum import crc32
+from workbench.errors import WorkbenchError
+from workbench.runs import RunDirectory, Status, append_event, write_status
+from workbench.runs.checkpoints import FORMAT_VERSION, DamagedFileError, check_state_lengths, open_checkpoint
+from workbench.runs.resumable import NotResumableError, check_resumable
+
+FILES = {"0000-h/exp_avg": ("float32", 4), "0000-h/low": ("int16", 2), "0000-h/code": ("uint8", 1)}
+ELEMENTS = 6
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path / "runs", "tiny")
+    write_status(run, Status(phase="stopped", step=9, total_steps=20, exit_code=143))
+    return run
+
+
+def checkpoint(run: RunDirectory, step: int) -> Path:
+    """What a checkpoint looks like from outside: a model file, state files, a manifest, the marker."""
+    path = run.checkpoints / f"step-{step:08}"
+    state = path / "state"
+    state.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(bytes(10))
+    entries = {}
+    for name, (dtype, size) in FILES.items():
+        file = name.replace("/", ".")
+        (state / file).write_bytes(bytes(size * ELEMENTS))
+        entries[name] = {"file": file, "dtype": dtype, "elements": ELEMENTS, "crc32": 0}
+    manifest = {
+        "version": FORMAT_VERSION,
+        "step": step,
+        "files": entries,
+        "model_files": {"model.safetensors": 10},
+    }
+    text = json.dumps(manifest).encode()
+    (state / "manifest.json").write_bytes(text)
+    (path / "DONE").write_text(json.dumps({"step": step, "manifest_crc32": crc32(text)}))
+    return path
+
+
+def refusal(run: RunDirectory) -> list[str]:
+    with pytest.raises(NotResumableError) as refused:
+        check_resumable(run)
+    return str(refused.value).splitlines()
+
+
+def test_one_that_looks_whole_is_enough(run: RunDirectory) -> None:
+    checkpoint(run, 3)
+    (checkpoint(run, 6) / "DONE").unlink()
+    check_resumable(run)
+
+
+def test_each_damaged_checkpoint_has_a_line_that_names_the_file_within_it(run: RunDirectory) -> None:
+    (checkpoint(run, 3) / "model.safetensors").unlink()
+    (checkpoint(run, 6) / "state" / "0000-h.low").write_bytes(b"short")
+    (checkpoint(run, 9) / "state" / "manifest.json").write_bytes(b"{}")
+    first, *lines, mend, export, anew = refusal(run)
+    assert first.startswith(f"run {run.name} cannot be resumed: none of its 3 checkpoints is whole")
+    assert lines == [
+        "  step-00000009: state/manifest.json is damaged: its checksum does not fit",
+        "  step-00000006: state/0000-h.low has 5 bytes instead of 12",
+        "  step-00000003: model.safetensors is missing",
+    ]
+    assert "copies" in mend
+    assert f"workbench export {run.path} DIR --step 6`" in export
+    assert f"workbench run {run.config}`" in anew
+
+
+def test_a_model_is_offered_only_where_its_files_stand(run: RunDirectory) -> None:
+    (checkpoint(run, 3) / "model.safetensors").write_bytes(b"short")
+    first, line, *ways = refusal(run)
+    assert (
+        "its only checkpoint is not whole" in first and "step-00000003: model.safetensors has 5 bytes" in line
+    )
+    assert not any("export" in way for way in ways)
+
+
+@pytest.mark.parametrize("file", ["0000-h.exp_avg", "0000-h.low", "0000-h.code"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "missing"])
+def test_a_state_file_of_another_length_is_found_without_reading_it(
+    run: RunDirectory, file: str, damage: str
+) -> None:
+    path = checkpoint(run, 3)
+    check_state_lengths(open_checkpoint(path))
+    target = path / "state" / file
+    data = target.read_bytes()
+    target.unlink()
+    if damage != "missing":
+        target.write_bytes(data[:-1] if damage == "shorter" else data + b"1")
+    with pytest.raises(
+        DamagedFileError, match=f"{file} (is missing|has [0-9]+ bytes instead of {len(data)})"
+    ):
+        check_state_lengths(open_checkpoint(path))
+
+
+def test_what_a_save_that_was_cut_off_set_aside_may_be_whole(run: RunDirectory) -> None:
+    (checkpoint(run, 3) / "DONE").unlink()
+    checkpoint(run, 6).rename(run.checkpoints / ".step-00000006.replaced")
+    check_resumable(run)
+
+
+def test_a_run_without_checkpoints_begins_again_unless_it_is_done(run: RunDirectory) -> None:
+    check_resumable(run)
+    append_event(run, "finished", phase="finished", exit_code=0, message="20 steps", step=20)
+    with pytest.raises(WorkbenchError, match="no checkpoint to go on from is left"):
+        check_resumable(run)
