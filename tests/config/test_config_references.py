@@ -105,3 +105,37 @@ def test_no_setting_that_transformers_takes_is_refused() -> None:
         assert {*default.to_dict(), *getattr(default, "attribute_map", {})} <= settings.words, name
         for key in ("vocab_size", "max_position_embeddings"):
             assert settings.number(key, {}) in (None, getattr(default, key, None)), (name, key)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("bpe-2000", "bpe:2000"),
+        ("bpe2000", "bpe:2000"),
+        ("BPE:2_000", "bpe:2000"),
+        ("bpe 32k", "bpe:32000"),
+        ("bbpe-2,000", "bpe:2000"),
+        ("bpe", "bpe:32000"),
+        ("bpe-3", "bpe:32000"),
+        ("byte", "bytes"),
+        ("Bytes", "bytes"),
+        ("byts", "bytes"),
+    ],
+)
+def test_what_is_nearly_a_tokenizer_made_here_is_not_looked_for_on_the_hub(written: str, meant: str) -> None:
+    [complaint] = complaints('[model]\narchitecture = "gpt2"\n', f"data.tokenizer={written}")
+    assert complaint.endswith(f'nor a folder; did you mean "{meant}"?')
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2", "t5-small", "bert-base-uncased", "byt5-small", "distilgpt2", "google/byt5-small", "me/bpe-2000"],
+)
+def test_what_may_be_a_tokenizer_of_the_hub_is_left_to_it(name: str) -> None:
+    parse_config(HUB, "my.toml", [f"data.tokenizer={name}"], look_for=REFERENCES)
+
+
+def test_a_folder_may_be_called_as_one_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bpe-2000").mkdir()
+    monkeypatch.chdir(tmp_path)
+    parse_config(HUB, "my.toml", ["data.tokenizer=bpe-2000"], look_for=REFERENCES)

@@ -2,7 +2,7 @@
 
 Looked for without importing or fetching anything, so that all that is missing is told at once, before anything slow
 begins. Invariant: only what is certainly wrong is a problem. What may be an id of the hub is never taken for a folder
-that is missing.
+that is missing, but for one that is all but a tokenizer made here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.config.architectures import causal_models, settings_of
 from workbench.config.problems import Problem, nearest, toml_value
 from workbench.config.remarks import outputs_of
 from workbench.config.schema import RunConfig
-from workbench.config.tokenizers import SMALLEST, is_made_here
+from workbench.config.tokenizers import SMALLEST, USUAL, is_made_here, meant_form
 from workbench.config.toml_lines import KeyPath
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?")
@@ -94,11 +94,15 @@ def _tokenizer(config: RunConfig) -> Iterator[Problem]:
     if is_made_here(name):
         return
     path, wrong = _looked_up(name)
+    right = f'name a folder, a hub id, "bytes" or "{USUAL}"'
     if wrong:
-        yield Problem(at, wrong, 'name a folder, a hub id, "bytes" or "bpe:32000"')
-    elif path is not None and not path.exists() and not _may_be_on_hub(name):
-        hint = nearest_file(path) or 'name a folder, a hub id, "bytes" or "bpe:32000"'
-        yield Problem(at, "there is no such folder", hint)
+        yield Problem(at, wrong, right)
+    elif path is None or path.exists():
+        return
+    elif form := meant_form(name):  # the hub's ids of one word are few, and none is like these
+        yield Problem(at, "is no tokenizer that is made here, nor a folder", f'did you mean "{form}"?')
+    elif not _may_be_on_hub(name):
+        yield Problem(at, "there is no such folder", nearest_file(path) or right)
 
 
 def _source(config: RunConfig) -> Iterator[Problem]:

@@ -5,7 +5,12 @@ Invariant: no tokenizer is looked for here; of a folder or a hub id nothing is k
 
 from __future__ import annotations
 
+import difflib
+import re
+
 BPE = "bpe:"
+USUAL = "bpe:32000"
+"""What is named where an example is wanted."""
 SMALLEST, LARGEST = 257, 1 << 20
 """All bytes and the end of text; beyond a million, a word would have to be rarer than the text is long."""
 
@@ -29,3 +34,27 @@ def made_size(spec: str) -> int | None:
     if spec == "bytes":
         return SMALLEST
     return bpe_size(spec) if spec.startswith(BPE) else None
+
+
+_WORD_AND_NUMBER = re.compile(r"([a-z]+)[\W_]*([0-9][0-9_,.']*)?(k?)")
+_FORMS = {"bytes": "bytes", "byte": "bytes", "bpe": BPE}
+"""The word that a form begins with, and the form."""
+
+
+def meant_form(spec: str) -> str | None:
+    """The form of a tokenizer made here that `spec`, which is none, was probably meant to be ("bpe-2k": "bpe:2000").
+
+    None where it looks like something else: a form is one word with at most a number behind it.
+    """
+    found = _WORD_AND_NUMBER.fullmatch(spec.strip().lower())
+    if found is None or is_made_here(spec):
+        return None
+    word, number, thousands = found.groups()
+    near = difflib.get_close_matches(word, _FORMS, n=1, cutoff=0.8)
+    if not near:
+        return None
+    if _FORMS[near[0]] != BPE:
+        return _FORMS[near[0]]
+    digits = re.sub("[^0-9]", "", number or "")
+    size = f"{BPE}{digits}{'000' * bool(thousands)}"
+    return size if bpe_size(size) is not None else USUAL
