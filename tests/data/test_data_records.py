@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import chat_tokenizers as templates
@@ -9,7 +11,7 @@ import pytest
 from chat_tokenizers import chat_tokenizer
 
 from workbench.data.records import RecordEncoder, RecordError
-from workbench.data.tokenizers import Tokenizer
+from workbench.data.tokenizers import Tokenizer, load_tokenizer
 from workbench.data.tokenizers.byte_tokenizer import ByteTokenizer
 
 CHAT = [
@@ -193,3 +195,30 @@ def test_a_chat_that_the_tokenizer_cannot_take_is_refused_with_the_reason() -> N
         encoder(chat_tokenizer(templates.INST)).encode({"messages": system})
     with pytest.raises(RecordError, match=r"message 2: .*set data\.loss_on"):
         encoder(chat_tokenizer(templates.NUMBERED)).encode({"messages": CHAT})
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("bytes", 'name the folder of one with a "chat_template.jinja"'),
+        ("bpe:2000", 'name the folder of one with a "chat_template.jinja"'),
+        ("openai-community/gpt2", "hf download openai-community/gpt2 --local-dir DIR"),
+    ],
+)
+def test_how_a_tokenizer_gets_a_chat_template_depends_on_where_it_is(spec: str, said: str) -> None:
+    tokenizer = chat_tokenizer(None)
+    tokenizer.spec = spec
+    with pytest.raises(RecordError, match=re.escape(said)):
+        encoder(tokenizer).encode({"messages": CHAT})
+
+
+def test_what_is_said_of_a_folder_without_a_chat_template_mends_it(tmp_path: Path) -> None:
+    chat_tokenizer(None).save_pretrained(tmp_path)
+    with pytest.raises(RecordError) as error:
+        encoder(load_tokenizer(str(tmp_path))).encode({"messages": CHAT})
+    assert '"chat_template" in its tokenizer_config.json' in str(error.value)
+    found = re.search(r"put one into (\S+),", str(error.value))
+    assert found is not None
+    Path(found[1]).write_text(templates.CHATML)
+    expected = encoder(chat_tokenizer(templates.CHATML)).encode({"messages": CHAT})
+    assert encoder(load_tokenizer(str(tmp_path))).encode({"messages": CHAT}) == expected

@@ -14,8 +14,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from workbench.config.tokenizers import is_made_here
 from workbench.data.records.record_error import RecordError, kind_of, names_of
 from workbench.data.tokenizers import Tokenizer
 
@@ -58,10 +60,7 @@ class ChatEncoder:
         _check(messages)
         template = self._tokenizer.chat_template
         if template is None:
-            raise RecordError(
-                f'a chat needs a tokenizer with a chat template, and data.tokenizer = "{self._tokenizer.spec}" has '
-                'none; name that of a chat model, or write "prompt" and "completion"'
-            )
+            raise RecordError(_no_template(self._tokenizer.spec))
         chat = _Chat(self._tokenizer.backend, messages, tools)
         tokens = chat.tokens(marks=self._answers_only and _MARKS.search(template) is not None)
         ids = list(tokens.ids)
@@ -225,6 +224,24 @@ class _Chat:
         )
         assert isinstance(text, str)
         return text
+
+
+def _no_template(spec: str) -> str:
+    """What is said of a tokenizer without a template, and how it gets one."""
+    path = None if is_made_here(spec) else Path(spec).expanduser()
+    if path is not None and path.is_dir():
+        add = f'put one into {path / "chat_template.jinja"}, or under "chat_template" in its tokenizer_config.json'
+    elif path is None or path.is_file():
+        add = 'name the folder of one with a "chat_template.jinja", such as a chat model\'s'
+    else:
+        add = (
+            f"name that of a chat model, or a folder with its files (hf download {spec} --local-dir DIR) and a "
+            '"chat_template.jinja"'
+        )
+    return (
+        f'a chat needs a tokenizer with a chat template, and data.tokenizer = "{spec}" has none; {add}; or write '
+        '"prompt" and "completion" instead of "messages"'
+    )
 
 
 def _unused(text: str) -> str:
