@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +18,8 @@ from textual.widgets import Input, Static, TextArea
 
 from workbench.config import load_config, parse_config
 from workbench.presets import recent_presets, shipped_folder
+from workbench.tui.form import looking_screen
+from workbench.tui.form.checking import Around, look_around
 from workbench.tui.form.field_help import FieldHelp
 from workbench.tui.form.field_row import FieldRow
 from workbench.tui.form.inputs import OneOf, YesNo
@@ -231,7 +234,7 @@ def test_starting_asks_for_a_run_of_what_the_form_says(tmp_path: Path) -> None:
         await go_to(screen, pilot, "train.steps")
         await write(pilot, "5")
         await pilot.press("f5")
-        await pilot.pause()
+        await settled(pilot)
 
     app = on_screen(scenario, tmp_path, SMALL)
     (asked,) = app.asked
@@ -241,16 +244,123 @@ def test_starting_asks_for_a_run_of_what_the_form_says(tmp_path: Path) -> None:
     assert recent_presets() == [SMALL]
 
 
+NAMES_A_FILE = SMALL.read_text().replace('source = "stdlib"', 'source = ["stdlib", "here/gone.txt"]')
+NO_SUCH_FILE = '"here/gone.txt": there is no such file or folder'
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_that_is_not_there_is_a_problem_at_its_field_and_holds_a_run_back(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "data.source")
+        assert row.problem.startswith(NO_SUCH_FILE) and "1 problem" in text_of(app)
+        assert NO_SUCH_FILE in " ".join(text_of(app).split()) and screen.plan is not None
+        await go_to(screen, pilot, "train.steps")
+        await pilot.press("f5")
+        await settled(pilot)
+        assert not app.asked and screen.focused_field == "data.source"
+        assert app.told[-1].startswith(f"not started: data.source: {NO_SUCH_FILE}")
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "gone.txt").write_text("found again")
+        await pilot.press("f5")
+        await settled(pilot)
+        assert len(app.asked) == 1 and not row.problem
+
+    on_screen(scenario, tmp_path, own(tmp_path, NAMES_A_FILE), size=size)
+
+
+def test_what_is_not_there_may_be_saved_and_is_told_beside_other_problems(tmp_path: Path) -> None:
+    text = NAMES_A_FILE.replace("steps = 750", "steps = 0")
+    assert text != NAMES_A_FILE
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        assert "2 problems" in text_of(app)
+        await go_to(screen, pilot, "train.steps")
+        await write(pilot, "7")
+        assert "1 problem" in text_of(app)
+        await pilot.press("ctrl+s")
+        await settled(pilot)
+        await pilot.press("enter")
+        await settled(pilot)
+        assert app.told[-1].startswith("saved: ")
+
+    on_screen(scenario, tmp_path, own(tmp_path, text))
+
+
+def test_what_will_hardly_have_been_meant_is_a_remark_and_holds_no_run_back(tmp_path: Path) -> None:
+    machine = PlannedMachine()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "model.config")
+        assert "the model has 50,257 outputs" in row.remark and not row.problem
+        assert "name model.config.vocab_size = 320" in " ".join(text_of(app).split())
+        await go_to(screen, pilot, "schedule.warmup_steps")
+        await write(pilot, "2000")
+        row = await go_to(screen, pilot, "schedule.warmup_steps")
+        assert row.remark.startswith("the run ends at step 750, before its learning rate has risen")
+        await pilot.press("f5")
+        await settled(pilot)
+        assert len(app.asked) == 1
+
+    text = "\n".join(line for line in SMALL.read_text().splitlines() if not line.startswith("vocab_size"))
+    on_screen(scenario, tmp_path, own(tmp_path, text), size=(120, 40), machine=machine)
+
+
+def test_no_census_is_taken_of_an_architecture_that_there_is_not(tmp_path: Path) -> None:
+    machine = PlannedMachine()
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        row = await go_to(screen, pilot, "model.architecture")
+        assert row.problem.endswith('; did you mean "gpt2"?') and "1 problem" in text_of(app)
+        await pilot.press("f5")
+        await settled(pilot)
+        assert not app.asked and not machine.asked
+
+    text = SMALL.read_text().replace('architecture = "gpt2"', 'architecture = "gpt22"')
+    on_screen(scenario, tmp_path, own(tmp_path, text), machine=machine)
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_key_and_is_asked_by_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+    may_answer = threading.Event()
+    may_answer.set()
+
+    def slow(values: dict[str, Any]) -> Around:
+        looked.append(values["train"]["steps"])
+        may_answer.wait()
+        return look_around(values)
+
+    monkeypatch.setattr(looking_screen, "look_around", slow)
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "train.steps")
+        looked.clear()
+        may_answer.clear()
+        try:
+            await pilot.press("end", "ctrl+u", "1", "2", "3")
+            assert "123" in text_of(app) and screen.config is not None and screen.config.train.steps == 123
+            assert len(looked) == 1
+        finally:
+            may_answer.set()
+        await settled(pilot)
+        assert len(looked) == 2 and looked[-1] == 123, "what was typed last is looked for, nothing between"
+
+    on_screen(scenario, tmp_path, own(tmp_path, NAMES_A_FILE))
+
+
 def test_what_does_not_fit_is_started_only_when_that_is_said_twice(tmp_path: Path) -> None:
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         await pilot.press("f5")
-        await pilot.pause()
+        await settled(pilot)
         assert large_lacks() in " ".join(text_of(app).split())
         await pilot.press("enter")  # the focus is on no
         await pilot.pause()
         assert not app.asked
         await pilot.press("f5")
-        await pilot.pause()
+        await settled(pilot)
         await pilot.press("y")
         await pilot.pause()
         assert len(app.asked) == 1
@@ -261,7 +371,7 @@ def test_what_does_not_fit_is_started_only_when_that_is_said_twice(tmp_path: Pat
 def test_a_read_only_look_starts_nothing(tmp_path: Path) -> None:
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         await pilot.press("f5")
-        await pilot.pause()
+        await settled(pilot)
 
     assert not on_screen(scenario, tmp_path, SMALL, read_only=True).asked
 
@@ -409,7 +519,7 @@ def test_a_file_that_is_no_toml_opens_and_the_editor_mends_it(
         above = str(screen.query_one("#above", Static).content)
         assert "is not valid TOML" in above and "F4" in above
         await pilot.press("f5")
-        await pilot.pause()
+        await settled(pilot)
         assert not app.asked
         await pilot.press("f4")
         await settled(pilot)
@@ -609,7 +719,7 @@ def test_what_takes_a_census_is_there_while_the_form_is_and_makes_room_for_a_run
         screen._make_ready()
         assert machine.is_ready
         await pilot.press("f5")
-        await pilot.pause()
+        await settled(pilot)
         assert app.asked and not machine.is_ready
         screen._make_ready()
         await pilot.press("escape")
@@ -641,7 +751,7 @@ def test_what_a_run_was_started_with_is_not_asked_about_again(tmp_path: Path) ->
         await write(pilot, "5")
         assert screen.unsaved == "1 field is changed and not saved."
         await pilot.press("f5")
-        await pilot.pause()
+        await settled(pilot)
         assert app.asked and screen.unsaved == ""
         await write(pilot, "6")
         assert screen.unsaved

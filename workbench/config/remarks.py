@@ -6,6 +6,7 @@ Invariant: nothing is said here that the machine decides; that is known to the r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from workbench.config.architectures import settings_of
 from workbench.config.no_effect import without_effect
@@ -18,29 +19,47 @@ SPARE = 1.1
 """How many times the tokenizer's tokens a model may have as outputs without a word, where nobody named a number."""
 
 
+class Remark(NamedTuple):
+    """What is odd about `field` (its dotted name): `words` say it where the field is seen, `sentence` anywhere."""
+
+    field: str
+    words: str
+    sentence: str
+
+
 def remarks(config: RunConfig) -> Iterator[str]:
     """A sentence each: for who checks or plans `config`; a run tells them as it comes to know more."""
     yield from without_effect(config, shared_memory=False)
+    yield from (remark.sentence for remark in remarks_at_fields(config))
+
+
+def remarks_at_fields(config: RunConfig) -> Iterator[Remark]:
+    """`remarks` without the options that do nothing, which a plan knows better."""
     if not config.train.epochs:
-        yield from short_run(config)
+        yield from _short_run(config)
     sentence = vocabulary_remark(config, outputs_of(config), made_size(config.data.tokenizer))
     if sentence:
-        yield sentence
+        yield Remark("model.config", sentence, sentence)
 
 
 def short_run(config: RunConfig) -> Iterator[str]:
     """What a run of so few steps never comes to."""
+    yield from (remark.sentence for remark in _short_run(config))
+
+
+def _short_run(config: RunConfig) -> Iterator[Remark]:
     steps, schedule, offload = config.train.steps, config.schedule, config.offload
     if schedule.warmup_steps > steps:
-        yield (
-            f"schedule.warmup_steps = {schedule.warmup_steps:,}: the run ends at step {steps:,}, before its learning "
-            f"rate has risen to optimizer.learning_rate = {config.optimizer.learning_rate:g}"
+        words = (
+            f"the run ends at step {steps:,}, before its learning rate has risen to "
+            f"optimizer.learning_rate = {config.optimizer.learning_rate:g}"
         )
+        field = "schedule.warmup_steps"
+        yield Remark(field, words, f"{field} = {schedule.warmup_steps:,}: {words}")
     if offload.overlap == "delayed" and offload.delay_warmup >= steps:
-        yield (
-            f"offload.delay_warmup = {offload.delay_warmup:,}: the run ends at step {steps:,}, before "
-            'offload.overlap = "delayed" begins'
-        )
+        words = f'the run ends at step {steps:,}, before offload.overlap = "delayed" begins'
+        field = "offload.delay_warmup"
+        yield Remark(field, words, f"{field} = {offload.delay_warmup:,}: {words}")
 
 
 def outputs_of(config: RunConfig) -> int | None:

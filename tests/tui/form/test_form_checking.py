@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from workbench.config import parse_config
+from workbench.config import load_config, parse_config
+from workbench.config.references import REFERENCES
+from workbench.config.remarks import remarks
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.presets import shipped_folder
-from workbench.tui.form.checking import check
+from workbench.tui.form.checking import check, look_around
 
 MODEL = '[model]\narchitecture = "gpt2"\n'
 
@@ -99,3 +101,48 @@ def test_a_table_that_is_none_is_one_problem_and_breaks_no_rule_besides(text: st
         parse_config(text, "preset")
     problems = check(tomllib.loads(text)).problems
     assert len(problems) == len(str(refused.value).splitlines())
+
+
+def test_a_look_around_finds_what_config_check_refuses_each_at_its_field(tmp_path: Path) -> None:
+    preset = tmp_path / "own.toml"
+    preset.write_text(
+        f"""\
+[model]
+architecture = "gpt22"
+[data]
+source = ["stdlib", "{tmp_path}/gone.txt"]
+tokenizer = "./no-tokenizer"
+[offload]
+state = "disk"
+disk_path = "{tmp_path}/no-disk"
+"""
+    )
+    missing = look_around(tomllib.loads(preset.read_text())).missing
+    assert [each.field for each in missing] == [
+        "model.architecture",
+        "data.source",
+        "data.tokenizer",
+        "offload.disk_path",
+    ]
+    assert missing[1].words.startswith(f'"{tmp_path}/gone.txt": there is no such file or folder; ')
+    with pytest.raises(ConfigurationError) as refused:
+        load_config(preset, look_for=REFERENCES)
+    assert len(str(refused.value).splitlines()) == len(missing)
+
+
+def test_a_look_around_says_nothing_again_that_is_wrong_already() -> None:
+    values = {"model": {"architecture": 3}, "data": {"source": "gone.txt", "tokenizer": 7}}
+    around = look_around(values)
+    assert [each.field for each in around.missing] == ["data.source"] and not around.remarks
+
+
+def test_the_remarks_at_fields_are_those_of_config_check() -> None:
+    text = (
+        MODEL + '[data]\ntokenizer = "bpe:512"\n[schedule]\nwarmup_steps = 7\n[train]\nsteps = 5\n'
+        '[offload]\noverlap = "delayed"\n'
+    )
+    found = look_around(tomllib.loads(text)).remarks
+    told = list(remarks(parse_config(text, "own")))
+    assert len(found) == len(told) == 3
+    assert set(found) == {"schedule.warmup_steps", "offload.delay_warmup", "model.config"}
+    assert all(sentence.endswith(words) for sentence, words in zip(told, found.values(), strict=True))

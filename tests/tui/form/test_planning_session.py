@@ -123,18 +123,26 @@ def test_another_device_or_disk_needs_another_look_at_the_machine() -> None:
 
 def test_a_census_that_cannot_be_taken_is_a_refusal_at_the_model_until_asked_anew() -> None:
     machine = PlannedMachine()
-    machine.refusal = ConfigurationError('model.architecture = "gpt3": there is no such architecture')
+    machine.refusal = ConfigurationError("model.config: n_embd = 4099 is no multiple of n_head = 32")
     planning, config = Planning(machine), load_config(LARGE)
-    model = config.model.model_copy(update={"architecture": "gpt3"})
-    config = config.model_copy(update={"model": model})
+    settings = {**config.model.config, "n_embd": 4099}
+    config = config.model_copy(update={"model": config.model.model_copy(update={"config": settings})})
     planning.obtain(config, silent, Errand())
     outlook = planning.look(config)
     assert (outlook.at, outlook.plan) == ("model.config", None)
-    assert "there is no such architecture" in outlook.refused
+    assert "is no multiple of n_head" in outlook.refused
     planning.forget_machine()
     machine.refusal = None
     planning.obtain(config, silent, Errand())
     assert planning.look(config).plan is not None
+
+
+def test_a_model_that_transformers_does_not_know_is_refused_without_a_census() -> None:
+    planning, config = Planning(PlannedMachine()), load_config(LARGE)
+    model = config.model.model_copy(update={"architecture": "gpt22"})
+    outlook = planning.look(config.model_copy(update={"model": model}))
+    assert outlook.at == "model.architecture" and outlook.refused.endswith('did you mean "gpt2"?')
+    assert not outlook.lacks
 
 
 def test_a_machine_without_that_device_is_a_refusal_at_its_field() -> None:

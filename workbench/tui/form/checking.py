@@ -1,16 +1,20 @@
 """What is wrong with a configuration's values, field by field: the same checks as `parse_config`, for a form.
 
 A form wants problems at their fields and goes on working while there are some; `parse_config` wants one message and an
-end. Invariant: there are no problems exactly when `parse_config` accepts the same values.
+end. `look_around` finds what is said of a configuration beyond that; it looks at the disk. Invariant: `check` finds no
+problems exactly when `parse_config` accepts the same values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from workbench.config import RunConfig
 from workbench.config.checking import check_values
 from workbench.config.problems import Problem, as_written, toml_key, value_at
+from workbench.config.references import REFERENCES, missing_references
+from workbench.config.remarks import remarks_at_fields
 from workbench.config.schema import TABLES
 from workbench.config.toml_lines import KeyPath
 
@@ -49,6 +53,28 @@ def check(values: dict[str, Any]) -> Checked:
     return Checked(None if problems else config, problems)
 
 
+class Around(NamedTuple):
+    """`missing`: what is named and is not there. `remarks`: what will hardly have been meant, by the field's name."""
+
+    missing: tuple[FieldProblem, ...] = ()
+    remarks: Mapping[str, str] = {}
+
+
+def look_around(values: dict[str, Any]) -> Around:
+    """What a document's values name that is not there, and what is odd about them. It reads the disk: for a thread."""
+    config, wrong = check_values(values)
+    found = check_values(values, REFERENCES).problems
+    missing = tuple(_at_its_field(problem, values) for problem in found if problem not in wrong)
+    remarks = {} if wrong else {remark.field: remark.words for remark in remarks_at_fields(config)}
+    return Around(missing, remarks)
+
+
+def missing_at_fields(config: RunConfig, looked_for: Iterable[str]) -> tuple[FieldProblem, ...]:
+    """What of the fields `looked_for` names what is not there."""
+    found = missing_references(config, frozenset(looked_for))
+    return tuple(_at_its_field(problem, config.model_dump()) for problem in found)
+
+
 def _at_its_field(problem: Problem, values: dict[str, Any]) -> FieldProblem:
     path = problem.path
     first = str(path[0])
@@ -61,8 +87,16 @@ def _at_its_field(problem: Problem, values: dict[str, Any]) -> FieldProblem:
         f"{'is empty' if value == '' and 'is a text' in problem.wrong else problem.wrong}; {problem.right}"
     )
     if not is_field or len(path) > 2:
-        name = ".".join(toml_key(str(part)) for part in (path[2:] if is_field else path))
-        written = f" = {as_written(value)}" if value is not None and not isinstance(value, dict) else ""
-        words = f"{f'[{name}]' if isinstance(value, dict) and len(path) == 1 else name}{written}: {words}"
+        words = f"{_named(path[2:] if is_field else path, value)}: {words}"
     field = (f"{table}.{key}" if table else key) if is_field else ""
     return FieldProblem(table, field, words, path)
+
+
+def _named(path: KeyPath, value: Any) -> str:
+    """What stands at `path`, below what is named already: an entry of an array by its value, all else by its key."""
+    if isinstance(path[-1], int):
+        return as_written(value)
+    name = ".".join(toml_key(str(part)) for part in path)
+    if isinstance(value, dict):
+        return f"[{name}]" if len(path) == 1 else name
+    return name if value is None else f"{name} = {as_written(value)}"

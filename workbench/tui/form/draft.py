@@ -53,6 +53,10 @@ class Draft:
         """What the preset says of it."""
         return _value_in(self._preset, field)
 
+    def values(self) -> dict[str, Any]:
+        """A copy of all that it says, as a document's values."""
+        return copy.deepcopy(self._values)
+
     def typed_text(self, field: str) -> str | None:
         """What was typed where that is no value; else None."""
         return self._unread[field][0] if field in self._unread else None

@@ -12,6 +12,7 @@ from workbench.config import RunConfig
 from workbench.errors import ConfigurationError
 from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
 from workbench.tui.dialogs import AskText, Confirm
+from workbench.tui.form.checking import FieldProblem
 from workbench.tui.form.draft import Draft
 from workbench.tui.form.planned_screen import PlannedScreen
 from workbench.tui.form.sources import Sources
@@ -57,7 +58,10 @@ class DraftScreen(PlannedScreen):
 
     def is_wrong(self, what: str) -> bool:
         """Whether there are problems, so that it cannot be `what` ("started"); then the first is told and shown."""
-        problems = self.draft.check().problems
+        return self.refuses(self.draft.check().problems, what)
+
+    def refuses(self, problems: tuple[FieldProblem, ...], what: str) -> bool:
+        """Whether there are `problems`, with the first told and shown."""
         if problems:
             first = problems[0]
             at = f"{first.field}: " if first.field else ""

@@ -24,11 +24,14 @@ from workbench.plan.memory import MemoryPlan
 from workbench.plan.placement import Candidate, candidates, choose_placement
 from workbench.plan.planner import Plan, Planner, TimesOf, wish_of, with_placement
 from workbench.plan.times import ModelTimes
+from workbench.tui.form.checking import missing_at_fields
 from workbench.tui.form.draft import FIELDS
 from workbench.tui.form.errand import Errand
 from workbench.tui.form.sources import Sources, Tell
 
 Lack = Literal["census", "ground"]
+OF_A_CENSUS = ("model.architecture", "model.config")
+"""None can be taken where transformers does not know these."""
 MOST_PLANNERS = 64
 
 
@@ -60,6 +63,8 @@ class Planning:
 
     def look(self, config: RunConfig) -> Outlook:
         """The outlook of `config`; arithmetic only."""
+        for problem in missing_at_fields(config, OF_A_CENSUS):
+            return Outlook(config, refused=f"{problem.field}: {problem.words}", at=problem.field)
         model, place = _model_key(config), _place(config)
         with self._lock:
             census, ground = self._censuses.get(model), self._grounds.get(place)

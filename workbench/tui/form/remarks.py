@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from workbench.tui.form.checking import Around
 from workbench.tui.form.draft import Draft
 from workbench.tui.form.planning import Outlook
 from workbench.tui.form.tables import TABLE_NAMES, table_of
+
+NOTHING = Around()
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,12 @@ class Remarks:
     wrong: int
 
 
-def remarks(draft: Draft, outlook: Outlook | None) -> Remarks:
-    """All there is to say of `draft`. `outlook`: the newest, which may be of a key before."""
+def remarks(draft: Draft, outlook: Outlook | None, around: Around = NOTHING) -> Remarks:
+    """All there is to say of `draft`. `outlook` and `around`: the newest, which may be of a key before."""
     found = draft.check().problems
+    ill_formed = {problem.field for problem in found}
+    if not draft.unreadable:
+        found += tuple(each for each in around.missing if not each.field or each.field not in ill_formed)
     problems: dict[str, str] = {}
     above = []
     wrong = dict.fromkeys(TABLE_NAMES, 0)
@@ -37,13 +43,13 @@ def remarks(draft: Draft, outlook: Outlook | None) -> Remarks:
         else:
             above.append(problem.words)
         wrong[table_of(problem.field) if problem.field else problem.table or TABLE_NAMES[0]] += 1
-    notes = outlook.notes if outlook is not None else {}
+    notes = {**around.remarks, **(outlook.notes if outlook is not None else {})}
     if outlook is not None and outlook.refused and not draft.unreadable:
-        if outlook.at:
-            problems.setdefault(outlook.at, outlook.refused.removeprefix(outlook.at).lstrip(" :"))
-            wrong[table_of(outlook.at)] += 1
-        else:
+        if not outlook.at:
             above.append(outlook.refused)
+        elif outlook.at not in problems:
+            problems[outlook.at] = outlook.refused.removeprefix(outlook.at).lstrip(" :")
+            wrong[table_of(outlook.at)] += 1
     if draft.unreadable:
         above.append("F4 opens it in an editor")
     elif any(problem.is_unknown for problem in found if not problem.field):

@@ -1,18 +1,19 @@
 """The form of one preset, the fit meter beside it, and what can be made of it: a run, a preset, one that fits.
 
 State is the draft and the last outlook; rows, meter and help show them. Nothing that takes longer than a keystroke runs
-here: plans, censuses, searches and the probe are worked out in threads, which post what they found.
+here: plans, censuses, searches, the probe and looks at the disk go on in threads, which post what they found.
 
-Invariant: a run is only started from a draft without problems.
+Invariant: a run is only started from a draft without problems, and when all that it names is there.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events, on
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
@@ -25,10 +26,11 @@ from workbench.plan.fit import Fit
 from workbench.tui.dialogs import Confirm
 from workbench.tui.form.asking import AskFit
 from workbench.tui.form.draft import FIELDS, Draft
-from workbench.tui.form.draft_screen import DraftScreen, read_text
+from workbench.tui.form.draft_screen import read_text
 from workbench.tui.form.editor import edited
 from workbench.tui.form.field_help import FieldHelp
 from workbench.tui.form.field_row import FieldRow
+from workbench.tui.form.looking_screen import LookingScreen
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.planning import Outlook
 from workbench.tui.form.remarks import remarks
@@ -48,7 +50,7 @@ TYPED = frozenset({"question_mark"})
 STATE_FORMAT = frozenset({"offload.state_format"})
 
 
-class ConfigureScreen(DraftScreen):
+class ConfigureScreen(LookingScreen):
     """The form of the preset at `path`. `sources`: where plans get their facts; this machine where none are given."""
 
     TITLE = "Configure"
@@ -133,6 +135,7 @@ class ConfigureScreen(DraftScreen):
         if self.surroundings.clock() - self._looked_at > self.stale_after_s:
             self._looked_at = self.surroundings.clock()
             self.plan_anew()
+            self.look_around()
 
     # Tables and fields
 
@@ -178,7 +181,7 @@ class ConfigureScreen(DraftScreen):
         return next((row.field.name for row in rows), "")
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        self._help(remarks(self.draft, self._newest).problems)
+        self._help(remarks(self.draft, self._newest, self.around).problems)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "drop_unknown":
@@ -194,8 +197,9 @@ class ConfigureScreen(DraftScreen):
         self._update()
 
     def _update(self) -> None:
-        """Show what the draft has become, and plan it."""
+        """Show what the draft has become, plan it, and look for what it names."""
         self.plan_it()
+        self.look_around()
         self._say_at_fields()
 
     # What is shown
@@ -204,7 +208,7 @@ class ConfigureScreen(DraftScreen):
         """Problems and notes at their fields, the rest above the form, and counts in the list of tables."""
         if self.outlook is not None:
             self._newest = self.outlook  # until the next one it stays, so that rows do not jump at each key
-        said = remarks(self.draft, self._newest)
+        said = remarks(self.draft, self._newest, self.around)
         for row in self.query_one(FormTables).rows:
             name = row.field.name
             row.say(said.problems.get(name, ""), said.notes.get(name, ""), self.draft.is_changed(name))
@@ -230,6 +234,9 @@ class ConfigureScreen(DraftScreen):
         if title != self._title_text:
             self._title_text = title
             self.query_one("#title", Static).update(Content(title))
+
+    def show_around(self) -> None:
+        self._say_at_fields()
 
     def show_outlook(self) -> None:
         self._say_at_fields()
@@ -293,11 +300,20 @@ class ConfigureScreen(DraftScreen):
 
     def action_start(self) -> None:
         """Start a run of what the form says."""
-        if self.is_wrong("started"):
-            return
+        if not self.is_wrong("started"):
+            self._look_and_start()
+
+    @work(group="start", exclusive=True)
+    async def _look_and_start(self) -> None:
+        """What it names may have come or gone since the form was opened."""
         config = self.config
-        assert config is not None, "it has no problems"
-        outlook = self.outlook or self.planning.look(config)
+        if config is None or not await self.all_is_there("started"):
+            return
+        outlook = self.outlook
+        if outlook is None:
+            outlook = await asyncio.to_thread(self.planning.look, config)
+        if config != self.config:
+            return  # it was edited meanwhile
         if outlook.refused:
             self.notify(outlook.refused, severity="error", markup=False)
         elif outlook.plan is not None and not outlook.plan.fits:
