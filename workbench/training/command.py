@@ -118,12 +118,30 @@ def _resumed(directory: RunDirectory, overrides: Sequence[str]) -> _Choice | Non
     status = read_status(directory)
     # Epochs are steps in a stored configuration: these were asked for now, and only the tokens tell what they come to.
     if status.phase == "finished" and not config.train.epochs and status.step >= config.train.steps:
+        if overrides:
+            _refuse_changes(directory, _stored_config(directory), config, overrides)
         _tell(
-            f"run {directory.name} is finished: all {config.train.steps} steps are done "
+            f"run {directory.name} is finished: all {status.step} steps are done "
             "(--set train.steps=N or train.epochs=N goes on to a later one)"
         )
         return None
     return _Choice(directory.name, config, directory.path.parent, directory, True, tuple(overrides))
+
+
+def _refuse_changes(
+    directory: RunDirectory, stored: RunConfig, wanted: RunConfig, overrides: Sequence[str]
+) -> None:
+    """Refuse what is asked of a finished run beside the number of its steps; what it has already is no change."""
+    check_same_model(directory, stored, wanted)
+    steps = {"steps": stored.train.steps}
+    if wanted.model_copy(update={"train": wanted.train.model_copy(update=steps)}) == stored:
+        return
+    model = " and a model of the same parameters" if wanted.model != stored.model else ""
+    raise ConfigurationError(
+        f"{' '.join(f'--set {override}' for override in overrides)}: run {directory.name} is finished, and "
+        f"goes on only with more steps than {stored.train.steps} (--set train.steps=N as well){model}; or start a new "
+        "run with it"
+    )
 
 
 def _stored_config(
@@ -139,8 +157,8 @@ def _stored_config(
     if not config.train.epochs:
         return config
     # Stored steps are what epochs came to; epochs that are asked for now come to others.
-    unnamed = config.train.model_copy(update={"steps": type(config.train).model_fields["steps"].default})
-    return config.model_copy(update={"train": unnamed})
+    named = config.train.model_dump(exclude={"steps"}, exclude_unset=True)
+    return config.model_copy(update={"train": type(config.train)(**named)})
 
 
 def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
@@ -185,6 +203,10 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
                 choice.config, choice.root, starting.tell, directory, requests.raise_if_stopped
             )
             requests.raise_if_stopped()
+            if directory is not None and choice.resuming:
+                from workbench.training.going_on import check_going_on
+
+                check_going_on(directory, prepared.config, prepared.model, prepared.data)
         if directory is None:
             directory = RunDirectory.create(choice.root, choice.name)
             directory.acquire()

@@ -12,7 +12,7 @@ from workbench.config import RunConfig
 from workbench.config.problems import as_written
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory
-from workbench.runs.checkpoints import find_checkpoints
+from workbench.runs.checkpoints import SavedStep, find_checkpoints
 
 
 def check_same_model(directory: RunDirectory, stored: RunConfig, wanted: RunConfig) -> None:
@@ -32,6 +32,23 @@ def check_same_model(directory: RunDirectory, stored: RunConfig, wanted: RunConf
         f"--set {name} = {as_written(now)}: run {directory.name} goes on with the model that its checkpoint "
         f"{saved.path.name} holds, saved {_under(name, was)}; leave it out, or start a new run with it"
     )
+
+
+def check_same_parameters(saved: SavedStep, there: dict[str, int], here: dict[str, int]) -> None:
+    """Raise the ConfigurationError of another model unless the sizes of trained parameters are the same by name."""
+    odd = sorted(set(here).symmetric_difference(there))
+    if odd:
+        where = "has no" if odd[0] in here else "also has a"
+        raise ConfigurationError(
+            f"{saved.path} is a checkpoint of another model: it {where} trained parameter {odd[0]}; "
+            "leave [model] and [adapter] as they were"
+        )
+    for name, numel in here.items():
+        if there[name] != numel:
+            raise ConfigurationError(
+                f"{saved.path} is a checkpoint of another model: {name} has {there[name]:,} elements there and "
+                f"{numel:,} here; leave [model] and [adapter] as they were"
+            )
 
 
 def _differing(stored: RunConfig, wanted: RunConfig) -> Iterator[tuple[str, Any, Any]]:

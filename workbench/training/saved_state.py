@@ -27,6 +27,7 @@ from workbench.optimizer.state_conversion import fitted_moments, state_key
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
 from workbench.state_formats import MOMENTS, StateFormat
 from workbench.training.raw_files import StoredTensor
+from workbench.training.same_model import check_same_parameters
 
 PIECE_ELEMENTS = (1 << 20) // ALIGNMENT * ALIGNMENT
 WEIGHT_KINDS = ("high", "low", "master", "working")
@@ -90,7 +91,11 @@ def convert_state(
         DiskError: the engine's own disk tier does not take it.
     """
     there = _saved_parameters(saved)
-    _check_same_model(saved, there, engine.layout)
+    check_same_parameters(
+        saved,
+        {name: parameter.numel for name, parameter in there.items()},
+        {segment.name: segment.numel for shard in engine.layout.shards for segment in shard.segments},
+    )
     for name, entry in saved.manifest["files"].items():
         check(name, _Checked(getattr(torch, entry["dtype"]), entry["elements"]))
     places = {
@@ -209,23 +214,6 @@ def _saved_parameters(saved: SavedStep) -> dict[str, _SavedParameter]:
                 region["dtype"], region["state_format"], offset - region["start"], numel, saved.path, kinds
             )
     return found
-
-
-def _check_same_model(saved: SavedStep, there: dict[str, _SavedParameter], layout: Layout) -> None:
-    here = {segment.name: segment.numel for shard in layout.shards for segment in shard.segments}
-    odd = sorted(set(here).symmetric_difference(there))
-    if odd:
-        where = "has no" if odd[0] in here else "also has a"
-        raise ConfigurationError(
-            f"{saved.path} is a checkpoint of another model: it {where} trained parameter {odd[0]}; "
-            "leave [model] and [adapter] as they were"
-        )
-    for name, numel in here.items():
-        if there[name].numel != numel:
-            raise ConfigurationError(
-                f"{saved.path} is a checkpoint of another model: {name} has {there[name].numel:,} elements there and "
-                f"{numel:,} here; leave [model] and [adapter] as they were"
-            )
 
 
 def _fill(

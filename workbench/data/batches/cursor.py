@@ -41,9 +41,10 @@ def check_ground(state: Mapping[str, int], ground: Mapping[str, int], cursor: tu
     """Raise ConfigurationError unless `state` has the `cursor`'s numbers and was taken on this `ground`."""
     for name, value in ground.items():
         if state.get(name, value) != value:
+            moved = "put the files of data.source back as they were, and " if name == "tokens" else ""
             raise ConfigurationError(
                 f"the data cursor was saved with {name} = {state[name]}, and now it is {value}; "
-                "resume with the data settings that the run was started with"
+                f"{moved}resume with the data settings that the run was started with"
             )
     missing = [name for name in cursor if name not in state]
     if missing:
