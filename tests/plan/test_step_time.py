@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from synthetic import gpt2, machine, workload
 
+from workbench.plan import step_time as step_time_module
+from workbench.plan.census import Census
+from workbench.plan.coarse import CoarseLayout
 from workbench.plan.rates import Rates
 from workbench.plan.step_time import StepTime, step_time
 from workbench.plan.times import KindTimes, ModelTimes
@@ -15,11 +20,13 @@ from workbench.timeline import Lane
 MODEL = gpt2(24, 2048)
 
 
-def predict(*, gpu: bool = True, times: ModelTimes | None = None, **changes: Any) -> StepTime:
+def predict(
+    *, gpu: bool = True, times: ModelTimes | None = None, model: Census = MODEL, **changes: Any
+) -> StepTime:
     profile = machine(gpu_gib=32 if gpu else None)
     if not gpu:
         changes = {"shared_memory": True, "precision": "float32", **changes}
-    return step_time(MODEL, workload(**changes), Rates(profile, changes.pop("threads", "auto")), times)
+    return step_time(model, workload(**changes), Rates(profile, changes.pop("threads", "auto")), times)
 
 
 def test_a_serial_step_is_the_sum_of_its_lanes() -> None:
@@ -111,3 +118,35 @@ def test_measured_times_are_taken_before_arithmetic_whatever_a_matrix_product_to
 
 def test_the_same_question_has_the_same_answer() -> None:
     assert predict(weights="host", state="disk") == predict(weights="host", state="disk")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_shards_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    weights, state = draw.choice(
+        [("device", "device"), ("device", "host"), ("host", "host"), ("host", "disk")]
+    )
+    changes: dict[str, Any] = {
+        "model": MODEL.model_copy(update={"after": ()}) if seed % 2 else MODEL,
+        "weights": weights,
+        "state": state,
+        "state_format": draw.choice(["exact", "half", "compact"]),
+        "overlap": draw.choice(["serial", "exact", "delayed"]),
+        "device_fraction": draw.choice([0.0, 0.3]) if (weights, state) == ("device", "host") else 0.0,
+        "gradient_accumulation": draw.choice([1, 2, 5]),
+        "gradient_clipping": draw.choice([0.0, 1.0]),
+    }
+    together = predict(**changes)
+    coarse_layout = step_time_module.coarse_layout
+
+    def each_by_itself(*settings: Any) -> CoarseLayout:
+        coarse = coarse_layout(*settings)
+        assert len(set(coarse.alike)) < len(coarse.groups), "some are alike"
+        return replace(coarse, alike=tuple(range(len(coarse.groups))))
+
+    monkeypatch.setattr(step_time_module, "coarse_layout", each_by_itself)
+    step_time_module._coarse.cache_clear()
+    try:
+        assert predict(**changes) == together
+    finally:
+        step_time_module._coarse.cache_clear()

@@ -38,10 +38,11 @@ class Group:
 
 @dataclass(frozen=True)
 class CoarseLayout:
-    """`layout` has one shard a group, in forward order."""
+    """`layout` has one shard a group, in forward order. `alike`: for each group the first that takes the same."""
 
     layout: Layout
     groups: tuple[Group, ...]
+    alike: tuple[int, ...]
 
     def placements(self, weights: Tier, state: Tier) -> list[Placement]:
         """As `workbench.placement.place` has them for the shards of each group."""
@@ -134,4 +135,9 @@ def coarse_layout(
     total = sum(spec.bytes for each in specs for spec in each.parameters if spec.trainable)
     # A model of few shards still overlaps chunk by chunk.
     coarse = max(chunk_bytes, total // MOST_GROUPS) if len(specs) < MOST_GROUPS else WHOLE
-    return CoarseLayout(build_layout(specs, coarse), tuple(groups))
+    # The last group has head and loss beside it.
+    likes = [
+        (group, spec.parameters, at == len(specs) - 1)
+        for at, (group, spec) in enumerate(zip(groups, specs, strict=True))
+    ]
+    return CoarseLayout(build_layout(specs, coarse), tuple(groups), tuple(map(likes.index, likes)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from workbench.layout import Layout
+from workbench.plan.coarse import CoarseLayout
 from workbench.plan.simulation import Order
 from workbench.timeline import Kind, Lane, Overlap, ShardFlow, StepShape, Task, Timeline, build_timeline
 
@@ -47,31 +47,33 @@ class StreamedShards:
 class PlayedSteps:
     """A first step of one micro-batch and a second of `micro_batches`.
 
-    `pieces`: all that take a time of their own; task `n` of `order` is `pieces[piece_of[n]]`, or takes none where that
-    is None. `begin`, `end`: the second step's first task and the one at which its backward has ended; `backward_ends`:
-    those of its micro-batches. `forwards`: the second step's in its first micro-batch. `middle`: tasks of its second
-    one, without what is fetched. `written_state` and `written_gradients`: bytes to the disk tier, of a step and of a
-    micro-batch.
+    `pieces`: all that take a time of their own, None for what takes none; task `n` of `order` takes as long as
+    `pieces[order.alike[n]]`. `begin`, `end`: the second step's first task and the one at which its backward has ended;
+    `backward_ends`: those of its micro-batches. `forwards`: the second step's in its first micro-batch. `middle`: tasks
+    of its second one, without what is fetched. `written_state` and `written_gradients`: bytes to the disk tier, of a
+    step and of a micro-batch.
     """
 
     def __init__(
         self,
-        layout: Layout,
+        coarse: CoarseLayout,
         flows: tuple[ShardFlow, ...],
         micro_batches: int,
         overlap: Overlap,
         limits: bool,
         streamed: StreamedShards,
     ) -> None:
+        layout = coarse.layout
+        self._alike = coarse.alike
         self._shards = len(layout.shards)
         self._streamed = streamed
         self._serial = overlap == "serial"
         self._delayed = overlap == "delayed"
         self._lanes: list[int] = []
         self._waits: list[tuple[int, ...]] = []
+        self._pieces: list[int] = []
         self._numbers: dict[object, int] = {}
-        self.pieces: list[Piece] = []
-        self.piece_of: list[int | None] = []
+        self.pieces: list[Piece | None] = []
         before, timeline = (
             build_timeline(layout, StepShape(count, flows, global_quantity=limits, overlap=overlap))
             for count in (1, micro_batches)
@@ -81,7 +83,7 @@ class PlayedSteps:
         last = self._append(timeline, *self._after(before, first))
         self.backward_ends = [last[timeline.find(Kind.BACKWARD, m)] for m in range(micro_batches)]
         self.end = self.backward_ends[-1]
-        self.order = Order(len(LANES), self._lanes, self._waits)
+        self.order = Order(len(LANES), self._lanes, self._waits, self._pieces)
         tasks = timeline.tasks
         self.forwards = [last[t.index] for t in tasks if t.kind is Kind.FORWARD and t.micro_batch == 0]
         self.middle = [last[t.index] for t in tasks if t.micro_batch == 1]
@@ -163,12 +165,16 @@ class PlayedSteps:
     def _add(self, piece: Piece | None, waits: Sequence[int]) -> int:
         self._lanes.append(LANES.index(Lane.COMPUTE if piece is None else piece.lane))
         self._waits.append(tuple(dict.fromkeys(waits)))
-        self.piece_of.append(None if piece is None else self._number_of(piece))
+        self._pieces.append(self._number_of(piece))
         return len(self._lanes) - 1
 
-    def _number_of(self, piece: Piece) -> int:
-        """Of one like it: a task takes the same in every micro-batch and in both steps."""
-        like = piece if isinstance(piece, Fetch) else (piece.kind, piece.shard, piece.chunk, piece.bytes)
+    def _number_of(self, piece: Piece | None) -> int:
+        """Of one like it: a task takes the same in every micro-batch, in both steps, and for a shard like another."""
+        like: object = None
+        if piece is not None:
+            shard = None if piece.shard is None else self._alike[piece.shard]
+            task = (piece.kind, piece.chunk, piece.bytes) if isinstance(piece, Task) else piece.lane
+            like = (shard, task)
         number = self._numbers.setdefault(like, len(self.pieces))
         if number == len(self.pieces):
             self.pieces.append(piece)
@@ -189,7 +195,7 @@ class SameObject(Generic[T]):
 
 
 def played_steps(
-    layout: Layout,
+    coarse: CoarseLayout,
     flows: tuple[ShardFlow, ...],
     micro_batches: int,
     overlap: Overlap,
@@ -197,16 +203,16 @@ def played_steps(
     streamed: StreamedShards,
 ) -> PlayedSteps:
     """As `PlayedSteps`, kept for the next time. `limits`: the update needs a global quantity."""
-    return _kept(SameObject(layout), flows, micro_batches, overlap, limits, streamed)
+    return _kept(SameObject(coarse), flows, micro_batches, overlap, limits, streamed)
 
 
 @lru_cache(maxsize=256)
 def _kept(
-    layout: SameObject[Layout],
+    coarse: SameObject[CoarseLayout],
     flows: tuple[ShardFlow, ...],
     micro_batches: int,
     overlap: Overlap,
     limits: bool,
     streamed: StreamedShards,
 ) -> PlayedSteps:
-    return PlayedSteps(layout.value, flows, micro_batches, overlap, limits, streamed)
+    return PlayedSteps(coarse.value, flows, micro_batches, overlap, limits, streamed)

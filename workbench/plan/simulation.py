@@ -10,26 +10,33 @@ the lanes that want it get no more than there is.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import heappop, heappush
 from itertools import zip_longest
+from operator import truediv
 
 Demand = tuple[float, ...]
 """Share of each shared resource that a task takes when it runs alone, 0 to 1."""
 NOTHING_LEFT_S = 1e-12
+IDLE = -1
 
 
 class Order:
-    """Tasks on `count` lanes and what each waits for: numbers of earlier tasks.
+    """Tasks on `count` lanes and what each waits for: numbers of earlier tasks. `alike`: tasks of one number take the
+    same.
 
     Raises:
         ValueError: a task waits for itself or a later one.
     """
 
-    def __init__(self, count: int, lanes: Sequence[int], waits: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, count: int, lanes: Sequence[int], waits: Sequence[Sequence[int]], alike: Sequence[int]
+    ) -> None:
         self.count = count
         self.lanes = tuple(lanes)
+        self.alike = tuple(alike)
         followers: list[list[int]] = [[] for _ in lanes]
         for number, earlier_ones in enumerate(waits):
             for earlier in earlier_ones:
@@ -62,69 +69,90 @@ def play(
 ) -> Played:
     """Run the tasks of `order`, which alone on the machine take `seconds` and, of what is shared, `demands`.
 
+    Both are by the order's numbers of what is alike.
+
     Busy, exposed and waited seconds are those after task `begin - 1` has ended (0: from the start) until task `end`
     ends (None: until all have); nothing is played beyond.
     """
-    lanes, followers = order.lanes, order.followers
+    lanes, followers, alike = order.lanes, order.followers, order.alike
     missing = list(order.waited_for)
     queues: list[list[tuple[float, int]]] = [[] for _ in range(order.count)]
     for number in order.first:
-        heapq.heappush(queues[lanes[number]], (0.0, number))
+        heappush(queues[lanes[number]], (0.0, number))
     played = Played([0.0] * len(lanes), [0.0] * order.count, [0.0] * order.count)
     busy, exposed, ends = played.busy, played.exposed, played.ends
-    running: dict[int, int] = {}
-    """The task of each lane that has one."""
-    left = [0.0] * order.count
-    now, counting, done = 0.0, begin == 0, 0
-    speeds: dict[tuple[Demand, ...], tuple[float, ...]] = {}
-    changed: Sequence[int] = range(order.count)
-    while done < len(lanes):
+    places: dict[Demand, int] = {}
+    place_of = [places.setdefault(demand, len(places)) for demand in demands]
+    distinct = tuple(places)
+    current = [IDLE] * order.count
+    # Of the lanes that have a task, in the order in which these began: the lane, its demand's place, the seconds left.
+    running: list[int] = []
+    wanted: list[int] = []
+    left: list[float] = []
+    now, waited, counting, to_do = 0.0, 0.0, begin == 0, len(lanes)
+    before_window = begin - 1
+    speeds: dict[tuple[int, ...], tuple[float, ...] | None] = {}
+    changed = list(range(order.count))
+    while to_do:
+        at_once = False
         for lane in changed:
-            if queues[lane] and lane not in running:
-                running[lane] = number = heapq.heappop(queues[lane])[1]
-                left[lane] = seconds[number]
-        key = tuple([demands[number] for number in running.values()])
-        speed = speeds.get(key)
-        if speed is None:
-            speed = speeds[key] = _speeds(key)
-        step = min([left[lane] / rate for lane, rate in zip(running, speed, strict=True)])
-        if step:
+            if queues[lane] and current[lane] == IDLE:
+                current[lane] = number = heappop(queues[lane])[1]
+                kind = alike[number]
+                running.append(lane)
+                wanted.append(place_of[kind])
+                left.append(seconds[kind])
+                if not seconds[kind]:
+                    at_once = True
+        if not at_once:
+            key = tuple(wanted)
+            if key not in speeds:
+                speeds[key] = _speeds(tuple([distinct[place] for place in key]))
+            speed = speeds[key]
+            if speed is None:
+                step = min(left)
+                left = [rest - step for rest in left]
+            else:
+                step = min(map(truediv, left, speed))
+                left = [rest - step * rate for rest, rate in zip(left, speed, strict=True)]
             now += step
             if counting:
-                idle = 0 not in running
-                if idle:
-                    played.waited += step
                 for lane in running:
                     busy[lane] += step
-                    if idle:
+                if current[0] == IDLE:
+                    waited += step
+                    for lane in running:
                         exposed[lane] += step
-        over = []
-        for lane, rate in zip(running, speed, strict=True):
-            left[lane] -= step * rate
-            if left[lane] <= NOTHING_LEFT_S:
-                over.append(lane)
-        woken = set(over)
-        for lane in over:
-            number = running.pop(lane)
+        over = [place for place, rest in enumerate(left) if rest <= NOTHING_LEFT_S]
+        changed = [running[place] for place in over]
+        to_do -= len(over)
+        for place in reversed(over):
+            del running[place], wanted[place], left[place]
+        for lane in changed.copy():
+            number, current[lane] = current[lane], IDLE
             ends[number] = now
-            done += 1
             if number == end:
-                return played
-            counting |= number == begin - 1
+                to_do = 0
+                break
+            if number == before_window:
+                counting = True
             for follower in followers[number]:
                 missing[follower] -= 1
                 if not missing[follower]:
                     lane_of = lanes[follower]
-                    heapq.heappush(queues[lane_of], (now if lane_of else 0.0, follower))
-                    woken.add(lane_of)
-        changed = sorted(woken)
+                    heappush(queues[lane_of], (now if lane_of else 0.0, follower))
+                    changed.append(lane_of)
+        changed.sort()
+    played.waited = waited
     return played
 
 
-def _speeds(demands: tuple[Demand, ...]) -> tuple[float, ...]:
-    """Of each running task, as a share of its speed alone: what is asked for beyond what there is slows all who ask."""
+@lru_cache(maxsize=4096)
+def _speeds(demands: tuple[Demand, ...]) -> tuple[float, ...] | None:
+    """Of each running task, as a share of its speed alone: what is asked for beyond what there is slows all who ask.
+    None where nobody is slowed."""
     totals = [sum(column) for column in zip_longest(*demands, fillvalue=0.0)]
-    return tuple(
+    speeds = tuple(
         min(
             [
                 1.0,
@@ -133,3 +161,4 @@ def _speeds(demands: tuple[Demand, ...]) -> tuple[float, ...]:
         )
         for demand in demands
     )
+    return None if min(speeds) == 1 else speeds

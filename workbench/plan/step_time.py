@@ -141,7 +141,7 @@ def step_time(census: Census, work: Workload, rates: Rates, times: ModelTimes | 
     ]
     fetched = [index for index, route in enumerate(routes) if route.streamed]
     steps = played_steps(
-        coarse.layout,
+        coarse,
         tuple(route.flow() for route in routes),
         min(work.gradient_accumulation, PLAYED_MICRO_BATCHES),
         work.overlap,
@@ -157,10 +157,9 @@ def step_time(census: Census, work: Workload, rates: Rates, times: ModelTimes | 
 def _predict(steps: PlayedSteps, costs: _Costs, work: Workload) -> StepTime:
     """The second of `steps`."""
     alone = [costs.of(piece) for piece in steps.pieces]
-    nothing: tuple[float, Demand] = (0.0, ())
-    each = [nothing if number is None else alone[number] for number in steps.piece_of]
-    seconds = [cost[0] for cost in each]
-    played = play(steps.order, seconds, [cost[1] for cost in each], begin=steps.begin, end=steps.end)
+    seconds, demands = [cost[0] for cost in alone], [cost[1] for cost in alone]
+    lanes, alike_to = steps.order.lanes, steps.order.alike
+    played = play(steps.order, seconds, demands, begin=steps.begin, end=steps.end)
     ends = played.ends
     step_s = ends[steps.end] - ends[steps.begin - 1] + STEP_S
     busy, exposed, waited = played.busy, played.exposed, played.waited
@@ -169,7 +168,7 @@ def _predict(steps: PlayedSteps, costs: _Costs, work: Workload) -> StepTime:
         period = ends[steps.backward_ends[1]] - ends[steps.backward_ends[0]]
         alike = [0.0] * len(LANES)
         for number in steps.middle:
-            alike[steps.order.lanes[number]] += seconds[number]
+            alike[lanes[number]] += seconds[alike_to[number]]
         waits = max(0.0, period - alike[0])
         step_s += more * period
         waited += more * waits
@@ -179,7 +178,7 @@ def _predict(steps: PlayedSteps, costs: _Costs, work: Workload) -> StepTime:
     return StepTime(
         step_s=step_s,
         tokens=work.gradient_accumulation * work.micro_batch_size * work.sequence_length,
-        forward_s=work.gradient_accumulation * sum(seconds[number] for number in steps.forwards),
+        forward_s=work.gradient_accumulation * sum(seconds[alike_to[number]] for number in steps.forwards),
         waited_s=waited,
         lanes={lane: LaneTime(busy[n], min(busy[n], exposed[n])) for n, lane in enumerate(LANES)},
         measured=costs.compute.measured,
@@ -205,7 +204,9 @@ class _Costs:
         self.rates = rates
         self.compute = compute
 
-    def of(self, piece: Piece) -> tuple[float, Demand]:
+    def of(self, piece: Piece | None) -> tuple[float, Demand]:
+        if piece is None:
+            return 0.0, ()
         return self._fetch(piece) if isinstance(piece, Fetch) else self._task(piece)
 
     def _fetch(self, fetch: Fetch) -> tuple[float, Demand]:
