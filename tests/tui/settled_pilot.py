@@ -35,6 +35,8 @@ def until_settled(wait: Wait) -> Wait:
     async def settled(pilot: Pilot[Any], timeout: float = 30.0) -> bool:
         deadline = time.monotonic() + LONGEST_S
         while await wait(pilot, timeout):
+            if pilot.app._exit:
+                return True  # what is left undrawn then is never drawn
             screen = pilot.app.screen
             screen._on_timer_update()
             pumps = (pilot.app, *screen.walk_children(with_self=True))
