@@ -180,6 +180,18 @@ def test_a_stopped_run_is_resumed_in_place_with_what_it_had(
         launch.resume(run)
 
 
+@pytest.mark.parametrize("more", ["train.steps=751", "train.epochs=2"])
+def test_a_finished_run_goes_on_where_more_is_asked_for(
+    tmp_path: Path, trainer: Callable[[str], None], more: str
+) -> None:
+    trainer(SLEEPER)
+    run = RunDirectory.create(tmp_path, "p")
+    run.config.write_text(PRESET)
+    write_status(run, Status(phase="finished", step=750, total_steps=750, exit_code=0))
+    launch.resume(run, [more])
+    assert read_status(run).phase == "starting"
+
+
 def test_a_run_that_cannot_be_resumed_says_why_and_stays_as_it_is(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "p")
     write_status(run, Status(phase="stopped", step=5, total_steps=9, exit_code=143))

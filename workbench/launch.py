@@ -91,8 +91,10 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
         raise ConfigurationError(
             f"run {run.name} cannot be resumed: {run.config} cannot be read: {error}"
         ) from error
-    steps = parse_config(text, str(run.config), overrides).train.steps
-    if state == "finished" and status.step >= steps:
+    train = parse_config(text, str(run.config), overrides).train
+    steps = train.steps
+    # What epochs come to, only the tokens tell.
+    if state == "finished" and not train.epochs and status.step >= steps:
         raise WorkbenchError(
             f"run {run.name} is finished: all its {steps} steps are done; "
             f"`workbench resume {run.name} --set train.steps=N` goes on to a later one"

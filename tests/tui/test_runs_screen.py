@@ -217,7 +217,7 @@ def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_moves_it(
 
 def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[str, RunDirectory]) -> None:
     async def scenario(host: Host, pilot: Pilot[None]) -> None:
-        for kind, offered in {"running": False, "paused": True, "finished": False, "stopped": True}.items():
+        for kind, offered in {"running": False, "paused": True, "finished": True, "stopped": True}.items():
             await go_to(host, pilot, kind)
             await pilot.pause()
             assert host.screen.active_bindings["R"].enabled is offered, kind
@@ -229,7 +229,7 @@ def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[str, R
     assert not host.asked and not zoo["running"].control.exists()
 
 
-@pytest.mark.parametrize("kind", ["stopped", "failed", "died", "half"])
+@pytest.mark.parametrize("kind", ["stopped", "failed", "died", "half", "finished"])
 def test_a_run_without_a_trainer_is_resumed_by_the_application(
     zoo: dict[str, RunDirectory], kind: str
 ) -> None:

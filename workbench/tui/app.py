@@ -261,11 +261,12 @@ class WorkbenchApp(App[None]):
 
     @work(group="resume", exclusive=True)
     async def _resume(self, run: RunDirectory) -> None:
-        """Ask what is to be changed, which may be nothing, and go on with the run."""
+        """Ask what is to be changed, of a stopped run mostly nothing, and go on with it."""
         from workbench import launch
-        from workbench.tui.run.resuming import ask_changes, overrides_in
+        from workbench.tui.run.resuming import ask_changes, overrides_in, steps_done
 
-        text = await self.push_screen_wait(ask_changes(run, self.surroundings.glyphs))
+        done = await asyncio.to_thread(steps_done, run)
+        text = await self.push_screen_wait(ask_changes(run, done, self.surroundings.glyphs))
         if text is None:
             return
 

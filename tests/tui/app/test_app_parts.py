@@ -114,6 +114,49 @@ def test_a_run_is_resumed_with_the_changes_that_are_typed_and_shown(
     assert resumed == [(run, changes)]
 
 
+@pytest.mark.parametrize("shown", ["RunsScreen", "RunScreen"])
+def test_a_run_that_has_done_all_its_steps_is_asked_for_more_of_them(
+    house: House, monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    run = house.run(finished=True)
+    run.config.write_text(run.config.read_text().replace("steps = 100", "steps = 12"))
+    resumed: list[list[str]] = []
+    monkeypatch.setattr(launch, "resume", lambda run, overrides: resumed.append(overrides))
+
+    def problem(app: App) -> str:
+        return str(app.screen.query_one("#wrong", Static).render())
+
+    async def scenario(app: App, pilot: Pilot[None]) -> None:
+        await pilot.press("H")
+        await until(pilot, lambda: app.shown == "RunsScreen")
+        await settled(pilot)
+        if shown == "RunScreen":
+            await pilot.press("enter")
+            await until(pilot, lambda: app.shown == "RunScreen")
+            await settled(pilot)
+        await pilot.press("R")
+        await until(pilot, lambda: app.shown == "AskText")
+        assert "All its 12 steps are done" in str(app.screen.query_one(".text", Static).render())
+        field = app.screen.query_one(Input)
+        assert field.value == "train.steps=" and field.cursor_position == len(field.value)
+        for typed in ("train.steps=", "", "train.steps=12", "optimizer.learning_rate=1e-4"):
+            field.value = typed
+            await pilot.press("enter")
+            await until(pilot, lambda: "all 12 steps are done: name more of them" in problem(app))
+            field.value = "train.steps=many"
+            await pilot.press("enter")
+            await until(pilot, lambda: "must be a whole number" in problem(app))
+        assert not resumed
+        field.value = "train.epochs=2"
+        assert app.screen._wrong(field.value) == "", "what epochs come to is known to the trainer"  # type: ignore[attr-defined]
+        field.value = "train.steps="
+        await pilot.press("end", "2", "0", "enter")
+        await until(pilot, lambda: bool(resumed))
+
+    house.drive(scenario)
+    assert resumed == [["train.steps=20"]]
+
+
 def test_what_cannot_be_started_is_told_and_nothing_else_happens(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,22 +81,22 @@ class House:
         self.presets.parent.mkdir(parents=True, exist_ok=True)
         (self.presets.parent / "keymap.toml").write_text(text)
 
-    def run(self, number: int = 1, *, living: bool = False) -> RunDirectory:
-        """A run that has ended, or that this very process trains."""
+    def run(self, number: int = 1, *, living: bool = False, finished: bool = False) -> RunDirectory:
+        """A run that was stopped, or has done its 12 steps, or that this very process trains."""
         run = RunDirectory(self.runs / f"20260101-0000{number:02d}-tiny-{number:06x}")
         run.checkpoints.mkdir(parents=True)
         run.events.touch()
         run.config.write_text(CONFIG)
         pid = os.getpid() if living else 0
         status = Status(
-            phase="training" if living else "stopped",
+            phase="training" if living else "finished" if finished else "stopped",
             step=12,
-            total_steps=100,
+            total_steps=12 if finished else 100,
             loss=3.25,
             elapsed_s=75.0,
             pid=pid,
             pid_started=(process_started(pid) or 0.0) if living else 0.0,
-            exit_code=None if living else 143,
+            exit_code=None if living else 0 if finished else 143,
         )
         write_status(run, status, durable=False)
         return run

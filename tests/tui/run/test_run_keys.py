@@ -150,7 +150,7 @@ def offered(host: Host) -> set[str]:
     [
         (live(), {"pause", "save_now", "stop"}),
         (live(phase="paused"), {"pause", "save_now", "stop", "resume"}),
-        (ended("finished", 0, "100 steps"), set()),
+        (ended("finished", 0, "100 steps"), {"resume"}),
         (ended("stopped", 143, "stopped"), {"resume"}),
         (ended("failed", 1, "no memory"), {"resume"}),
     ],

@@ -17,11 +17,12 @@ from textual.worker import get_current_worker
 from workbench.errors import WorkbenchError
 from workbench.runs import Event, RunDirectory, liveness, read_status, send_control
 from workbench.runs.steering import Answer, ask
-from workbench.runs.summary import LIVING, RESUMABLE
+from workbench.runs.summary import LIVING
 from workbench.tui.dialogs import Choice, Confirm
 from workbench.tui.messages import ResumeRun
 from workbench.tui.run.ending import end_at_once
 from workbench.tui.run.reading import RunLook
+from workbench.tui.run.resuming import GOES_ON
 from workbench.tui.surroundings import Surroundings
 
 CHANGING = ("pause", "save_now", "stop", "resume")
@@ -70,7 +71,7 @@ class SteeredScreen(Screen[None]):
         if self.latest is None:
             return action != "resume"
         if action == "resume":
-            return self.latest.state == "paused" or self.latest.state in RESUMABLE
+            return self.latest.state == "paused" or self.latest.state in GOES_ON
         return self.latest.living
 
     def note_control(self, look: RunLook) -> None:
@@ -109,7 +110,7 @@ class SteeredScreen(Screen[None]):
             return
         if look.state == "paused":
             self.steer("resume")
-        elif look.state in RESUMABLE:
+        elif look.state in GOES_ON:
             self.post_message(ResumeRun(self.run))
         else:
             self._tell(f"It is {look.state}: there is nothing to resume.", severity="warning")

@@ -70,7 +70,8 @@ class RunScreen(GroupedScreen):
 they stand beside each other and the digits move the focus, on a small one they switch.
 
 `p` pauses and goes on, `k` saves a checkpoint now, `s` stops (it saves first; pressed again it offers to end at once),
-`R` resumes a run that was stopped or failed. `z` freezes the picture, not the training. `y` copies the run's folder.
+`R` resumes a run that was stopped or failed, and gives more steps to one that has done all of its own.
+`z` freezes the picture, not the training. `y` copies the run's folder.
 `q` and escape leave; a run that goes on is never ended without a question.
 """
     BINDINGS: ClassVar[list[BindingType]] = [

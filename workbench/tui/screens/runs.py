@@ -24,11 +24,12 @@ from workbench.launch import last_words
 from workbench.runs import RunDirectory
 from workbench.runs.deleting import delete_run, plan_deletion
 from workbench.runs.steering import ask
-from workbench.runs.summary import RESUMABLE, RunSummaries, RunSummary
+from workbench.runs.summary import RunSummaries, RunSummary
 from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.units import amount
+from workbench.tui.run.resuming import GOES_ON
 from workbench.tui.screens.filter_field import FilteredScreen, FilterField
 from workbench.tui.screens.run_detail import RunDetail
 from workbench.tui.screens.run_list import RunList
@@ -130,7 +131,7 @@ class RunsScreen(FilteredScreen):
     def _may_resume(self) -> bool:
         """Whether the run under the cursor can go on: it is shown before the key is pressed."""
         row = self.run_list.highlighted if self.is_mounted else None
-        return row is not None and (row.state == "paused" or row.state in RESUMABLE)
+        return row is not None and (row.state == "paused" or row.state in GOES_ON)
 
     # Reading.
 
@@ -246,7 +247,7 @@ class RunsScreen(FilteredScreen):
             return
         if row.state == "paused":
             self._steer(row.run, "resume")
-        elif row.state in RESUMABLE:
+        elif row.state in GOES_ON:
             self.post_message(ResumeRun(row.run))
 
     def action_pause(self) -> None:
