@@ -13,11 +13,12 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from workbench import __version__
-from workbench.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, WorkbenchError
+from workbench.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, ConfigurationError, WorkbenchError
 from workbench.verbs.table import GROUPS, VERBS
+from workbench.verbs.wrong_lines import left_over, wrong_beginning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,9 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error is said."""
+
+    def error(self, message: str) -> NoReturn:
+        verb = self.prog.removeprefix("workbench").strip()
+        raise ConfigurationError(f"{verb}: {message}; `{self.prog} --help` explains it")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line, made from `VERBS`."""
-    parser = argparse.ArgumentParser(
+    """The parser of the whole command line, made from `VERBS`; what it refuses is a ConfigurationError."""
+    parser = _Parser(
         prog="workbench",
         description="Train language models larger than the GPU on one machine.",
         epilog="`workbench` alone shows the screen (--ascii: without blocks and braille); `workbench VERB --help` "
@@ -61,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         added = _add_parser(groups[group[0]] if group else top, word, verb.help)
         for argument in verb.arguments:
             added.add_argument(*argument.names, **argument.options)
-        added.set_defaults(handle=verb.handle)
+        added.set_defaults(handle=verb.handle, verb=verb)
     return parser
 
 
@@ -95,26 +104,16 @@ def _dispatch(words: list[str]) -> int:
         return EXIT_DONE
     parser = build_parser()
     try:
-        _refuse_unknown_verb(parser, words[0])
-        arguments = parser.parse_args(words)
+        wrong = wrong_beginning(words, VERBS)
+        if wrong is not None:
+            raise ConfigurationError(wrong)
+        arguments, rest = parser.parse_known_args(words)
+        if rest:
+            raise ConfigurationError(left_over(arguments.verb, rest))
         handle: Callable[[argparse.Namespace], int] = arguments.handle
         return handle(arguments)
-    except SystemExit as stop:  # argparse has printed its help, the version or a usage error
+    except SystemExit as stop:  # argparse has printed its help or the version
         return stop.code if isinstance(stop.code, int) else EXIT_DONE
-
-
-def _refuse_unknown_verb(parser: argparse.ArgumentParser, word: str) -> None:
-    names = list(dict.fromkeys(verb.name.split()[0] for verb in VERBS))
-    if word.startswith("-") or word in names:
-        return
-    import difflib
-
-    near = difflib.get_close_matches(word, names, n=1)
-    if near:
-        parser.error(f'there is no verb "{word}"; did you mean "{near[0]}"?')
-    if word.endswith(".toml"):
-        parser.error(f'there is no verb "{word}"; to train this preset: workbench run {word}')
-    parser.error(f'there is no verb "{word}"; the verbs are {", ".join(names)}')
 
 
 def _add_parser(verbs: Any, name: str, help: str) -> argparse.ArgumentParser:

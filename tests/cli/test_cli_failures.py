@@ -91,12 +91,33 @@ def test_a_full_disk_is_not_called_a_bug(
             "xyzzy",
             "the verbs are run, plan, probe, doctor, runs, attach, compare, export, sample, metrics, top, stop, save",
         ),
-        ("config", "the following arguments are required"),
-        ("config shew quickstart", "invalid choice"),
-        ("run quickstart --steps 3", "unrecognized arguments: --steps 3"),
-        ("run quickstart --det", "unrecognized arguments: --det"),
-        ("run quickstart --set", "expected one argument"),
-        ("export RUN", "the following arguments are required: DIR"),
+        ("config", 'there is no verb "config"; the verbs are config show, config check or config schema'),
+        ("config shew quickstart", 'there is no verb "config shew"; did you mean "config show"?'),
+        (
+            "run quickstart --steps 3",
+            'run: there is no option "--steps"; a field is set by --set train.steps=VALUE',
+        ),
+        ("plan gpt2 --micro-batch-size=3", "a field is set by --set train.micro_batch_size=VALUE"),
+        ("stop --steps", 'stop: there is no option "--steps"; `workbench stop --help` lists'),
+        ("run quickstart --det", 'run: there is no option "--det"; did you mean "--detach"?'),
+        ("runs --xyzzy=3", 'runs: there is no option "--xyzzy"; `workbench runs --help` lists'),
+        ("runs extra", "runs: 'extra' is one word too many; `workbench runs --help` lists"),
+        (
+            "run quickstart --set",
+            "run: argument --set: expected one argument; `workbench run --help` explains it",
+        ),
+        ("export RUN", "export: the following arguments are required: DIR; `workbench export --help`"),
+        ("sample --tokens many", 'sample: argument --tokens: "many" is not a whole number'),
+        ("sample --top-p half", 'sample: argument --top-p: "half" is not a number'),
+        ("--runs there runs", "options stand behind the verb: workbench runs --runs there\n"),
+        ("--runs=there runs", "options stand behind the verb: workbench runs --runs=there\n"),
+        ("--runs runs stop it", "options stand behind the verb: workbench stop it --runs runs\n"),
+        ("--json config schema", "options stand behind the verb: workbench config schema --json\n"),
+        ("--ascii --set train.steps=3 attach", 'attach: there is no option "--set"'),
+        ("--runs there", "--runs stands behind a verb that takes it, and there is none: `run`, `plan`, "),
+        ("--verison", 'there is no option "--verison"; did you mean "--version"?'),
+        ("--xyzzy runs", 'runs: there is no option "--xyzzy"'),
+        ("--xyzzy", "lists the verbs, which come first"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_ends_with_2_and_says_why(
@@ -105,6 +126,7 @@ def test_a_command_line_that_makes_no_sense_ends_with_2_and_says_why(
     assert main(line.split()) == 2
     printed = capsys.readouterr()
     assert told in printed.err
+    assert printed.err.startswith("workbench: ") and printed.err.count("\n") == 1
     assert printed.out == ""
 
 

@@ -25,8 +25,22 @@ class Verb(NamedTuple):
 
 
 def argument(*names: str, **options: Any) -> Argument:
-    """The argument that `add_argument(*names, **options)` would add."""
-    return Argument(names, options)
+    """The argument that `add_argument(*names, **options)` would add; of a number it is said what is none."""
+    kind = options.get("type")
+    return Argument(names, {**options, "type": _number(kind)} if kind in _NUMBERS else options)
+
+
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
+def _number(kind: Any) -> Callable[[str], Any]:
+    def parse(word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f'"{word}" is not {_NUMBERS[kind]}') from None
+
+    return parse
 
 
 PRESET = argument("preset", metavar="PRESET", help="a preset's name, or the path of a TOML file")
