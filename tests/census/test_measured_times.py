@@ -31,6 +31,17 @@ def test_every_kind_and_the_rest_are_timed(family: str, census_of: Callable[[str
     assert times.matrix_flops_per_s > 1e8
 
 
+def test_times_say_how_busy_the_machine_was(
+    census_of: Callable[[str], Census], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = "other processes kept 3.0 of 4 cores busy meanwhile"
+    monkeypatch.setattr(measure.Others, "note", lambda self: busy)
+    times = measure_times(
+        FAMILIES["gpt2"], census_of("gpt2"), sequences=1, tokens=16, dtype="float32", budget_s=0.01
+    )
+    assert times.busy == busy
+
+
 def test_where_time_is_short_sequences_go_first_then_tokens(census_of: Callable[[str], Census]) -> None:
     census = census_of("gpt2")
     whole = work_of(census, 8, 128)

@@ -10,7 +10,9 @@ import pytest
 from tiny_probe import ON_CPU, TINY, profile_on
 
 from workbench.errors import EXIT_DONE, ConfigurationError
+from workbench.plan.kept_times import keep_times, read_times
 from workbench.plan.profile import MachineProfile
+from workbench.plan.times import KindTimes, ModelTimes
 from workbench.probe import command, measured
 from workbench.probe.command import probe
 from workbench.probe.fingerprint import machine_fingerprint
@@ -139,3 +141,34 @@ def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: lis
     with pytest.raises(ConfigurationError, match="expected auto, cpu, cuda or cuda:N"):
         probe(device="gpu", disk_path=None, json=False, fresh=True, quick=True)
     assert measurements == []
+
+
+def test_what_was_timed_on_a_busy_machine_is_thrown_away_by_a_probe_and_the_rest_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def times(busy: str) -> ModelTimes:
+        kind = KindTimes(forward_s=1, graph_s=1, backward_s=2)
+        return ModelTimes(
+            fingerprint="abc",
+            sequences=1,
+            tokens=8,
+            dtype="float32",
+            kinds=(kind,),
+            outer_forward_s=1,
+            outer_backward_s=1,
+            matrix_flops_per_s=1e9,
+            busy=busy,
+        )
+
+    keep_times("idle", times(""))
+    keep_times("busy", times("other processes kept 2.0 of 3 cores busy meanwhile"))
+    ask(quick=True)
+    command.measured_machine("cpu", None)  # as a plan does
+    assert read_times("busy", 1) is not None
+    capsys.readouterr()
+    ask()
+    assert "1 timing of models' pieces from a busy machine thrown away" in capsys.readouterr().err
+    assert read_times("busy", 1) is None
+    assert read_times("idle", 1) == times("")
+    ask()
+    assert "thrown away" not in capsys.readouterr().err

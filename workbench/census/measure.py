@@ -30,6 +30,7 @@ from workbench.errors import WorkbenchError
 from workbench.plan.census import Census
 from workbench.plan.free import free_host_bytes
 from workbench.plan.times import KindTimes, ModelTimes
+from workbench.probe.others import Others
 
 FEWEST_TOKENS = 16
 LEAST_ROUNDS, MOST_ROUNDS = 3, 7
@@ -67,6 +68,7 @@ def measure_times(
             f"the blocks of {census.model} cannot be timed: that takes {needed / GIB:,.1f} GiB of host memory, and "
             f"{free / GIB:,.1f} GiB are free"
         )
+    others = Others()
     matrix = MatrixSpeed(computed_in, where)
     for _ in range(LEAST_ROUNDS):
         matrix.measure()
@@ -114,6 +116,7 @@ def measure_times(
         outer_forward_s=stopwatch.median("outer forward"),
         outer_backward_s=stopwatch.median("outer backward"),
         matrix_flops_per_s=matrix.median(),
+        busy=others.note(),
     )
 
 

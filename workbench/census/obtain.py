@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from workbench.cache import read_cached, write_cached
 from workbench.census.helper_process import Tell, ask_helper
 from workbench.plan.census import VERSION, Census, census_key
+from workbench.plan.kept_times import keep_times, read_times
 from workbench.plan.times import ModelTimes
 from workbench.probe.fingerprint import resolved_device
 
@@ -81,8 +82,8 @@ def obtain_times(
     # By its own name, so that "auto" and what it means are one.
     sizes = {"sequences": sequences, "tokens": tokens, "dtype": dtype, "device": resolved_device(device)}
     content = json.dumps([fingerprint, _key(table), sizes], sort_keys=True)
-    name = f"times/{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
-    known = _parsed_times(read_cached(name), len(census.kinds))
+    key = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
+    known = read_times(key, len(census.kinds))
     if known is not None or not take:
         return known
     tell(f"timing the pieces of {_called(table)} at this size: once, up to a minute")
@@ -95,7 +96,7 @@ def obtain_times(
         "budget_s": budget_s,
     }
     times = ModelTimes.model_validate(ask_helper(question, tell))
-    write_cached(name, times.model_dump_json(indent=1) + "\n")
+    keep_times(key, times)
     return times
 
 
@@ -175,16 +176,6 @@ def _parsed_census(text: str | None) -> Census | None:
     except ValidationError:
         return None
     return census if census.version == VERSION else None
-
-
-def _parsed_times(text: str | None, kinds: int) -> ModelTimes | None:
-    if text is None:
-        return None
-    try:
-        times = ModelTimes.model_validate_json(text)
-    except ValidationError:
-        return None
-    return times if len(times.kinds) == kinds else None
 
 
 def _versions() -> list[str]:

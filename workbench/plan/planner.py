@@ -36,7 +36,7 @@ TimesOf = Callable[[int, int, str], ModelTimes | None]
 class Plan:
     """What `config`, its placement chosen, needs and takes. `time`: None where `no_time` says why.
 
-    `busy`: how busy the machine was when its speeds were measured; empty where it was not.
+    `busy`: how busy the machine was when its speeds, or else the model's pieces, were measured; empty where it was not.
     """
 
     config: RunConfig
@@ -140,23 +140,30 @@ class Planner:
         work = workload(config, precision, shared_memory=self.ground.shared_memory)
         layout = self._layout(work)
         memory = plan_memory(layout, self.census, work, self.ground.free)
-        time, run, no_time = None, None, ""
+        time, run, no_time, busy = None, None, "", ""
         if timed:
             no_time = self._why_no_time(work)
             if not no_time:
-                time = self._time(work, measure=memory.fits)
+                times = self._times(work) if memory.fits else None
+                time = self._time(work, times)
+                busy = self._busy(time, times)
                 run = run_time(config, time, checkpoint_bytes(layout, work), self._disk_rate())
-        busy = self.ground.machine.all_busy if time is not None and self.ground.machine is not None else ""
         return Plan(config, self.ground.name, memory, precision, time, run, no_time, busy)
 
-    def _time(self, work: Workload, *, measure: bool) -> StepTime:
-        """By measured times only where they may have to be taken for something that can run."""
-        assert self.ground.machine is not None
+    def _times(self, work: Workload) -> ModelTimes | None:
+        """Measured ones, which may have to be taken first."""
+        if self._times_of is None:
+            return None
         dtype = work.compute_dtype(work.precision)
-        times = None
-        if measure and self._times_of is not None:
-            times = self._times_of(work.micro_batch_size, work.sequence_length, dtype)
+        return self._times_of(work.micro_batch_size, work.sequence_length, dtype)
+
+    def _time(self, work: Workload, times: ModelTimes | None) -> StepTime:
+        assert self.ground.machine is not None
         return step_time(self.census, work, Rates(self.ground.machine, work.threads), times)
+
+    def _busy(self, time: StepTime, times: ModelTimes | None) -> str:
+        assert self.ground.machine is not None
+        return self.ground.machine.all_busy or (times.busy if times is not None and time.measured else "")
 
     def _why_no_time(self, work: Workload) -> str:
         machine = self.ground.machine

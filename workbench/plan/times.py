@@ -31,7 +31,7 @@ class ModelTimes(_Part):
 
     `kinds`: by the census's number of the kind. `outer_forward_s` and `outer_backward_s`: embedding, last norm, head
     and loss. `matrix_flops_per_s`: of a large product in `dtype`, measured between the pieces. `fingerprint`: the
-    machine's.
+    machine's. `busy`: how busy others kept it meanwhile, a clause; empty where they did not matter.
     """
 
     fingerprint: str
@@ -42,3 +42,4 @@ class ModelTimes(_Part):
     outer_forward_s: Seconds
     outer_backward_s: Seconds
     matrix_flops_per_s: Annotated[float, Field(gt=0)]
+    busy: str = ""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE
+from workbench.plan.kept_times import forget_busy_times
 from workbench.plan.profile import MachineProfile
 from workbench.probe.budget import FULL, QUICK, Budget
 from workbench.probe.fingerprint import resolved_device
@@ -25,12 +26,19 @@ def probe(*, device: str, disk_path: Path | None, json: bool, fresh: bool, quick
     """Print the profile of this machine with `device` and the disk under `disk_path`, measured where it has to be.
 
     `fresh`: measured in any case. `quick`: in a few seconds, less exactly; a quick profile is measured again by a probe
-    that is not, and so is one of a busy machine. `json`: as JSON.
+    that is not, and so is one of a busy machine; what plans timed on a busy one is thrown away then. `json`: as JSON.
 
     Raises:
         ConfigurationError: there is no such device, or the folder cannot be written.
     """
     profile = measured_machine(device, disk_path, fresh=fresh, quick=quick, mend=not quick)
+    if not quick:
+        forgotten = forget_busy_times()
+        if forgotten:
+            _tell(
+                f"{forgotten} timing{'s' if forgotten > 1 else ''} of models' pieces from a busy machine thrown away; "
+                "the next plan times them anew"
+            )
     print(profile.model_dump_json(indent=2) if json else "\n".join(profile_lines(profile)))
     return EXIT_DONE
 
