@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from workbench.cli import main
-from workbench.runs import RunDirectory
+from workbench.runs import RunDirectory, Status, write_status
 from workbench.tui import command
 from workbench.verbs import screen
 
@@ -117,6 +118,22 @@ def test_top_prints_one_sample_as_json_anywhere(capsys: pytest.CaptureFixture[st
         "swap_used_bytes",
     }
     assert sample["gpus"] or sample["gpu_note"]
+
+
+def test_a_printed_sample_has_the_disk_of_the_runs_and_the_trainer_of_the_newest_that_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "not there yet"
+    assert main(["top", "--json", "--runs", str(folder)]) == 0
+    sample = json.loads(capsys.readouterr().out)
+    [disk] = sample["disks"]
+    assert disk["folder"] == str(folder) and disk["total_bytes"] >= disk["free_bytes"] > 0
+    assert sample["trainer"] is None
+    run = RunDirectory.create(tmp_path, "tiny")
+    write_status(run, Status(phase="training", step=1, total_steps=9))
+    RunDirectory.create(tmp_path, "later")
+    assert main(["top", "--json", "--runs", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["trainer"]["pid"] == os.getpid()
 
 
 def test_the_screen_is_drawn_in_ascii_where_the_terminal_cannot_show_blocks(

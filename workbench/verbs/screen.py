@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -43,19 +44,33 @@ def attach(name: str | None, root: Path | None, *, read_only: bool, plain: bool)
 
 
 def top(root: Path | None, *, as_json: bool, plain: bool) -> int:
-    """The monitor alone; with `as_json` one sample, printed.
+    """The monitor alone; with `as_json` one sample, printed: of the machine, the newest run's trainer, the runs' disk.
 
     Raises ConfigurationError where there is no terminal.
     """
     if as_json:
         from workbench.monitor.sampler import Sampler
 
-        print(json.dumps(_finite(asdict(Sampler().sample_once())), indent=2, allow_nan=False))
+        runs = runs_root(root).absolute()
+        sampler = Sampler()
+        sampler.watch(pid=_newest_trainer(runs), folders=(runs,))
+        print(json.dumps(_finite(asdict(sampler.sample_once())), indent=2, allow_nan=False))
         return EXIT_DONE
     _need_terminal("top", "`workbench top --json` prints one sample")
     from workbench.tui.command import show
 
     return show(runs_root(root), part="top", plain=plain)
+
+
+def _newest_trainer(root: Path) -> int | None:
+    """The process of the newest run below `root` that trains on this machine."""
+    from workbench.runs import RunDirectory, liveness, read_status
+
+    for run in reversed(RunDirectory.list(root)):
+        status = read_status(run)
+        if liveness(status) in ("running", "paused") and status.host == socket.gethostname():
+            return status.pid
+    return None
 
 
 def _need_terminal(verb: str, instead: str) -> None:
