@@ -154,7 +154,8 @@ def test_a_syntax_error_is_told_with_line_and_column() -> None:
 
 
 def test_a_syntax_error_at_the_end_is_told_with_the_last_line() -> None:
-    assert only_complaint('[model]\narchitecture = "gpt2').startswith("my.toml:2: is not valid TOML: ")
+    for end in ("", "\n", "\n\n"):
+        assert only_complaint(f"[data]\nsource = [{end}").startswith("my.toml:2: is not valid TOML: ")
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 100_000, "[model]\nn = " + "9" * 10_000])

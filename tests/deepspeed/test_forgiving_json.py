@@ -63,6 +63,7 @@ WANTED = {"a": 1, "b": {"c": True}}
                 (2, 'added the missing "}" of the "{" in line 2'),
             ],
         ),
+        ('{"a": 1,\n"b": {"c": true}\n\n', [(2, 'added the missing "}" of the "{" in line 1')]),
         ('"a": 1, "b": {"c": true}', [(1, "put braces around the whole: it starts with a key")]),
         ('"a": 1, "b": {"c": true}}', [(1, "put braces around the whole: it starts with a key")]),
         (
@@ -142,6 +143,8 @@ def test_texts_with_odd_escapes_are_mended(written: str, text: str) -> None:
         ("train a model", "x.json:1:1: ", 'where "{" was expected'),
         ('{"a":\n  ,}', "x.json:2:3: ", "where a value was expected"),
         ('{"a": 1,\n "b": "open\n}', "x.json:2:12: ", "the closing quote"),
+        ('{"a": 1,\n"b":\n', "x.json:2:5: ", "the end of the file where a value was expected"),
+        ('{"a": 1,\n"b":  \r\n\r\n', "x.json:2:5: ", "the end of the file where a value was expected"),
         ('{"a": 1}\nand so on', "x.json:2:1: ", "where the end of the file was expected"),
         ('{"a": 1, 2}', "x.json:1:10: ", "a key in quotes"),
         ('{"a": 1_000}', "x.json:1:7: ", "where a value was expected"),

@@ -223,7 +223,7 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
         line, _, column = at.rstrip(")").removeprefix("line ").partition(", column ")
         if line.isdigit():
             raise ConfigurationError(f"{name}:{line}:{column}: is not valid TOML: {what}") from None
-        last = text.count("\n") + 1
+        last = text.rstrip().count("\n") + 1
         raise ConfigurationError(f"{name}:{last}: is not valid TOML: {what or error}") from None
     except RecursionError:
         raise ConfigurationError(f"{name}: is nested too deeply; a preset has two levels of tables") from None

@@ -87,6 +87,7 @@ class _Reader:
         self._items = 0
         self._open: list[str] = []
         self._starts = [found.end() for found in re.finditer("\n", text)]
+        self._end = len(text.rstrip())
 
     def read(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -321,11 +322,12 @@ class _Reader:
         self.at = end
 
     def _line(self, at: int) -> int:
-        return bisect_right(self._starts, at) + 1
+        """Of what is behind the last character, the line of that."""
+        return bisect_right(self._starts, min(at, self._end)) + 1
 
     def _place(self) -> str:
         line = self._line(self.at)
-        column = self.at - (self._starts[line - 2] if line > 1 else 0) + 1
+        column = min(self.at, self._end) - (self._starts[line - 2] if line > 1 else 0) + 1
         return f"{self.name}:{line}:{column}"
 
     def _mend(self, what: str, at: int | None = None) -> None:
