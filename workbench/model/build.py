@@ -18,6 +18,7 @@ from torch import nn
 
 from workbench.engine.discovery import FoundShard, find_blocks
 from workbench.errors import ConfigurationError
+from workbench.model.constructed import ConstructedValues, mark
 
 
 def model_config(architecture: str, settings: dict[str, Any]) -> Any:
@@ -92,15 +93,17 @@ class ShardInitializer:
     def __init__(self, model: nn.Module, seed: int) -> None:
         self._model: Any = model
         self._seed = seed
+        self._constructed = ConstructedValues(model)
         blocks = find_blocks(model).values()
         inside = {id(m) for block in blocks for m in block.modules()}
         self._outer = [m for m in _post_order(model) if id(m) not in inside]
         for module in model.modules():
             # The meta build marked everything as initialised.
             module.__dict__.pop("_is_hf_initialized", None)
-        for module in _post_order(model):
-            if not any(p is not None for p in module._parameters.values()) and _place_buffers(module):
-                self._initialize([module], "buffers")
+        bare = [m for m in _post_order(model) if not any(p is not None for p in m._parameters.values())]
+        for module in (placed := [module for module in bare if _place_buffers(module)]):
+            self._initialize([module], "buffers")
+        self._tables = [module for module in placed if id(module) not in inside]
 
     def __call__(self, shard: FoundShard) -> None:
         """Replace the shard's meta parameters by initialised fp32 ones on the CPU."""
@@ -114,25 +117,24 @@ class ShardInitializer:
         """
         for name in list(names):
             parameter = shard.parameters[name]
-            real = nn.Parameter(
-                torch.empty(parameter.shape, dtype=torch.float32), requires_grad=parameter.requires_grad
-            )
-            shard.replace(name, real)
+            memory = mark(torch.empty(parameter.shape, dtype=torch.float32))
+            shard.replace(name, nn.Parameter(memory, requires_grad=parameter.requires_grad))
         placed = [_place_buffers(module) for module in shard.modules()]
-        if not names and not any(placed):
-            return
-        for name, parameter in shard.parameters.items():
-            if name not in names:
-                parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        modules = self._modules_of(shard)
+        if names or any(placed):
+            for name, parameter in shard.parameters.items():
+                if name not in names:
+                    parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+            self._initialize(modules, shard.name)
+        self._constructed.fill(modules if shard.block is not None else [*self._tables, *modules])
+
+    def _modules_of(self, shard: FoundShard) -> list[nn.Module]:
+        """Those whose initialisation sets the shard's parameters, children first."""
         if shard.block is not None:
-            modules = list(_post_order(shard.block))
-        else:
-            # A container may redraw what its children hold, so it comes after them.
-            owners = {id(m) for m in shard.modules()}
-            modules = [
-                m for m in self._outer if id(m) in owners or any(id(c) in owners for c in m.children())
-            ]
-        self._initialize(modules, shard.name)
+            return list(_post_order(shard.block))
+        # A container may redraw what its children hold, so it comes after them.
+        owners = {id(m) for m in shard.modules()}
+        return [m for m in self._outer if id(m) in owners or any(id(c) in owners for c in m.children())]
 
     def _initialize(self, modules: Iterable[nn.Module], name: str) -> None:
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
@@ -171,7 +173,7 @@ def _place_buffers(module: nn.Module) -> bool:
     """Give a module's meta buffers memory; True where it has any."""
     on_meta = {name: b for name, b in module._buffers.items() if b is not None and b.is_meta}
     for name, buffer in on_meta.items():
-        module._buffers[name] = torch.empty_like(buffer, device="cpu")
+        module._buffers[name] = mark(torch.empty_like(buffer, device="cpu"))
     return bool(on_meta)
 
 
