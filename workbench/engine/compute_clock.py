@@ -8,11 +8,24 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from workbench.engine.execution import Span
 from workbench.timeline import Kind, Lane
 
 Interval = tuple[float, float]
+
+
+class Computed(NamedTuple):
+    """What is known when a step is settled, which is after the next one's first forward.
+
+    `own`: the spans of its forwards and backwards. `spans` and `waits`: all since the step before was settled, which is
+    what its lanes worked beside.
+    """
+
+    own: list[Span]
+    spans: list[Span]
+    waits: list[Interval]
 
 
 class ComputeClock:
@@ -22,6 +35,8 @@ class ComputeClock:
         self._forward_began: float | None = None
         self._spans: list[Span] = []
         self._waits: list[Interval] = []
+        self._ahead: list[Span] = []
+        self._ended: int | None = None
 
     @property
     def in_forward(self) -> bool:
@@ -57,11 +72,18 @@ class ComputeClock:
         """The model has waited since `began`."""
         self._waits.append((began, time.perf_counter()))
 
-    def take(self) -> tuple[list[Span], list[Interval]]:
-        """The spans and waits since the last call."""
+    def end_step(self) -> None:
+        """The step has had its last backward: what is computed from here on is the next one's."""
+        self._ended = len(self._spans)
+
+    def take(self) -> Computed:
+        """What there is since the last call."""
         spans, self._spans = self._spans, []
         waits, self._waits = self._waits, []
-        return spans, waits
+        ended, self._ended = self._ended, None
+        own = self._ahead + spans[:ended]
+        self._ahead = [] if ended is None else spans[ended:]
+        return Computed(own, spans, waits)
 
     def _add(self, kind: Kind, began: float) -> None:
         self._spans.append(Span(Lane.COMPUTE, kind, None, None, began, time.perf_counter()))

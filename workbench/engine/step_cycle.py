@@ -108,6 +108,7 @@ class StepCycle:
         execution = self._execution
         assert execution is not None
         self._in_step = False
+        self._machinery.clock.end_step()
         report = self._report = StepReport(settle, lambda: self._is_skipped(execution))
         if self._is_delayed(self.steps):
             self._settle()
@@ -172,10 +173,9 @@ class StepCycle:
         self._machinery.intake.end_step()
         scale, can_fall = self._non_finite.loss_scale, self._non_finite.scale_can_fall
         self._non_finite.after(self.steps, verdict)
-        spans, waits = self._machinery.clock.take()
-        spans += execution.spans
-        if window is not None:
-            spans += window.take_spans()
+        own, spans, waits = self._machinery.clock.take()
+        of_lanes = execution.spans + (window.take_spans() if window is not None else [])
+        spans = spans + of_lanes
         if self._arrangement.overlap == "serial":
             # The model's own thread did the lanes' work: it waited for all of it.
             waits += [(span.start_s, span.stop_s) for span in spans if span.lane is not Lane.COMPUTE]
@@ -184,7 +184,7 @@ class StepCycle:
             grad_norm=verdict.grad_norm,
             skipped=not verdict.finite,
             learning_rate=work.learning_rate,
-            lane_seconds=lane_seconds(spans),
+            lane_seconds=lane_seconds(own + of_lanes),
             exposed_seconds=exposed_seconds(spans, waits),
             exposed_s=sum(stop - start for start, stop in waits),
             loss_scale=scale,
