@@ -27,9 +27,9 @@ class StepResult:
     """One finished step.
 
     `grad_norm`: of the step's mean gradient, before clipping. `skipped`: it was not finite and nothing was written.
-    `lane_seconds`: busy seconds a lane, of which the model waited `exposed_seconds`; the rest was hidden behind it. Of the
-    compute lane they are the step's own forwards and backwards, while `spans` has the next step's first forward too,
-    beside which its lanes worked.
+    `lane_seconds`: busy seconds a lane, of which the model waited `exposed_seconds`; the rest was hidden behind it.
+    Of the compute lane they are the step's own forwards and backwards, while `spans` has the next step's first forward
+    too, beside which its lanes worked.
     `exposed_s`: seconds in which the model waited, for whatever lane. `loss_scale`: that its backward had, 1 unless
     fp16; `scale_can_fall`: it is searched for, and not at its minimum, so that an overflow is a part of that search.
     """

@@ -67,8 +67,8 @@ METRIC_COLUMNS = (
 
 `<lane>_s`: seconds in which the lane was busy, of which the model waited `<lane>_exposed_s`; the rest was hidden behind
 it. `compute_s`: in the step's own forwards and backwards, and so within `step_s`; its lanes are waited for in the next
-step's forward too. `exposed_s`: seconds in which it waited, for whatever lane. `skipped`: 1 where the optimizer step was
-left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
+step's forward too. `exposed_s`: seconds in which it waited, for whatever lane. `skipped`: 1 where the optimizer step
+was left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
 """
 
 
