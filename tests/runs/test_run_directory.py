@@ -82,7 +82,7 @@ def test_latest_is_the_newest_run_that_is_there_when_the_pointer_is_dead(tmp_pat
 
 
 def test_a_name_that_is_wrong_or_ambiguous_gets_the_nearest_names(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no run in it yet"):
+    with pytest.raises(ConfigurationError, match="there is no such folder"):
         RunDirectory.find(tmp_path / "nothing", None)
     one, two = RunDirectory.create(tmp_path, "alpha"), RunDirectory.create(tmp_path, "alphabet")
     with pytest.raises(ConfigurationError, match="2 runs") as ambiguous:

@@ -196,3 +196,17 @@ def test_the_list_as_json_names_the_best_checkpoint_of_a_run(
         [row] = json.loads(capsys.readouterr().out)
         found = (row["best_step"], row["best_validation_loss"])
         assert found == ((None, None) if best is None else (30, 2.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("there", "no run in it yet"), ("file", "is no folder"), ("nowhere", "no such folder")]
+)
+def test_a_folder_without_runs_is_told_from_one_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=said):
+        run_verbs.steer("stop", None, tmp_path / name)
+    assert run_verbs.runs(tmp_path / name, as_json=False) == 0
+    assert said in capsys.readouterr().err

@@ -159,7 +159,7 @@ class RunDirectory:
             if latest is not None:
                 return latest
             if not runs:
-                raise ConfigurationError(f"run folder {root}: there is no run in it yet")
+                raise ConfigurationError(f"run folder {root}: {why_empty(root)}")
             return runs[-1]
         for run in runs:
             if run.name == name:
@@ -239,6 +239,17 @@ def _unwritable(root: Path, error: OSError) -> ConfigurationError:
 
 def _preset_part(preset_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", preset_name).strip("-.")[:60] or "run"
+
+
+def why_empty(root: Path) -> str:
+    """Why a folder of runs lists none, as a clause."""
+    if root.is_dir():
+        return "there is no run in it yet"
+    return (
+        "is no folder"
+        if root.exists()
+        else "there is no such folder (--runs DIR, or WORKBENCH_RUNS, names another)"
+    )
 
 
 def _is_run(path: Path) -> bool:

@@ -27,6 +27,7 @@ from workbench.runs import (
     send_control,
 )
 from workbench.runs.checkpoints import read_best
+from workbench.runs.directory import why_empty
 
 _ANSWER_S = 30.0
 """How long a command waits for the trainer's answer; a step may take longer."""
@@ -48,7 +49,7 @@ def runs(root: Path | None, as_json: bool, *, plans: bool = False) -> int:
         print(json.dumps([_as_json(*row) for row in rows], indent=2))
         return EXIT_DONE
     if not rows:
-        print(f"There are no runs in {folder.absolute()}", file=sys.stderr)
+        print(f"There are no runs in {folder.absolute()}: {why_empty(folder)}", file=sys.stderr)
         return EXIT_DONE
     table = [("RUN", "STATE", "STEP", "LOSS", "TOKENS/S", "DURATION"), *(_as_row(*row) for row in rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
@@ -74,7 +75,7 @@ def _plans(folder: Path, as_json: bool) -> int:
         )
         return EXIT_DONE
     if not found:
-        print(f"There are no runs in {folder.absolute()}", file=sys.stderr)
+        print(f"There are no runs in {folder.absolute()}: {why_empty(folder)}", file=sys.stderr)
     for run, rows in found:
         print(run.name)
         if not rows:
