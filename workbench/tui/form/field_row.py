@@ -12,7 +12,9 @@ from typing import ClassVar
 from rich.segment import Segment
 from textual import events, on
 from textual.app import ComposeResult
+from textual.geometry import Size
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input, TextArea
@@ -32,12 +34,18 @@ TABLE_LINES = (4, 12)
 """A table's editor is at least and at most so high."""
 
 
+class Entry(Input):
+    """An input of a given width, as large as it is whatever is typed: nothing is laid out anew for a key."""
+
+    virtual_size = Reactive(Size(0, 0), layout=False)
+
+
 class FieldRow(Widget):
     """One field. `problem` and `remark` stand below its input."""
 
     DEFAULT_CSS = """
     FieldRow { height: 1; layout: vertical; }
-    FieldRow > Input, FieldRow > Input:focus { width: 1fr; height: 1; border: none; padding: 0 1; }
+    FieldRow > Entry, FieldRow > Entry:focus { width: 1fr; height: 1; border: none; padding: 0 1; }
     FieldRow > TextArea, FieldRow > TextArea:focus { width: 1fr; border: none; padding: 0 1; }
     FieldRow > .row--name { color: $text; }
     FieldRow > .row--changed { color: $accent; text-style: bold; }
@@ -97,7 +105,7 @@ class FieldRow(Widget):
             area = TextArea(self._shown, compact=True, show_line_numbers=False, tab_behavior="focus")
             area.cursor_blink = False
             return area
-        entry = Input(self._shown, compact=True, select_on_focus=False)
+        entry = Entry(self._shown, compact=True, select_on_focus=False)
         entry.cursor_blink = False
         return entry
 

@@ -233,7 +233,7 @@ class ConfigureScreen(LookingScreen):
         title = clean(f" {glyphs.separator} ".join([*parts, self.where]), glyphs)
         if title != self._title_text:
             self._title_text = title
-            self.query_one("#title", Static).update(Content(title))
+            self.query_one("#title", Static).update(Content(title), layout=False)
 
     def show_around(self) -> None:
         self._say_at_fields()
