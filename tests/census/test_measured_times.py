@@ -10,8 +10,10 @@ from model_tables import FAMILIES
 
 from workbench.census import measure
 from workbench.census.building import meta_model
-from workbench.census.cut_model import pass_blocks, real_model, tokens
+from workbench.census.cut_model import capture, pass_blocks, real_model, tokens
+from workbench.census.masked_attention import Attention, attentions, time_attention
 from workbench.census.measure import affordable, measure_times, work_of
+from workbench.census.stopwatch import Stopwatch
 from workbench.census.take import first_blocks
 from workbench.errors import WorkbenchError
 from workbench.plan.census import Census
@@ -40,6 +42,40 @@ def test_times_say_how_busy_the_machine_was(
         FAMILIES["gpt2"], census_of("gpt2"), sequences=1, tokens=16, dtype="float32", budget_s=0.01
     )
     assert times.busy == busy
+
+
+def test_what_a_mask_costs_is_timed_on_the_blocks_own_attention(census_of: Callable[[str], Census]) -> None:
+    for family, masks in (("llama", [None]), ("gemma2", [])):
+        names = first_blocks(census_of(family))
+        model = real_model(lambda family=family: meta_model(FAMILIES[family]), names, small=False)
+        call = capture(model, names, tokens(2, 16, 97))[names[0]]
+        found = attentions(model.get_submodule(names[0]), call, torch.float32)
+        assert [attention.shapes[0][::2] for attention in found] == [(2, 16) for _ in masks], family
+    stopwatch = Stopwatch(torch.device("cpu"))
+    shape = torch.Size((1, 2, 768, 32))
+    for _ in range(3):
+        time_attention(
+            Attention((shape,) * 3, torch.float32, torch.device("cpu"), {}), stopwatch, "attention"
+        )
+    for phase in ("forward", "backward"):
+        assert stopwatch.median(f"attention plain {phase}") > 0
+        assert stopwatch.median(f"attention masked {phase}") > 0
+
+
+def test_a_mask_costs_what_its_attentions_take_more_and_never_less_than_nothing() -> None:
+    seconds = {
+        "block attention 0 plain forward": 1.0,
+        "block attention 0 masked forward": 1.5,
+        "block attention 1 plain forward": 2.0,
+        "block attention 1 masked forward": 4.0,
+        "block attention 0 plain backward": 3.0,
+        "block attention 0 masked backward": 2.9,
+    }
+    stopwatch = Stopwatch(torch.device("cpu"))
+    stopwatch.median = seconds.__getitem__  # type: ignore[method-assign]
+    assert measure._of_masks(stopwatch, "block", 2, "forward") == 2.5
+    assert measure._of_masks(stopwatch, "block", 1, "backward") == 0
+    assert measure._of_masks(stopwatch, "block", 0, "forward") == 0
 
 
 def test_where_time_is_short_sequences_go_first_then_tokens(census_of: Callable[[str], Census]) -> None:

@@ -116,6 +116,30 @@ def test_measured_times_are_taken_before_arithmetic_whatever_a_matrix_product_to
     assert not predict().measured
 
 
+@pytest.mark.parametrize(("checkpointing", "forwards"), [(True, 2), (False, 1)])
+def test_masks_that_keep_documents_apart_cost_what_they_were_timed_at(
+    checkpointing: bool, forwards: int
+) -> None:
+    kind = KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2, mask_forward_s=0.01, mask_backward_s=0.03)
+    times = ModelTimes(
+        fingerprint="",
+        sequences=2,
+        tokens=512,
+        dtype="bfloat16",
+        kinds=(kind,),
+        outer_forward_s=0.05,
+        outer_backward_s=0.05,
+        matrix_flops_per_s=1e12,
+    )
+    sizes = {"micro_batch_size": 4, "sequence_length": 1024, "activation_checkpointing": checkpointing}
+    together, apart = (
+        predict(times=times, state="device", separate_documents=apart, **sizes).lanes[Lane.COMPUTE].busy_s
+        for apart in (False, True)
+    )
+    # Twice the sequences, and four times the pairs of tokens of each.
+    assert apart - together == pytest.approx(24 * 8 * (forwards * 0.01 + 0.03))
+
+
 def test_the_same_question_has_the_same_answer() -> None:
     assert predict(weights="host", state="disk") == predict(weights="host", state="disk")
 

@@ -1,6 +1,7 @@
 """How long the pieces of a model take here: each kind of block, and all that is not a block, at a run's own sizes.
 
-Invariant: each piece is timed by itself, never by a difference of two others, with its own code and its full width.
+Invariant: each piece is timed by itself, never by a difference of two others, with its own code and its full width;
+what a mask costs is the difference of an attention with and without it, each timed by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from workbench.census.cut_model import (
     real_model,
     seeded,
 )
+from workbench.census.masked_attention import attentions, time_attention
 from workbench.census.stopwatch import MatrixSpeed, Stopwatch
 from workbench.census.take import GIB, first_blocks, quiet_transformers, room_needed
 from workbench.engine.chunked_loss import ChunkedLoss
@@ -85,6 +87,7 @@ def measure_times(
     with seeded():
         ids = torch.randint(0, census.vocab_size, (sequences, tokens)).to(where)
         calls = capture(model, names, ids)
+        found = {name: attentions(model.get_submodule(name), calls[name], computed_in) for name in names}
         stopwatch = Stopwatch(where)
         loss = ChunkedLoss(model)
         if not census.loss_in_chunks:
@@ -93,6 +96,8 @@ def measure_times(
         for number in range(MOST_ROUNDS + 1):
             for name in names:
                 _time_block(model.get_submodule(name), calls[name], computed_in, name, stopwatch)
+                for place, attention in enumerate(found[name]):
+                    time_attention(attention, stopwatch, f"{name} attention {place}")
                 matrix.measure()
             _time_outer(model, loss, ids, stopwatch)
             matrix.measure()
@@ -110,6 +115,8 @@ def measure_times(
                 forward_s=stopwatch.median(f"{name} forward"),
                 graph_s=stopwatch.median(f"{name} graph"),
                 backward_s=stopwatch.median(f"{name} backward"),
+                mask_forward_s=_of_masks(stopwatch, name, len(found[name]), "forward"),
+                mask_backward_s=_of_masks(stopwatch, name, len(found[name]), "backward"),
             )
             for name in names
         ),
@@ -151,6 +158,15 @@ def _time_block(block: nn.Module, call: Call, dtype: torch.dtype, name: str, sto
         result.backward(gradient)
     # As in training: gradients have been taken away when the next ones come.
     block.zero_grad(set_to_none=True)
+
+
+def _of_masks(stopwatch: Stopwatch, name: str, attentions: int, phase: str) -> float:
+    """What masks make a block's attentions slower by; nothing where noise would have them faster."""
+    names = [f"{name} attention {place}" for place in range(attentions)]
+    masked, plain = (
+        sum(stopwatch.median(f"{each} {way} {phase}") for each in names) for way in ("masked", "plain")
+    )
+    return max(0.0, masked - plain)
 
 
 def _time_outer(model: nn.Module, loss: ChunkedLoss, ids: Tensor, stopwatch: Stopwatch) -> None:

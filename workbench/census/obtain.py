@@ -21,7 +21,7 @@ from workbench.cache import read_cached, write_cached
 from workbench.census.helper_process import Tell, ask_helper
 from workbench.plan.census import VERSION, Census, census_key
 from workbench.plan.kept_times import keep_times, read_times
-from workbench.plan.times import ModelTimes
+from workbench.plan.times import TIMES_VERSION, ModelTimes
 from workbench.probe.fingerprint import resolved_device
 
 BUILDERS = ("torch", "transformers")
@@ -81,7 +81,7 @@ def obtain_times(
     table = essential(model_table)
     # By its own name, so that "auto" and what it means are one.
     sizes = {"sequences": sequences, "tokens": tokens, "dtype": dtype, "device": resolved_device(device)}
-    content = json.dumps([fingerprint, _key(table), sizes], sort_keys=True)
+    content = json.dumps([TIMES_VERSION, fingerprint, _key(table), sizes], sort_keys=True)
     key = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
     known = read_times(key, len(census.kinds))
     if known is not None or not take:

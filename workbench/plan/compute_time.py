@@ -55,9 +55,15 @@ def _scaled(census: Census, work: Workload, times: ModelTimes) -> ComputeTimes:
         there = kind.flops.at(times.sequences, times.tokens)
         here = kind.flops.at(work.micro_batch_size, work.sequence_length)
         larger = here / there if there else 1.0
-        forward.append(larger * (measured.forward_s if work.activation_checkpointing else measured.graph_s))
-        again = measured.graph_s if work.activation_checkpointing else 0.0
-        backward.append(larger * (again + measured.backward_s))
+        masked, masked_back = 0.0, 0.0
+        if work.separate_documents:
+            # Over pairs of tokens, all other amounts being over tokens for the most part.
+            pairs = work.micro_batch_size * work.sequence_length**2 / (times.sequences * times.tokens**2)
+            masked, masked_back = pairs * measured.mask_forward_s, pairs * measured.mask_backward_s
+        once = measured.forward_s if work.activation_checkpointing else measured.graph_s
+        forward.append(larger * once + masked)
+        again = larger * measured.graph_s + masked if work.activation_checkpointing else 0.0
+        backward.append(again + larger * measured.backward_s + masked_back)
     tokens = work.micro_batch_size * work.sequence_length / (times.sequences * times.tokens)
     return ComputeTimes(
         tuple(forward),

@@ -10,6 +10,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+TIMES_VERSION = 2
+"""Counts up with every change of what is timed."""
 Seconds = Annotated[float, Field(ge=0)]
 Whole = Annotated[int, Field(ge=1)]
 
@@ -19,11 +21,16 @@ class _Part(BaseModel):
 
 
 class KindTimes(_Part):
-    """Seconds of one block of a kind: a forward without a graph, one with a graph, and the backward of that."""
+    """Seconds of one block of a kind: a forward without a graph, one with a graph, and the backward of that.
+
+    `mask_forward_s`, `mask_backward_s`: by how much its attention is slower where a mask keeps documents apart.
+    """
 
     forward_s: Seconds
     graph_s: Seconds
     backward_s: Seconds
+    mask_forward_s: Seconds = 0.0
+    mask_backward_s: Seconds = 0.0
 
 
 class ModelTimes(_Part):
