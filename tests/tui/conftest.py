@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 @pytest.fixture(autouse=True)
 def settling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every press and pause waits until the screen has settled, however busy the machine is."""
-    monkeypatch.setattr(Pilot, "_wait_for_screen", settled_pilot.until_settled(Pilot._wait_for_screen))
+    monkeypatch.setattr(Pilot, "_wait_for_screen", settled_pilot.SETTLING)
 
 
 @pytest.fixture

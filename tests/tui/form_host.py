@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 from screen_host import NoMonitor
 from textual.app import App
 from textual.message import Message
-from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.worker import WorkerCancelled
 
 from workbench import presets
 from workbench.census.obtain import read_shipped
@@ -148,11 +145,3 @@ class OneScreen(App[None]):
     def notify(self, message: str, **options: Any) -> None:
         self.told.append(message)
         super().notify(message, **options)
-
-
-async def settled(pilot: Pilot[None]) -> None:
-    """Until nothing is going on any more: no worker, no message, no timer that would start one."""
-    for _ in range(3):
-        with suppress(WorkerCancelled):  # one whose answer nobody wants any more
-            await pilot.app.workers.wait_for_complete()
-        await pilot.pause()

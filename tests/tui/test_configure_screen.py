@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from form_host import LARGE, SMALL, OneScreen, PlannedMachine, large_lacks, settled, surroundings
-from screen_host import text_of
+from form_host import LARGE, SMALL, OneScreen, PlannedMachine, large_lacks, surroundings
+from screen_host import text_of, until
+from settled_pilot import settled
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input, Static, TextArea
@@ -182,6 +183,28 @@ def test_starting_with_a_problem_on_another_table_goes_there(tmp_path: Path) -> 
         assert screen.focused_field == "train.steps"
 
     on_screen(scenario, tmp_path, own(tmp_path, BROKEN.replace("stepps = 4\n", "")))
+
+
+def test_a_key_lays_nothing_out_anew_and_the_end_of_a_long_text_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid_out: list[Screen[Any]] = []
+    lay_out = Screen._refresh_layout
+
+    def noted(screen: Screen[Any], *sizes: Any, **others: Any) -> None:
+        laid_out.append(screen)
+        lay_out(screen, *sizes, **others)
+
+    async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
+        await go_to(screen, pilot, "sample.prompt")
+        await write(pilot, "x")
+        monkeypatch.setattr(Screen, "_refresh_layout", noted)
+        await write(pilot, "a" * 60 + "END")
+        assert "aEND" in text_of(app) and not laid_out
+        await pilot.press("home")
+        assert "aEND" not in text_of(app) and "a" * 30 in text_of(app)
+
+    on_screen(scenario, tmp_path)
 
 
 def test_a_contradiction_is_told_at_its_field_and_goes_with_its_cause(tmp_path: Path) -> None:
@@ -569,10 +592,7 @@ def test_another_model_asks_for_its_census_and_then_shows_its_plan(tmp_path: Pat
         row = await go_to(screen, pilot, "model.config")
         assert isinstance(row.control, TextArea)
         row.control.load_text(row.control.text.replace("n_layer = 50", "n_layer = 4"))
-        for _ in range(200):
-            await pilot.pause(0.005)
-            if machine.asked and "as a test" in text_of(app):
-                break
+        await until(pilot, lambda: bool(machine.asked) and "as a test" in text_of(app))
         assert machine.asked[0]["config"]["n_layer"] == 4
         assert screen.query_one(FitMeter).stale and "taking the census, as a test" in text_of(app)
         machine.may_answer.set()
@@ -593,10 +613,7 @@ def test_a_census_is_called_off_when_the_model_changes_again_and_when_the_screen
         assert isinstance(row.control, TextArea)
         for layers in (4, 5):
             row.control.load_text(f"n_layer = {layers}")
-            for _ in range(200):
-                await pilot.pause(0.005)
-                if len(machine.asked) == layers - 3:
-                    break
+            await until(pilot, lambda wanted=layers - 3: len(machine.asked) == wanted)
         assert [table["config"]["n_layer"] for table in machine.asked] == [4, 5]
         assert machine.errands[0].called_off and not machine.errands[1].called_off
         await pilot.press("escape")
@@ -616,8 +633,7 @@ def test_an_unmeasured_machine_is_measured_when_asked_and_can_be_called_off(tmp_
         assert "F3 measures this machine" in text_of(app)
         machine.hold()
         await pilot.press("f3")
-        await pilot.pause(0.02)
-        assert "measuring: the memory's speed" in text_of(app)
+        await until(pilot, lambda: "measuring: the memory's speed" in text_of(app))
         await pilot.press("f3")
         await settled(pilot)
         assert machine.errands[0].called_off and screen.plan.time is None

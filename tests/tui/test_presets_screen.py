@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from form_host import SMALL, OneScreen, PlannedMachine, large_lacks, settled, ship_two_presets, surroundings
-from screen_host import text_of
+from form_host import SMALL, OneScreen, PlannedMachine, large_lacks, ship_two_presets, surroundings
+from screen_host import text_of, until
+from settled_pilot import settled
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -104,11 +105,7 @@ def test_rows_are_there_before_they_are_planned_and_a_census_does_not_hold_the_o
     machine.hold()
 
     async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
-        for _ in range(400):
-            await pilot.pause(0.005)
-            if machine.asked:
-                break
-        await pilot.pause()
+        await until(pilot, lambda: bool(machine.asked))
         rows = {row.preset.name: row for row in screen.preset_list.rows}
         assert rows["quickstart"].verdict == "fits" and rows["gpt2-10b"].verdict == "no"
         assert rows["a-new-one"].pending and "..." in text_of(app)
@@ -127,10 +124,7 @@ def test_leaving_the_screen_calls_the_census_off(user: Path, tmp_path: Path) -> 
     machine.hold()
 
     async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
-        for _ in range(400):
-            await pilot.pause(0.005)
-            if machine.asked:
-                break
+        await until(pilot, lambda: bool(machine.asked))
         app.pop_screen()
         await settled(pilot)
         assert machine.errands[0].called_off

@@ -7,9 +7,9 @@ import signal
 from typing import NoReturn
 
 import pytest
-from screen_host import text_of
+from screen_host import text_of, until
 from textual.pilot import Pilot
-from whole_app import App, House, Scenario, settled, until
+from whole_app import App, House, Scenario, settled
 
 from workbench.runs import RunDirectory
 from workbench.tui import command

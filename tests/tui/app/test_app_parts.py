@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from screen_host import until
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
-from whole_app import App, House, settled, until
+from whole_app import App, House, settled
 
 from workbench import launch
 from workbench.errors import ConfigurationError

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from screen_host import until
 from textual.binding import ActiveBinding
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input, Markdown, Static
-from whole_app import App, House, settled, until
+from whole_app import App, House, settled
 
 from workbench.tui.form.inputs import YesNo
 from workbench.tui.glyphs import PLAIN

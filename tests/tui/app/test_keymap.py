@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from screen_host import until
 from textual.pilot import Pilot
-from whole_app import App, House, settled, until
+from whole_app import App, House, settled
 
 from workbench.tui.bindings import binding_names, bindings_of, bound_classes, places
 from workbench.tui.keymap import FILE_NAME, Keymap, read_keymap

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from screen_host import until
 from textual.app import SystemCommand
 from textual.command import CommandPalette, Provider
 from textual.pilot import Pilot
-from whole_app import App, House, settled, until
+from whole_app import App, House, settled
 
 from workbench.tui.messages import OpenPreset, OpenRun
 from workbench.tui.palette import PresetsAndRuns

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from screen_host import until
 from textual.constants import DEFAULT_THEME
 from textual.pilot import Pilot
-from whole_app import App, House, settled, until
+from whole_app import App, House, settled
 
 from workbench.tui.remembered import FILE_NAME, Remembered, read_remembered, write_remembered
 from workbench.tui.screens.top import TopScreen

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import settled_pilot
 from form_host import PlannedMachine
 from screen_host import NoMonitor
 from textual.notifications import SeverityLevel
@@ -132,19 +132,5 @@ def house(folder: Path, monkeypatch: pytest.MonkeyPatch) -> House:
 
 
 async def settled(pilot: Pilot[None]) -> None:
-    """Until no worker is busy and no message waits; a worker that waits for an answer is not waited for."""
-    for _ in range(3):
-        await pilot.pause()
-        await until(pilot, lambda: not _busy(pilot))
-
-
-async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not met():
-        assert time.monotonic() < deadline, "it did not happen within 20 s"
-        await pilot.pause()
-        await asyncio.sleep(0.002)
-
-
-def _busy(pilot: Pilot[None]) -> bool:
-    return any(w.is_running and w.group not in ("quit", "leave", "stop") for w in pilot.app.workers)
+    """Until nothing goes on any more but workers that wait for an answer."""
+    await settled_pilot.settled(pilot, but=("quit", "leave", "stop"))

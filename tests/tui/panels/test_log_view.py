@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from panel_host import SIZES, check_box, picture, with_widget
+from settled_pilot import settled
 from textual.pilot import Pilot
 
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
@@ -17,20 +18,12 @@ from workbench.tui.panels.log_window import MAX_LINES
 SIZE = (60, 12)
 
 
-async def settle(pilot: Pilot[None]) -> None:
-    """Until nothing is read any more."""
-    await pilot.pause()
-    while len(pilot.app.workers):
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
-
-
 async def press(pilot: Pilot[None], *keys: str) -> None:
     """Each key with time for what it reads; letters of a search are typed at once."""
     while keys:
         at_once = keys.index("enter") + 1 if keys[0] == "slash" and "enter" in keys else 1
         await pilot.press(*keys[:at_once])
-        await settle(pilot)
+        await settled(pilot)
         keys = keys[at_once:]
 
 
@@ -43,7 +36,7 @@ def with_log(
     async def run(pilot: Pilot[None], view: LogView) -> None:
         view.focus()
         view.open(path)
-        await settle(pilot)
+        await settled(pilot)
         await scenario(pilot, view)
 
     with_widget(LogView(glyphs), size, run)
@@ -66,12 +59,12 @@ def test_the_end_is_seen_and_followed(log: Path) -> None:
         assert "step 002999" in picture(view)[-2] and "following" in picture(view)[0]
         steps(log, 5, 3000)
         view.look()
-        await settle(pilot)
+        await settled(pilot)
         assert "step 003004" in picture(view)[-2]
         await press(pilot, "up", "up")
         steps(log, 5, 3005)
         view.look()
-        await settle(pilot)
+        await settled(pilot)
         assert "step 003004" in picture(view)[-2] and "following" not in picture(view)[0]
         assert view.current is not None and "step 003002" in view.current.text
         await press(pilot, "end")
@@ -88,7 +81,7 @@ def test_moving_up_reads_the_lines_before_page_by_page_and_down_those_after(log:
         seen = 2 * MAX_LINES - 1
         for _ in range(12):
             view.action_scroll_rows(-450)
-            await settle(pilot)
+            await settled(pilot)
             seen -= 450
             assert view.current is not None and f"step {seen:06}" in view.current.text
             assert len(view.reading.window.lines) <= MAX_LINES
@@ -96,7 +89,7 @@ def test_moving_up_reads_the_lines_before_page_by_page_and_down_those_after(log:
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
         while not view.reading.window.at_end:
             view.action_scroll_rows(450)
-            await settle(pilot)
+            await settled(pilot)
         numbers = [int(line.text[5:11]) for line in view.reading.window.lines]
         assert numbers == list(range(numbers[0], 2 * MAX_LINES)) and len(numbers) <= MAX_LINES
 
@@ -111,7 +104,7 @@ def test_the_picture_stands_still_while_lines_above_are_read(log: Path) -> None:
         for rows in (-PAGE_LINES * 6 // 10, 3):
             view.action_scroll_rows(rows)
             before = picture(view)
-        await settle(pilot)
+        await settled(pilot)
         assert len(view.reading.window.lines) == 2 * PAGE_LINES and picture(view) == before
 
     with_log(log, scenario)
@@ -124,7 +117,7 @@ def test_what_was_given_up_does_not_come_back(log: Path) -> None:
         done: list[str] = []
         view.reading.begin(lambda stopped: "old", done.append)
         view.reading.begin(lambda stopped: "new", done.append)
-        await settle(pilot)
+        await settled(pilot)
         assert done == ["new"]
 
     with_log(log, scenario)
@@ -149,7 +142,7 @@ def test_a_long_run_is_followed_in_bounded_memory(log: Path) -> None:
         for i in range(4):
             steps(log, 2000, 100 + 2000 * i)
             view.look()
-            await settle(pilot)
+            await settled(pilot)
             assert f"step {2099 + 2000 * i:06}" in picture(view)[-2]
         assert len(view.reading.window.lines) == MAX_LINES
 
@@ -211,7 +204,7 @@ def test_levels_show_warnings_and_errors_of_the_whole_file(log: Path) -> None:
         with log.open("a") as file:
             file.write("step 1\nwarning: swap\n")
         view.look()
-        await settle(pilot)
+        await settled(pilot)
         assert view.reading.window.lines[-1].text == "warning: swap" and len(view.reading.window.lines) == 3
         await press(pilot, "e")
         assert [line.text for line in view.reading.window.lines] == ["RuntimeError: CUDA error"]
@@ -259,15 +252,15 @@ def test_a_log_that_is_cut_off_replaced_or_gone_is_survived(log: Path) -> None:
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         log.write_text("anew\n")
         view.look()
-        await settle(pilot)
+        await settled(pilot)
         assert [line.text for line in view.reading.window.lines] == ["anew"]
         log.unlink()
         view.look()
-        await settle(pilot)
+        await settled(pilot)
         assert "no train.log" in picture(view)[-1] and "anew" in picture(view)[1]
         log.write_text("another\n")
         view.look()
-        await settle(pilot)
+        await settled(pilot)
         assert [line.text for line in view.reading.window.lines] == ["another"]
 
     with_log(log, scenario)
@@ -278,7 +271,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(log: Path) -> None:
         assert "There is no train.log yet." in picture(view)[1]
         steps(log, 1)
         view.look()
-        await settle(pilot)
+        await settled(pilot)
         assert "step 000000" in picture(view)[1]
 
     with_log(log, scenario)

@@ -18,11 +18,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from form_host import LARGE, SMALL, PlannedMachine
+from settled_pilot import SETTLING, settled
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, TextArea
-from textual.worker import WorkerCancelled
 
 import workbench.tui
 from scenes.picture import Picture, picture_of
@@ -84,21 +84,10 @@ class Stage:
     folder: Path
 
     async def settle(self) -> None:
-        """Until nothing is going on any more: no worker, no message, no change of the picture."""
-        before: tuple[str, ...] = ()
-        deadline = time.monotonic() + 60
-        while True:
-            for _ in range(2):
-                with suppress(WorkerCancelled):
-                    await self.app.workers.wait_for_complete()
-                await self.pilot.pause()
-            self._hold_cursors()
-            strips = self.app.screen._compositor.render_strips()
-            now = tuple("".join(segment.text for segment in strip) for strip in strips)
-            if now == before:
-                return
-            before = now
-            assert time.monotonic() < deadline, "the picture does not come to rest"
+        """Until nothing is going on any more."""
+        await settled(self.pilot)
+        self._hold_cursors()
+        await settled(self.pilot)
 
     def _hold_cursors(self) -> None:
         for field in self.app.screen.query("Input, TextArea"):
@@ -197,7 +186,8 @@ def photograph(
         by_name = patch(
             "workbench.preset_names.FIRST", ""
         )  # what a scene goes to by its keys stays where it is
-        with _environment(variables), _in_folder(folder), few, by_name:
+        settling = patch.object(Pilot, "_wait_for_screen", SETTLING)
+        with _environment(variables), _in_folder(folder), few, by_name, settling:
             if prepare is not None:
                 prepare(folder)
             picture = asyncio.run(_play(play, size, part, glyphs, folder))
