@@ -72,6 +72,8 @@ def test_a_broken_engine_ends_with_exit_1_and_rows_that_say_failed(
         (["--set", "model.architecture=gtp2"], 'did you mean "gpt2"'),
         (["--set", "model.config.n_layr=2"], 'did you mean "n_layer"'),
         (["--set", "train.device=cuda:7"], "train.device = 'cuda:7'"),
+        (["--set", 'data.source="/nowhere/texts"'], 'data.source = "/nowhere/texts": there is no such file'),
+        (["--set", 'data.tokenizer="/nowhere/tokens"'], "there is no such folder"),
         (["--set", "offload.state=disk"], "the disk tier has no folder"),
         (["--set", "offload.state=disk", "--set", "offload.disk_path=/nowhere"], "there is no such folder"),
     ],

@@ -11,11 +11,12 @@ import torch
 from small_trials import small_config
 from torch import Tensor, nn
 
-from workbench.engine import AdamW
+from workbench.engine import AdamW, OffloadEngine
 from workbench.verify.distances import Verdict, compare_numbers, compare_tensors, distance, worst_of
 from workbench.verify.plain_torch import Numbers, as_kept, train_plain
 from workbench.verify.recipe import Recipe, make_steps
 from workbench.verify.shrink import Subject, counted_tokens, loss_of, shrunken_subject
+from workbench.verify.trial_setup import open_trial
 
 FP32 = Numbers(torch.float32, torch.float32)
 CPU = torch.device("cpu")
@@ -116,6 +117,39 @@ def test_an_infinite_gradient_is_left_out_and_fp16_lowers_its_scale(subject: Sub
         assert set(plain.counts.values()) == {3}
         scales = [2.0**16] * 3 + [2.0**15] * 2 if storage == torch.float16 else [1.0] * 5
         assert plain.loss_scales == scales
+
+
+@pytest.mark.parametrize("delay_warmup", [None, 2])
+def test_a_step_that_is_left_out_takes_no_learning_rate(subject: Subject, delay_warmup: int | None) -> None:
+    name = next(iter(dict(subject.start.named_parameters())))
+    # Where two steps are left out, a training of the three others is the same but for dropout, of which there is none.
+    with_them = recipe_of(subject, poison=name, poisoned=frozenset((1, 2)), delay_warmup=delay_warmup)
+    kept = tuple(with_them.steps[number] for number in (0, 3, 4))
+    warmup = None if delay_warmup is None else 1
+    rates = with_them.learning_rates[:3]
+    without = recipe_of(subject, steps=kept, learning_rates=rates, delay_warmup=warmup)
+    one, other = (train_plain(subject.start, recipe, FP32, CPU) for recipe in (with_them, without))
+    assert all(torch.equal(one.masters[name], other.masters[name]) for name in other.masters)
+
+
+@pytest.mark.parametrize("overlap", ["exact", "delayed"])
+def test_the_engine_trains_at_a_runs_learning_rates_where_steps_are_left_out(
+    overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    known = vars(OffloadEngine)["learning_rate"]
+
+    def keep(engine: OffloadEngine, rate: float) -> None:
+        rates.append(rate)
+        known.fset(engine, rate)
+
+    monkeypatch.setattr(OffloadEngine, "learning_rate", property(known.fget, keep))
+    with open_trial(small_config(f"offload.overlap={overlap}"), 5) as trial:
+        name = next(iter(dict(trial.bench.subject.start.named_parameters())))
+        recipe = replace(trial.recipe, learning_rates=(1e-3, 2e-3, 3e-3, 4e-3, 5e-3))
+        ours = trial.bench.train(replace(recipe, poison=name, poisoned=frozenset((1, 2))))
+    assert ours.skipped == [False, True, True, False, False]
+    assert rates[-5:] == [1e-3, 2e-3, 2e-3, 2e-3, 3e-3]
 
 
 @pytest.mark.parametrize(("state_format", "error"), [("half", 0.01), ("compact", 0.03)])

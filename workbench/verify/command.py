@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from workbench.config import load_config
+from workbench.config.references import REFERENCES
 from workbench.errors import EXIT_DONE, EXIT_ERROR, ConfigurationError, DoesNotFitError
 from workbench.presets import find_preset
 from workbench.verify.rows import Check, Row, Trial, guarded
@@ -50,7 +51,8 @@ def verify(
     `full`: with the model itself instead of a smaller one.
 
     Raises:
-        ConfigurationError: the preset, its model, device or disk folder is wrong, or `steps` are too few.
+        ConfigurationError: the preset, its model, device or disk folder is wrong, something that it names is not there,
+            or `steps` are too few.
         DoesNotFitError: memory is too small, with `full` for the model and what it is verified by.
     """
     if steps < FEWEST_STEPS:
@@ -58,7 +60,7 @@ def verify(
             f"--steps {steps}: at least {FEWEST_STEPS} are needed to stop and go on in between"
         )
     path = find_preset(preset)
-    config = load_config(path, overrides)
+    config = load_config(path, overrides, look_for=REFERENCES)
     _quiet_transformers()
     try:
         with open_trial(config, steps, full=full, tell=_tell) as trial:

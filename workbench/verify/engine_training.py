@@ -101,7 +101,7 @@ class Bench:
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        """Train steps `start` to `stop` of `recipe`, adding to `outcome`.
+        """Train steps `start` to `stop` of `recipe`, adding to `outcome`, which knows those left out before `start`.
 
         Around poisoned steps the engine is waited for and its state compared.
         """
@@ -112,11 +112,11 @@ class Bench:
         reports: list[StepReport] = []
         losses: list[Tensor] = []
         before: dict[str, Tensor] | None = None
+        updates = start - sum(outcome.skipped)
         for number in range(start, len(recipe.steps) if stop is None else stop):
             if number in recipe.poisoned and before is None:
                 before = decisive_state(engine)
             micro_batches = recipe.steps[number]
-            engine.learning_rate = recipe.learning_rates[number]
             for micro, ids in enumerate(micro_batches):
                 spoils = number in recipe.poisoned and micro == len(micro_batches) - 1
                 hook = parameters[recipe.poison].register_hook(infinite) if spoils else None
@@ -124,6 +124,9 @@ class Bench:
                 on_device = ids.to(device)
                 loss = loss_in_chunks(on_device, on_device, use_cache=False)
                 losses.append(loss.detach())
+                if not micro:
+                    updates += bool(reports) and not reports[-1].is_skipped()
+                    engine.learning_rate = recipe.learning_rates[updates]
                 factor = recipe.loss_factor
                 engine.backward(loss if factor == 1.0 else loss * factor, tokens=counted_tokens(ids))
                 if hook is not None:

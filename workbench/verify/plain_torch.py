@@ -107,6 +107,7 @@ class _PlainTraining:
     def run(self) -> Outcome:
         recipe, outcome = self._recipe, self._outcome
         pending: tuple[dict[str, Tensor], float] | None = None
+        learning_rates = iter(recipe.learning_rates)
         for number, micro_batches in enumerate(recipe.steps):
             self._publish()
             gradients = self._gradients(number, micro_batches)
@@ -119,7 +120,7 @@ class _PlainTraining:
                 self._apply(*pending)
                 pending = None
             if finite:
-                fresh = self._clipped(gradients), recipe.learning_rates[number]
+                fresh = self._clipped(gradients), next(learning_rates)
                 if recipe.delay_warmup is None or number < recipe.delay_warmup:
                     self._apply(*fresh)
                 else:

@@ -20,7 +20,8 @@ DATA_SEED = 1
 
 @dataclass(frozen=True)
 class Recipe:
-    """`steps`: for each its micro-batches, token ids int64 [batch, length]. `learning_rates`: one a step.
+    """`steps`: for each its micro-batches, token ids int64 [batch, length]. `learning_rates`: of the updates,
+    in order; a step that is left out takes none, as where torch's scheduler is not stepped after an overflow.
 
     `accumulation`: the most micro-batches a step has. `loss_factor`: every loss is multiplied by it. `delay_warmup`:
     None where updates are not delayed. `poisoned`: the steps (from 0) in which an infinity is put into a gradient,

@@ -225,9 +225,10 @@ def check_update(trial: Trial) -> Iterator[Row]:
     with trial.bench.engine(recipe) as engine:
         trial.bench.take_steps(engine, recipe, before, 0, last)
         read_state(engine, before)
+        after.skipped += before.skipped
         trial.bench.take_steps(engine, recipe, after, last)
         read_state(engine, after)
-    settings = replace(recipe.settings, lr=recipe.learning_rates[last])
+    settings = replace(recipe.settings, lr=recipe.learning_rates[last - sum(before.skipped)])
     verdicts = [
         _updated(name, before, after, settings)
         for name, kept in trial.formats.items()
