@@ -10,14 +10,25 @@ import pytest
 import torch
 from small_models import CHUNK_BYTES, SeparateMemory, batches, clone, gpt2, llama, loss_of
 
-from workbench.engine import AdamW, NonFiniteGradientsError, OffloadEngine
+from workbench.engine import AdamW, NonFiniteGradientsError, OffloadEngine, precision
 from workbench.engine.device import CpuDevice, Device
 from workbench.engine.loss_scale import LossScale, LossScaling
+from workbench.engine.precision import working_precision
 from workbench.optimizer.reference import ReferenceParameter, join_float32, split_float32
 
 PLACES = [("device", "host"), ("host", "host"), ("host", "disk"), ("disk", "disk")]
 SETTINGS = AdamW(lr=1e-2, weight_decay=0.1)
 INITIAL_SCALE, HYSTERESIS, WINDOW_STEPS = 2.0**16, 2, 1000
+
+
+def test_auto_is_fp32_on_every_cpu_and_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = CpuDevice()
+    monkeypatch.setattr(gpu, "torch_device", torch.device("cuda"))
+    for computes, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(precision, "has_bfloat16", lambda device, computes=computes: computes)
+        assert working_precision("auto", CpuDevice()) == torch.float32
+        assert working_precision("auto", gpu) == expected
+        assert working_precision("bf16", CpuDevice()) == torch.bfloat16
 
 
 def open_engine(model: torch.nn.Module, device: Device, tmp_path: Path, **options: Any) -> OffloadEngine:

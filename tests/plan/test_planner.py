@@ -84,11 +84,13 @@ def test_a_device_that_is_not_there_is_refused_by_the_search_too() -> None:
 def test_auto_stores_bf16_where_the_machine_says_that_it_computes_in_it_whatever_products_took(
     told: bool | None, stored: str
 ) -> None:
-    here = machine(gpu_gib=None)
-    speeds = {"float32": 1e9, "bfloat16": 9e9 if told is False else 1e8}
-    device = here.device.model_copy(update={"has_bfloat16": told, "matrix_flops_per_s": speeds})
-    ground = ground_of(here.model_copy(update={"device": device}))
-    assert ground.precision(config()).storage == stored
+    for gpu_gib, expected in ((24, stored), (None, "float32")):  # a CPU's has to be asked for
+        here = machine(gpu_gib=gpu_gib)
+        speeds = {"float32": 1e9, "bfloat16": 9e9 if told is False else 1e8}
+        device = here.device.model_copy(update={"has_bfloat16": told, "matrix_flops_per_s": speeds})
+        ground = ground_of(here.model_copy(update={"device": device}))
+        assert ground.precision(config()).storage == expected
+        assert ground.precision(config("train.precision=bf16")).storage == "bfloat16"
 
 
 def test_a_machine_whose_disk_is_not_known_is_planned_without_it_and_that_is_said() -> None:

@@ -135,7 +135,8 @@ def test_sequences_longer_than_the_models_positions_are_refused_with_the_limit(t
 def test_sixteen_bits_on_a_cpu_without_their_arithmetic_are_computed_in_fp32(
     text_file: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr(engine_precision, "has_bfloat16", lambda device: False)
+    for module in (engine_precision, fitting):
+        monkeypatch.setattr(module, "has_bfloat16", lambda device: False)
     rows = prepare(text_file, f"train.precision={precision}").plan.memory.tiers[0].needs
     assert "weight slots" in rows and rows["master weights"] > 0
     message = refusal(text_file, f"train.precision={precision}", "train.activation_checkpointing=false")
@@ -146,7 +147,8 @@ def test_sixteen_bits_on_a_cpu_without_their_arithmetic_are_computed_in_fp32(
 def test_bf16_where_it_is_computed_needs_no_slots_and_no_checkpointing(
     text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_precision, "has_bfloat16", lambda device: True)
+    for module in (engine_precision, fitting):
+        monkeypatch.setattr(module, "has_bfloat16", lambda device: True)
     prepared = prepare(text_file, "train.precision=bf16", "train.activation_checkpointing=false")
     assert "weight slots" not in prepared.plan.memory.tiers[0].needs
 

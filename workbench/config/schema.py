@@ -135,8 +135,8 @@ class TrainConfig(Table):
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = documented(
         "auto",
-        'Number format of the weights: "auto" is bf16 where the device computes in it, else fp32; a CPU that does not '
-        "computes 16-bit weights in fp32.",
+        'Number format of the weights: "auto" is bf16 on a GPU that computes in it, else fp32; a CPU without 16-bit '
+        "arithmetic computes 16-bit weights in fp32.",
     )
     activation_checkpointing: bool = documented(
         True,

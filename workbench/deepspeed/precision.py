@@ -87,7 +87,7 @@ def _set_format(found: Findings, in_fp16: bool | Auto | None, in_bf16: bool | Au
     elif autos:
         name = "auto" if len(autos) == 2 or in_fp16 is not AUTO else "fp16"
         reason = {
-            "auto": "which is bf16 where the device computes in it, else fp32",
+            "auto": "which is bf16 on a GPU that computes in it, else fp32",
             "fp16": "as it is the only 16-bit format that the file speaks of",
         }[name]
         for key in autos:

@@ -23,13 +23,16 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float
 
 
 def working_precision(precision: Precision, device: Device) -> torch.dtype:
-    """The dtype that `precision` means for working weights on `device`.
+    """The dtype that `precision` means for working weights on `device`; auto is bf16 on a GPU that has it, else fp32.
+
+    A CPU's bf16 has to be asked for: what trains by default is then the same on every CPU.
 
     Raises:
         ValueError: `precision` is none of auto, bf16, fp16 and fp32.
     """
     if precision == "auto":
-        return torch.bfloat16 if has_bfloat16(device) else torch.float32
+        on_gpu = device.torch_device.type == "cuda"
+        return torch.bfloat16 if on_gpu and has_bfloat16(device) else torch.float32
     if precision not in PRECISIONS:
         raise ValueError(
             f"precision = {precision!r}: expected 'auto' or {' or '.join(map(repr, PRECISIONS))}"

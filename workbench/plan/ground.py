@@ -37,7 +37,7 @@ class Ground:
         """What weights are stored and computed in under `config`."""
         wanted = config.train.precision
         if wanted == "auto":
-            wanted = "bf16" if self.has_bfloat16 else "fp32"
+            wanted = "bf16" if self.has_bfloat16 and not self.shared_memory else "fp32"
         widened = {}
         if self.shared_memory:
             widened = {"float16": "float32"}

@@ -17,8 +17,7 @@ from torch import nn
 from workbench.census.obtain import obtain_census, obtain_times
 from workbench.census.parts import count_parts
 from workbench.config import RunConfig
-from workbench.engine.device import Device
-from workbench.engine.precision import working_precision
+from workbench.engine.device import Device, has_bfloat16
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.census import Census, model_table
 from workbench.plan.fit import remedies, why_not
@@ -67,8 +66,7 @@ def fit(
     name = str(device.torch_device)
     folder = disk_folder(config)
     machine = cached_profile(name, None if folder is None else str(folder))
-    native = working_precision("auto", device) == torch.bfloat16
-    ground = Ground("this machine", free, native, machine)
+    ground = Ground("this machine", free, has_bfloat16(device), machine)
 
     def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
         if machine is None:
