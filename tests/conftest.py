@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from workbench import processor
 from workbench.runs import RunDirectory
 
 _FOLDER = "WORKBENCH_TEST_CACHE"
@@ -25,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(_FOLDER), ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def processor_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see the processor that most have, whatever it is: 16-bit weights are computed in fp32."""
+    monkeypatch.setattr(processor, "has_bfloat16", lambda: False)
 
 
 @pytest.fixture(scope="session")

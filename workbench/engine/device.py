@@ -8,16 +8,15 @@ stands for either.
 
 from __future__ import annotations
 
-import sys
 import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from workbench import processor
 from workbench.engine.disk import page_aligned
 from workbench.optimizer.extension import missing_extension
 from workbench.timeline import Lane
@@ -192,11 +191,4 @@ def has_bfloat16(device: Device) -> bool:
     if device.torch_device.type == "cuda":
         with torch.cuda.device(device.torch_device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if sys.platform != "linux":
-        return False
-    try:
-        with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as cpuinfo:
-            flags = next((line for line in cpuinfo if line.startswith("flags")), "")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    return processor.has_bfloat16()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from workbench import processor
 from workbench.census.helper_process import GivenUpError, HelperProcess
 from workbench.census.obtain import obtain_census, obtain_times
 from workbench.errors import ConfigurationError, WorkbenchError
@@ -119,7 +120,7 @@ class Here:
         index = device_index(device)
         if index is None:
             free = Free(free_host_bytes() + self._ends_first, None, disk, disk_tier)
-            return Ground(THIS_MACHINE, free, _cpu_has_bfloat16(), None)
+            return Ground(THIS_MACHINE, free, processor.has_bfloat16(), None)
         gpus = visible_gpus()
         if index >= len(gpus):
             there = f"it shows {len(gpus)}" if gpus else "it shows none"
@@ -165,16 +166,6 @@ class Here:
 
 def _not_told(sentence: str) -> None:
     """Nothing is taken, so nothing is told."""
-
-
-def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor computes in bf16, by its flags, as the engine tells it."""
-    try:
-        with cpuinfo.open(encoding="ascii", errors="replace") as lines:
-            flags = next((line for line in lines if line.startswith("flags")), "")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def _gpu_has_bfloat16(index: int) -> bool:
