@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_trials import small_config
+from small_trials import STEPS, small_config
 from torch import Tensor, nn
 
 from workbench.engine import AdamW, OffloadEngine
@@ -16,6 +16,8 @@ from workbench.verify.distances import Verdict, compare_numbers, compare_tensors
 from workbench.verify.plain_torch import Numbers, as_kept, train_plain
 from workbench.verify.recipe import Recipe, make_steps
 from workbench.verify.shrink import Subject, counted_tokens, loss_of, shrunken_subject
+from workbench.verify.timing_checks import check_resume
+from workbench.verify.training_checks import check_clipping
 from workbench.verify.trial_setup import open_trial
 
 FP32 = Numbers(torch.float32, torch.float32)
@@ -200,3 +202,36 @@ def test_gains_and_biases_are_not_where_decay_would_not_show(subject: Subject) -
     small = [p for p in subject.start.parameters() if p.dim() < 2]
     assert small and all(((p - p.round()).abs() > 1e-6).all() for p in small)
     assert isinstance(subject.start, nn.Module)
+
+
+def test_what_the_architecture_itself_freezes_is_no_difference_of_a_resumed_training() -> None:
+    settings = {
+        "vocab_size": 257,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 5,
+        "num_dense_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 1,
+    }
+    config = small_config()
+    model = config.model.model_copy(update={"architecture": "afmoe", "config": settings})
+    with open_trial(config.model_copy(update={"model": model}), STEPS) as trial:
+        frozen = [p for p in trial.bench.subject.start.parameters() if not p.requires_grad]
+        assert frozen and any(p.any() for p in frozen), (
+            "the test's own ground: a value that is not the initial one"
+        )
+        [row] = check_resume(trial)
+    assert row.holds, row.note
+
+
+def test_a_gradient_of_zeros_is_told_and_not_divided_by() -> None:
+    with open_trial(small_config(), STEPS) as trial:
+        trial.comparison.plain.norms[0] = 0.0
+        [row] = check_clipping(trial)
+    assert not row.holds and "zero" in row.note

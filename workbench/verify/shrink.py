@@ -22,7 +22,7 @@ from workbench.config.schema import AdapterConfig
 from workbench.engine.discovery import FoundShard, find_blocks, find_shards
 from workbench.errors import ConfigurationError
 from workbench.model.adapter import AdapterShards, add_adapter
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.build import ShardInitializer, brief, build_on_meta, model_config
 from workbench.model.folder import has_adapter
 from workbench.plan.census import model_table
 
@@ -117,7 +117,7 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
     """
     architecture, settings, shape = configured_shape(config)
     build_on_meta(shape)  # what is wrong with the preset's own model is said of that, not of a smaller one
-    refused: Exception | None = None
+    refusals: list[Exception] = []
     for changes in _shrinkings(shape, settings):
         try:
             small = model_config(architecture, {**settings, **changes})
@@ -127,7 +127,7 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
             start = real_model(small, config.train.seed, config.adapter, storage)
             _try_out(start, small, min(SEQUENCE, config.data.sequence_length))
         except Exception as error:
-            refused = error
+            refusals.append(error)
             continue
         return Subject(
             start,
@@ -138,8 +138,10 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
             min(ACCUMULATION, config.train.gradient_accumulation),
             shrunken=True,
         )
+    # The smallest and the largest that was tried: the second alone says only that it is large.
+    reasons = "; ".join(dict.fromkeys(brief(error) for error in (refusals[0], refusals[-1])))
     raise ConfigurationError(
-        f"model.architecture = {architecture!r}: no small model of it can be made: {refused}; "
+        f"model.architecture = {architecture!r}: no small model of it can be made: {reasons}; "
         "--full verifies the model itself"
     )
 

@@ -12,6 +12,7 @@ import torch
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
+from workbench.engine.discovery import FoundShard
 from workbench.model.build import ShardInitializer, build_on_meta
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.checkpoint import load_state, save_checkpoint
@@ -90,8 +91,16 @@ def _other_engine(bench: Bench, recipe: Recipe) -> Iterator[OffloadEngine]:
         with bench.engine(recipe, model=model) as engine:
             yield engine
         return
-    model = build_on_meta(bench.subject.shape)
-    with bench.engine(recipe, model=model, materialize=ShardInitializer(model, seed)) as engine:
+    model, start = build_on_meta(bench.subject.shape), bench.subject.start
+    initialize = ShardInitializer(model, seed)
+
+    def materialize(shard: FoundShard) -> None:
+        initialize(shard)
+        for name, parameter in shard.parameters.items():
+            if not parameter.requires_grad:
+                parameter.data.copy_(start.get_parameter(name))
+
+    with bench.engine(recipe, model=model, materialize=materialize) as engine:
         yield engine
 
 

@@ -64,6 +64,13 @@ def check_clipping(trial: Trial) -> Iterator[Row]:
     """The configured clipping, on a loss that is large enough for it; one of its own where none is configured."""
     configured = trial.recipe.gradient_clipping
     smallest = min(trial.comparison.plain.norms)
+    if smallest == 0:
+        yield stated(
+            "clipping",
+            "norm before clipping",
+            "a whole gradient of plain torch's is zero: nothing is trained",
+        )
+        return
     if configured:
         factor = max(1.0, BITES * configured / smallest)
         recipe = replace(trial.recipe, loss_factor=factor)
