@@ -20,10 +20,16 @@ from workbench.state_formats import StateFormat
 
 ALIGNMENT = 256
 NORM_BLOCK = 65_536
+PAGE_BYTES = 4096
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 ShardKind = Literal["block", "outer"]
+
+
+def padded(nbytes: int) -> int:
+    """`nbytes` rounded up to whole pages: what direct I/O moves."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 @dataclass(frozen=True)

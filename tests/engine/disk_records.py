@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from workbench.engine import disk
-from workbench.engine.disk import PAGE_BYTES, DiskTier, RecordFile, page_aligned
+from workbench.engine.disk import DiskTier, RecordFile
+from workbench.engine.pages import page_aligned
+from workbench.layout import PAGE_BYTES
 
 SIZES = (1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, 10_000)
 Transfer = Callable[[int, list[Any], int], int]

@@ -19,7 +19,9 @@ from disk_records import SIZES, Transfer, filled, path_of, refused, written
 from torch import Tensor
 
 from workbench.engine import disk
-from workbench.engine.disk import PAGE_BYTES, DiskError, DiskTier, padded, page_aligned
+from workbench.engine.disk import DiskError, DiskTier
+from workbench.engine.pages import page_aligned
+from workbench.layout import PAGE_BYTES, padded
 
 
 @pytest.fixture

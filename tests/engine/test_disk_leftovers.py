@@ -20,7 +20,9 @@ import torch
 from disk_records import SIZES, filled, open_descriptors, path_of, refused, written
 
 from workbench.engine import disk
-from workbench.engine.disk import PAGE_BYTES, DiskError, DiskTier, page_aligned
+from workbench.engine.disk import DiskError, DiskTier
+from workbench.engine.pages import page_aligned
+from workbench.layout import PAGE_BYTES
 
 
 @pytest.fixture
@@ -90,7 +92,8 @@ def test_room_can_be_asked_for_ahead(tier: DiskTier, monkeypatch: pytest.MonkeyP
 
 HOLDER = """
 import sys, pathlib, torch
-from workbench.engine.disk import DiskTier, page_aligned
+from workbench.engine.disk import DiskTier
+from workbench.engine.pages import page_aligned
 tier = DiskTier(pathlib.Path(sys.argv[1]))
 tier.create("state", [100_000]).write(0, page_aligned(100_000))
 print(tier.folder, flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.engine.disk import page_aligned
+from workbench.engine.pages import page_aligned
 from workbench.model import direct_file
 from workbench.model.direct_file import PAGE, DirectFile
 

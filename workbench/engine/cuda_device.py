@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from workbench.engine.device import Device, Mark
-from workbench.engine.disk import padded
 from workbench.engine.pinned import HostMemory
 from workbench.engine.staging_ring import StagingRing, carry, move
+from workbench.layout import padded
 from workbench.timeline import Lane
 
 COPYING = (Lane.DOWNLOAD, Lane.UPLOAD)

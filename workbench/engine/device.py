@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench import processor
-from workbench.engine.disk import page_aligned
+from workbench.engine.pages import page_aligned
 from workbench.optimizer.extension import missing_extension
 from workbench.timeline import Lane
 

@@ -13,7 +13,6 @@ import ctypes
 import errno
 import fcntl
 import itertools
-import mmap
 import os
 import shutil
 import tempfile
@@ -23,12 +22,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from workbench.checksum import crc32
+from workbench.engine.pages import page_aligned
+from workbench.layout import PAGE_BYTES, padded
 
-PAGE_BYTES = 4096
 LARGEST_CALL_BYTES = 64 << 20
 PREFIX = "workbench-state-"
 LOCK = "workbench.lock"
@@ -43,27 +42,6 @@ _UNWRITTEN, _UNFINISHED = -1, -2
 
 class DiskError(RuntimeError):
     """The disk has no room, gave something else than was written, or refused; the message names the file."""
-
-
-def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to whole pages."""
-    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def page_aligned(nbytes: int) -> Tensor:
-    """Zeroed memory of its own pages: uint8, 1-D, `padded(nbytes)` long; it goes back to the system when freed.
-
-    Buffers of the engine's own: a forked child that touches one is killed.
-    """
-    size = padded(nbytes)
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # After a fork the first write moves a shared page, and a read under way would go on into the old one (open(2)).
-    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with contextlib.suppress(OSError, AttributeError):
-            mapping.madvise(getattr(mmap, advice))
-    return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 class DiskTier:

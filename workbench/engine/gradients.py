@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from workbench.engine.compute_clock import ComputeClock
 from workbench.engine.device import Device, Mark
-from workbench.engine.disk import padded
 from workbench.engine.execution import StepExecution
 from workbench.engine.memory import ShardMemory
 from workbench.engine.precision import DTYPES
 from workbench.engine.slot_pool import SlotPool
+from workbench.layout import padded
 from workbench.timeline import Kind
 
 HOST_SLOTS = 4

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.device import Device
-from workbench.engine.disk import DiskTier, RecordFile, padded
+from workbench.engine.disk import DiskTier, RecordFile
 from workbench.engine.precision import DTYPES
 from workbench.engine.stored import StoredTensor
-from workbench.layout import Chunk, Region, Segment, Shard
+from workbench.layout import Chunk, Region, Segment, Shard, padded
 from workbench.routing import WORKING_KIND, ShardRoute
 from workbench.state_formats import MOMENTS
 

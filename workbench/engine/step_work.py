@@ -17,7 +17,6 @@ from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic
 from workbench.engine.device import Device
-from workbench.engine.disk import padded
 from workbench.engine.gradient_set import GradientSet, Verdict
 from workbench.engine.gradient_work import GradientWork
 from workbench.engine.gradients import GradientIntake
@@ -25,6 +24,7 @@ from workbench.engine.memory import ShardMemory
 from workbench.engine.slot_pool import SlotPool
 from workbench.engine.state_tables import StateTables
 from workbench.engine.update_work import UpdateWork
+from workbench.layout import padded
 from workbench.optimizer.settings import AdamW
 from workbench.timeline import Kind, Task
 

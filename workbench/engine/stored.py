@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.engine.disk import RecordFile, padded, page_aligned
+from workbench.engine.disk import RecordFile
+from workbench.engine.pages import page_aligned
+from workbench.layout import padded
 
 
 class StoredTensor:

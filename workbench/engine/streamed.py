@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.device import Device
-from workbench.engine.disk import DiskTier, RecordFile, padded
+from workbench.engine.disk import DiskTier, RecordFile
 from workbench.engine.memory import ShardMemory
 from workbench.engine.stored import StoredTensor
+from workbench.layout import padded
 
 SLOT_ALIGNMENT = 512
 

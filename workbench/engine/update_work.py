@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from workbench.engine.device import Device
-from workbench.engine.disk import padded
 from workbench.engine.gradient_set import GradientSet
 from workbench.engine.gradients import GradientIntake
 from workbench.engine.memory import ShardMemory
 from workbench.engine.slot_pool import SlotPool
 from workbench.engine.state_tables import StateTables
-from workbench.layout import Chunk
+from workbench.layout import Chunk, padded
 from workbench.timeline import Lane, Task
 
 

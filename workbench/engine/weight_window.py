@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from workbench.engine.device import Device, Mark
-from workbench.engine.disk import padded
 from workbench.engine.execution import LaneError, Span
 from workbench.engine.lanes import LaneThreads
 from workbench.engine.slot_pool import SlotPool
 from workbench.engine.streamed import FetchPiece, StreamedShard
+from workbench.layout import padded
 from workbench.timeline import Kind, Lane
 
 SLOTS = 3

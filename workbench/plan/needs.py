@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from workbench.layout import ITEM_BYTES, Chunk, Layout, Region, Shard
+from workbench.layout import ITEM_BYTES, Chunk, Layout, Region, Shard, padded
 from workbench.placement import place
 from workbench.plan.model_memory import HEAP_BLOCK_BYTES, Gradients
 from workbench.plan.workload import WEIGHT_KINDS, Workload
@@ -20,7 +20,6 @@ from workbench.state_formats import MOMENTS
 Needs = dict[str, dict[str, int]]
 """Bytes by tier ("device", "host", "disk") and by name."""
 
-PAGE_BYTES = 4096
 SLOT_ALIGNMENT = 512
 WEIGHT_SLOTS = 3
 FETCH_BUFFERS = 3
@@ -240,11 +239,6 @@ class EngineNeeds:
             opened, arriving = min(opened, chunks), min(arriving, chunks)
         _add(needs, "device", "gradient slots", opened * slot)
         _add(needs, "host", "gradient slots", arriving * slot)
-
-
-def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to whole pages."""
-    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _aligned(nbytes: int) -> int:
