@@ -65,8 +65,8 @@ def measure(folder: Path, parameters: int, rounds: int) -> list[dict[str, Any]]:
     from workbench.data.tokenizers import ByteTokenizer
     from workbench.runs import RunDirectory, write_config
     from workbench.runs.checkpoints import find_checkpoints
-    from workbench.training.checkpoint import load_state, save_checkpoint
-    from workbench.training.removal import Removal
+    from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
+    from workbench.training.checkpoints.removal import Removal
 
     source = folder / "model"
     largest = make_model(source, parameters)
@@ -165,7 +165,7 @@ def make_model(folder: Path, parameters: int) -> int:
     """Write a random Llama of about so many parameters in bf16, shard by shard; its largest shard in bytes."""
     from transformers.utils import logging
 
-    from workbench.engine.discovery import find_shards
+    from workbench.engine.blocks.discovery import find_shards
     from workbench.model.build import ShardInitializer, build_on_meta, model_config
     from workbench.model.folder import save_model
 
@@ -267,14 +267,14 @@ def drop(paths: list[Path]) -> None:
 
 
 def start_peak() -> None:
-    from workbench.training.peak_memory import forget_peak
+    from workbench.training.records.peak_memory import forget_peak
 
     gc.collect()
     forget_peak()
 
 
 def high_water() -> int:
-    from workbench.training.peak_memory import peak_host_bytes
+    from workbench.training.records.peak_memory import peak_host_bytes
 
     return peak_host_bytes()
 

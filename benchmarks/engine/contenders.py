@@ -179,9 +179,9 @@ def trainers_loss(model: Any, ids: Tensor) -> Callable[[Tensor], Tensor]:
     """The loss that `workbench run` trains with, of token ids that are their own labels; checked on `ids`."""
     import importlib.util
 
-    if importlib.util.find_spec("workbench.engine.chunked_loss") is None:
+    if importlib.util.find_spec("workbench.engine.loss.chunked_loss") is None:
         return lambda ids: model(input_ids=ids, labels=ids).loss
-    from workbench.engine.chunked_loss import ChunkedLoss
+    from workbench.engine.loss.chunked_loss import ChunkedLoss
 
     chunked = ChunkedLoss(model)
     chunked.check(ids)

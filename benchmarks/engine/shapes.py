@@ -90,7 +90,7 @@ def meta_model(shape: Shape, seed: int = SEED) -> tuple[nn.Module, ShardInitiali
 
 def whole_model(shape: Shape, seed: int = SEED) -> nn.Module:
     """The same model with all its parameters in fp32, the same values as the engine's."""
-    from workbench.engine.discovery import find_shards
+    from workbench.engine.blocks.discovery import find_shards
 
     model, initializer = meta_model(shape, seed)
     for shard in find_shards(model):

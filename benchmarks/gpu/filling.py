@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workbench.engine.discovery import FoundShard
+from workbench.engine.blocks.discovery import FoundShard
 
 DEVIATION = 0.02
 WORDS = "weights: normal(0, 0.02) drawn on the device, not the architecture's own initialisation"

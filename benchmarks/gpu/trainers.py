@@ -173,7 +173,7 @@ def _meta_model(shape: Shape) -> nn.Module:
 
 def _whole_model(shape: Shape, device: torch.device) -> Any:
     """The model on `device`, in bf16 on a GPU and fp32 on a CPU, with non-reentrant activation checkpointing."""
-    from workbench.engine.discovery import find_shards
+    from workbench.engine.blocks.discovery import find_shards
 
     model: Any = _meta_model(shape)
     fill = DeviceFilling(device, device, torch.bfloat16 if device.type == "cuda" else torch.float32)

@@ -119,7 +119,7 @@ def predict(config: RunConfig) -> tuple[int, float]:
     from workbench.census.obtain import essential, obtain_census
     from workbench.plan.ground import ground_of
     from workbench.plan.planner import Planner
-    from workbench.plan.times import ModelTimes
+    from workbench.plan.time.times import ModelTimes
 
     machine = probed(config.offload.disk_path)
     table = config.model.model_dump()

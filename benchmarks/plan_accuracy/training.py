@@ -14,12 +14,12 @@ import torch
 
 from workbench.config import parse_config
 from workbench.engine import OffloadEngine
-from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.model.build import ShardInitializer, build_on_meta, model_config
-from workbench.plan.free import free_host_bytes
-from workbench.training.engine_options import engine_options
-from workbench.training.peak_memory import peak_host_bytes
-from workbench.training.random_state import seed_everything
+from workbench.plan.memory.free import free_host_bytes
+from workbench.training.checkpoints.random_state import seed_everything
+from workbench.training.records.peak_memory import peak_host_bytes
+from workbench.training.start.engine_options import engine_options
 
 LEAST_STEPS = 4
 SECONDS = 12.0

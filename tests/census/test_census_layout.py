@@ -12,7 +12,7 @@ from torch import nn
 
 from workbench.census.building import meta_model
 from workbench.census.parts import count_parts, signature
-from workbench.engine.discovery import find_shards, lay_out
+from workbench.engine.blocks.discovery import find_shards, lay_out
 from workbench.plan.census import Census
 
 CHUNK = 4 * 65_536

@@ -14,7 +14,7 @@ from workbench.errors import ConfigurationError
 from workbench.home_folders import expanded
 from workbench.runs import RunDirectory
 from workbench.runs_root import runs_root
-from workbench.training.disk_folder import disk_folder
+from workbench.training.start.disk_folder import disk_folder
 from workbench.tui.form.sources import Here
 from workbench.tui.run.optimizer_speed import disk_folder as recorded_disk_folder
 

@@ -24,14 +24,14 @@ from workbench.cli import main
 from workbench.config import load_config
 from workbench.data.prepare import prepare
 from workbench.engine import OffloadEngine
-from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.runs.checkpoints import find_checkpoints
-from workbench.training.checkpoint import load_state
-from workbench.training.engine_options import engine_options, learning_rate_schedule
+from workbench.training.batches.rows import training_sampler
+from workbench.training.checkpoints.checkpoint import load_state
+from workbench.training.checkpoints.random_state import seed_everything
 from workbench.training.evaluation import batch_loss
-from workbench.training.random_state import seed_everything
-from workbench.training.rows import training_sampler
+from workbench.training.start.engine_options import engine_options, learning_rate_schedule
 
 CPU = torch.device("cpu")
 FURTHER = 3

@@ -115,7 +115,7 @@ def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
     from workbench.data.tokenizers import ByteTokenizer
     from workbench.engine import OffloadEngine
     from workbench.model.build import ShardInitializer, build_on_meta, model_config
-    from workbench.training import checkpoint
+    from workbench.training.checkpoints import checkpoint
 
     config = load_config(uninterrupted.config)
     model = build_on_meta(model_config("gpt2", dict(config.model.config)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trainers import Trainers, events, exit_code
 
-from workbench.engine.device import has_bfloat16, open_device
+from workbench.engine.devices.device import has_bfloat16, open_device
 from workbench.runs import RunDirectory, read_run_metrics, read_status
 
 
@@ -43,7 +43,7 @@ def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engin
     from workbench.engine import OffloadEngine
     from workbench.model.build import ShardInitializer, build_on_meta, model_config
     from workbench.runs.checkpoints import find_checkpoints
-    from workbench.training.checkpoint import load_state
+    from workbench.training.checkpoints.checkpoint import load_state
 
     config = load_config(finished.config)
     [folder] = finished.checkpoints.iterdir()
@@ -72,8 +72,8 @@ def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
 ) -> None:
     from workbench.config import load_config
     from workbench.data.prepare import prepare
+    from workbench.training.batches.rows import validation_batches
     from workbench.training.evaluation import validation_loss
-    from workbench.training.rows import validation_batches
 
     monkeypatch.setenv("WORKBENCH_CACHE", trainers.environment["WORKBENCH_CACHE"])
     config = load_config(finished.config)

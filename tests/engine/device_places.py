@@ -15,8 +15,8 @@ import torch
 from small_models import SeparateMemory, loss_of
 from torch import Tensor
 
-from workbench.engine.cuda_device import CudaDevice
-from workbench.engine.device import Device, Mark
+from workbench.engine.devices.cuda_device import CudaDevice
+from workbench.engine.devices.device import Device, Mark
 from workbench.timeline import Lane
 
 # cuBLAS reads it when it is first used.

@@ -16,7 +16,7 @@ from small_models import CHUNK_BYTES, clone, loss_of, torch_adamw
 from torch import Tensor, nn
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.device import Device
+from workbench.engine.devices.device import Device
 
 SETTINGS = AdamW(lr=3e-3, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.1)
 """A large eps: a gradient that is zero but for rounding (a key's bias) must not decide a whole update's sign."""

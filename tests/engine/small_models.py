@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.device import CpuDevice
+from workbench.engine.devices.device import CpuDevice
 from workbench.timeline import Lane
 
 VOCABULARY = 97

@@ -16,9 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from watched_copies import CopiesAtTheLastMoment, CopiesInThreads, HostWatched
 
-from workbench.engine import OffloadEngine, activation_offload
-from workbench.engine.activation_offload import ActivationOffload
-from workbench.engine.device import CpuDevice
+from workbench.engine import OffloadEngine
+from workbench.engine.blocks import activation_offload
+from workbench.engine.blocks.activation_offload import ActivationOffload
+from workbench.engine.devices.device import CpuDevice
 from workbench.timeline import Lane
 
 WIDTH = 64

@@ -11,8 +11,8 @@ from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, lo
 from torch import Tensor, nn
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.device import CpuDevice, Device
-from workbench.engine.discovery import find_blocks, find_shards
+from workbench.engine.blocks.discovery import find_blocks, find_shards
+from workbench.engine.devices.device import CpuDevice, Device
 from workbench.timeline import Lane
 
 LR, DECAY = 1e-2, 0.1

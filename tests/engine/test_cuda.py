@@ -25,9 +25,10 @@ from plain_torch import (
 from small_models import CHUNK_BYTES, MODELS, batches, clone
 from torch import Tensor, nn
 
-from workbench.engine import OffloadEngine, activation_offload
-from workbench.engine.device import Device
-from workbench.engine.loss_scale import LossScaling
+from workbench.engine import OffloadEngine
+from workbench.engine.blocks import activation_offload
+from workbench.engine.devices.device import Device
+from workbench.engine.steps.loss_scale import LossScaling
 from workbench.optimizer.reference import ReferenceParameter, split_float32
 
 STEPS = 4

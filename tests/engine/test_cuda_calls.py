@@ -13,8 +13,9 @@ from plain_torch import assert_same_bits, train_engine
 from small_models import MODELS, SeparateMemory, batches
 from torch import Tensor
 
-from workbench.engine import activation_offload, cuda_device
-from workbench.engine.cuda_device import CudaDevice
+from workbench.engine.blocks import activation_offload
+from workbench.engine.devices import cuda_device
+from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.timeline import Lane
 
 

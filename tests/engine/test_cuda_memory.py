@@ -16,8 +16,8 @@ from small_models import MODELS, SeparateMemory, batches, loss_of
 from torch import Tensor, nn
 
 from workbench.engine import OffloadEngine
-from workbench.engine.cuda_device import CudaDevice
-from workbench.engine.device import Device, Mark
+from workbench.engine.devices.cuda_device import CudaDevice
+from workbench.engine.devices.device import Device, Mark
 from workbench.timeline import Lane
 from workbench.training.failures import explain
 

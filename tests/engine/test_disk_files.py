@@ -18,9 +18,9 @@ import torch
 from disk_records import SIZES, Transfer, filled, path_of, refused, written
 from torch import Tensor
 
-from workbench.engine import disk
-from workbench.engine.disk import DiskError, DiskTier
-from workbench.engine.pages import page_aligned
+from workbench.engine.devices.pages import page_aligned
+from workbench.engine.storage import disk_files as disk
+from workbench.engine.storage.disk_files import DiskError, DiskTier
 from workbench.layout import PAGE_BYTES, padded
 
 

@@ -10,7 +10,7 @@ from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, lo
 from torch import nn
 
 from workbench.engine import LaneError, NonFiniteGradientsError, OffloadEngine
-from workbench.engine.device import CpuDevice, Mark
+from workbench.engine.devices.device import CpuDevice, Mark
 from workbench.timeline import Lane
 
 

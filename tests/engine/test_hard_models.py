@@ -15,7 +15,7 @@ from plain_torch import SETTINGS, assert_same_bits, assert_trains_the_same, trai
 from small_models import SeparateMemory
 
 from workbench.engine import OffloadEngine
-from workbench.engine.device import CpuDevice
+from workbench.engine.devices.device import CpuDevice
 from workbench.timeline import Lane
 
 STEPS = 5

@@ -17,7 +17,7 @@ from plain_torch import assert_same_bits, assert_trains_the_same, counted_tokens
 from small_models import SeparateMemory, batches
 from torch import Tensor
 
-from workbench.engine.device import CpuDevice, Device
+from workbench.engine.devices.device import CpuDevice, Device
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "family": tuple(FAMILIES),

@@ -9,7 +9,7 @@ import torch
 from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, loss_of
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.device import CpuDevice, Device
+from workbench.engine.devices.device import CpuDevice, Device
 
 STEPS = 4
 SEEDS = 20

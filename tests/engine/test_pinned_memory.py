@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.engine.pinned import HostMemory, RegisteredRanges, Stretch
-from workbench.engine.staging_ring import StagingRing, carry
+from workbench.engine.devices.pinned import HostMemory, RegisteredRanges, Stretch
+from workbench.engine.devices.staging_ring import StagingRing, carry
 
 PAGE = 4096
 

@@ -7,7 +7,7 @@ import torch
 from small_models import CHUNK_BYTES, SeparateMemory, batches, clone, gpt2, llama, loss_of, torch_adamw
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.device import CpuDevice, Device
+from workbench.engine.devices.device import CpuDevice, Device
 
 FORMATS = ["half", "compact"]
 

@@ -14,8 +14,8 @@ from small_models import CHUNK_BYTES, SeparateMemory, batches, gpt2, loss_of
 from torch import Tensor
 
 from workbench.engine import LaneError, OffloadEngine
-from workbench.engine.device import CpuDevice
-from workbench.engine.disk import DiskError, RecordFile
+from workbench.engine.devices.device import CpuDevice
+from workbench.engine.storage.disk_files import DiskError, RecordFile
 from workbench.timeline import Lane
 
 

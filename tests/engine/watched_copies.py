@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from workbench.engine.device import CpuDevice, Mark
+from workbench.engine.devices.device import CpuDevice, Mark
 from workbench.timeline import Lane
 
 

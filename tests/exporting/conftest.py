@@ -18,7 +18,7 @@ from workbench.cli import main
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.plan.census import Census
 from workbench.runs import RunDirectory
-from workbench.training import fitting
+from workbench.training.start import fitting
 
 TOKENS = {"bos_token_id": 256, "eos_token_id": 256, "pad_token_id": None}
 LLAMA = {

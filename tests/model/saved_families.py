@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from workbench.engine.discovery import find_shards
+from workbench.engine.blocks.discovery import find_shards
 
 COMMON = {"vocab_size": 67, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 MODERN = {

@@ -12,7 +12,7 @@ from saved_families import SETTINGS, build
 from torch import nn
 
 from workbench.config.schema import AdapterConfig
-from workbench.engine.discovery import find_shards
+from workbench.engine.blocks.discovery import find_shards
 from workbench.errors import ConfigurationError
 from workbench.model.adapter import (
     AdapterShards,

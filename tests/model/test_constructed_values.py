@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.engine.discovery import find_shards
+from workbench.engine.blocks.discovery import find_shards
 from workbench.errors import ConfigurationError
 from workbench.model import constructed
 from workbench.model.build import ShardInitializer, build_on_meta, model_config

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from saved_families import build
 
-from workbench.engine.discovery import find_shards
+from workbench.engine.blocks.discovery import find_shards
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 from workbench.model.build import build_on_meta, model_config

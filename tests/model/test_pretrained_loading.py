@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from saved_families import MODERN, SETTINGS, build, same_bytes, tensors_in
 
 from workbench.engine import OffloadEngine
-from workbench.engine.discovery import find_shards
+from workbench.engine.blocks.discovery import find_shards
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import conversion, safetensors_reading
 from workbench.model.build import ShardInitializer, build_on_meta

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.plan.census import BlockKind, Census, CensusParameter, Curve
-from workbench.plan.compute_time import formula_cost
 from workbench.plan.profile import (
     DeviceProfile,
     DiskProfile,
@@ -13,6 +12,7 @@ from workbench.plan.profile import (
     LinkProfile,
     MachineProfile,
 )
+from workbench.plan.time.compute_time import formula_cost
 from workbench.plan.workload import Workload
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from synthetic import gpt2
 
 from workbench.layout import Layout
 from workbench.plan.census import Census
-from workbench.plan.coarse import MOST_GROUPS, coarse_layout
+from workbench.plan.time.coarse import MOST_GROUPS, coarse_layout
 from workbench.state_formats import StateFormat
 
 MODELS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.plan import free as machine
+from workbench.plan.memory import free as machine
 
 GIB = 1 << 30
 

@@ -12,11 +12,11 @@ from synthetic import gpt2, machine
 from workbench.config import load_config, parse_config, to_toml
 from workbench.plan.figures import decimal_bytes, duration, gib, in_sentence, seconds
 from workbench.plan.ground import ground_of
-from workbench.plan.memory import TierNeed
+from workbench.plan.memory.tiers import TierNeed
 from workbench.plan.outcome import compare
 from workbench.plan.planner import Plan, Planner
 from workbench.plan.report import bar, plan_text
-from workbench.plan.times import KindTimes, ModelTimes
+from workbench.plan.time.times import KindTimes, ModelTimes
 from workbench.presets import changed_preset, find_preset
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from synthetic import gpt2, machine, workload
 
-from workbench.plan import step_time as step_time_module
 from workbench.plan.census import Census
-from workbench.plan.coarse import CoarseLayout
-from workbench.plan.rates import Rates
-from workbench.plan.step_time import StepTime, step_time
-from workbench.plan.times import KindTimes, ModelTimes
+from workbench.plan.time import step_time as step_time_module
+from workbench.plan.time.coarse import CoarseLayout
+from workbench.plan.time.rates import Rates
+from workbench.plan.time.step_time import StepTime, step_time
+from workbench.plan.time.times import KindTimes, ModelTimes
 from workbench.timeline import Lane
 
 MODEL = gpt2(24, 2048)

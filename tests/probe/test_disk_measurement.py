@@ -14,8 +14,8 @@ import pytest
 from tiny_probe import TINY
 from torch import Tensor
 
-from workbench.engine import disk as engine_disk
-from workbench.engine.disk import RecordFile
+from workbench.engine.storage import disk_files as engine_disk
+from workbench.engine.storage.disk_files import RecordFile
 from workbench.errors import ConfigurationError
 from workbench.probe import disk
 from workbench.probe.disk import RECORD_BYTES, measure_disk
@@ -65,7 +65,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         """
         import dataclasses, pathlib, sys
         from tiny_probe import TINY
-        from workbench.engine.disk import RecordFile
+        from workbench.engine.storage.disk_files import RecordFile
         from workbench.probe.disk import measure_disk
 
         write = RecordFile.write

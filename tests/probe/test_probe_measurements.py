@@ -13,7 +13,7 @@ import torch
 from tiny_probe import TINY
 from torch import Tensor
 
-from workbench.engine.device import CpuDevice, has_bfloat16
+from workbench.engine.devices.device import CpuDevice, has_bfloat16
 from workbench.errors import ConfigurationError
 from workbench.plan.profile import MachineProfile
 from workbench.probe import matrix, run

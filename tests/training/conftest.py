@@ -14,7 +14,7 @@ import pytest
 from workbench.census.obtain import obtain_census
 from workbench.census.take import take_census
 from workbench.plan.census import Census
-from workbench.training import fitting
+from workbench.training.start import fitting
 
 
 @pytest.fixture(autouse=True, scope="session")

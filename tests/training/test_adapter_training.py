@@ -15,15 +15,15 @@ from workbench.census.take import take_census
 from workbench.config.schema import AdapterConfig
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.device import CpuDevice
-from workbench.engine.discovery import dtype_name, find_shards
-from workbench.engine.precision import compute_dtypes
+from workbench.engine.arithmetic.precision import compute_dtypes
+from workbench.engine.blocks.discovery import dtype_name, find_shards
+from workbench.engine.devices.device import CpuDevice
 from workbench.model.adapter import AdapterShards, add_adapter, store_base_as
 from workbench.model.build import ShardInitializer, build_on_meta, model_config
-from workbench.plan.needs import EngineNeeds, checkpoint_bytes
+from workbench.plan.memory.needs import EngineNeeds, checkpoint_bytes
 from workbench.plan.workload import Workload
 from workbench.runs.checkpoints import find_checkpoints
-from workbench.training.checkpoint import load_state, save_checkpoint
+from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
 
 MODERN = {
     "hidden_size": 16,

@@ -15,7 +15,7 @@ from tiny_training import build_engine, train
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
-from workbench.engine.disk import DiskError
+from workbench.engine.storage.disk_files import DiskError
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import folder
 from workbench.runs.checkpoints import (
@@ -25,9 +25,14 @@ from workbench.runs.checkpoints import (
     find_checkpoints,
     read_best,
 )
-from workbench.training import checkpoint
-from workbench.training.checkpoint import load_state, remove_leftovers, save_checkpoint, set_aside_after
-from workbench.training.kept_checkpoints import best_before, name_best
+from workbench.training.checkpoints import checkpoint
+from workbench.training.checkpoints.checkpoint import (
+    load_state,
+    remove_leftovers,
+    save_checkpoint,
+    set_aside_after,
+)
+from workbench.training.checkpoints.kept_checkpoints import best_before, name_best
 
 PROGRESS = {"step": 3, "numbers": [1.5, 2]}
 

@@ -18,8 +18,8 @@ from workbench.engine import OffloadEngine
 from workbench.errors import ConfigurationError
 from workbench.optimizer.reference import join_float32
 from workbench.runs.checkpoints import DamagedFileError, SavedStep, find_checkpoints
-from workbench.training.checkpoint import load_state, save_checkpoint
-from workbench.training.saved_state import Conversion
+from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
+from workbench.training.checkpoints.saved_state import Conversion
 
 PLACEMENTS = {
     "device": {"weights": "device", "state": "device"},

@@ -14,7 +14,7 @@ from workbench.config import parse_config
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import NonFiniteGradientsError
 from workbench.errors import EXIT_DIVERGED
-from workbench.training.checkpoint import save_checkpoint
+from workbench.training.checkpoints.checkpoint import save_checkpoint
 from workbench.training.divergence import RecentSteps, diverged
 
 MODEL = '[model]\narchitecture = "gpt2"\n'

@@ -15,12 +15,12 @@ from workbench.census.tracker import StorageTracker
 from workbench.data.batches import Batch, TokenStream
 from workbench.data.batches.sampling import evaluation_batches
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import ConfigurationError
-from workbench.plan.model_memory import mask_bytes
+from workbench.plan.memory.model_memory import mask_bytes
 from workbench.plan.workload import Workload
+from workbench.training.batches.separation import DocumentSeparation
 from workbench.training.evaluation import batch_loss, validation_loss
-from workbench.training.separation import DocumentSeparation
 
 CPU = torch.device("cpu")
 LLAMA: dict[str, Any] = {

@@ -13,9 +13,9 @@ from tiny_training import build_engine, train
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import LaneError
-from workbench.engine.disk import DiskError, RecordFile
+from workbench.engine.storage.disk_files import DiskError, RecordFile
 from workbench.errors import EXIT_ERROR
-from workbench.training.checkpoint import save_checkpoint
+from workbench.training.checkpoints.checkpoint import save_checkpoint
 from workbench.training.failures import EngineFailedError, explain
 
 HELD = {"device": {"weights": 3 << 30}, "host": {"master weights": 5 << 30, "staging": 1 << 30}, "disk": {}}

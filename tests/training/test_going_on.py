@@ -16,7 +16,7 @@ from workbench.errors import ConfigurationError
 from workbench.model.build import build_on_meta, model_config
 from workbench.runs import RunDirectory, Status, write_status
 from workbench.training import going_on
-from workbench.training.checkpoint import save_checkpoint
+from workbench.training.checkpoints.checkpoint import save_checkpoint
 from workbench.training.going_on import check_going_on
 
 PRESET = '[model]\narchitecture = "gpt2"\n[train]\nsteps = 9\n'

@@ -22,8 +22,8 @@ from workbench.runs import (
     write_status,
 )
 from workbench.timeline import Kind, Lane
-from workbench.training import journal as journal_module
-from workbench.training.journal import GIB, Journal, StepRecord
+from workbench.training.records import journal as journal_module
+from workbench.training.records.journal import GIB, Journal, StepRecord
 
 
 def result(**changes: object) -> StepResult:

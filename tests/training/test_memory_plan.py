@@ -11,19 +11,19 @@ from tiny_training import SETTINGS, build_engine
 
 from workbench.census.parts import count_parts
 from workbench.config import load_config
-from workbench.engine.device import CpuDevice
-from workbench.engine.discovery import dtype_name, find_shards, lay_out
-from workbench.engine.precision import compute_dtypes, working_precision
+from workbench.engine.arithmetic.precision import compute_dtypes, working_precision
+from workbench.engine.blocks.discovery import dtype_name, find_shards, lay_out
+from workbench.engine.devices.device import CpuDevice
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
 from workbench.plan.census import Census
-from workbench.plan.memory import Free, MemoryPlan, plan_memory
-from workbench.plan.model_memory import heap_reserve, model_rows
-from workbench.plan.needs import EngineNeeds
+from workbench.plan.memory.model_memory import heap_reserve, model_rows
+from workbench.plan.memory.needs import EngineNeeds
+from workbench.plan.memory.tiers import Free, MemoryPlan, plan_memory
 from workbench.plan.workload import Workload
 from workbench.presets import find_preset
-from workbench.training.preparation import prepare_run
+from workbench.training.start.preparation import prepare_run
 
 GIB = 1 << 30
 
@@ -249,7 +249,7 @@ def test_a_tier_that_lacks_a_byte_does_not_fit_and_says_how_much_is_missing() ->
 def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from workbench.training import fitting
+    from workbench.training.start import fitting
 
     monkeypatch.setattr(fitting, "free_host_bytes", lambda: 16 * GIB)
     monkeypatch.setattr(fitting, "free_disk_bytes", lambda path: 64 * GIB)

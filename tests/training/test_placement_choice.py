@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workbench.errors import DoesNotFitError
-from workbench.plan.memory import GIB, MemoryPlan, TierNeed
+from workbench.plan.memory.tiers import GIB, MemoryPlan, TierNeed
 from workbench.plan.placement import Candidate, Wish, candidates, choose_placement, lacking
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from workbench.config import parse_config, to_toml
 from workbench.data.tokenizers import ByteTokenizer
-from workbench.engine import precision as engine_precision
-from workbench.engine.disk import DiskError
+from workbench.engine.arithmetic import precision as engine_precision
+from workbench.engine.storage.disk_files import DiskError
 from workbench.errors import ConfigurationError, DoesNotFitError
-from workbench.training import disk_folder, fitting
-from workbench.training.preparation import Prepared, prepare_run
+from workbench.training.start import disk_folder, fitting
+from workbench.training.start.preparation import Prepared, prepare_run
 
 
 def prepare(

@@ -8,7 +8,11 @@ import random
 import numpy
 import torch
 
-from workbench.training.random_state import capture_random_state, restore_random_state, seed_everything
+from workbench.training.checkpoints.random_state import (
+    capture_random_state,
+    restore_random_state,
+    seed_everything,
+)
 
 
 def draw() -> list[float]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from workbench.runs.checkpoints import DamagedFileError
-from workbench.training import raw_files
-from workbench.training.raw_files import read_tensor, read_tensors, write_tensor, write_tensors
+from workbench.training.checkpoints import raw_files
+from workbench.training.checkpoints.raw_files import read_tensor, read_tensors, write_tensor, write_tensors
 
 
 @pytest.fixture(autouse=True)

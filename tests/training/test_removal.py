@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from workbench.training import removal
-from workbench.training.removal import Removal, remove_now
+from workbench.training.checkpoints import removal
+from workbench.training.checkpoints.removal import Removal, remove_now
 
 
 def checkpoint(root: Path, step: int) -> Path:

@@ -14,7 +14,7 @@ from workbench.engine import OffloadEngine
 from workbench.runs import MetricsWriter, RunDirectory
 from workbench.runs.resumable import NotResumableError, check_resumable
 from workbench.training import session
-from workbench.training.checkpoint import save_checkpoint
+from workbench.training.checkpoints.checkpoint import save_checkpoint
 
 PROGRESS = {"step": 3, "settings": {}}
 

@@ -12,9 +12,9 @@ import torch
 from workbench.config import parse_config
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory
-from workbench.training import same_model
-from workbench.training.resuming import changes, settings_of, words
-from workbench.training.saved_state import Conversion
+from workbench.training.checkpoints import same_model
+from workbench.training.checkpoints.resuming import changes, settings_of, words
+from workbench.training.checkpoints.saved_state import Conversion
 
 MODEL = '[model]\narchitecture = "gpt2"\n'
 ROUNDED = Conversion(formats=frozenset({("exact", "half")}))

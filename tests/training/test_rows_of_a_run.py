@@ -13,9 +13,9 @@ from workbench.config import RunConfig, parse_config
 from workbench.data.prepare import TokenData
 from workbench.data.tokenizers.byte_tokenizer import ByteTokenizer
 from workbench.errors import ConfigurationError
-from workbench.training import rows
-from workbench.training.preparation import prepare_run
-from workbench.training.rows import check_rows, training_sampler, with_steps
+from workbench.training.batches import rows
+from workbench.training.batches.rows import check_rows, training_sampler, with_steps
+from workbench.training.start.preparation import prepare_run
 
 
 def configured(*changes: str) -> RunConfig:

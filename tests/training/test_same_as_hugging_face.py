@@ -14,11 +14,11 @@ from torch import Tensor
 from workbench.config import RunConfig, load_config
 from workbench.data.prepare import prepare
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.runs import RunDirectory, read_run_metrics
+from workbench.training.batches.rows import training_sampler
 from workbench.training.command import run
 from workbench.training.evaluation import batch_loss
-from workbench.training.rows import training_sampler
 
 STEPS = 50
 CHATML = (

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from workbench.config import RunConfig, load_config
 from workbench.data.prepare import prepare
-from workbench.engine.discovery import find_shards
+from workbench.engine.blocks.discovery import find_shards
 from workbench.model.build import ShardInitializer, build_on_meta, model_config
 from workbench.runs import RunDirectory, read_run_metrics
+from workbench.training.batches.rows import training_sampler
 from workbench.training.command import run
-from workbench.training.engine_options import learning_rate_schedule
-from workbench.training.rows import training_sampler
+from workbench.training.start.engine_options import learning_rate_schedule
 
 STEPS, STOPPED, WINDOW, POWER = 24, 10, 3, 18
 PRESET = """

@@ -17,9 +17,9 @@ from workbench.runs import (
     read_status,
     write_status,
 )
-from workbench.training import starting
 from workbench.training.signals import StopBeforeTraining
-from workbench.training.starting import Starting
+from workbench.training.start import announced as starting
+from workbench.training.start.announced import Starting
 
 
 @pytest.fixture

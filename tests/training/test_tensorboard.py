@@ -10,9 +10,9 @@ from test_journal import record, result
 from workbench.config import parse_config
 from workbench.errors import ConfigurationError
 from workbench.runs import METRIC_COLUMNS, RunDirectory, read_events, read_run_metrics
-from workbench.training import tensorboard
-from workbench.training.journal import Journal
-from workbench.training.tensorboard import check_tensorboard, tag
+from workbench.training.records import tensorboard
+from workbench.training.records.journal import Journal
+from workbench.training.records.tensorboard import check_tensorboard, tag
 
 pytest.importorskip("tensorboard")
 

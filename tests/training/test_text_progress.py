@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.training.text_progress import TextProgress
+from workbench.training.start.text_progress import TextProgress
 
 
 def test_a_line_every_five_seconds_says_how_much_how_fast_and_how_long_yet() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.training.device_peak import PEAKS, peak_flops
-from workbench.training.throughput import RemainingTime, duration, flops_per_token, met_parameters
+from workbench.training.records.device_peak import PEAKS, peak_flops
+from workbench.training.records.throughput import RemainingTime, duration, flops_per_token, met_parameters
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from workbench.plan.ground import Ground, ground_of
 from workbench.plan.placement import lacking
 from workbench.plan.planner import Plan, Planner
 from workbench.plan.profile import load_profile
-from workbench.plan.times import ModelTimes
+from workbench.plan.time.times import ModelTimes
 from workbench.presets import shipped_folder
 from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.sources import Sizes, Tell

@@ -10,7 +10,7 @@ import torch
 from small_trials import PRESET, write_preset
 
 from workbench.cli import main
-from workbench.engine.step_work import StepWork
+from workbench.engine.steps.step_work import StepWork
 from workbench.timeline import Task
 
 Captured = pytest.CaptureFixture[str]
@@ -94,7 +94,7 @@ def test_a_preset_that_is_not_there_is_refused(capsys: Captured) -> None:
 def test_16_bit_weights_without_checkpointing_are_refused_where_they_are_computed_in_fp32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("workbench.engine.precision.has_bfloat16", lambda device: False)
+    monkeypatch.setattr("workbench.engine.arithmetic.precision.has_bfloat16", lambda device: False)
     preset = write_preset(tmp_path)
     options = ["--set", "train.precision=bf16", "--set", "train.activation_checkpointing=false"]
     assert main(["verify", str(preset), *options]) == 2

@@ -14,15 +14,15 @@ from small_trials import failed, rows_of, small_config
 from torch import nn
 
 import workbench.engine.step_cycle as step_cycle
-from workbench.engine.forward_gate import ForwardGate
-from workbench.engine.gradient_set import Verdict
-from workbench.engine.gradient_work import GradientWork
-from workbench.engine.memory import ShardMemory
+from workbench.engine.blocks.forward_gate import ForwardGate
+from workbench.engine.blocks.weight_window import WeightWindow
+from workbench.engine.gradients.gradient_set import Verdict
 from workbench.engine.offload import OffloadEngine
 from workbench.engine.step_cycle import StepCycle
-from workbench.engine.step_work import StepWork
-from workbench.engine.update_work import UpdateWork
-from workbench.engine.weight_window import WeightWindow
+from workbench.engine.steps.gradient_work import GradientWork
+from workbench.engine.steps.step_work import StepWork
+from workbench.engine.steps.update_work import UpdateWork
+from workbench.engine.storage.shard_memory import ShardMemory
 from workbench.timeline import Kind, Lane, Task, Timeline
 
 Patch = pytest.MonkeyPatch

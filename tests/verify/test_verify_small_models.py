@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from small_trials import small_config
 
-from workbench.engine.discovery import find_blocks
+from workbench.engine.blocks.discovery import find_blocks
 from workbench.errors import ConfigurationError
 from workbench.verify import shrink
 from workbench.verify.engine_training import tied_names

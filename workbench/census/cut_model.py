@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from workbench.engine.discovery import find_blocks, find_shards
+from workbench.engine.blocks.discovery import find_blocks, find_shards
 from workbench.model.build import ShardInitializer
 
 SEED = 1234

@@ -26,12 +26,12 @@ from workbench.census.cut_model import (
 from workbench.census.masked_attention import attentions, time_attention
 from workbench.census.stopwatch import MatrixSpeed, Stopwatch
 from workbench.census.take import GIB, first_blocks, quiet_transformers, room_needed
-from workbench.engine.chunked_loss import ChunkedLoss
-from workbench.engine.precision import DTYPES
+from workbench.engine.arithmetic.precision import DTYPES
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import WorkbenchError
 from workbench.plan.census import Census
-from workbench.plan.free import free_host_bytes
-from workbench.plan.times import KindTimes, ModelTimes
+from workbench.plan.memory.free import free_host_bytes
+from workbench.plan.time.times import KindTimes, ModelTimes
 from workbench.probe.others import Others
 
 FEWEST_TOKENS = 16

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from workbench.engine.chunked_loss import ChunkedLoss
-from workbench.engine.discovery import FoundShard, dtype_name, find_shards
+from workbench.engine.blocks.discovery import FoundShard, dtype_name, find_shards
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import WorkbenchError
 from workbench.model.folder import has_adapter
 from workbench.plan.census import BlockKind, Census, CensusParameter, Curve

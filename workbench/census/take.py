@@ -18,9 +18,9 @@ from workbench.census.block_costs import DTYPES, BlockRuns, set_dtype
 from workbench.census.building import meta_model, model_name
 from workbench.census.cut_model import Call, capture, real_model, tokens
 from workbench.census.parts import count_parts
-from workbench.engine.chunked_loss import ChunkedLoss
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.plan.census import BlockCost, BlockKind, Census, ComputeWidth, Curve
-from workbench.plan.free import free_host_bytes
+from workbench.plan.memory.free import free_host_bytes
 
 SHORT, SHORTER = 32, 12
 LARGE_BLOCK = 50_000_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from workbench.cgroups import limits
 from workbench.doctor.findings import Finding, failure, gib, ok, warning
 from workbench.doctor.surroundings import Surroundings
-from workbench.plan.free import free_host_bytes
+from workbench.plan.memory.free import free_host_bytes
 
 TOO_LITTLE, LITTLE = 512 << 20, 2 << 30
 """Bytes: torch alone takes the first; the smallest training takes less than the second."""

@@ -111,7 +111,7 @@ def pin_memory() -> dict[str, Any]:
     """As the engine does it: how much of `asked` bytes the driver registers; 0 are asked for without a device."""
     import torch
 
-    from workbench.engine.pinned import HostMemory
+    from workbench.engine.devices.pinned import HostMemory
 
     if (torch.version.cuda is None and torch.version.hip is None) or not torch.cuda.is_available():
         return {"asked": 0, "registered": 0}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workbench.engine.device import Device
-from workbench.engine.discovery import FoundShard, dtype_name, find_shards, lay_out
-from workbench.engine.precision import Compute, compute_dtypes
+from workbench.engine.arithmetic.precision import Compute, compute_dtypes
+from workbench.engine.blocks.discovery import FoundShard, dtype_name, find_shards, lay_out
+from workbench.engine.devices.device import Device
 from workbench.layout import Layout
 from workbench.optimizer.cpu_count import usable_cpus
 from workbench.placement import Tier, place

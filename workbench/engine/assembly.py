@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic import Arithmetic
-from workbench.engine.device import Device
-from workbench.engine.discovery import FoundShard, storage_dtypes
-from workbench.engine.disk import DiskTier
-from workbench.engine.memory import ShardMemory
-from workbench.engine.stored import StoredTensor
-from workbench.engine.streamed import StreamedShard
+from workbench.engine.arithmetic.tier_arithmetic import Arithmetic
+from workbench.engine.blocks.discovery import FoundShard, storage_dtypes
+from workbench.engine.blocks.streamed import StreamedShard
+from workbench.engine.devices.device import Device
+from workbench.engine.storage.disk_files import DiskTier
+from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.storage.stored_tensor import StoredTensor
 from workbench.layout import NORM_BLOCK, Layout
 from workbench.routing import ShardRoute
 

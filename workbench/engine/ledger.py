@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from workbench.engine.assembly import Assembly
-from workbench.engine.gradients import GradientIntake
-from workbench.engine.step_work import StepWork
-from workbench.engine.weight_window import WeightWindow
+from workbench.engine.blocks.weight_window import WeightWindow
+from workbench.engine.gradients.arrival import GradientIntake
+from workbench.engine.steps.step_work import StepWork
 
 Ledger = dict[str, dict[str, int]]
 

@@ -14,23 +14,23 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from workbench.engine.activation_offload import ActivationOffload
-from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
+from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, TorchArithmetic
 from workbench.engine.arrangement import Arrangement
 from workbench.engine.assembly import Assembly, assemble
-from workbench.engine.checkpointing import BlockCheckpointing
-from workbench.engine.compute_clock import ComputeClock
-from workbench.engine.device import Device
-from workbench.engine.discovery import FoundShard
-from workbench.engine.disk import DiskTier
-from workbench.engine.forward_gate import ForwardGate
-from workbench.engine.gradients import GradientIntake
-from workbench.engine.heap import give_large_blocks_back
-from workbench.engine.lanes import LaneThreads
+from workbench.engine.blocks.activation_offload import ActivationOffload
+from workbench.engine.blocks.checkpointing import BlockCheckpointing
+from workbench.engine.blocks.discovery import FoundShard
+from workbench.engine.blocks.forward_gate import ForwardGate
+from workbench.engine.blocks.weight_window import WeightWindow
+from workbench.engine.devices.device import Device
+from workbench.engine.gradients.arrival import GradientIntake
+from workbench.engine.lanes.compute_clock import ComputeClock
+from workbench.engine.lanes.lane_threads import LaneThreads
 from workbench.engine.ledger import Ledger, memory_ledger
 from workbench.engine.setup import host_arithmetic
-from workbench.engine.step_work import StepWork
-from workbench.engine.weight_window import WeightWindow
+from workbench.engine.steps.step_work import StepWork
+from workbench.engine.storage.disk_files import DiskTier
+from workbench.engine.storage.heap import give_large_blocks_back
 from workbench.state_formats import StateFormat
 
 

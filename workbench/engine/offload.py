@@ -27,20 +27,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.arithmetic.precision import Compute, Precision, working_precision
 from workbench.engine.arrangement import arrange
-from workbench.engine.device import Device, open_device
-from workbench.engine.discovery import FoundShard
+from workbench.engine.blocks.discovery import FoundShard
+from workbench.engine.devices.device import Device, open_device
+from workbench.engine.lanes.watchdog import Watchdog
 from workbench.engine.ledger import Ledger, ledger_text
-from workbench.engine.loss_scale import LossScaling
 from workbench.engine.machinery import set_up
-from workbench.engine.micro_batches import MicroBatches
-from workbench.engine.non_finite import NonFiniteSteps
-from workbench.engine.precision import Compute, Precision, working_precision
-from workbench.engine.report import StepReport
 from workbench.engine.setup import check_arguments
 from workbench.engine.step_cycle import StepCycle
-from workbench.engine.stored import StoredTensor
-from workbench.engine.watchdog import Watchdog
+from workbench.engine.steps.loss_scale import LossScaling
+from workbench.engine.steps.micro_batches import MicroBatches
+from workbench.engine.steps.non_finite import NonFiniteSteps
+from workbench.engine.steps.report import StepReport
+from workbench.engine.storage.stored_tensor import StoredTensor
 from workbench.layout import Layout
 from workbench.optimizer.settings import AdamW
 from workbench.placement import Tier

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from workbench.engine.arithmetic import Arithmetic, TorchArithmetic
+from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, TorchArithmetic
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.state_formats import MOMENTS, StateFormat
@@ -67,7 +67,7 @@ def host_arithmetic(threads: int | Literal["auto"], state_format: StateFormat) -
     """
     missing = missing_extension()
     if missing is None:
-        from workbench.engine.host_arithmetic import HostArithmetic
+        from workbench.engine.arithmetic.host_arithmetic import HostArithmetic
 
         return HostArithmetic(threads)
     if state_format != "exact":

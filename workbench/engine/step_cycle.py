@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from workbench.engine.arrangement import Arrangement
-from workbench.engine.compute_clock import exposed_seconds, lane_seconds
-from workbench.engine.execution import LaneError, StepExecution
-from workbench.engine.gradient_set import GradientSet
+from workbench.engine.gradients.gradient_set import GradientSet
+from workbench.engine.lanes.compute_clock import exposed_seconds, lane_seconds
+from workbench.engine.lanes.execution import LaneError, StepExecution
 from workbench.engine.machinery import Machinery
-from workbench.engine.non_finite import NonFiniteSteps
-from workbench.engine.report import StepReport, StepResult
+from workbench.engine.steps.non_finite import NonFiniteSteps
+from workbench.engine.steps.report import StepReport, StepResult
 from workbench.optimizer.settings import AdamW
 from workbench.timeline import Kind, Lane, Overlap, Timeline, build_timeline
 

@@ -20,7 +20,7 @@ from workbench.exporting.quiet import quiet_transformers
 from workbench.exporting.run_model import is_adapter, open_adapted, run_config
 from workbench.exporting.writing import torch_dtype
 from workbench.model.adapter import CONFIG_FILE
-from workbench.plan.free import free_host_bytes
+from workbench.plan.memory.free import free_host_bytes
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.engine.heap import give_large_blocks_back
+from workbench.engine.storage.heap import give_large_blocks_back
 from workbench.exporting.conversion import copy_beside_weights, rounded
 from workbench.exporting.run_model import AdaptedModel
 from workbench.model.adapter import CONFIG_FILE

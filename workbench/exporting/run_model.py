@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from workbench.config import RunConfig, parse_config
 from workbench.config.schema import AdapterConfig
-from workbench.engine.discovery import FoundShard, find_shards
+from workbench.engine.blocks.discovery import FoundShard, find_shards
 from workbench.errors import ConfigurationError
 from workbench.export import Tell
 from workbench.exporting.conversion import read, stored_tensors
@@ -32,7 +32,7 @@ from workbench.model.adapter import (
 from workbench.model.adapter_targets import find_targets, shared_targets
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
-from workbench.training.starting_model import give_token_ids, starting_model
+from workbench.training.start.starting_model import give_token_ids, starting_model
 
 
 def is_adapter(saved: SavedStep) -> bool:

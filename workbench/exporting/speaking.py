@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.device import open_device
-from workbench.engine.precision import compute_dtypes
+from workbench.engine.arithmetic.precision import compute_dtypes
+from workbench.engine.devices.device import open_device
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.export import Tell
 from workbench.exporting.conversion import stored_tensors, weight_files
@@ -21,7 +21,7 @@ from workbench.exporting.quiet import quiet_transformers
 from workbench.exporting.run_model import is_adapter, open_adapted, run_config
 from workbench.exporting.spoken_text import SpokenText
 from workbench.exporting.writing import run_dtype
-from workbench.plan.free import free_host_bytes
+from workbench.plan.memory.free import free_host_bytes
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config.schema import AdapterConfig
-from workbench.engine.discovery import FoundShard, find_shards
+from workbench.engine.blocks.discovery import FoundShard, find_shards
 from workbench.errors import ConfigurationError
 from workbench.model.adapter_targets import find_targets, remarks, title_of
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from workbench.engine.discovery import find_blocks
+from workbench.engine.blocks.discovery import find_blocks
 from workbench.errors import ConfigurationError
 
 

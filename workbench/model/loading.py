@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.discovery import FoundShard, find_blocks
+from workbench.engine.blocks.discovery import FoundShard, find_blocks
 from workbench.errors import ConfigurationError
 from workbench.model.build import ShardInitializer
 from workbench.model.conversion import Conversion, find_conversions

@@ -159,7 +159,7 @@ class Census(_Part):
         state_format: StateFormat = "exact",
         device_fraction: float = 0.0,
     ) -> Layout:
-        """The layout that the engine gives this model: `workbench.engine.discovery.lay_out`, from the census."""
+        """The layout that the engine gives this model: `workbench.engine.blocks.discovery.lay_out`, from the census."""
         shards = list(self._shards())
         mixed = self.adapter or any(
             p.dtype in SIXTEEN_BITS for _, _, parameters in shards for p in parameters
@@ -228,7 +228,7 @@ class Census(_Part):
 def stored_dtype(dtype: str, precision: str | None, mixed: bool) -> str:
     """What a parameter that comes as `dtype` is stored in under `precision`; `mixed`: beside it come 16-bit ones.
 
-    As `workbench.engine.discovery.storage_dtypes` has it.
+    As `workbench.engine.blocks.discovery.storage_dtypes` has it.
     """
     if precision is None or not (dtype.startswith("float") or dtype == "bfloat16"):
         return dtype

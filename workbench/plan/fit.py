@@ -20,7 +20,7 @@ from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.plan.figures import gib
 from workbench.plan.ground import check_device
-from workbench.plan.memory import MemoryPlan
+from workbench.plan.memory.tiers import MemoryPlan
 from workbench.plan.placement import FRACTIONS, Candidate, candidates
 from workbench.plan.planner import Plan, Planner, check_positions, wish_of, with_placement
 from workbench.state_formats import MOMENTS, StateFormat

@@ -10,7 +10,7 @@ import contextlib
 from pydantic import ValidationError
 
 from workbench.cache import cache_folder, read_cached, write_cached
-from workbench.plan.times import ModelTimes
+from workbench.plan.time.times import ModelTimes
 
 FOLDER = "times"
 

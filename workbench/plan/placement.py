@@ -13,7 +13,7 @@ from typing import Literal
 from workbench.errors import DoesNotFitError
 from workbench.placement import Tier
 from workbench.plan.figures import GIB, MIB
-from workbench.plan.memory import MemoryPlan
+from workbench.plan.memory.tiers import MemoryPlan
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
 

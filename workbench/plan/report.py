@@ -9,7 +9,7 @@ import string
 
 from workbench.plan.figures import decimal_bytes, duration, gib, in_sentence, seconds
 from workbench.plan.fit import Fit, why_not
-from workbench.plan.memory import TierNeed
+from workbench.plan.memory.tiers import TierNeed
 from workbench.plan.planner import Plan
 from workbench.timeline import Lane
 

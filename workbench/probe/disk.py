@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.engine.disk import DiskError, DiskTier, RecordFile
-from workbench.engine.pages import page_aligned
+from workbench.engine.devices.pages import page_aligned
+from workbench.engine.storage.disk_files import DiskError, DiskTier, RecordFile
 from workbench.errors import ConfigurationError
 from workbench.plan.profile import DiskProfile
 from workbench.probe.budget import Budget

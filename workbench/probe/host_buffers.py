@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from workbench.engine.device import Device
+from workbench.engine.devices.device import Device
 from workbench.probe.budget import Budget
 
 CPUS = Path("/sys/devices/system/cpu")

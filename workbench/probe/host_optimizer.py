@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.engine.arithmetic import Arithmetic, StateViews, Table, TorchArithmetic
+from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, StateViews, Table, TorchArithmetic
 from workbench.optimizer.extension import missing_extension
 from workbench.optimizer.settings import AdamW
 from workbench.plan.profile import Dtype
@@ -87,7 +87,7 @@ def _arithmetics(threads: Sequence[int]) -> Iterator[dict[int, Arithmetic]]:
     try:
         for count in threads:
             if missing_extension() is None:
-                from workbench.engine.host_arithmetic import HostArithmetic
+                from workbench.engine.arithmetic.host_arithmetic import HostArithmetic
 
                 made[count] = HostArithmetic(count)
             else:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.engine.device import Device
+from workbench.engine.devices.device import Device
 from workbench.probe.budget import Budget
 from workbench.probe.host_buffers import HostBuffers
 from workbench.probe.turns import median_seconds

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workbench.cache import read_cached, write_cached
 from workbench.errors import ConfigurationError
-from workbench.plan.free import free_disk_bytes, free_host_bytes
+from workbench.plan.memory.free import free_disk_bytes, free_host_bytes
 from workbench.plan.profile import DiskProfile, MachineProfile, parse_profile, profile_text
 from workbench.probe.fingerprint import device_index, machine_fingerprint, resolved_device
 from workbench.probe.gpus import gpu_called, visible_gpus

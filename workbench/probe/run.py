@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from workbench.engine.device import Device, has_bfloat16, open_device
+from workbench.engine.devices.device import Device, has_bfloat16, open_device
 from workbench.errors import ConfigurationError
 from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.extension import missing_extension
 from workbench.optimizer.thread_count import candidates
-from workbench.plan.free import free_host_bytes
+from workbench.plan.memory.free import free_host_bytes
 from workbench.plan.profile import DeviceProfile, HostProfile, LinkProfile, MachineProfile
 from workbench.probe.budget import FULL, Budget
 from workbench.probe.disk import measure_disk

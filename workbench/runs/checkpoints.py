@@ -1,7 +1,7 @@
 """The checkpoints of a run, as they lie on disk: found, and held to their markers and manifests, without torch.
 
-What is in them and how it is written is `training/checkpoint.py`'s business. Invariant: what is given from here had its
-`DONE` fit its manifest, and its model files their lengths.
+What is in them and how it is written is the business of `training/checkpoints/checkpoint.py`. Invariant: what is given
+from here had its `DONE` fit its manifest, and its model files their lengths.
 """
 
 from __future__ import annotations

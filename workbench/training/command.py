@@ -24,9 +24,9 @@ from workbench.runs import (
 )
 from workbench.runs.checkpoints import step_folders
 from workbench.runs.resumable import check_resumable
-from workbench.training.same_model import check_same_model
+from workbench.training.checkpoints.same_model import check_same_model
 from workbench.training.signals import Requests, StopBeforeTraining
-from workbench.training.starting import Starting
+from workbench.training.start.announced import Starting
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ def _start(choice: _Choice, requests: Requests, *, detach: bool) -> int:
                     check_resumable(directory)
             # torch takes seconds to import: only once there is something to train.
             starting.progress("importing torch")
-            from workbench.training.preparation import prepare_run
             from workbench.training.session import train_session
+            from workbench.training.start.preparation import prepare_run
 
             prepared = prepare_run(
                 choice.config, choice.root, starting.tell, directory, requests.raise_if_stopped

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from workbench.data.batches import Batch
-from workbench.engine.chunked_loss import ChunkedLoss
-from workbench.training.separation import DocumentSeparation
+from workbench.engine.loss.chunked_loss import ChunkedLoss
+from workbench.training.batches.separation import DocumentSeparation
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from workbench.engine import LaneError
-from workbench.engine.disk import DiskError
 from workbench.engine.ledger import Ledger, ledger_text
+from workbench.engine.storage.disk_files import DiskError
 from workbench.errors import WorkbenchError
 from workbench.runs.checkpoints import find_checkpoints
 

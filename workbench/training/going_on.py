@@ -10,11 +10,11 @@ from typing import Any
 
 from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
-from workbench.engine.discovery import find_shards
+from workbench.engine.blocks.discovery import find_shards
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import SavedStep, find_checkpoints
-from workbench.training.rows import training_sampler
-from workbench.training.same_model import check_same_parameters
+from workbench.training.batches.rows import training_sampler
+from workbench.training.checkpoints.same_model import check_same_parameters
 
 
 def check_going_on(directory: RunDirectory, config: RunConfig, model: Any, data: TokenData) -> None:

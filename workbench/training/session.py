@@ -14,7 +14,7 @@ import torch
 
 from workbench.config import RunConfig, to_toml
 from workbench.engine import OffloadEngine
-from workbench.engine.discovery import FoundShard, find_shards
+from workbench.engine.blocks.discovery import FoundShard, find_shards
 from workbench.engine.ledger import Ledger
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.monitor.recording import SystemRecording
@@ -24,17 +24,17 @@ from workbench.plan.outcome import compare
 from workbench.runs import RunDirectory, read_plan, read_run_metrics, record_resume, write_config, write_plan
 from workbench.runs.checkpoints import DamagedFileError, open_checkpoint, step_folders
 from workbench.runs.resumable import Damage, NotResumableError
-from workbench.training.checkpoint import load_state, remove_leftovers, set_aside_after
-from workbench.training.engine_options import engine_options
+from workbench.training.checkpoints.checkpoint import load_state, remove_leftovers, set_aside_after
+from workbench.training.checkpoints.random_state import seed_everything
+from workbench.training.checkpoints.removal import Removal
+from workbench.training.checkpoints.resuming import changes, words
 from workbench.training.failures import EngineFailedError, explain
-from workbench.training.journal import Journal
-from workbench.training.peak_memory import forget_peak, peak_host_bytes
-from workbench.training.preparation import Prepared
-from workbench.training.random_state import seed_everything
-from workbench.training.removal import Removal
-from workbench.training.resuming import changes, words
+from workbench.training.records.journal import Journal
+from workbench.training.records.peak_memory import forget_peak, peak_host_bytes
+from workbench.training.records.throughput import SKIPPED_FIRST_STEPS
 from workbench.training.signals import Requests, StopBeforeTraining
-from workbench.training.throughput import SKIPPED_FIRST_STEPS
+from workbench.training.start.engine_options import engine_options
+from workbench.training.start.preparation import Prepared
 from workbench.training.trainer import Trainer
 
 

@@ -19,26 +19,26 @@ from torch import Tensor
 from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
-from workbench.engine.chunked_loss import CHECK_ROWS, CHECK_TOKENS, ChunkedLoss
-from workbench.engine.discovery import dtype_name
+from workbench.engine.blocks.discovery import dtype_name
+from workbench.engine.loss.chunked_loss import CHECK_ROWS, CHECK_TOKENS, ChunkedLoss
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.runs import Command, ControlReader, write_sample
 from workbench.runs.checkpoints import BestStep, checkpoint_name
-from workbench.training.checkpoint import save_checkpoint
+from workbench.training.batches.rows import training_sampler, validation_batches
+from workbench.training.batches.separation import DocumentSeparation
+from workbench.training.checkpoints.checkpoint import save_checkpoint
+from workbench.training.checkpoints.kept_checkpoints import best_before, name_best, remove_old
+from workbench.training.checkpoints.random_state import capture_random_state, restore_random_state
+from workbench.training.checkpoints.removal import Removal
+from workbench.training.checkpoints.resuming import settings_of
 from workbench.training.divergence import RecentSteps, diverged
-from workbench.training.engine_options import learning_rate_schedule
 from workbench.training.evaluation import batch_loss, validation_loss
-from workbench.training.journal import Journal, StepRecord
-from workbench.training.kept_checkpoints import best_before, name_best, remove_old
-from workbench.training.random_state import capture_random_state, restore_random_state
-from workbench.training.removal import Removal
-from workbench.training.resuming import settings_of
-from workbench.training.rows import training_sampler, validation_batches
+from workbench.training.records.journal import Journal, StepRecord
+from workbench.training.records.throughput import RemainingTime
+from workbench.training.records.utilization import device_peak, work_a_token
 from workbench.training.sampling import continued, generate
-from workbench.training.separation import DocumentSeparation
 from workbench.training.signals import Requests
-from workbench.training.throughput import RemainingTime
-from workbench.training.utilization import device_peak, work_a_token
+from workbench.training.start.engine_options import learning_rate_schedule
 
 CONTROL_EVERY_S = 0.2
 PROGRESS_EVERY_S = 1.0

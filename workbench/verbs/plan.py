@@ -22,11 +22,11 @@ from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, D
 from workbench.plan.census import Census, model_table
 from workbench.plan.fit import Fit, check_keep, fit, remedies
 from workbench.plan.ground import Ground, check_device, ground_of
-from workbench.plan.memory import Free
+from workbench.plan.memory.tiers import Free
 from workbench.plan.planner import Plan, Planner, TimesOf, check_positions
 from workbench.plan.profile import MachineProfile, load_profile
 from workbench.plan.report import fit_text, plan_text
-from workbench.plan.times import ModelTimes
+from workbench.plan.time.times import ModelTimes
 from workbench.presets import changed_preset, find_preset
 from workbench.runs import runs_root
 
@@ -138,7 +138,7 @@ def _this_machine(config: RunConfig, folder: Path | None) -> MachineProfile:
 
 
 def _ground_here(folder: Path | None, profile: MachineProfile, root: Path) -> Ground:
-    from workbench.plan.free import free_disk_bytes, same_disk
+    from workbench.plan.memory.free import free_disk_bytes, same_disk
 
     ground = ground_of(profile)
     apart = folder is not None and not same_disk(folder, root)

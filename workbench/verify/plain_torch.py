@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.discovery import SIXTEEN_BITS
-from workbench.engine.loss_scale import LARGEST_SCALE
+from workbench.engine.blocks.discovery import SIXTEEN_BITS
+from workbench.engine.steps.loss_scale import LARGEST_SCALE
 from workbench.optimizer.reference import split_float32
 from workbench.state_formats import BLOCK, StateFormat
 from workbench.verify.recipe import Outcome, Recipe, infinite, mean_weights, seed_micro_batch

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from workbench.config import RunConfig
-from workbench.engine.device import Device
+from workbench.engine.devices.device import Device
 from workbench.errors import DoesNotFitError
-from workbench.plan.free import free_host_bytes
+from workbench.plan.memory.free import free_host_bytes
 
 GIB = 1 << 30
 KEPT_BYTES = 36

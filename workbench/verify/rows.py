@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from workbench.engine.device import Device
-from workbench.engine.discovery import find_shards, lay_out
+from workbench.engine.blocks.discovery import find_shards, lay_out
+from workbench.engine.devices.device import Device
 from workbench.state_formats import StateFormat
 from workbench.verify.comparison import Comparison, compare_with_plain, runs_exactly
 from workbench.verify.distances import Verdict

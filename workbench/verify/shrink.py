@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from workbench.census.building import shape_of
 from workbench.config import RunConfig
 from workbench.config.schema import AdapterConfig
-from workbench.engine.discovery import FoundShard, find_blocks, find_shards
+from workbench.engine.blocks.discovery import FoundShard, find_blocks, find_shards
 from workbench.errors import ConfigurationError
 from workbench.model.adapter import AdapterShards, add_adapter
 from workbench.model.build import ShardInitializer, brief, build_on_meta, model_config

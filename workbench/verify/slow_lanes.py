@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import time
 
-from workbench.engine.cuda_device import CudaDevice
-from workbench.engine.device import CpuDevice, Device
+from workbench.engine.devices.cuda_device import CudaDevice
+from workbench.engine.devices.device import CpuDevice, Device
 from workbench.timeline import Lane
 
 LONGEST_S = 0.004

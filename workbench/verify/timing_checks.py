@@ -12,10 +12,10 @@ import torch
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
-from workbench.engine.discovery import FoundShard
+from workbench.engine.blocks.discovery import FoundShard
 from workbench.model.build import ShardInitializer, build_on_meta
 from workbench.runs.checkpoints import find_checkpoints
-from workbench.training.checkpoint import load_state, save_checkpoint
+from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
 from workbench.verify.engine_training import Bench, EngineOutcome, conclude, same_bits
 from workbench.verify.recipe import Recipe
 from workbench.verify.rows import Row, Trial, measured, stated

@@ -17,7 +17,7 @@ from workbench.config import RunConfig, load_config, parse_config
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.plan.fit import with_field
 from workbench.plan.ground import ground_of
-from workbench.plan.memory import MemoryPlan, TierNeed
+from workbench.plan.memory.tiers import MemoryPlan, TierNeed
 from workbench.plan.planner import Planner
 from workbench.plan.profile import load_profile
 from workbench.tui.form import sources

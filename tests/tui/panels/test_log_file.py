@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.tui.panels import log_file
-from workbench.tui.panels.log_file import (
+from workbench.tui.panels.log import log_file
+from workbench.tui.panels.log.log_file import (
     LONGEST_LINE,
     LogLine,
     Piece,

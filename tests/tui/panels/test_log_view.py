@@ -11,9 +11,9 @@ from settled_pilot import settled
 from textual.pilot import Pilot
 
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.panels.log_reading import PAGE_LINES
-from workbench.tui.panels.log_view import LogView
-from workbench.tui.panels.log_window import MAX_LINES
+from workbench.tui.panels.log.log_reading import PAGE_LINES
+from workbench.tui.panels.log.log_view import LogView
+from workbench.tui.panels.log.log_window import MAX_LINES
 
 SIZE = (60, 12)
 

@@ -16,8 +16,8 @@ from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.panels.cores import CoresPanel
 from workbench.tui.panels.disk import DiskPanel
 from workbench.tui.panels.gpu import GpuPanel
-from workbench.tui.panels.lanes import LanesPanel
-from workbench.tui.panels.log_view import LogView
+from workbench.tui.panels.lane_timeline.lanes import LanesPanel
+from workbench.tui.panels.log.log_view import LogView
 from workbench.tui.panels.memory import MemoryPanel
 from workbench.tui.panels.pcie import PciePanel
 from workbench.tui.panels.status_line import StatusLine

@@ -20,7 +20,7 @@ from workbench.tui.panels.panel import Panel
 from workbench.tui.panels.units import of
 
 if TYPE_CHECKING:
-    from workbench.plan.memory import TierNeed
+    from workbench.plan.memory.tiers import TierNeed
     from workbench.plan.planner import Plan
 
 ROWS: tuple[tuple[str, str], ...] = (

@@ -20,10 +20,10 @@ from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.census import Census, census_key, model_table
 from workbench.plan.fit import Fit, fit
 from workbench.plan.ground import Ground
-from workbench.plan.memory import MemoryPlan
+from workbench.plan.memory.tiers import MemoryPlan
 from workbench.plan.placement import Candidate, candidates, choose_placement
 from workbench.plan.planner import Plan, Planner, TimesOf, wish_of, with_placement
-from workbench.plan.times import ModelTimes
+from workbench.plan.time.times import ModelTimes
 from workbench.tui.form.checking import missing_at_fields
 from workbench.tui.form.draft import FIELDS
 from workbench.tui.form.errand import Errand

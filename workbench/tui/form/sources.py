@@ -17,10 +17,10 @@ from workbench.census.obtain import obtain_census, obtain_times
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.home_folders import expanded
 from workbench.plan.census import Census
-from workbench.plan.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.ground import Ground, ground_of
-from workbench.plan.memory import Free
-from workbench.plan.times import ModelTimes
+from workbench.plan.memory.free import free_disk_bytes, free_host_bytes, same_disk
+from workbench.plan.memory.tiers import Free
+from workbench.plan.time.times import ModelTimes
 from workbench.probe.fingerprint import device_index
 from workbench.probe.gpus import visible_gpus
 from workbench.probe.measured import cached_profile

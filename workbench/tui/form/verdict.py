@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from workbench.plan.memory import MemoryPlan, TierNeed
+    from workbench.plan.memory.tiers import MemoryPlan, TierNeed
 
 Verdict = Literal["fits", "tight", "no"]
 LEAST_LEFT = 0.05

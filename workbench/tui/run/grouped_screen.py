@@ -16,8 +16,8 @@ from textual.widget import Widget
 
 from workbench.tui.kept_lines import KeptLines
 from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.panels.lanes import LanesPanel
-from workbench.tui.panels.log_view import LogView
+from workbench.tui.panels.lane_timeline.lanes import LanesPanel
+from workbench.tui.panels.log.log_view import LogView
 from workbench.tui.panels.status_line import StatusLine
 from workbench.tui.run.arrangement import GROUPS, SIDE, Group, arrange_groups
 from workbench.tui.run.events_panel import EventsPanel

@@ -1,0 +1,1 @@
+"""What happens around a block: found, its weights in and out, its recompute, its input kept on the host."""

@@ -1,0 +1,201 @@
+"""A block whose weights come into a slot when they are used: what has to be copied, and where parameters lie in it.
+
+Between uses the parameters' data is a NaN placeholder of the right shape and dtype without memory of its own, so that
+whoever reads weights that are not there gets NaN, and not what some other block left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.devices.device import Device
+from workbench.engine.storage.disk_files import DiskTier, RecordFile
+from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.storage.stored_tensor import StoredTensor
+from workbench.layout import padded
+
+SLOT_ALIGNMENT = 512
+
+
+@dataclass(frozen=True)
+class FetchPiece:
+    """Consecutive weights of one dtype: where they are kept, and where they go in a slot.
+
+    Either `source` (host memory, 1-D) is given, or `file` and `record`. `start`: bytes into the slot.
+    """
+
+    count: int
+    storage: torch.dtype
+    compute: torch.dtype
+    start: int
+    source: Tensor | None = None
+    file: RecordFile | None = None
+    record: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """As they are kept."""
+        return self.count * self.storage.itemsize
+
+    def target(self, slot: Tensor) -> Tensor:
+        """Its place in a slot."""
+        return slot[self.start : self.start + self.count * self.compute.itemsize].view(self.compute)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    parameter: nn.Parameter
+    start: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    placeholder: Tensor
+
+
+class StreamedShard:
+    """One block's weights, trainable and frozen. `frozen` parameters are taken over into the shard's tier here."""
+
+    def __init__(
+        self,
+        memory: ShardMemory,
+        trainable: Sequence[nn.Parameter],
+        frozen: Sequence[tuple[str, nn.Parameter, torch.dtype]],
+        compute_dtypes: dict[torch.dtype, torch.dtype],
+        device: Device,
+        disk: DiskTier | None,
+        piece_bytes: int,
+    ) -> None:
+        self.shard = memory.shard
+        self.pieces: list[FetchPiece] = []
+        self._bound: list[_Bound] = []
+        self._frozen: list[tuple[str, Tensor | RecordFile, int, torch.dtype]] = []
+        end = 0
+        starts = []
+        for region in memory.regions:
+            compute = compute_dtypes.get(region.dtype, region.dtype)
+            starts.append(end)
+            source = region.published if region.published is not None else region.working_copy
+            for chunk in (c for c in memory.shard.chunks if memory.regions[c.region] is region):
+                at = end + (chunk.start - region.region.start) * compute.itemsize
+                if source is not None:
+                    kept = memory.of_chunk(source, chunk)
+                    piece = FetchPiece(chunk.elements, region.dtype, compute, at, source=kept)
+                else:
+                    file = memory.files[region.working_kind]
+                    piece = FetchPiece(
+                        chunk.elements, region.dtype, compute, at, file=file, record=chunk.index
+                    )
+                self.pieces.append(piece)
+            end = _aligned(end + region.region.elements * compute.itemsize)
+        for segment, parameter in zip(memory.shard.segments, trainable, strict=True):
+            region = memory.regions[segment.region]
+            compute = compute_dtypes.get(region.dtype, region.dtype)
+            start = starts[segment.region] + (segment.offset - region.region.start) * compute.itemsize
+            self._bind(parameter, start, segment.shape, compute, device)
+        on_disk = memory.route.placement.weights == "disk"
+        for name, parameter, storage in frozen:
+            compute = compute_dtypes.get(storage, storage)
+            file_or_tensor = self._keep_frozen(
+                name, parameter, storage, device, disk if on_disk else None, piece_bytes
+            )
+            self._frozen.append((name, file_or_tensor, parameter.numel(), storage))
+            self.pieces += _cut_frozen(file_or_tensor, parameter.numel(), storage, compute, end, piece_bytes)
+            self._bind(parameter, end, tuple(parameter.shape), compute, device)
+            end = _aligned(end + parameter.numel() * compute.itemsize)
+        self.slot_bytes = end
+        self.staging_bytes = max((padded(p.nbytes) for p in self.pieces if p.file is not None), default=0)
+        self.unbind()
+
+    def _bind(
+        self, parameter: nn.Parameter, start: int, shape: tuple[int, ...], dtype: torch.dtype, device: Device
+    ) -> None:
+        nothing = torch.full((1,), float("nan") if dtype.is_floating_point else -1, dtype=dtype)
+        placeholder = nothing.to(device.torch_device).expand(shape)
+        nbytes = parameter.numel() * dtype.itemsize
+        self._bound.append(_Bound(parameter, start, nbytes, shape, dtype, placeholder))
+
+    def _keep_frozen(
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        storage: torch.dtype,
+        device: Device,
+        disk: DiskTier | None,
+        piece_bytes: int,
+    ) -> Tensor | RecordFile:
+        if parameter.is_meta:
+            raise ValueError(f"parameter {name} is on the meta device: give the engine `materialize`")
+        values = parameter.data.reshape(-1).to(storage)
+        if disk is None:
+            kept = device.empty_host(values.numel(), storage)
+            kept.copy_(values)
+            return kept
+        per = piece_bytes // storage.itemsize
+        parts = [values[at : at + per] for at in range(0, values.numel(), per)]
+        file = disk.create(
+            f"{self.shard.index:04d}-{name}.frozen", [p.numel() * storage.itemsize for p in parts]
+        )
+        for record, part in enumerate(parts):
+            buffer = device.empty_pages(part.numel() * storage.itemsize)
+            buffer.view(storage)[: part.numel()].copy_(part)
+            file.write(record, buffer)
+        return file
+
+    def bind(self, slot: Tensor) -> None:
+        """Let the parameters be views of `slot`, which holds this block's weights or soon will."""
+        for b in self._bound:
+            b.parameter.data = slot[b.start : b.start + b.nbytes].view(b.dtype).view(b.shape)
+
+    def unbind(self) -> None:
+        """Give the parameters their placeholders back."""
+        for b in self._bound:
+            b.parameter.data = b.placeholder
+
+    def frozen_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The frozen parameters' values, flat, on the host."""
+        for name, kept, count, storage in self._frozen:
+            if isinstance(kept, Tensor):
+                yield name, kept
+                continue
+            records = [(n, size // storage.itemsize) for n, size in enumerate(kept.record_bytes)]
+            yield name, StoredTensor(kept, storage, records).read(0, count)
+
+    def leave_frozen(self) -> None:
+        """Bind the frozen parameters to what is kept of them in memory."""
+        bound = self._bound[len(self._bound) - len(self._frozen) :]
+        for b, (_, kept, _, _) in zip(bound, self._frozen, strict=True):
+            if isinstance(kept, Tensor):
+                b.parameter.data = kept.view(b.shape)
+
+    def frozen_bytes(self) -> tuple[str, int]:
+        """The tier of the frozen weights and their bytes there."""
+        on_disk = any(not isinstance(kept, Tensor) for _, kept, _, _ in self._frozen)
+        return ("disk" if on_disk else "host"), sum(k.nbytes for _, k, _, _ in self._frozen)
+
+
+def _cut_frozen(
+    kept: Tensor | RecordFile,
+    count: int,
+    storage: torch.dtype,
+    compute: torch.dtype,
+    start: int,
+    piece_bytes: int,
+) -> list[FetchPiece]:
+    per = piece_bytes // storage.itemsize
+    pieces = []
+    for record, at in enumerate(range(0, count, per)):
+        size = min(per, count - at)
+        where = start + at * compute.itemsize
+        if isinstance(kept, Tensor):
+            pieces.append(FetchPiece(size, storage, compute, where, source=kept[at : at + size]))
+        else:
+            pieces.append(FetchPiece(size, storage, compute, where, file=kept, record=record))
+    return pieces
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT

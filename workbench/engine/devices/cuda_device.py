@@ -1,0 +1,165 @@
+"""A CUDA device behind the seam: streams for copies, events between them and compute, registered host memory.
+
+Three rules keep memory from being used on two streams at once. Memory that the engine allocates is ordered before every
+copy by `empty`. A copy on a lane has ended when `copy` returns, so whatever it touched may be reused by anybody. A copy
+that goes on (`copy_async`) has a mark, and whoever began it keeps both tensors until compute has been told to wait
+for that mark.
+
+The model has to run on the stream that was current when the device was opened, which is torch's default stream unless
+a program changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from workbench.engine.devices.device import Device, Mark
+from workbench.engine.devices.pinned import HostMemory
+from workbench.engine.devices.staging_ring import StagingRing, carry, move
+from workbench.layout import padded
+from workbench.timeline import Lane
+
+COPYING = (Lane.DOWNLOAD, Lane.UPLOAD)
+
+
+class CudaLink:
+    """One stream of copies, with the pinned buffers through which it reaches pageable memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.ring = StagingRing(_pinned_buffer)
+
+    def send(self, destination: Tensor, source: Tensor) -> torch.cuda.Event:
+        with torch.cuda.stream(self.stream):
+            destination.copy_(source, non_blocking=True)
+        return self.mark()
+
+    def wait(self, mark: Mark) -> None:
+        """Let copies that are begun from now on come after `mark`."""
+        if mark is not None:
+            self.stream.wait_event(mark)
+
+    def mark(self) -> torch.cuda.Event:
+        """Stand for the copies begun so far. Waiting for it lets the processor do other work: lanes share it with the
+        host optimizer."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(self.stream)
+        return event
+
+
+class CudaDevice(Device):
+    """`torch.device("cuda", N)`. Copies of lanes, and those beside compute, run on streams of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        self.torch_device = torch.device("cuda", index)
+        self.shared_memory = False
+        self._lanes = {lane: CudaLink(self.torch_device) for lane in COPYING}
+        self._beside_compute = {lane: CudaLink(self.torch_device) for lane in COPYING}
+        self._compute_stream = torch.cuda.current_stream(self.torch_device)
+        self._thread = threading.local()
+        with torch.cuda.device(self.torch_device):
+            self._host = HostMemory(torch.cuda.cudart(), self._forget_error)
+
+    # Memory
+
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(elements, dtype=dtype, device=self.torch_device)
+        # The allocator hands out memory that compute may not have finished with. It knows the order of its own stream
+        # only: copies have to come after what has been issued there.
+        issued = self.mark()
+        for links in (self._lanes, self._beside_compute):
+            for link in links.values():
+                link.wait(issued)
+        return tensor
+
+    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+        with torch.cuda.device(self.torch_device):
+            return self._host.allocate(elements * dtype.itemsize).view(dtype)
+
+    def release_host(self, tensor: Tensor) -> None:
+        self._host.release(tensor)
+
+    def empty_pages(self, nbytes: int) -> Tensor:
+        return self.empty_host(padded(nbytes), torch.uint8)
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        total = torch.cuda.get_device_properties(self.torch_device).total_memory
+        return torch.cuda.max_memory_reserved(self.torch_device), total
+
+    @property
+    def staging_bytes(self) -> int:
+        links = (*self._lanes.values(), *self._beside_compute.values())
+        return sum(link.ring.nbytes for link in links)
+
+    # Order
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
+
+    def hold_compute(self, mark: Mark) -> None:
+        if mark is not None:
+            torch.cuda.current_stream(self.torch_device).wait_event(mark)
+
+    def computing(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._compute_stream)
+
+    def before_task(self, lane: Lane) -> None:
+        # A thread begins on device 0, and the first call that does not name a device would open a context there.
+        if not getattr(self._thread, "is_set", False):
+            torch.cuda.set_device(self.torch_device)
+            self._thread.is_set = True
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    # Copies
+
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+        if self.torch_device not in (destination.device, source.device):
+            # Between two places on the host: no stream has a part in it.
+            if after is not None:
+                after.synchronize()
+            move(destination, source)
+            return
+        self._begin(self._lanes[lane], lane, destination, source, after).synchronize()
+
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
+        return self._begin(self._beside_compute[lane], lane, destination, source, after)
+
+    def _begin(
+        self, link: CudaLink, lane: Lane, destination: Tensor, source: Tensor, after: Mark
+    ) -> torch.cuda.Event:
+        assert destination.dtype == source.dtype, "a GPU computes in the dtype that it stores"
+        link.wait(after)
+        up = lane is Lane.UPLOAD
+        stretches = self._host.cut(source if up else destination)
+        carry(link, link.ring, stretches, destination.view(torch.uint8), source.view(torch.uint8), up=up)
+        return link.mark()
+
+    # The end
+
+    def close(self) -> None:
+        try:
+            self.synchronize()
+        finally:
+            self._host.close()
+
+    def _forget_error(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.torch_device)
+
+
+def _pinned_buffer(nbytes: int) -> Tensor | None:
+    """From torch's own allocator; None where the driver gives none."""
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:
+        return None

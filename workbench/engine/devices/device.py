@@ -1,0 +1,194 @@
+"""The one seam between the engine and a device: memory, copies on lanes, and marks of what compute has issued.
+
+All that knows CUDA is behind it, in `cuda_device.py`. A lane's copy returns when it is done, whatever the device, so
+that a finished task is finished for every lane; overlap comes from the lanes being threads of their own. Only what
+compute has issued is not yet done when its hook runs, and a copy beside compute may go on after its call: a `Mark`
+stands for either.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from workbench import processor
+from workbench.engine.devices.pages import page_aligned
+from workbench.optimizer.extension import missing_extension
+from workbench.timeline import Lane
+
+if TYPE_CHECKING:
+    from workbench.optimizer.host import HostOptimizer
+
+Mark = Any
+"""What compute had issued at some moment, or the end of a copy: a CUDA event, or None where it is over already."""
+
+BLOCK_BYTES = 512
+ALIGNED_FROM_BYTES = 64 << 10
+
+
+class Device(ABC):
+    """Where the model computes. `shared_memory`: its memory is the host's, and nothing is copied between them."""
+
+    torch_device: torch.device
+    shared_memory: bool
+
+    @abstractmethod
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised device memory, 1-D."""
+
+    @abstractmethod
+    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised host memory, 1-D, that the device's copies reach at full speed where it can be had."""
+
+    @abstractmethod
+    def mark(self) -> Mark:
+        """Stand for all that compute has issued so far."""
+
+    @abstractmethod
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+        """Copy between device and host on `lane`, once `after` has happened; returns when the copy is done.
+
+        Tensors are 1-D, contiguous and of the same length. Where the dtypes differ, 16 bits become fp32.
+        """
+
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
+        """Begin a copy in the direction of `lane` that may go on beside compute, once `after` has happened.
+
+        Returns a mark of its end. Until compute has been told to wait for that (`hold_compute`), the caller keeps both
+        tensors, which are as for `copy` and of one dtype.
+        """
+        self.copy(lane, destination, source, after)
+        return None
+
+    def hold_compute(self, mark: Mark) -> None:
+        """Let what compute issues from now on come after `mark`."""
+        assert mark is None, "a device with marks of its own orders compute by them"
+
+    def release_host(self, tensor: Tensor) -> None:  # noqa: B027 - most devices hold nothing
+        """Give back a tensor from `empty_host`, before `close`: no copy of it is under way, and none will come."""
+
+    def empty_pages(self, nbytes: int) -> Tensor:
+        """Host memory for disk and device: uint8, 1-D, page aligned, `nbytes` rounded up to whole pages."""
+        return page_aligned(nbytes)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Entered by a lane's thread around operations that belong on the stream of compute."""
+        return nullcontext()
+
+    def before_task(self, lane: Lane) -> None:  # noqa: B027 - doing nothing is right for a device
+        """Called by a lane before each task; the place where tests inject delays."""
+
+    @abstractmethod
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """The most that was reserved so far of its own memory, and all it has; None where it shares the host's."""
+
+    @property
+    def staging_bytes(self) -> int:
+        """Host memory of the device's own, through which copies from and to pageable memory go."""
+        return 0
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when all that compute has issued is done."""
+
+    def close(self) -> None:  # noqa: B027 - most devices hold nothing
+        """Give back what the driver holds; tensors from `empty_host` must not be copied from or to afterwards."""
+
+
+class CpuDevice(Device):
+    """The CPU as the device: one memory with the host, or (for tests) separate memories and real copies."""
+
+    def __init__(self, shared_memory: bool = True) -> None:
+        self.torch_device = torch.device("cpu")
+        self.shared_memory = shared_memory
+        self._copier: HostOptimizer | None = None
+        self._making = threading.Lock()
+
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        return _block_aligned(elements, dtype)
+
+    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+        return _block_aligned(elements, dtype)
+
+    def mark(self) -> Mark:
+        return None
+
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+        if self._copier is None:
+            with self._making:
+                if missing_extension() is not None:
+                    destination.copy_(source)
+                    return
+                self._copier = self._copier or _copier()
+        if destination.dtype == source.dtype:
+            self._copier.copy(destination, source)
+        else:
+            self._copier.accumulate(destination, source, overwrite=True)
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        return None
+
+    def synchronize(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._copier is not None:
+            self._copier.close()
+            self._copier = None
+
+
+def _block_aligned(elements: int, dtype: torch.dtype) -> Tensor:
+    """Memory that a disk's blocks can be written from as it lies (a checkpoint's), where there is more than a few."""
+    size = elements * dtype.itemsize
+    if size < ALIGNED_FROM_BYTES:
+        return torch.empty(elements, dtype=dtype)
+    spare = torch.empty(size + BLOCK_BYTES, dtype=torch.uint8)
+    skip = -spare.data_ptr() % BLOCK_BYTES
+    return spare[skip : skip + size].view(dtype)
+
+
+def _copier() -> HostOptimizer:
+    """Copies without the GIL, so that lanes overlap."""
+    from workbench.optimizer.host import HostOptimizer
+
+    return HostOptimizer(threads=1)
+
+
+def open_device(device: str | torch.device | Device) -> Device:
+    """The device named `device`: "cpu", "cuda", "cuda:1", or "auto" (CUDA where there is one).
+
+    Raises:
+        ValueError: the name is unknown, or torch sees no such device.
+    """
+    if isinstance(device, Device):
+        return device
+    name = str(device)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        wanted = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device {name!r}: expected auto, cpu, cuda or cuda:N") from None
+    if wanted.type == "cpu":
+        return CpuDevice()
+    if wanted.type != "cuda":
+        raise ValueError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count()
+    if (wanted.index or 0) >= count:
+        raise ValueError(f"device {name!r}: torch sees {count} CUDA device(s) on this machine")
+    from workbench.engine.devices.cuda_device import CudaDevice
+
+    return CudaDevice(wanted)
+
+
+def has_bfloat16(device: Device) -> bool:
+    """Whether bf16 arithmetic runs in hardware there."""
+    if device.torch_device.type == "cuda":
+        with torch.cuda.device(device.torch_device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return processor.has_bfloat16()

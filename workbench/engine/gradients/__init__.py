@@ -1,0 +1,1 @@
+"""Gradients as they become final in backward, gathered for the update."""

@@ -1,0 +1,201 @@
+"""Runs one step's timeline: a task starts as soon as all that it waits for is done, each lane in its own thread.
+
+Compute tasks are completed by the engine, as the model runs; all others are performed here. Tasks of the compute lane
+that are host work (and every task of a `serial` step) run inline, on the thread that made them ready.
+
+Invariant: a task's `perform` is called exactly once, after all its waits, and never after a task has failed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from workbench.engine.lanes.lane_threads import LaneThreads
+from workbench.timeline import Kind, Lane, Task, Timeline
+
+COMPUTED = (Kind.FORWARD, Kind.BACKWARD)
+
+
+class LaneError(RuntimeError):
+    """A lane's task failed; the message names lane, stage, shard and chunk, the cause is chained."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work on a lane; `start_s` and `stop_s` are readings of time.perf_counter()."""
+
+    lane: Lane
+    kind: Kind
+    shard: int | None
+    chunk: int | None
+    start_s: float
+    stop_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.stop_s - self.start_s
+
+
+class StepExecution:
+    """One step on its way. `perform` does a task's work and is called from lane threads."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        lanes: LaneThreads,
+        perform: Callable[[Task], None],
+        *,
+        inline: bool,
+    ) -> None:
+        self.timeline = timeline
+        self.spans: list[Span] = []
+        self._lanes = lanes
+        self._perform = perform
+        self._inline = inline
+        self._changed = threading.Condition()
+        self._missing = list(timeline.wait_counts)
+        self._followers = timeline.followers
+        self._done = [False] * len(timeline.tasks)
+        self._remaining = len(timeline.tasks)
+        self._failure: LaneError | None = None
+        self._local = threading.local()
+        self._awaited: list[tuple[list[int], Callable[[], None]]] = []
+
+    def start(self) -> None:
+        """Start what waits for nothing."""
+        self._launch([t.index for t in self.timeline.tasks if not t.waits and t.kind not in COMPUTED])
+
+    def complete(self, index: int) -> None:
+        """Mark a task as done and start what it alone held back. Completing a task twice is a bug."""
+        inline: list[int] = []
+        with self._changed:
+            assert not self._done[index], f"task {index} completed twice"
+            assert not self._missing[index], f"task {index} completed before what it waits for"
+            self._done[index] = True
+            self._remaining -= 1
+            for follower in self._followers[index]:
+                self._missing[follower] -= 1
+                if self._missing[follower] == 0 and self.timeline.tasks[follower].kind not in COMPUTED:
+                    inline.append(follower)
+            due = self._due()
+            self._changed.notify_all()
+            if self._failure is not None:
+                return
+        for action in due:
+            action()
+        self._launch(inline)
+
+    def _due(self) -> list[Callable[[], None]]:
+        """The awaited actions whose tasks are done now, taken off the list."""
+        if not self._awaited:
+            return []
+        due = [action for wanted, action in self._awaited if all(self._done[i] for i in wanted)]
+        if due:
+            self._awaited = [a for a in self._awaited if not all(self._done[i] for i in a[0])]
+        return due
+
+    def when_done(self, indices: Iterable[int], action: Callable[[], None]) -> None:
+        """Call `action` when all of `indices` are done: now, or later from the thread that completes the last one.
+
+        It is never called once a task has failed.
+        """
+        wanted = list(indices)
+        with self._changed:
+            if self._failure is not None:
+                return
+            if not all(self._done[i] for i in wanted):
+                self._awaited.append((wanted, action))
+                return
+        action()
+
+    def _launch(self, ready: list[int]) -> None:
+        here = []
+        for follower in ready:
+            task = self.timeline.tasks[follower]
+            if self._inline or task.lane is Lane.COMPUTE:
+                here.append(follower)
+            else:
+                self._lanes.submit(task.lane, _name(task), lambda task=task: self._run(task))  # type: ignore[misc]
+        self._run_inline(here)
+
+    def is_done(self, index: int) -> bool:
+        """Whether a task has been completed."""
+        return self._done[index]
+
+    def are_done(self, indices: Iterable[int]) -> bool:
+        """Whether all of `indices` are completed, and no task has failed."""
+        return self._failure is None and all(self._done[i] for i in indices)
+
+    def wait(self, indices: Iterable[int]) -> None:
+        """Return when all of `indices` are done. Raises LaneError when any task of the step has failed."""
+        wanted = [i for i in indices if not self._done[i]]
+        if wanted or self._failure is not None:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._failure is not None or all(self._done[i] for i in wanted)
+                )
+                self._raise_failure()
+
+    def wait_all(self) -> None:
+        """Return when every task is done. Raises LaneError when any has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or self._remaining == 0)
+            self._raise_failure()
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def abandon(self, reason: str) -> None:
+        """Start no further task: the step cannot be finished. Tasks already handed to a lane return at once."""
+        self.fail(LaneError(reason))
+
+    def fail(self, failure: LaneError) -> None:
+        """The same, with the error that whoever waits will meet."""
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run_inline(self, ready: list[int]) -> None:
+        # A task run here completes, which calls back into complete(): the outermost call of a thread drains the heap,
+        # so that tasks run in the timeline's order and the stack stays flat.
+        heap: list[int] | None = getattr(self._local, "heap", None)
+        if heap is not None:
+            for index in ready:
+                heapq.heappush(heap, index)
+            return
+        if not ready:
+            return
+        heap = self._local.heap = sorted(ready)
+        try:
+            while heap:
+                self._run(self.timeline.tasks[heapq.heappop(heap)])
+        finally:
+            self._local.heap = None
+
+    def _run(self, task: Task) -> None:
+        if self._failure is not None:
+            return
+        start = time.perf_counter()
+        try:
+            self._perform(task)
+        except BaseException as error:
+            failure = LaneError(f"lane {task.lane.value}: {_name(task)} failed: {error}")
+            failure.__cause__ = error
+            self.fail(failure)
+            return
+        self.spans.append(Span(task.lane, task.kind, task.shard, task.chunk, start, time.perf_counter()))
+        self.complete(task.index)
+
+
+def _name(task: Task) -> str:
+    place = "" if task.shard is None else f" of shard {task.shard}"
+    return task.kind.value + place + ("" if task.chunk is None else f", chunk {task.chunk}")

@@ -1,0 +1,1 @@
+"""A language model's loss in chunks of tokens, without its logits as a whole."""

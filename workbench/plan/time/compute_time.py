@@ -1,0 +1,128 @@
+"""Seconds of forward and backward, piece by piece: measured ones where this machine has them, else arithmetic.
+
+The arithmetic: matrix products at the device's matrix speed, operations on elements at its memory bandwidth, and no
+faster than operations can be launched (a roofline with a floor).
+
+Invariant: what comes out is for one micro-batch of the workload, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.layout import ITEM_BYTES
+from workbench.plan.census import BlockCost, BlockKind, Census, Curve
+from workbench.plan.time.rates import Rates
+from workbench.plan.time.times import ModelTimes
+from workbench.plan.workload import Workload
+
+LOGIT_PASSES = 6
+"""Times that the loss and its gradient read or write a logit, in fp32."""
+
+
+@dataclass(frozen=True)
+class ComputeTimes:
+    """Seconds. `forward` and `backward`: of a block by its kind, a recompute included; the outer parts apart.
+
+    `measured`: on this machine, not computed from its matrix speed.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    outer_forward: float
+    outer_backward: float
+    measured: bool
+
+
+def compute_times(census: Census, work: Workload, rates: Rates, times: ModelTimes | None) -> ComputeTimes:
+    """What a micro-batch of `work` takes."""
+    dtype = work.compute_dtype(work.precision)
+    if times is not None and times.dtype == dtype and len(times.kinds) == len(census.kinds):
+        return _scaled(census, work, times)
+    forward, backward = [], []
+    for kind in census.kinds:
+        ahead, back = _block(kind, census, work, rates, dtype)
+        forward.append(ahead)
+        backward.append(back + (ahead if work.activation_checkpointing else 0.0))
+    outer = _outer(census, work, rates, dtype)
+    return ComputeTimes(tuple(forward), tuple(backward), *outer, measured=False)
+
+
+def _scaled(census: Census, work: Workload, times: ModelTimes) -> ComputeTimes:
+    """Measured times at the workload's size."""
+    forward, backward = [], []
+    for kind, measured in zip(census.kinds, times.kinds, strict=True):
+        there = kind.flops.at(times.sequences, times.tokens)
+        here = kind.flops.at(work.micro_batch_size, work.sequence_length)
+        larger = here / there if there else 1.0
+        masked, masked_back = 0.0, 0.0
+        if work.separate_documents:
+            # Over pairs of tokens, all other amounts being over tokens for the most part.
+            pairs = work.micro_batch_size * work.sequence_length**2 / (times.sequences * times.tokens**2)
+            masked, masked_back = pairs * measured.mask_forward_s, pairs * measured.mask_backward_s
+        once = measured.forward_s if work.activation_checkpointing else measured.graph_s
+        forward.append(larger * once + masked)
+        again = larger * measured.graph_s + masked if work.activation_checkpointing else 0.0
+        backward.append(again + larger * measured.backward_s + masked_back)
+    tokens = work.micro_batch_size * work.sequence_length / (times.sequences * times.tokens)
+    return ComputeTimes(
+        tuple(forward),
+        tuple(backward),
+        tokens * times.outer_forward_s,
+        tokens * times.outer_backward_s,
+        measured=True,
+    )
+
+
+def _block(kind: BlockKind, census: Census, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:
+    sequences, tokens = work.micro_batch_size, work.sequence_length
+    cost = cost_of(kind, census, dtype, on_cpu=rates.shared)
+    matrix = rates.matrix_s(kind.flops.at(sequences, tokens), dtype)
+    ahead = rates.elements_s(cost.element_bytes.at(sequences, tokens))
+    back = rates.elements_s(cost.backward_element_bytes.at(sequences, tokens))
+    # A frozen matrix gets no gradient, which is half of a matrix's products in backward.
+    products = (2 - kind.frozen_share) * matrix
+    launch, launch_back = cost.operations * rates.launch_s, cost.backward_operations * rates.launch_s
+    if rates.shared:
+        return matrix + ahead + launch, products + back + launch_back
+    return max(matrix + ahead, launch), max(products + back, launch_back)
+
+
+def _outer(census: Census, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:
+    """Embedding, head and loss. In chunks, the head's gradients are made in the forward: engine/loss/fused_head.py."""
+    tokens = work.micro_batch_size * work.sequence_length
+    product = rates.matrix_s(2.0 * tokens * census.vocab_size * census.head_width, dtype)
+    logits = rates.elements_s(LOGIT_PASSES * 4.0 * tokens * census.vocab_size)
+    embedding = rates.elements_s(3.0 * tokens * census.hidden_size * ITEM_BYTES[dtype])
+    # The embedding's gradient is as large as the embedding, whatever was looked up.
+    rows = rates.elements_s(3.0 * census.vocab_size * census.hidden_size * ITEM_BYTES[dtype])
+    rows *= census.trains_embedding
+    back = 2 if census.trains_head else 1
+    if census.loss_in_chunks:
+        return (1 + back) * product + logits + embedding, rows + embedding
+    return product + logits / 2 + embedding, back * product + logits / 2 + rows + embedding
+
+
+def cost_of(kind: BlockKind, census: Census, dtype: str, *, on_cpu: bool) -> BlockCost:
+    """What a block of `kind` takes when computed in `dtype`; from a formula where no real block could be run."""
+    known = kind.cost("32" if ITEM_BYTES[dtype] >= 4 else "16", on_cpu=on_cpu)
+    return formula_cost(census.hidden_size, ITEM_BYTES[dtype]) if known is None else known
+
+
+def formula_cost(hidden_size: int, item_bytes: int) -> BlockCost:
+    """A block that was never run: 34 bytes a token and unit of width at 16 bits, attention scores not stored
+    (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, §4.1)."""
+    unit = hidden_size * item_bytes
+    saved = Curve(per_token=17 * unit)
+    return BlockCost(
+        input=Curve(per_token=unit),
+        saved=saved,
+        passing=Curve(per_token=8 * unit),
+        forward_peak=Curve(per_token=10 * unit),
+        graph_peak=Curve(per_token=20 * unit),
+        backward_peak=Curve(per_token=24 * unit),
+        element_bytes=Curve(per_token=40 * unit),
+        backward_element_bytes=Curve(per_token=60 * unit),
+        operations=40,
+        backward_operations=80,
+    )

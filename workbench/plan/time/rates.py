@@ -1,0 +1,151 @@
+"""How long a task takes on a machine, alone, and what it takes of what lanes share: cores, memory bandwidth, the disk.
+
+A demand is (cores, memory bandwidth, disk), each a share of the whole.
+
+Invariant: every rate comes from the machine profile; a profile that lacks a figure lends the nearest one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
+from workbench.layout import ITEM_BYTES
+from workbench.plan.profile import DiskProfile, LinkProfile, MachineProfile
+from workbench.plan.time.simulation import Demand
+from workbench.state_formats import StateFormat, moment_bytes
+
+UNMEASURED_SHARE = 0.6
+"""Of its speed alone, what reading and writing keep when a disk does both; where the profile does not say."""
+TASK_S = 60e-6
+"""Handing a task to a lane and taking it there: Python's part, beside which the rates are of memory alone."""
+UPDATE_BYTES: dict[str, int] = {"float32": 4 + 8, "bfloat16": 2 + 8, "float16": 4 + 2 + 8}
+"""Bytes an update moves for weights and gradient of a dtype, by parameter: masters read and written, copies written."""
+
+
+class Rates:
+    """A machine's rates for a run with so many host threads. Seconds, bytes; all for one task alone."""
+
+    def __init__(self, machine: MachineProfile, threads: int | Literal["auto"]) -> None:
+        self.machine = machine
+        self.host = machine.host
+        self.shared = machine.device.shared_memory
+        self._threads = threads
+
+    # The host optimizer
+
+    @cached_property
+    def _row(self) -> int | None:
+        """The place of the configured number of threads in the profile's rows; None: each figure's best."""
+        if self._threads == "auto":
+            return None
+        fitting = [place for place, threads in enumerate(self.host.threads) if threads <= self._threads]
+        return fitting[-1] if fitting else 0
+
+    def _least(self, row: tuple[float, ...]) -> tuple[float, int]:
+        """The figure and the threads it needs: the configured ones', or the smallest."""
+        place = self._row if self._row is not None else min(range(len(row)), key=row.__getitem__)
+        return row[place], self.host.threads[place]
+
+    def _most(self, row: tuple[float, ...]) -> tuple[float, int]:
+        place = self._row if self._row is not None else max(range(len(row)), key=row.__getitem__)
+        return row[place], self.host.threads[place]
+
+    def update_s(self, elements: int, dtype: str, state_format: StateFormat) -> float:
+        """An update of so many parameters on the host."""
+        figures: Mapping[str, tuple[float, ...]] = self.host.optimizer_ns
+        names = (f"{dtype}-{state_format}", f"bfloat16-{state_format}", f"{dtype}-exact")
+        row = next((figures[name] for name in names if name in figures), None)
+        if row is None:
+            row = next(iter(figures.values()))
+        return elements * self._least(row)[0] * 1e-9
+
+    def norm_s(self, elements: int, dtype: str) -> float:
+        rows = self.host.norm_bytes_per_s
+        row = rows.get(dtype) or next(iter(rows.values()), self.host.read_bytes_per_s)  # type: ignore[call-overload]
+        return elements * ITEM_BYTES[dtype] / float(self._most(row)[0])
+
+    def accumulate_s(self, elements: int, dtype: str) -> float:
+        """fp32 sums of so many elements of gradients in `dtype`."""
+        rows = self.host.accumulate_bytes_per_s
+        row = rows.get(dtype) or next(iter(rows.values()), self.host.copy_bytes_per_s)  # type: ignore[call-overload]
+        return elements * 4 / float(self._most(row)[0])
+
+    @cached_property
+    def host_demand(self) -> Demand:
+        """Of work on the host optimizer's threads."""
+        row = next(iter(self.host.optimizer_ns.values()))
+        threads = self._least(row)[1] if self._threads == "auto" else min(int(self._threads), self.host.cores)
+        return min(1.0, threads / self.host.cores), 0.9
+
+    # Copies
+
+    def down_s(self, nbytes: int) -> float:
+        """Device to host; within one memory a copy by one thread."""
+        return nbytes / (self.host.copy_bytes_per_s[0] if self.shared else self._link.down_bytes_per_s)
+
+    def up_s(self, nbytes: int) -> float:
+        return nbytes / (self.host.copy_bytes_per_s[0] if self.shared else self._link.up_bytes_per_s)
+
+    @cached_property
+    def copy_demand(self) -> Demand:
+        if self.shared:
+            return 1 / self.host.cores, 0.3
+        return 0.0, min(1.0, self._link.up_bytes_per_s / max(self.host.read_bytes_per_s))
+
+    @property
+    def _link(self) -> LinkProfile:
+        assert self.machine.link is not None, "a device with memory of its own has a link"
+        return self.machine.link
+
+    # The disk
+
+    def read_s(self, nbytes: int) -> float:
+        return nbytes / self._disk.checked_read_bytes_per_s
+
+    def write_s(self, nbytes: int) -> float:
+        return nbytes / self._disk.checked_write_bytes_per_s
+
+    @cached_property
+    def disk_demand(self) -> Demand:
+        """The checksums are computed by the lane's own thread, and the disk is shared by reading and writing."""
+        disk = self._disk
+        of_core = max(0.0, 1 - disk.checked_read_bytes_per_s / disk.read_bytes_per_s)
+        at_once = UNMEASURED_SHARE
+        if disk.both_read_bytes_per_s is not None and disk.both_write_bytes_per_s is not None:
+            reading = disk.both_read_bytes_per_s / disk.checked_read_bytes_per_s
+            writing = disk.both_write_bytes_per_s / disk.checked_write_bytes_per_s
+            at_once = min(1.0, (reading + writing) / 2)
+        # Two that ask for so much each are slowed to `at_once`.
+        return of_core / self.host.cores, 0.1, 0.5 / at_once
+
+    @property
+    def _disk(self) -> DiskProfile:
+        assert self.machine.disk is not None, "who plans with a disk tier has a disk"
+        return self.machine.disk
+
+    # The device
+
+    @cached_property
+    def compute_demand(self) -> Demand:
+        """Of forward and backward: all cores where they run on the host."""
+        return (1.0, 0.3) if self.shared else (0.0, 0.0)
+
+    def device_update_s(self, elements: int, dtype: str) -> float:
+        """An update by torch's operations on the device: some three passes over state and gradient."""
+        per = UPDATE_BYTES[dtype] * 2 + moment_bytes("exact", 1)
+        return elements * per * 3 / self.machine.device.memory_bytes_per_s
+
+    def matrix_s(self, flops: float, dtype: str) -> float:
+        speeds = self.machine.device.matrix_flops_per_s
+        speed = speeds.get(dtype) or next(iter(speeds.values()))  # type: ignore[call-overload]
+        return float(flops / speed)
+
+    def elements_s(self, nbytes: float) -> float:
+        """Operations on elements that read and write so many bytes."""
+        return nbytes / self.machine.device.memory_bytes_per_s
+
+    @property
+    def launch_s(self) -> float:
+        return self.machine.device.launch_s

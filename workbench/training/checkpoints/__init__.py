@@ -1,0 +1,1 @@
+"""Checkpoints: written, kept, removed, and gone on from under the same settings or others."""

@@ -1,0 +1,139 @@
+"""Whether a configuration fits this machine, and where "auto" puts weights and state.
+
+The arithmetic is in `workbench.plan`; here it meets this machine's free memory, what was measured of it, and the
+model's census.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.census.obtain import obtain_census, obtain_times
+from workbench.census.parts import count_parts
+from workbench.config import RunConfig
+from workbench.engine.devices.device import Device, has_bfloat16
+from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
+from workbench.plan.census import Census, model_table
+from workbench.plan.fit import remedies, why_not
+from workbench.plan.ground import Ground
+from workbench.plan.memory.free import free_disk_bytes, free_host_bytes, same_disk
+from workbench.plan.memory.tiers import Free
+from workbench.plan.placement import Candidate
+from workbench.plan.planner import Plan, Planner
+from workbench.plan.time.times import ModelTimes
+from workbench.probe.measured import cached_profile
+from workbench.runs import RunDirectory
+from workbench.runs.checkpoints import checkpoint_bytes
+from workbench.training.start.disk_folder import disk_folder
+
+
+@dataclass(frozen=True)
+class StoredPrecision:
+    """What working weights are stored in, and what stored dtypes are computed in where that differs."""
+
+    storage: torch.dtype
+    computed_in: dict[torch.dtype, torch.dtype]
+
+
+def tiers(config: RunConfig) -> tuple[str, str]:
+    """Of the weights and of the state."""
+    return config.offload.weights, config.offload.state
+
+
+def fit(
+    config: RunConfig,
+    model: nn.Module,
+    device: Device,
+    free: Free,
+    tell: Callable[[str], None],
+    table: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of `config`, "auto" replaced by the fastest placement that fits. `model` is on the meta device.
+
+    `table`: what to take the census of, where that is not the configuration's own [model] table.
+
+    Raises:
+        DoesNotFitError: none fits, or that which the configuration fixes does not.
+    """
+    table = model_table(config) if table is None else table
+    census = _census(table, model, tell)
+    name = str(device.torch_device)
+    folder = disk_folder(config)
+    machine = cached_profile(name, None if folder is None else str(folder))
+    ground = Ground("this machine", free, has_bfloat16(device), machine)
+
+    def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
+        if machine is None:
+            return None
+        return obtain_times(
+            table,
+            census,
+            fingerprint=machine.fingerprint,
+            sequences=sequences,
+            tokens=tokens,
+            dtype=dtype,
+            device=name,
+            tell=tell,
+            take=False,
+        )
+
+    planner = Planner(census, ground, times_of)
+    was_open = "auto" in tiers(config)
+    plan = planner.plan(config)
+    if was_open:
+        weights, state = tiers(plan.config)
+        chosen = Candidate(weights, state, plan.config.offload.device_fraction)  # type: ignore[arg-type]
+        tell(f"placement: {chosen}")
+    elif not plan.fits:
+        ways = remedies(planner, plan.config)
+        way_out = f"It would fit with one of: {'; '.join(ways)}.\n" if ways else ""
+        reasons = "\n".join(why_not(plan))
+        raise DoesNotFitError(
+            f"this does not fit on this machine:\n{plan.memory.table()}\n{reasons}\n{way_out}"
+            "Lower the model's size, train.micro_batch_size or data.sequence_length, or use a larger machine; "
+            "`workbench plan PRESET --fit` looks for what fits."
+        )
+    return plan
+
+
+def _census(table: Mapping[str, Any], model: nn.Module, tell: Callable[[str], None]) -> Census:
+    """The model's census; without what a block takes, with a word, where no block could be tried."""
+    told: list[str] = []
+
+    def tell_once(message: str) -> None:
+        """That it is taken; how far that is need not stand before a run's own lines."""
+        if not told:
+            tell(message)
+        told.append(message)
+
+    try:
+        census = obtain_census(table, tell_once)
+    except ConfigurationError:
+        raise
+    except WorkbenchError as error:
+        tell(f"warning: {error}; what blocks take is estimated")
+        census = None
+    return count_parts(model, str(table["architecture"] or table["pretrained"])) if census is None else census
+
+
+def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDirectory | None) -> Free:
+    """What this machine has for the run under `root`, leftovers of earlier ones counted as gone."""
+    free_device = None
+    if device.torch_device.type == "cuda":
+        free_device = torch.cuda.mem_get_info(device.torch_device)[0]
+    # New checkpoints take the place of those that are there.
+    disk = free_disk_bytes(root) + (checkpoint_bytes(directory.checkpoints) if directory else 0)
+    folder = disk_folder(config)
+    apart = folder is not None and not same_disk(folder, root)
+    return Free(
+        host=free_host_bytes(),
+        device=free_device,
+        disk=disk,
+        disk_tier=free_disk_bytes(folder) if folder is not None and apart else None,
+    )
