@@ -15,8 +15,8 @@ from workbench.census.take import take_census
 from workbench.config.schema import AdapterConfig
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.arithmetic.precision import compute_dtypes
-from workbench.engine.blocks.discovery import dtype_name, find_shards
+from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name
+from workbench.engine.blocks.discovery import find_shards
 from workbench.engine.devices.device import CpuDevice
 from workbench.model.adapter import AdapterShards, add_adapter, store_base_as
 from workbench.model.build import ShardInitializer, build_on_meta, model_config

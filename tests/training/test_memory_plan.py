@@ -11,8 +11,8 @@ from tiny_training import SETTINGS, build_engine
 
 from workbench.census.parts import count_parts
 from workbench.config import load_config
-from workbench.engine.arithmetic.precision import compute_dtypes, working_precision
-from workbench.engine.blocks.discovery import dtype_name, find_shards, lay_out
+from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name, working_precision
+from workbench.engine.blocks.discovery import find_shards, lay_out
 from workbench.engine.devices.device import CpuDevice
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from workbench.engine.blocks.discovery import FoundShard, dtype_name, find_shards
+from workbench.engine.arithmetic.precision import dtype_name
+from workbench.engine.blocks.discovery import FoundShard, find_shards
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import WorkbenchError
 from workbench.model.folder import has_adapter

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workbench.engine.arithmetic.precision import Compute, compute_dtypes
-from workbench.engine.blocks.discovery import FoundShard, dtype_name, find_shards, lay_out
+from workbench.engine.arithmetic.precision import Compute, compute_dtypes, dtype_name
+from workbench.engine.blocks.discovery import FoundShard, find_shards, lay_out
 from workbench.engine.devices.device import Device
 from workbench.layout import Layout
 from workbench.optimizer.cpu_count import usable_cpus

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.arithmetic.precision import dtype_name
 from workbench.errors import WorkbenchError
 from workbench.export import DTYPES, Tell, Wish
 from workbench.exporting.conversion import stored_bytes, stored_tensors, weight_files
@@ -85,7 +86,7 @@ def _verdict(expected: Tensor, found: Tensor, stored_in: torch.dtype | None) -> 
             f"export: the logits of what was written are not the run's (they differ by {distance:.1e} of their norm); "
             "nothing is left of it"
         )
-    name = str(stored_in).removeprefix("torch.")
+    name = dtype_name(stored_in)
     return f"loaded: its logits are the run's to {distance:.1e}, in {name}"
 
 

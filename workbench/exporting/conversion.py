@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.engine.arithmetic.precision import dtype_name
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model.adapter import WEIGHTS_FILE as ADAPTER_FILE
 from workbench.model.safetensors_files import INDEX_FILE, LARGEST_FILE_BYTES, WEIGHTS_FILE, SafetensorsFiles
@@ -131,7 +132,7 @@ def _describe_dtype(config: Path, dtype: torch.dtype) -> None:
     """Say in a model's `config.json` what its weights are stored in."""
     described: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
     described.pop("torch_dtype", None)
-    described["dtype"] = str(dtype).removeprefix("torch.")
+    described["dtype"] = dtype_name(dtype)
     config.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

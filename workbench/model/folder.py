@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.arithmetic.precision import dtype_name
 from workbench.model.adapter import is_saved_here, save_adapter
 from workbench.model.safetensors_files import LARGEST_FILE_BYTES, SafetensorsFiles, Spans
 
@@ -56,7 +57,7 @@ def save_model(
     if dtype is not None:
         # A streamed parameter has the dtype that it is computed in, which need not be that of its weights.
         described: Any = model
-        described.config.dtype = str(dtype).removeprefix("torch.")
+        described.config.dtype = dtype_name(dtype)
         described.config.save_pretrained(folder)
     return checksums
 

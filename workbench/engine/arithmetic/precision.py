@@ -22,6 +22,11 @@ DTYPES = {
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """What a layout calls it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def working_precision(precision: Precision, device: Device) -> torch.dtype:
     """The dtype that `precision` means for working weights on `device`; auto is bf16 on a GPU that has it, else fp32.
 

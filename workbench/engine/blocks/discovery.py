@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from workbench.engine.arithmetic.precision import dtype_name
 from workbench.layout import Layout, ParameterSpec, ShardKind, ShardSpec, build_layout
 from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat
@@ -161,10 +162,6 @@ def storage_dtypes(shards: list[FoundShard], dtype: torch.dtype | None) -> dict[
         return dtype
 
     return {name: stored(p) for shard in shards for name, p in shard.parameters.items()}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _repeats(container: nn.Module) -> bool:

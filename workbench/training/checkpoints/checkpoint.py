@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from workbench.checksum import crc32
 from workbench.data.tokenizers import Tokenizer
 from workbench.engine import OffloadEngine
+from workbench.engine.arithmetic.precision import dtype_name
 from workbench.engine.storage.disk_files import DiskError
 from workbench.errors import WorkbenchError
 from workbench.layout import ITEM_BYTES
@@ -95,7 +96,7 @@ def save_checkpoint(
             "step": step,
             "files": files,
             "layout": describe_layout(engine.layout),
-            "weights_dtype": str(engine.dtype).removeprefix("torch."),
+            "weights_dtype": dtype_name(engine.dtype),
             "model_files": {path.name: path.stat().st_size for path in model_files},
             "model_checksums": {path.name: known.get(path.name) or checksum(path) for path in model_files},
             "engine": engine.counters(),
@@ -144,7 +145,7 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> Conversion:
 
     check_model_files(saved)
     conversion = Conversion()
-    if {name: (_dtype_name(tensor), tensor.numel()) for name, tensor in engine.state()} == {
+    if {name: (dtype_name(tensor.dtype), tensor.numel()) for name, tensor in engine.state()} == {
         name: (entry["dtype"], entry["elements"]) for name, entry in files.items()
     }:
         read_tensors(place(name, tensor) for name, tensor in engine.state())
@@ -184,15 +185,11 @@ def _write_state(
     def named() -> Iterator[tuple[str, Tensor | StoredTensor]]:
         for name, tensor in state:
             file = name.replace("/", ".")
-            files[name] = {"file": file, "dtype": _dtype_name(tensor), "elements": tensor.numel()}
+            files[name] = {"file": file, "dtype": dtype_name(tensor.dtype), "elements": tensor.numel()}
             yield file, tensor
 
     checksums = write_tensors(folder, named(), beside)
     return {name: {**entry, "crc32": checksums[entry["file"]]} for name, entry in files.items()}
-
-
-def _dtype_name(tensor: Tensor | StoredTensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _check_room(root: Path, target: Path, engine: OffloadEngine, model: nn.Module) -> None:

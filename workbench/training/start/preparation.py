@@ -17,8 +17,7 @@ from workbench.config.remarks import short_run, vocabulary_remark
 from workbench.config.tokenizers import made_size
 from workbench.data.prepare import TokenData, prepare
 from workbench.data.tokenizers import load_tokenizer
-from workbench.engine.arithmetic.precision import compute_dtypes, working_precision
-from workbench.engine.blocks.discovery import dtype_name
+from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name, working_precision
 from workbench.engine.devices.device import Device, open_device
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model.build import check_positions
