@@ -10,8 +10,8 @@ import pytest
 from tiny_probe import ON_CPU, TINY, profile_on
 
 from workbench.errors import EXIT_DONE, ConfigurationError
-from workbench.plan.kept_times import keep_times, read_times
 from workbench.plan.profile import MachineProfile
+from workbench.plan.time.kept_times import keep_times, read_times
 from workbench.plan.time.times import KindTimes, ModelTimes
 from workbench.probe import command, measured
 from workbench.probe.command import probe

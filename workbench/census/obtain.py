@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from workbench.cache import read_cached, write_cached
 from workbench.census.helper_process import Tell, ask_helper
 from workbench.plan.census import VERSION, Census, census_key
-from workbench.plan.kept_times import keep_times, read_times
+from workbench.plan.time.kept_times import keep_times, read_times
 from workbench.plan.time.times import TIMES_VERSION, ModelTimes
 from workbench.probe.fingerprint import resolved_device
 

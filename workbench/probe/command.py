@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE
-from workbench.plan.kept_times import forget_busy_times
 from workbench.plan.profile import MachineProfile
+from workbench.plan.time.kept_times import forget_busy_times
 from workbench.probe.budget import FULL, QUICK, Budget
 from workbench.probe.fingerprint import resolved_device
 from workbench.probe.measured import cached_profile, folder_of, keep_profile
