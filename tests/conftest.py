@@ -29,9 +29,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def processor_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def processor_without_bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests see the processor that most have, whatever it is: 16-bit weights are computed in fp32."""
-    monkeypatch.setattr(processor, "has_bfloat16", lambda: False)
+    if "own_processor" not in request.fixturenames:
+        monkeypatch.setattr(processor, "has_bfloat16", lambda: False)
+
+
+@pytest.fixture
+def own_processor() -> None:
+    """The test sees this machine's processor as it is, as a process of its own does."""
 
 
 @pytest.fixture(scope="session")
