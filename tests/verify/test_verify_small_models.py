@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+import torch
 from small_trials import small_config
 
 from workbench.engine.blocks.discovery import find_blocks
@@ -68,3 +70,10 @@ def test_a_model_that_cannot_be_made_small_is_refused_before_it_takes_memory(
     monkeypatch.setattr(shrink, "LARGEST", 1000)
     with pytest.raises(ConfigurationError, match=r"no small model of it can be made.*--full"):
         subject_of("gpt2", {})
+
+
+def test_a_small_model_can_be_copied_whatever_a_forward_leaves_behind() -> None:
+    subject = subject_of("recurrent_gemma", {})  # it keeps its recurrent state, with its graph, in its blocks
+    copied = copy.deepcopy(subject.start)
+    for name, parameter in subject.start.named_parameters():
+        assert torch.equal(copied.get_parameter(name), parameter), name
