@@ -162,7 +162,10 @@ def test_a_run_killed_before_its_configuration_was_written_is_passed_over(traine
     RunDirectory.create(trainers.runs, "early")
     ended = trainers.call("run", path, "--resume", "auto", "--set", "train.steps=1")
     assert ended.returncode == 0, ended.stderr
-    assert "there is no unfinished run of early" in ended.stderr
+    assert f"there is no unfinished run of early in {trainers.runs}: starting a new one" in ended.stderr
+    finished = RunDirectory.list(trainers.runs)[-1].name
+    again = trainers.call("run", path, "--resume", "auto", "--set", "train.steps=2", "--set", "data.source=none")
+    assert f"({finished} has done all its steps; `workbench resume {finished} --set train.steps=N`" in again.stderr
 
 
 def copied(run: RunDirectory, name: str) -> RunDirectory:

@@ -28,10 +28,10 @@ class Compared:
         return self.planned / self.measured - 1
 
     def text(self) -> str:
-        """ "host memory: planned 3.10 GiB, measured 3.02 GiB (+3%)" """
+        """ "host memory: planned 3.10 GiB, measured 3.02 GiB (plan off by +3%)" """
         return (
             f"{self.name}: planned {_shown(self.planned, self.unit)}, measured {_shown(self.measured, self.unit)} "
-            f"({self.error:+.0%})"
+            f"(plan off by {self.error:+.0%})"
         )
 
 

@@ -109,7 +109,9 @@ def _choose(
         latest = _latest_unfinished(root, path.stem)
         if latest is not None:
             return _resumed(latest, overrides)
-        _tell(f"there is no unfinished run of {path.stem} in {root}: starting a new one")
+        _tell(
+            f"there is no unfinished run of {path.stem} in {root}{_done_already(root, path.stem)}: starting a new one"
+        )
     return _Choice(path.stem, load_config(path, overrides, look_for=REFERENCES), root, None, False)
 
 
@@ -159,6 +161,15 @@ def _stored_config(
     # Stored steps are what epochs came to; epochs that are asked for now come to others.
     named = config.train.model_dump(exclude={"steps"}, exclude_unset=True)
     return config.model_copy(update={"train": type(config.train)(**named)})
+
+
+def _done_already(root: Path, name: str) -> str:
+    """Which run of this preset might be meant though it is finished, and how it goes on; empty where there is none."""
+    for directory in reversed(RunDirectory.list(root)):
+        if directory.is_of_preset(name) and liveness(read_status(directory)) == "finished":
+            more = f"`workbench resume {directory.name} --set train.steps=N`"
+            return f" ({directory.name} has done all its steps; {more} gives it more)"
+    return ""
 
 
 def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:

@@ -254,3 +254,11 @@ def test_a_folder_that_is_gone_is_told_and_nothing_else(tmp_path: Path) -> None:
     reader = RunReader(RunDirectory(tmp_path / NAME))
     look = [reader.look() for _ in range(2)][-1]
     assert look.state == "unknown" and not look.living and look.problems
+
+
+def test_before_the_first_step_no_lanes_are_missed(tmp_path: Path) -> None:
+    run = new_run(tmp_path, live("allocating"), steps=0)
+    reader = RunReader(run)
+    looks = [reader.look(0.0) for _ in range(3)]
+    assert [look.lanes for look in looks] == [None] * 3
+    assert not any("lanes" in problem for look in looks for problem in look.problems)

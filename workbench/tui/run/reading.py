@@ -212,7 +212,8 @@ class RunReader:
         if not self._changed(self.run.lanes):
             return None
         self._kept.lanes = read_lanes(self.run)
-        return self._kept.lanes
+        # Before the first step there is no such file, and nothing is wrong with that.
+        return self._kept.lanes if self.run.lanes in self._there else None
 
     def _optimizer(self, status: Status, *, measured: bool) -> tuple[float | None, float | None] | None:
         """None where its figures are not asked for yet."""
