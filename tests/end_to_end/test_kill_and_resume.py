@@ -164,8 +164,13 @@ def test_a_run_killed_before_its_configuration_was_written_is_passed_over(traine
     assert ended.returncode == 0, ended.stderr
     assert f"there is no unfinished run of early in {trainers.runs}: starting a new one" in ended.stderr
     finished = RunDirectory.list(trainers.runs)[-1].name
-    again = trainers.call("run", path, "--resume", "auto", "--set", "train.steps=2", "--set", "data.source=none")
-    assert f"({finished} has done all its steps; `workbench resume {finished} --set train.steps=N`" in again.stderr
+    again = trainers.call(
+        "run", path, "--resume", "auto", "--set", "train.steps=2", "--set", "data.source=none"
+    )
+    assert (
+        f"({finished} has done all its steps; `workbench resume {finished} --set train.steps=N`"
+        in again.stderr
+    )
 
 
 def copied(run: RunDirectory, name: str) -> RunDirectory:
