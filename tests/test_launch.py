@@ -121,9 +121,11 @@ def test_a_run_that_somebody_took_over_is_not_written_by_who_started_the_one_bef
 
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from workbench import launch
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)  # which nohup and shells have ignored for all that they start
 launch.trainer_command = lambda *_, **__: [sys.executable, "-c", sys.argv[2]]
 run = launch.start(Path(sys.argv[3]).read_text(), "quickstart", Path(sys.argv[1]))
 print(run.path, flush=True)

@@ -131,7 +131,7 @@ def test_outcome_rows_hold_what_both_sides_have(plan: Plan) -> None:
     assert set(rows) == {"host memory", "step"}
     assert rows["host memory"].error == pytest.approx(1.0, abs=1e-6)
     assert rows["step"].error == pytest.approx(-0.5)
-    assert "(-50%)" in rows["step"].text()
+    assert "(plan off by -50%)" in rows["step"].text()
 
 
 @pytest.mark.parametrize(
