@@ -25,3 +25,8 @@ def trainers() -> Iterator[Trainers]:
     finally:
         started.end()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def as_in_processes_of_their_own(own_processor: None) -> None:
+    """What is computed here beside a run is computed as the run's own process does it."""

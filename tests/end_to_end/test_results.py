@@ -34,7 +34,6 @@ def loaded(finished: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
 
 
-@pytest.mark.usefixtures("own_processor")
 def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engine(
     finished: RunDirectory, loaded: Any
 ) -> None:
