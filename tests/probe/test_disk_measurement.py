@@ -63,11 +63,12 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     """A process of its own is interrupted in the middle of its writes."""
     program = textwrap.dedent(
         """
-        import dataclasses, pathlib, sys
+        import dataclasses, pathlib, signal, sys
         from tiny_probe import TINY
         from workbench.engine.storage.disk_files import RecordFile
         from workbench.probe.disk import measure_disk
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
         write = RecordFile.write
 
         def told(self, record, buffer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ def state_of(engine: OffloadEngine) -> dict[str, Tensor]:
     }
 
 
+def _part(tensors: dict[str, Tensor], first: int, count: int, kind: str, per: int = 1) -> Tensor:
+    """What `kind` keeps of `count` elements from the region's `first` on, `per` of which share one of its own."""
+    return tensors[kind][first // per : first // per - (-count // per)]
+
+
 def by_parameter(engine: OffloadEngine) -> dict[str, dict[str, Tensor]]:
     """Masters in fp32 and moments expanded to it, by parameter; worked out apart from what is tested."""
     kept, found = state_of(engine), {}
@@ -67,10 +73,13 @@ def by_parameter(engine: OffloadEngine) -> dict[str, dict[str, Tensor]]:
             suffix = f".{region.dtype}" * several_dtypes + f".{region.state_format}" * several_formats
             first = s.offset - region.start
 
-            def part(kind: str, per: int = 1) -> Tensor:
-                tensor = kept[f"{shard.index:04d}-{shard.name}/{kind}{suffix}"]  # noqa: B023
-                return tensor[first // per : first // per - (-s.numel // per)]  # noqa: B023
-
+            prefix = f"{shard.index:04d}-{shard.name}/"
+            tensors = {
+                name.removeprefix(prefix).removesuffix(suffix): tensor
+                for name, tensor in kept.items()
+                if name.startswith(prefix) and name.endswith(suffix)
+            }
+            part = partial(_part, tensors, first, s.numel)
             master = join_float32(part("high"), part("low")) if region.dtype == "bfloat16" else part("master")
             moments = {}
             for kind in ("exp_avg", "exp_avg_sq"):

@@ -99,13 +99,13 @@ def alone(model: Any, documents: list[Tensor]) -> Tensor:
     return total / (sum(LENGTHS) - len(LENGTHS))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", MODELS)
+ATTENTIONS = [(name, kind) for name in MODELS for kind in ("sdpa", "eager")]
+ATTENTIONS.remove(("gemma2-window", "sdpa"))  # transformers has none that caps logits
+
+
+@pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
 def test_the_loss_of_a_packed_row_is_that_of_its_documents_alone(name: str, attention: str) -> None:
-    try:
-        model = build(name, attention)
-    except ValueError:
-        pytest.skip(f"{name} has no {attention} attention")
+    model = build(name, attention)
     batch, documents = packed()
     separation = DocumentSeparation(model, CPU, 32)
     loss = batch_loss(ChunkedLoss(model), batch, CPU, separation)

@@ -15,7 +15,6 @@ import contextlib
 import gc
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 PARTS = ("presets", "runs", "top")
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the screen as `q` does, but unasked. (Control-C is a key here, no signal.)"""
-NEWEST = 20
-"""Runs that are looked at for one that trains."""
 
 
 def _system_commands() -> type[Provider]:
@@ -123,9 +120,7 @@ class WorkbenchApp(App[None]):
     def _presets(self) -> Screen[None]:
         from workbench.tui.screens.presets import PresetsScreen
 
-        screen = PresetsScreen(self.surroundings)
-        screen._css_update_count = self._css_update_count  # it is styled when it is mounted, once
-        return screen
+        return PresetsScreen(self.surroundings)
 
     def _runs(self) -> Screen[None]:
         from workbench.tui.screens.runs import RunsScreen
@@ -168,17 +163,11 @@ class WorkbenchApp(App[None]):
     @work(thread=True, group="watch", exit_on_error=False)
     def _watch_newest(self) -> None:
         """Until a run is shown: the newest one that trains here, and the disk of the runs."""
-        from workbench.runs import RunDirectory, liveness, read_status
+        from workbench.runs.newest_trainer import newest_trainer
 
         root = self.surroundings.runs_root.absolute()
         folder = next(path for path in (root, *root.parents) if path.exists())
-        trainer = None
-        for run in reversed(RunDirectory.list(root)[-NEWEST:]):
-            status = read_status(run)
-            if liveness(status) in ("running", "paused") and status.host == socket.gethostname():
-                trainer = status.pid
-                break
-        self.surroundings.monitor.watch(pid=trainer, folders=(folder,))
+        self.surroundings.monitor.watch(pid=newest_trainer(root), folders=(folder,))
 
     def on_unmount(self) -> None:
         self.surroundings.monitor.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -50,27 +49,17 @@ def top(root: Path | None, *, as_json: bool, plain: bool) -> int:
     """
     if as_json:
         from workbench.monitor.sampler import Sampler
+        from workbench.runs.newest_trainer import newest_trainer
 
         runs = runs_root(root).absolute()
         sampler = Sampler()
-        sampler.watch(pid=_newest_trainer(runs), folders=(runs,))
+        sampler.watch(pid=newest_trainer(runs), folders=(runs,))
         print(json.dumps(_finite(asdict(sampler.sample_once())), indent=2, allow_nan=False))
         return EXIT_DONE
     _need_terminal("top", "`workbench top --json` prints one sample")
     from workbench.tui.command import show
 
     return show(runs_root(root), part="top", plain=plain)
-
-
-def _newest_trainer(root: Path) -> int | None:
-    """The process of the newest run below `root` that trains on this machine."""
-    from workbench.runs import RunDirectory, liveness, read_status
-
-    for run in reversed(RunDirectory.list(root)):
-        status = read_status(run)
-        if liveness(status) in ("running", "paused") and status.host == socket.gethostname():
-            return status.pid
-    return None
 
 
 def _need_terminal(verb: str, instead: str) -> None:
