@@ -29,7 +29,7 @@ from torch import nn
 
 BLOCKS_MIB = 16
 DISK_MIB = 2048
-SHARDS = 40
+UNITS = 40
 TOKENIZER = 260
 
 
@@ -54,7 +54,7 @@ def main() -> int:
         if "of_disk" in row:
             text += f"  {100 * row['of_disk']:4.0f}% of the disk"
         if "above_bytes" in row:
-            text += f"  {row['above_bytes'] / 2**20:7,.0f} MiB above ({row['limit_bytes'] / 2**20:,.0f} are one shard)"
+            text += f"  {row['above_bytes'] / 2**20:7,.0f} MiB above ({row['limit_bytes'] / 2**20:,.0f} are one unit)"
         print(text)
     return 0
 
@@ -162,11 +162,11 @@ def measure(folder: Path, parameters: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def make_model(folder: Path, parameters: int) -> int:
-    """Write a random Llama of about so many parameters in bf16, shard by shard; its largest shard in bytes."""
+    """Write a random Llama of about so many parameters in bf16, unit by unit; its largest unit in bytes."""
     from transformers.utils import logging
 
-    from workbench.engine.blocks.discovery import find_shards
-    from workbench.model.build import ShardInitializer, build_on_meta, model_config
+    from workbench.engine.blocks.discovery import find_units
+    from workbench.model.build import UnitInitializer, build_on_meta, model_config
     from workbench.model.folder import save_model
 
     logging.set_verbosity_error()
@@ -184,19 +184,19 @@ def make_model(folder: Path, parameters: int) -> int:
         },
     )
     model = build_on_meta(shape)
-    initialize = ShardInitializer(model, 1)
+    initialize = UnitInitializer(model, 1)
     largest = 0
 
-    def shards() -> Iterator[dict[str, torch.Tensor]]:
+    def units() -> Iterator[dict[str, torch.Tensor]]:
         nonlocal largest
-        for shard in find_shards(model):
-            initialize(shard)
-            yield {name: parameter.detach().bfloat16() for name, parameter in shard.parameters.items()}
-            largest = max(largest, sum(2 * p.numel() for p in shard.parameters.values()))
-            for name, parameter in list(shard.parameters.items()):
-                shard.replace(name, nn.Parameter(parameter.to("meta")))
+        for unit in find_units(model):
+            initialize(unit)
+            yield {name: parameter.detach().bfloat16() for name, parameter in unit.parameters.items()}
+            largest = max(largest, sum(2 * p.numel() for p in unit.parameters.values()))
+            for name, parameter in list(unit.parameters.items()):
+                unit.replace(name, nn.Parameter(parameter.to("meta")))
 
-    save_model(model, shards(), folder, largest_file_bytes=parameters * 2 // SHARDS * 4)
+    save_model(model, units(), folder, largest_file_bytes=parameters * 2 // UNITS * 4)
     return largest
 
 
@@ -204,13 +204,13 @@ def load(folder: Path) -> Any:
     """An engine that trains the model in `folder`: bf16, its state exact and on the host."""
     from workbench.engine import OffloadEngine
     from workbench.model.build import build_on_meta
-    from workbench.model.loading import PretrainedShards
+    from workbench.model.loading import PretrainedUnits
     from workbench.model.pretrained import find_pretrained, pretrained_config
 
     files = find_pretrained(str(folder))
     model = build_on_meta(pretrained_config(files))
     return OffloadEngine(
-        model, device="cpu", state="host", precision="bf16", materialize=PretrainedShards(model, files, 1)
+        model, device="cpu", state="host", precision="bf16", materialize=PretrainedUnits(model, files, 1)
     )
 
 

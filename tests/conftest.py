@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench import processor
 from workbench.runs import RunDirectory
+from workbench.system import processor
 
 _FOLDER = "WORKBENCH_TEST_CACHE"
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from workbench.layout import ALIGNMENT, NORM_BLOCK, Layout, ParameterSpec, ShardSpec, build_layout
+from workbench.layout import ALIGNMENT, NORM_BLOCK, Layout, ParameterSpec, UnitSpec, build_layout
 
 
-def _random_specs(seed: int) -> list[ShardSpec]:
+def _random_specs(seed: int) -> list[UnitSpec]:
     chance = random.Random(seed)
     specs = []
     for number in range(chance.randint(1, 4)):
@@ -21,17 +21,17 @@ def _random_specs(seed: int) -> list[ShardSpec]:
             shape = (size,) if chance.random() < 0.5 else (1, size)
             dtype = chance.choice(["float32", "bfloat16"])
             parameters.append(ParameterSpec(f"{number}.{index}", shape, dtype, chance.random() < 0.8))
-        specs.append(ShardSpec(f"shard{number}", "block", tuple(parameters)))
+        specs.append(UnitSpec(f"unit{number}", "block", tuple(parameters)))
     return specs
 
 
 def _block_cuts(layout: Layout) -> dict[str, list[int]]:
     """For every parameter, where its blocks of the norm begin."""
     cuts: dict[str, list[int]] = {}
-    for shard, chunk in layout.chunks():
+    for unit, chunk in layout.chunks():
         for part in chunk.slices:
             begins = range(part.start, part.start + part.count, NORM_BLOCK)
-            cuts.setdefault(shard.segments[part.segment].name, []).extend(begins)
+            cuts.setdefault(unit.segments[part.segment].name, []).extend(begins)
     return cuts
 
 
@@ -40,23 +40,23 @@ def test_every_element_has_one_place_and_every_chunk_one_dtype(seed: int) -> Non
     specs = _random_specs(seed)
     chunk_bytes = random.Random(seed).choice([1, 100_000, 1 << 19, 16 << 20])
     layout = build_layout(specs, chunk_bytes)
-    for spec, shard in zip(specs, layout.shards, strict=True):
+    for spec, unit in zip(specs, layout.units, strict=True):
         trainable = {p.name: p for p in spec.parameters if p.trainable}
-        assert {s.name for s in shard.segments} == set(trainable)
-        assert shard.parameters == sum(p.numel for p in spec.parameters)
+        assert {s.name for s in unit.segments} == set(trainable)
+        assert unit.parameters == sum(p.numel for p in spec.parameters)
         end = 0
-        for segment in sorted(shard.segments, key=lambda s: (s.offset, s.numel)):
+        for segment in sorted(unit.segments, key=lambda s: (s.offset, s.numel)):
             assert segment.offset % ALIGNMENT == 0 and segment.offset >= end
             assert segment.decay == (len(trainable[segment.name].shape) >= 2)
             end = segment.offset + segment.numel
-        assert end <= shard.elements
-        covered = {s.name: 0 for s in shard.segments}
+        assert end <= unit.elements
+        covered = {s.name: 0 for s in unit.segments}
         before = 0
-        for number, chunk in enumerate(shard.chunks):
-            assert chunk.index == number and before <= chunk.start < chunk.stop <= shard.elements
+        for number, chunk in enumerate(unit.chunks):
+            assert chunk.index == number and before <= chunk.start < chunk.stop <= unit.elements
             before = chunk.stop
             for part in chunk.slices:
-                segment = shard.segments[part.segment]
+                segment = unit.segments[part.segment]
                 assert segment.dtype == chunk.dtype
                 assert part.start == covered[segment.name], "slices of a parameter follow each other"
                 assert part.start % NORM_BLOCK == 0
@@ -64,7 +64,7 @@ def test_every_element_has_one_place_and_every_chunk_one_dtype(seed: int) -> Non
                 assert chunk.start <= segment.offset + part.start
                 assert segment.offset + part.start + part.count <= chunk.stop
             assert chunk.weight_bytes <= max(chunk_bytes, NORM_BLOCK * 4) + ALIGNMENT * 4
-        assert covered == {s.name: s.numel for s in shard.segments}
+        assert covered == {s.name: s.numel for s in unit.segments}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,13 +79,13 @@ def test_frozen_parameters_weigh_and_have_no_state() -> None:
         ParameterSpec("a", (10, 10), "float32"),
         ParameterSpec("b", (3,), "bfloat16", trainable=False),
     )
-    shard = build_layout([ShardSpec("s", "outer", parameters)], 1 << 20).shards[0]
-    assert shard.parameters == 103 and shard.trainable_parameters == 100 and shard.elements == 256
-    assert shard.weight_bytes == 256 * 4 + 3 * 2
+    unit = build_layout([UnitSpec("s", "outer", parameters)], 1 << 20).units[0]
+    assert unit.parameters == 103 and unit.trainable_parameters == 100 and unit.elements == 256
+    assert unit.weight_bytes == 256 * 4 + 3 * 2
 
 
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="chunk_bytes = 0"):
         build_layout([], 0)
     with pytest.raises(ValueError, match="int8"):
-        build_layout([ShardSpec("s", "block", (ParameterSpec("a", (1,), "int8"),))], 1)
+        build_layout([UnitSpec("s", "block", (ParameterSpec("a", (1,), "int8"),))], 1)

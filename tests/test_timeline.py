@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from workbench.layout import NORM_BLOCK, Layout, ParameterSpec, ShardSpec, build_layout
-from workbench.timeline import Kind, Lane, ShardFlow, StepShape, Timeline, build_timeline
+from workbench.layout import NORM_BLOCK, Layout, ParameterSpec, UnitSpec, build_layout
+from workbench.timeline import Kind, Lane, StepShape, Timeline, UnitFlow, build_timeline
 
 
-def flow(state: str, *, one_memory: bool, accumulates: bool, waits_on_disk: bool) -> ShardFlow:
+def flow(state: str, *, one_memory: bool, accumulates: bool, waits_on_disk: bool) -> UnitFlow:
     by_compute = state == "device"
     on_disk = waits_on_disk and state == "disk"
-    return ShardFlow(
+    return UnitFlow(
         state=state,  # type: ignore[arg-type]
         by_compute=by_compute,
         gathers=on_disk or not (one_memory or by_compute),
@@ -49,8 +49,8 @@ def name(shape: StepShape) -> str:
 
 
 def layout() -> Layout:
-    def spec(name: str, kind: str) -> ShardSpec:
-        return ShardSpec(name, kind, (ParameterSpec(f"{name}.w", (2, NORM_BLOCK), "bfloat16"),))  # type: ignore[arg-type]
+    def spec(name: str, kind: str) -> UnitSpec:
+        return UnitSpec(name, kind, (ParameterSpec(f"{name}.w", (2, NORM_BLOCK), "bfloat16"),))  # type: ignore[arg-type]
 
     return build_layout([spec("embedding", "outer"), spec("h.0", "block"), spec("h.1", "block")], 1)
 
@@ -71,7 +71,7 @@ def test_tasks_wait_for_earlier_ones_only_and_each_is_found_by_what_it_is(shape:
     timeline = build_timeline(layout(), shape)
     for number, task in enumerate(timeline.tasks):
         assert task.index == number and all(wait < number for wait in task.waits)
-        assert timeline.find(task.kind, task.micro_batch, task.shard, task.chunk) == number
+        assert timeline.find(task.kind, task.micro_batch, task.unit, task.chunk) == number
         assert timeline.wait_counts[number] == len(task.waits)
         assert all(task.index in timeline.followers[earlier] for earlier in task.waits)
 
@@ -84,13 +84,13 @@ def test_an_update_waits_for_all_its_gradients_and_for_the_verdict_where_it_need
     timeline = build_timeline(made, shape)
     last = shape.gradient_accumulation - 1
     verdict = timeline.find(Kind.VERDICT, last)
-    for shard, chunk in made.chunks():
-        before = ancestors(timeline, timeline.find(Kind.UPDATE, last, shard.index, chunk.index))
+    for unit, chunk in made.chunks():
+        before = ancestors(timeline, timeline.find(Kind.UPDATE, last, unit.index, chunk.index))
         for micro_batch in range(shape.gradient_accumulation):
-            assert timeline.find(Kind.BACKWARD, micro_batch, shard.index, chunk.index) in before
-        assert timeline.find(Kind.NORM, last, shard.index, chunk.index) in before
-        assert timeline.find(Kind.BACKWARD, last, shard.index) in before, "its weights may still be read"
-        held = shape.global_quantity or shape.flows[shard.index].by_compute
+            assert timeline.find(Kind.BACKWARD, micro_batch, unit.index, chunk.index) in before
+        assert timeline.find(Kind.NORM, last, unit.index, chunk.index) in before
+        assert timeline.find(Kind.BACKWARD, last, unit.index) in before, "its weights may still be read"
+        held = shape.global_quantity or shape.flows[unit.index].by_compute
         assert (verdict in before) == held
         if shape.overlap == "exact" and not held:
             assert timeline.find(Kind.BACKWARD, last) not in before
@@ -101,16 +101,16 @@ def test_what_is_on_disk_is_read_before_it_is_used_and_written_after(shape: Step
     made = layout()
     timeline = build_timeline(made, shape)
     last = shape.gradient_accumulation - 1
-    for shard, chunk in made.chunks():
-        place = (shard.index, chunk.index)
-        of_shard = shape.flows[shard.index]
-        if of_shard.state == "disk":
+    for unit, chunk in made.chunks():
+        place = (unit.index, chunk.index)
+        of_unit = shape.flows[unit.index]
+        if of_unit.state == "disk":
             read, update, write = (
                 timeline.find(kind, last, *place) for kind in (Kind.READ_STATE, Kind.UPDATE, Kind.WRITE_STATE)
             )
             assert read in timeline.tasks[update].waits and update in timeline.tasks[write].waits
             assert (timeline.tasks[read].lane, timeline.tasks[write].lane) == (Lane.READ, Lane.WRITE)
-        if not of_shard.gradients_on_disk:
+        if not of_unit.gradients_on_disk:
             continue
         for micro_batch in range(shape.gradient_accumulation):
             written = timeline.find(Kind.WRITE_GRADIENT, micro_batch, *place)
@@ -127,14 +127,14 @@ def test_what_is_on_disk_is_read_before_it_is_used_and_written_after(shape: Step
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "exact"], ids=name)
-def test_the_next_forward_of_a_shard_waits_for_its_own_update_alone(shape: StepShape) -> None:
+def test_the_next_forward_of_a_unit_waits_for_its_own_update_alone(shape: StepShape) -> None:
     made = layout()
     timeline = build_timeline(made, shape)
-    for shard in made.shards:
-        assert {timeline.tasks[i].shard for i in timeline.ready[shard.index]} == {shard.index}
-        for chunk in shard.chunks:
-            update = timeline.find(Kind.UPDATE, shape.gradient_accumulation - 1, shard.index, chunk.index)
-            assert any(i == update or update in ancestors(timeline, i) for i in timeline.ready[shard.index])
+    for unit in made.units:
+        assert {timeline.tasks[i].unit for i in timeline.ready[unit.index]} == {unit.index}
+        for chunk in unit.chunks:
+            update = timeline.find(Kind.UPDATE, shape.gradient_accumulation - 1, unit.index, chunk.index)
+            assert any(i == update or update in ancestors(timeline, i) for i in timeline.ready[unit.index])
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "serial"], ids=name)
@@ -152,10 +152,10 @@ def test_a_serial_step_in_index_order_has_the_buffers_of_one_chunk_in_use(shape:
         pairs = [t for t in timeline.tasks if t.kind in (taken, given_back)]
         if not any(t.kind is given_back for t in pairs):
             continue
-        on_disk = [t for t in pairs if t.shard is not None and shape.flows[t.shard].state == "disk"]
+        on_disk = [t for t in pairs if t.unit is not None and shape.flows[t.unit].state == "disk"]
         for first, second in zip(on_disk[::2], on_disk[1::2], strict=True):
             assert (first.kind, second.kind) == (taken, given_back)
-            assert (first.shard, first.chunk) == (second.shard, second.chunk)
+            assert (first.unit, first.chunk) == (second.unit, second.chunk)
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "delayed"], ids=name)
@@ -166,12 +166,12 @@ def test_a_delayed_step_updates_beside_its_forward_by_gradients_that_are_there(s
     computed = {t.index for t in timeline.tasks if t.kind in (Kind.FORWARD, Kind.BACKWARD)}
     for index in timeline.settled:
         assert not computed & ({index} | ancestors(timeline, index))
-    for shard, chunk in made.chunks():
-        update = timeline.find(Kind.UPDATE, last, shard.index, chunk.index)
-        upload = timeline.find(Kind.UPLOAD, last, shard.index, chunk.index)
+    for unit, chunk in made.chunks():
+        update = timeline.find(Kind.UPDATE, last, unit.index, chunk.index)
+        upload = timeline.find(Kind.UPLOAD, last, unit.index, chunk.index)
         assert {update, upload} <= set(timeline.settled)
         assert upload in ancestors(timeline, update), "what was not published yet would be overwritten"
-        assert upload in timeline.ready[shard.index] and update not in timeline.ready[shard.index]
+        assert upload in timeline.ready[unit.index] and update not in timeline.ready[unit.index]
 
 
 def test_a_delayed_step_with_nothing_to_apply_has_no_update() -> None:
@@ -188,11 +188,11 @@ def test_a_delayed_step_with_nothing_to_apply_has_no_update() -> None:
 
 @pytest.mark.parametrize("global_quantity", [False, True])
 @pytest.mark.parametrize("overlap", ["serial", "exact"])
-def test_collected_shards_are_measured_and_updated_in_one_task_each_or_in_one_for_both(
+def test_collected_units_are_measured_and_updated_in_one_task_each_or_in_one_for_both(
     overlap: str, global_quantity: bool
 ) -> None:
     made = layout()
-    collected = ShardFlow(
+    collected = UnitFlow(
         state="host",
         by_compute=True,
         gathers=False,
@@ -213,7 +213,7 @@ def test_collected_shards_are_measured_and_updated_in_one_task_each_or_in_one_fo
     else:
         assert {verdict, timeline.find(Kind.NORM, 0)} <= ancestors(timeline, update)
     assert timeline.ready[0] == timeline.ready[2] == (update,)
-    assert not [t for t in timeline.tasks if t.shard in (0, 2) and t.chunk is not None]
+    assert not [t for t in timeline.tasks if t.unit in (0, 2) and t.chunk is not None]
     assert timeline.find(Kind.UPDATE, 0, 1, 0) in timeline.ready[1] + tuple(
         i for ready in timeline.ready[1] for i in timeline.tasks[ready].waits
     )

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from workbench import __version__
+from workbench.commands.table import GROUPS, VERBS
+from workbench.commands.wrong_lines import left_over, wrong_beginning
 from workbench.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, ConfigurationError, WorkbenchError
-from workbench.verbs.table import GROUPS, VERBS
-from workbench.verbs.wrong_lines import left_over, wrong_beginning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def _guarded(words: list[str]) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if words in ([], ["--ascii"]):  # before a parser is built: the first picture waits for it
-        from workbench.verbs.screen import is_terminal, screen
+        from workbench.commands.screen import is_terminal, screen
 
         if is_terminal():
             return screen(plain=bool(words))

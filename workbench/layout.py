@@ -1,9 +1,9 @@
-"""Where every byte of a model lies: shards, their segment tables, and the chunks that move and update together.
+"""Where every byte of a model lies: units, their segment tables, and the chunks that move and update together.
 
 Written once for two readers: the engine lays real memory out by it, the planner adds it up. It knows names, shapes and
 sizes, never tensors, and it never looks at a model's name.
 
-Invariant: offsets count elements of the shard, parameters start at multiples of `ALIGNMENT`, and a parameter that
+Invariant: offsets count elements of the unit, parameters start at multiples of `ALIGNMENT`, and a parameter that
 crosses a chunk boundary is cut at a multiple of `NORM_BLOCK` of its own elements. So the partial sums of the gradient
 norm, one a block of a parameter, are the same however large the chunks are.
 """
@@ -24,7 +24,7 @@ PAGE_BYTES = 4096
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
-ShardKind = Literal["block", "outer"]
+UnitKind = Literal["block", "outer"]
 
 
 def padded(nbytes: int) -> int:
@@ -53,7 +53,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class Segment:
-    """A trainable parameter's place in its shard. `decay`: weight decay applies (two or more dimensions)."""
+    """A trainable parameter's place in its unit. `decay`: weight decay applies (two or more dimensions)."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Elements `start` to `stop` of a shard, all of one region: the unit of transfer and of update."""
+    """Elements `start` to `stop` of a unit, all of one region: transferred and updated as one piece."""
 
     index: int
     start: int
@@ -95,7 +95,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Region:
-    """Elements `start` to `stop` of a shard, all those of one dtype and one format of their state."""
+    """Elements `start` to `stop` of a unit, all those of one dtype and one format of their state."""
 
     dtype: str
     state_format: StateFormat
@@ -108,12 +108,12 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Shard:
+class Unit:
     """The parameters that move together. `frozen` ones have weights and no place in the state."""
 
     index: int
     name: str
-    kind: ShardKind
+    kind: UnitKind
     segments: tuple[Segment, ...]
     frozen: tuple[ParameterSpec, ...]
     chunks: tuple[Chunk, ...]
@@ -141,47 +141,47 @@ class Shard:
 
 @dataclass(frozen=True)
 class Layout:
-    """All shards, in forward order."""
+    """All units, in forward order."""
 
-    shards: tuple[Shard, ...]
+    units: tuple[Unit, ...]
 
     @cached_property
-    def alike(self) -> tuple[tuple[Shard, ...], ...]:
-        """The shards in groups of those that differ in place and names only."""
-        groups: dict[tuple[object, ...], list[Shard]] = {}
-        for shard in self.shards:
-            sizes = tuple(s.numel for s in shard.segments), tuple((f.numel, f.dtype) for f in shard.frozen)
-            groups.setdefault((shard.kind, shard.regions, sizes), []).append(shard)
+    def alike(self) -> tuple[tuple[Unit, ...], ...]:
+        """The units in groups of those that differ in place and names only."""
+        groups: dict[tuple[object, ...], list[Unit]] = {}
+        for unit in self.units:
+            sizes = tuple(s.numel for s in unit.segments), tuple((f.numel, f.dtype) for f in unit.frozen)
+            groups.setdefault((unit.kind, unit.regions, sizes), []).append(unit)
         return tuple(map(tuple, groups.values()))
 
     @cached_property
     def parameters(self) -> int:
-        return sum(shard.parameters for shard in self.shards)
+        return sum(unit.parameters for unit in self.units)
 
     @cached_property
     def trainable_parameters(self) -> int:
-        return sum(shard.trainable_parameters for shard in self.shards)
+        return sum(unit.trainable_parameters for unit in self.units)
 
-    def chunks(self) -> Iterable[tuple[Shard, Chunk]]:
-        """Every chunk with its shard, in forward order."""
-        for shard in self.shards:
-            for chunk in shard.chunks:
-                yield shard, chunk
+    def chunks(self) -> Iterable[tuple[Unit, Chunk]]:
+        """Every chunk with its unit, in forward order."""
+        for unit in self.units:
+            for chunk in unit.chunks:
+                yield unit, chunk
 
 
 @dataclass(frozen=True)
-class ShardSpec:
-    """What a shard will hold, before it is laid out."""
+class UnitSpec:
+    """What a unit will hold, before it is laid out."""
 
     name: str
-    kind: ShardKind
+    kind: UnitKind
     parameters: tuple[ParameterSpec, ...]
 
 
-def build_layout(specs: Sequence[ShardSpec], chunk_bytes: int) -> Layout:
+def build_layout(specs: Sequence[UnitSpec], chunk_bytes: int) -> Layout:
     """Lay out `specs`, given in forward order, in chunks of at most `chunk_bytes` bytes of working weights.
 
-    A chunk is never smaller than one `NORM_BLOCK`. Within a shard, parameters of one dtype and state format lie
+    A chunk is never smaller than one `NORM_BLOCK`. Within a unit, parameters of one dtype and state format lie
     together, so that a chunk has a single one of each; their order is otherwise kept.
 
     Raises:
@@ -192,13 +192,13 @@ def build_layout(specs: Sequence[ShardSpec], chunk_bytes: int) -> Layout:
     return Layout(tuple(_lay_out(index, spec, chunk_bytes) for index, spec in enumerate(specs)))
 
 
-def _lay_out(index: int, spec: ShardSpec, chunk_bytes: int) -> Shard:
+def _lay_out(index: int, spec: UnitSpec, chunk_bytes: int) -> Unit:
     trainable = [p for p in spec.parameters if p.trainable]
     kinds = list(dict.fromkeys((p.dtype, p.state_format) for p in trainable))
     for dtype, _ in kinds:
         if dtype not in ITEM_BYTES:
             raise ValueError(
-                f"shard {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(ITEM_BYTES)}"
+                f"unit {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(ITEM_BYTES)}"
             )
     segments: list[Segment] = []
     chunks: list[Chunk] = []
@@ -223,7 +223,7 @@ def _lay_out(index: int, spec: ShardSpec, chunk_bytes: int) -> Shard:
         chunks.extend(_cut(segments, first, limit, dtype, number, len(chunks)))
         regions.append(Region(dtype, state_format, start, offset))
     frozen = tuple(p for p in spec.parameters if not p.trainable)
-    return Shard(index, spec.name, spec.kind, tuple(segments), frozen, tuple(chunks), tuple(regions))
+    return Unit(index, spec.name, spec.kind, tuple(segments), frozen, tuple(chunks), tuple(regions))
 
 
 def _cut(

@@ -1,6 +1,6 @@
-"""Where each shard's weights and state live: the tiers, and the placement that a few words of configuration mean.
+"""Where each unit's weights and state live: the tiers, and the placement that a few words of configuration mean.
 
-Offloading is nothing but a placement. It is decided shard by shard, so that a share of the shards may stay on the
+Offloading is nothing but a placement. It is decided unit by unit, so that a share of the units may stay on the
 device and no rule depends on the number of parameters.
 """
 
@@ -18,24 +18,24 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True)
 class Placement:
-    """The tiers of one shard's working weights and of its optimizer state."""
+    """The tiers of one unit's working weights and of its optimizer state."""
 
     weights: Tier
     state: Tier
 
 
 def stay_on_device(trainable: Sequence[int], device_fraction: float) -> list[bool]:
-    """Which shards, by their trainable parameters in forward order, stay on the device: the first, while they are no
+    """Which units, by their trainable parameters in forward order, stay on the device: the first, while they are no
     more than `device_fraction` of all."""
     limit = device_fraction * sum(trainable)
     return [device_fraction > 0 and passed <= limit for passed in accumulate(trainable)]
 
 
 def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0.0) -> tuple[Placement, ...]:
-    """The placement of every shard of `layout`.
+    """The placement of every unit of `layout`.
 
-    Shards outside the blocks keep their weights on the device: they are read at any moment of a step. The first
-    shards in forward order, as many as fit in `device_fraction` of the trainable parameters, stay on the device whole.
+    Units outside the blocks keep their weights on the device: they are read at any moment of a step. The first
+    units in forward order, as many as fit in `device_fraction` of the trainable parameters, stay on the device whole.
 
     Raises:
         ValueError: the tiers contradict each other, or the fraction is not between 0 and 1.
@@ -46,11 +46,11 @@ def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0
         raise ValueError(f"weights = {weights!r} with state = 'device': the state is larger than the weights")
     if weights == "disk" and state != "disk":
         raise ValueError(f"weights = 'disk' with state = {state!r}: the state has to be on disk as well")
-    stay = stay_on_device([shard.trainable_parameters for shard in layout.shards], device_fraction)
+    stay = stay_on_device([unit.trainable_parameters for unit in layout.units], device_fraction)
     placements: list[Placement] = []
-    for shard, stays in zip(layout.shards, stay, strict=True):
+    for unit, stays in zip(layout.units, stay, strict=True):
         if state == "device" or stays:
             placements.append(Placement("device", "device"))
         else:
-            placements.append(Placement(weights if shard.kind == "block" else "device", state))
+            placements.append(Placement(weights if unit.kind == "block" else "device", state))
     return tuple(placements)

@@ -16,9 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from workbench.cache import read_cached, write_cached
 from workbench.errors import ConfigurationError
 from workbench.preset_names import did_you_mean, near_names, place_of
+from workbench.system.folders import read_cached, write_cached
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig

@@ -1,4 +1,4 @@
-"""How each shard's weights, state and gradients move, decided once from its placement and the machine.
+"""How each unit's weights, state and gradients move, decided once from its placement and the machine.
 
 Written once for two readers: the engine's parts ask here what to allocate, where a gradient goes and which tasks a step
 has, the planner what all that takes. No torch.
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.layout import Shard
+from workbench.layout import Unit
 from workbench.placement import Placement
-from workbench.timeline import Overlap, ShardFlow
+from workbench.timeline import Overlap, UnitFlow
 
 GradientMode = Literal["referenced", "taken", "gathered"]
 Waiting = Literal["in autograd", "ring", "memory", "disk"]
@@ -33,7 +33,7 @@ def lanes_pay(weight_bytes: int, compute_threads: int, cores: int) -> bool:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all shards of an engine.
+    """What is the same for all units of an engine.
 
     `compute_dtypes`: what working weights of a storage dtype are computed in, where that differs. `must_wait`: no
     update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains more
@@ -52,8 +52,8 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class ShardRoute:
-    """The way of one shard.
+class UnitRoute:
+    """The way of one unit.
 
     `on_device`: the state is on a device of its own. `streamed`: the weights come into a slot when they are used.
     `aliased`: what the forward reads is the state's own working copy. `gradients`: they stay in autograd's
@@ -87,9 +87,9 @@ class ShardRoute:
             return False
         return self.placement.weights == "disk" or kind != WORKING_KIND[dtype]
 
-    def flow(self) -> ShardFlow:
+    def flow(self) -> UnitFlow:
         """The same in the timeline's words."""
-        return ShardFlow(
+        return UnitFlow(
             state=self.placement.state,
             by_compute=self.by_compute,
             gathers=self.gradients == "gathered",
@@ -100,8 +100,8 @@ class ShardRoute:
         )
 
 
-def route_shard(shard: Shard, placement: Placement, conditions: Conditions) -> ShardRoute:
-    """Decide the way of `shard`.
+def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> UnitRoute:
+    """Decide the way of `unit`.
 
     Raises:
         ValueError: its weights are on disk and the overlap is delayed.
@@ -110,12 +110,12 @@ def route_shard(shard: Shard, placement: Placement, conditions: Conditions) -> S
     delayed = conditions.overlap == "delayed"
     if delayed and placement.weights == "disk":
         raise ValueError("overlap = 'delayed' with weights = 'disk': the disk would have to hold them twice")
-    storage = {region.dtype for region in shard.regions}
-    frozen = {spec.dtype for spec in shard.frozen}
+    storage = {region.dtype for region in unit.regions}
+    frozen = {spec.dtype for spec in unit.frozen}
     converts = any(conditions.compute_dtype(dtype) != dtype for dtype in storage | frozen)
     on_device = placement.state == "device" and not shared
     comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
-    streamed = comes and shard.kind == "block"
+    streamed = comes and unit.kind == "block"
     aliased = not streamed and not converts and not delayed and (on_device or shared)
     several = conditions.gradient_accumulation > 1
     waits_on_disk = placement.state == "disk" and (conditions.must_wait or several)
@@ -136,7 +136,7 @@ def route_shard(shard: Shard, placement: Placement, conditions: Conditions) -> S
         waiting = "disk"
     else:
         waiting = "memory" if several or conditions.must_wait or by_compute else "ring"
-    return ShardRoute(
+    return UnitRoute(
         placement=placement,
         on_device=on_device,
         streamed=streamed,

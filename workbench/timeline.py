@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
-from workbench.layout import Chunk, Layout, Shard
+from workbench.layout import Chunk, Layout, Unit
 from workbench.placement import Tier
 from workbench.state_formats import moment_bytes
 
@@ -38,8 +38,8 @@ class Kind(str, Enum):
     """What a task does.
 
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
-    final, one with a shard alone that its weights are no longer read, one without either that the micro-batch is done.
-    A `NORM` or an `UPDATE` without a shard is that of all collected shards; such an update that waits for no verdict
+    final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
+    A `NORM` or an `UPDATE` without a unit is that of all collected units; such an update that waits for no verdict
     is their `NORM` as well.
     `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
     """
@@ -67,19 +67,19 @@ class Task:
     lane: Lane
     kind: Kind
     micro_batch: int
-    shard: int | None
+    unit: int | None
     chunk: int | None
     bytes: int
     waits: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ShardFlow:
-    """How one shard's gradients, state and weights move in a step.
+class UnitFlow:
+    """How one unit's gradients, state and weights move in a step.
 
     `state`: the tier of what an update reads and writes. `by_compute`: the
     update is done by compute when backward has ended, for lack of anything to overlap it with.
-    `collected`: so are all that its gradients need, in one task for all such shards.
+    `collected`: so are all that its gradients need, in one task for all such units.
     `gathers`: gradients are copied chunk by chunk out of autograd's tensors, down to the host.
     `accumulates`: the engine sums them over micro-batches in fp32.
     `gradients_on_disk`: they wait for the update there.
@@ -104,7 +104,7 @@ class StepShape:
     """
 
     gradient_accumulation: int
-    flows: tuple[ShardFlow, ...]
+    flows: tuple[UnitFlow, ...]
     global_quantity: bool
     overlap: Overlap
     applies_last: bool = True
@@ -114,7 +114,7 @@ class StepShape:
 class Timeline:
     """The tasks of one step.
 
-    `ready`: for each shard the tasks after which its new weights may be read (in a delayed step by its own forward,
+    `ready`: for each unit the tasks after which its new weights may be read (in a delayed step by its own forward,
     else by the next step's). `settled`: all tasks that need nothing from the model in a delayed step, none otherwise.
     """
 
@@ -137,9 +137,9 @@ class Timeline:
         """For each task how many it waits for."""
         return tuple(len(task.waits) for task in self.tasks)
 
-    def find(self, kind: Kind, micro_batch: int, shard: int | None = None, chunk: int | None = None) -> int:
+    def find(self, kind: Kind, micro_batch: int, unit: int | None = None, chunk: int | None = None) -> int:
         """The index of a task; KeyError if the step has no such task."""
-        return self._index[kind, micro_batch, shard, chunk]
+        return self._index[kind, micro_batch, unit, chunk]
 
 
 class _Builder:
@@ -155,38 +155,38 @@ class _Builder:
         lane: Lane,
         kind: Kind,
         micro_batch: int,
-        shard: Shard | None = None,
+        unit: Unit | None = None,
         chunk: Chunk | None = None,
         nbytes: int = 0,
         waits: Sequence[int] = (),
     ) -> int:
         number = len(self.tasks)
-        shard_index = None if shard is None else shard.index
+        unit_index = None if unit is None else unit.index
         chunk_index = None if chunk is None else chunk.index
         unique = tuple(dict.fromkeys(waits))
-        self.tasks.append(Task(number, lane, kind, micro_batch, shard_index, chunk_index, nbytes, unique))
-        self.index[kind, micro_batch, shard_index, chunk_index] = number
+        self.tasks.append(Task(number, lane, kind, micro_batch, unit_index, chunk_index, nbytes, unique))
+        self.index[kind, micro_batch, unit_index, chunk_index] = number
         return number
 
-    def work_lane(self, shard: Shard) -> Lane:
-        return Lane.COMPUTE if self.shape.flows[shard.index].by_compute else Lane.UPDATE
+    def work_lane(self, unit: Unit) -> Lane:
+        return Lane.COMPUTE if self.shape.flows[unit.index].by_compute else Lane.UPDATE
 
     # The model's own part
 
     def add_compute(self, micro_batch: int) -> tuple[dict[tuple[int, int], int], int]:
-        """Forward over the shards, backward in reverse: what makes each chunk's gradients final, and the end."""
+        """Forward over the units, backward in reverse: what makes each chunk's gradients final, and the end."""
         before = [self.index[Kind.BACKWARD, micro_batch - 1, None, None]] if micro_batch else []
-        for shard in self.layout.shards:
-            before = [self.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, shard, waits=before)]
+        for unit in self.layout.units:
+            before = [self.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, unit, waits=before)]
         final: dict[tuple[int, int], int] = {}
         over = []
-        for shard in reversed(self.layout.shards):
+        for unit in reversed(self.layout.units):
             chunks = []
-            for chunk in reversed(() if self.shape.flows[shard.index].collected else shard.chunks):
+            for chunk in reversed(() if self.shape.flows[unit.index].collected else unit.chunks):
                 # In whatever order gradients come: autograd decides it, and tied weights come last.
-                chunks.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, chunk, waits=before))
-                final[shard.index, chunk.index] = chunks[-1]
-            over.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, shard, waits=chunks or before))
+                chunks.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, unit, chunk, waits=before))
+                final[unit.index, chunk.index] = chunks[-1]
+            over.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, unit, waits=chunks or before))
         return final, self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, waits=over or before)
 
     # Gradients
@@ -199,95 +199,95 @@ class _Builder:
         end = 0
         for micro_batch in range(self.shape.gradient_accumulation):
             final, end = self.add_compute(micro_batch)
-            for shard in reversed(self.layout.shards):
-                for chunk in reversed(() if self.shape.flows[shard.index].collected else shard.chunks):
-                    place = (shard.index, chunk.index)
+            for unit in reversed(self.layout.units):
+                for chunk in reversed(() if self.shape.flows[unit.index].collected else unit.chunks):
+                    place = (unit.index, chunk.index)
                     # Serial work starts when the micro-batch's backward has ended, overlapped work with the chunk's.
                     waits = [end if self.shape.overlap == "serial" else final[place]]
                     # A chunk's buffers are its own from one micro-batch to the next.
                     waits += [stored[place]] if place in stored else []
-                    stored[place] = self._add_chunk_gradient(micro_batch, shard, chunk, waits, norms)
+                    stored[place] = self._add_chunk_gradient(micro_batch, unit, chunk, waits, norms)
         return norms, stored, end
 
     @property
-    def collected(self) -> list[Shard]:
-        """The shards whose norm and update are one task."""
-        return [shard for shard in self.layout.shards if self.shape.flows[shard.index].collected]
+    def collected(self) -> list[Unit]:
+        """The units whose norm and update are one task."""
+        return [unit for unit in self.layout.units if self.shape.flows[unit.index].collected]
 
     def add_collected_norm(self, end: int) -> int:
-        """The norm of all collected shards, when the last backward has ended."""
-        nbytes = sum(chunk.weight_bytes for shard in self.collected for chunk in shard.chunks)
+        """The norm of all collected units, when the last backward has ended."""
+        nbytes = sum(chunk.weight_bytes for unit in self.collected for chunk in unit.chunks)
         return self.add(Lane.COMPUTE, Kind.NORM, self.last, nbytes=nbytes, waits=[end])
 
     def add_collected_update(self, before: int) -> int:
-        """The update of all collected shards."""
-        nbytes = sum(_moved_bytes(shard, chunk) for shard in self.collected for chunk in shard.chunks)
+        """The update of all collected units."""
+        nbytes = sum(_moved_bytes(unit, chunk) for unit in self.collected for chunk in unit.chunks)
         return self.add(Lane.COMPUTE, Kind.UPDATE, self.last, nbytes=nbytes, waits=[before])
 
     def _add_chunk_gradient(
         self,
         micro_batch: int,
-        shard: Shard,
+        unit: Unit,
         chunk: Chunk,
         waits: list[int],
         norms: dict[tuple[int, int], int],
     ) -> int:
-        flow, work = self.shape.flows[shard.index], self.work_lane(shard)
-        place = (shard.index, chunk.index)
+        flow, work = self.shape.flows[unit.index], self.work_lane(unit)
+        place = (unit.index, chunk.index)
         done = waits
         if flow.gathers:
             done = [
-                self.add(Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, shard, chunk, chunk.weight_bytes, done)
+                self.add(Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, unit, chunk, chunk.weight_bytes, done)
             ]
         sum_bytes = 4 * chunk.elements
         if flow.accumulates:
             if flow.gradients_on_disk and micro_batch:
                 # Not before the gradient is there: a buffer that waits for the model could keep it from going on.
-                done = [self.add(Lane.READ, Kind.READ_GRADIENT, micro_batch, shard, chunk, sum_bytes, done)]
-            done = [self.add(work, Kind.ACCUMULATE, micro_batch, shard, chunk, sum_bytes, done)]
+                done = [self.add(Lane.READ, Kind.READ_GRADIENT, micro_batch, unit, chunk, sum_bytes, done)]
+            done = [self.add(work, Kind.ACCUMULATE, micro_batch, unit, chunk, sum_bytes, done)]
         if micro_batch == self.last:
-            done = [self.add(work, Kind.NORM, micro_batch, shard, chunk, chunk.weight_bytes, done)]
+            done = [self.add(work, Kind.NORM, micro_batch, unit, chunk, chunk.weight_bytes, done)]
             norms[place] = done[0]
         if flow.gradients_on_disk:
             waiting = sum_bytes if flow.accumulates else chunk.weight_bytes
-            done = [self.add(Lane.WRITE, Kind.WRITE_GRADIENT, micro_batch, shard, chunk, waiting, done)]
+            done = [self.add(Lane.WRITE, Kind.WRITE_GRADIENT, micro_batch, unit, chunk, waiting, done)]
         return done[0] if len(done) == 1 else waits[0]
 
     # The update
 
-    def add_shard_update(self, shard: Shard, waits: dict[int, list[int]]) -> list[int]:
-        """A shard's chunks updated in order, each after `waits[chunk]`; what each ends with."""
-        flow, work = self.shape.flows[shard.index], self.work_lane(shard)
+    def add_unit_update(self, unit: Unit, waits: dict[int, list[int]]) -> list[int]:
+        """A unit's chunks updated in order, each after `waits[chunk]`; what each ends with."""
+        flow, work = self.shape.flows[unit.index], self.work_lane(unit)
         done = []
-        for chunk in shard.chunks:
+        for chunk in unit.chunks:
             before = waits[chunk.index]
-            state_bytes = _state_bytes(shard, chunk)
+            state_bytes = _state_bytes(unit, chunk)
             if flow.state == "disk":
-                before = [self.add(Lane.READ, Kind.READ_STATE, self.last, shard, chunk, state_bytes, before)]
-            moved = _moved_bytes(shard, chunk)
-            updated = self.add(work, Kind.UPDATE, self.last, shard, chunk, moved, before)
+                before = [self.add(Lane.READ, Kind.READ_STATE, self.last, unit, chunk, state_bytes, before)]
+            moved = _moved_bytes(unit, chunk)
+            updated = self.add(work, Kind.UPDATE, self.last, unit, chunk, moved, before)
             if flow.state == "disk":
                 updated = self.add(
-                    Lane.WRITE, Kind.WRITE_STATE, self.last, shard, chunk, state_bytes, [updated]
+                    Lane.WRITE, Kind.WRITE_STATE, self.last, unit, chunk, state_bytes, [updated]
                 )
             done.append(updated)
         return done
 
-    def add_shard_upload(self, shard: Shard, waits: Sequence[Sequence[int]]) -> list[int]:
-        """A shard's new weights copied to where the forward reads them, chunk by chunk."""
-        lane = Lane.COMPUTE if self.shape.flows[shard.index].by_compute else Lane.UPLOAD
+    def add_unit_upload(self, unit: Unit, waits: Sequence[Sequence[int]]) -> list[int]:
+        """A unit's new weights copied to where the forward reads them, chunk by chunk."""
+        lane = Lane.COMPUTE if self.shape.flows[unit.index].by_compute else Lane.UPLOAD
         return [
-            self.add(lane, Kind.UPLOAD, self.last, shard, chunk, chunk.weight_bytes, before)
-            for chunk, before in zip(shard.chunks, waits, strict=True)
+            self.add(lane, Kind.UPLOAD, self.last, unit, chunk, chunk.weight_bytes, before)
+            for chunk, before in zip(unit.chunks, waits, strict=True)
         ]
 
 
 def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     """The tasks of one step of `layout` under `shape`.
 
-    Each micro-batch runs forward over the shards and backward over them in reverse; every chunk's gradients go down
+    Each micro-batch runs forward over the units and backward over them in reverse; every chunk's gradients go down
     (where they are gathered), are summed (where the engine does it) and measured once the last micro-batch's are in.
-    Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the shard's own
+    Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the unit's own
     backward is over; and the new weights go up. `serial` holds all host work of a micro-batch back until its backward
     has ended. A `delayed` step begins with the update by the last step's gradients and ends with its own verdict.
     """
@@ -307,25 +307,25 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     if shape.global_quantity or any(flow.by_compute for flow in shape.flows):
         verdict = builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=measured)
     ready: list[tuple[int, ...]] = []
-    for shard in layout.shards:
-        flow = shape.flows[shard.index]
+    for unit in layout.units:
+        flow = shape.flows[unit.index]
         if flow.collected:
             assert verdict is not None
             if collected is None:
                 collected = builder.add_collected_update(verdict)
             ready.append((collected,))
             continue
-        over = builder.index[Kind.BACKWARD, last, shard.index, None]
+        over = builder.index[Kind.BACKWARD, last, unit.index, None]
         held = shape.global_quantity or flow.by_compute
         waits = {}
-        for chunk in shard.chunks:
-            place = (shard.index, chunk.index)
+        for chunk in unit.chunks:
+            place = (unit.index, chunk.index)
             first = [verdict] if held and verdict is not None else [norms[place], over]
             waits[chunk.index] = [*first, stored[place]]
-        done = builder.add_shard_update(shard, waits)
+        done = builder.add_unit_update(unit, waits)
         if flow.uploads:
-            updates = [builder.index[Kind.UPDATE, last, shard.index, c.index] for c in shard.chunks]
-            ready.append(tuple(builder.add_shard_upload(shard, [[u] for u in updates])))
+            updates = [builder.index[Kind.UPDATE, last, unit.index, c.index] for c in unit.chunks]
+            ready.append(tuple(builder.add_unit_upload(unit, [[u] for u in updates])))
         else:
             ready.append(tuple(done))
     if verdict is None:
@@ -337,14 +337,14 @@ def _delayed(builder: _Builder) -> Timeline:
     """What the last update left goes up; then comes the update by the last step's gradients, beside this step's
     forward and backward (Ren et al., ZeRO-Offload, 2021, §5.2)."""
     layout, shape = builder.layout, builder.shape
-    ready: list[tuple[int, ...]] = [() for _ in layout.shards]
+    ready: list[tuple[int, ...]] = [() for _ in layout.units]
     if shape.applies_last:
-        for shard in layout.shards:
-            uploads = builder.add_shard_upload(shard, [()] * len(shard.chunks))
-            ready[shard.index] = tuple(uploads)
-        for shard in layout.shards:
-            builder.add_shard_update(
-                shard, {c.index: [up] for c, up in zip(shard.chunks, ready[shard.index], strict=True)}
+        for unit in layout.units:
+            uploads = builder.add_unit_upload(unit, [()] * len(unit.chunks))
+            ready[unit.index] = tuple(uploads)
+        for unit in layout.units:
+            builder.add_unit_update(
+                unit, {c.index: [up] for c, up in zip(unit.chunks, ready[unit.index], strict=True)}
             )
     settled = tuple(range(len(builder.tasks)))
     norms, _, end = builder.add_gradients()
@@ -352,13 +352,13 @@ def _delayed(builder: _Builder) -> Timeline:
     return Timeline(tuple(builder.tasks), tuple(ready), settled, builder.index)
 
 
-def _state_bytes(shard: Shard, chunk: Chunk) -> int:
-    return chunk.elements * 4 + moment_bytes(shard.regions[chunk.region].state_format, chunk.elements)
+def _state_bytes(unit: Unit, chunk: Chunk) -> int:
+    return chunk.elements * 4 + moment_bytes(unit.regions[chunk.region].state_format, chunk.elements)
 
 
-def _moved_bytes(shard: Shard, chunk: Chunk) -> int:
+def _moved_bytes(unit: Unit, chunk: Chunk) -> int:
     """By an update: the state is read and written, the gradient read."""
-    return 2 * _state_bytes(shard, chunk) + chunk.weight_bytes
+    return 2 * _state_bytes(unit, chunk) + chunk.weight_bytes
 
 
 def _verdict_lane(shape: StepShape) -> Lane:

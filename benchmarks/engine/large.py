@@ -90,7 +90,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"({found['peak_bytes'] / found['parameters']:.2f} bytes a parameter)",
         *(
             f"{tier}: " + ", ".join(f"{name} {held / GIB:.2f} GiB" for name, held in entries.items())
-            for tier, entries in found["ledger"].items()
+            for tier, entries in found["memory_breakdown"].items()
             if entries
         ),
     ]

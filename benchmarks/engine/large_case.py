@@ -44,11 +44,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     model, initialize = meta_model(shape)
     built = 0
 
-    def materialize(shard: Any) -> None:
+    def materialize(unit: Any) -> None:
         nonlocal built
-        initialize(shard)
+        initialize(unit)
         built += 1
-        tell(f"  shard {built}: {shard.name}; peak resident size {peak_host_bytes() / 2**30:.2f} GiB")
+        tell(f"  unit {built}: {unit.name}; peak resident size {peak_host_bytes() / 2**30:.2f} GiB")
 
     with parts.part("building"):
         engine = OffloadEngine(
@@ -70,7 +70,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             engine.backward(loss)
         with parts.part("step"):
             result = engine.step().result()
-        ledger = engine.memory()
+        memory_breakdown = engine.memory()
     return {
         "parameters": shape.parameters,
         "parts": parts.found,
@@ -79,5 +79,5 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "loss": loss.item(),
         "grad_norm": result.grad_norm,
         "peak_bytes": peak_host_bytes(),
-        "ledger": ledger,
+        "memory_breakdown": memory_breakdown,
     }

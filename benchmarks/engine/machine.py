@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import psutil
 
 from benchmarks.host_optimizer.machine import cpu_model
-from workbench.optimizer.cpu_count import usable_cpus
+from workbench.system.processor import usable_cpus
 
 GIB = 1 << 30
 

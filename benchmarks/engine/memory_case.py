@@ -76,4 +76,4 @@ def _engine(shape: Shape, ids: Tensor, case: dict[str, Any]) -> dict[str, Any]:
             engine.step().result()
             losses.append(loss.item())
             step_s.append(time.perf_counter() - begin)
-        return {"step_s": step_s, "losses": losses, "ledger": engine.memory()}
+        return {"step_s": step_s, "losses": losses, "memory_breakdown": engine.memory()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from workbench.model.build import ShardInitializer
+    from workbench.model.build import UnitInitializer
 
 POSITIONS = 1024
 LARGE_VOCABULARY = 50_304
@@ -79,20 +79,20 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def meta_model(shape: Shape, seed: int = SEED) -> tuple[nn.Module, ShardInitializer]:
-    """The model on the meta device, and what gives a shard of it real fp32 parameters (the engine's `materialize`)."""
-    from workbench.model.build import ShardInitializer, build_on_meta, model_config
+def meta_model(shape: Shape, seed: int = SEED) -> tuple[nn.Module, UnitInitializer]:
+    """The model on the meta device, and what gives a unit of it real fp32 parameters (the engine's `materialize`)."""
+    from workbench.model.build import UnitInitializer, build_on_meta, model_config
 
     quiet_transformers()
     model = build_on_meta(model_config("gpt2", shape.settings()))
-    return model, ShardInitializer(model, seed)
+    return model, UnitInitializer(model, seed)
 
 
 def whole_model(shape: Shape, seed: int = SEED) -> nn.Module:
     """The same model with all its parameters in fp32, the same values as the engine's."""
-    from workbench.engine.blocks.discovery import find_shards
+    from workbench.engine.blocks.discovery import find_units
 
     model, initializer = meta_model(shape, seed)
-    for shard in find_shards(model):
-        initializer(shard)
+    for unit in find_units(model):
+        initializer(unit)
     return model

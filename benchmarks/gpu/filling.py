@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workbench.engine.blocks.discovery import FoundShard
+from workbench.engine.blocks.discovery import FoundUnit
 
 DEVIATION = 0.02
 WORDS = "weights: normal(0, 0.02) drawn on the device, not the architecture's own initialisation"
 
 
 class DeviceFilling:
-    """Replaces a shard's meta parameters by real ones on `target`: the engine's `materialize`."""
+    """Replaces a unit's meta parameters by real ones on `target`: the engine's `materialize`."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class DeviceFilling:
         self._generator = torch.Generator(drawn_on).manual_seed(seed)
 
     @torch.no_grad()
-    def __call__(self, shard: FoundShard) -> None:
-        for name, parameter in list(shard.parameters.items()):
+    def __call__(self, unit: FoundUnit) -> None:
+        for name, parameter in list(unit.parameters.items()):
             values = torch.empty(parameter.shape, dtype=torch.float32, device=self._drawn_on)
             if values.dim() >= 2:
                 values.normal_(0, DEVIATION, generator=self._generator)
             else:
                 values.fill_(1.0 if name.endswith("weight") else 0.0)
             real = values.to(device=self._target, dtype=self._dtype)
-            shard.replace(name, nn.Parameter(real, requires_grad=parameter.requires_grad))
+            unit.replace(name, nn.Parameter(real, requires_grad=parameter.requires_grad))

@@ -17,7 +17,7 @@ CHUNKED_LOGIT_BYTES = 3 * (64 << 20)
 SLACK_BYTES = GIB // 2
 """What the caching allocator holds beside what is asked of it."""
 HOST_BASE_BYTES = 5 * GIB
-"""Python, torch and its CUDA libraries, and one shard in fp32 while the model is built."""
+"""Python, torch and its CUDA libraries, and one unit in fp32 while the model is built."""
 BLOCK_ACTIVATIONS = 34
 """Bytes for each token and unit of width that a block keeps in 16 bits (Korthikanti et al., 2022, §4.1)."""
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.engine.machine import GIB
 from benchmarks.host_optimizer.machine import cpu_model
-from workbench.optimizer.cpu_count import usable_cpus
+from workbench.system.processor import usable_cpus
 
 
 def probe(given: dict[str, Any]) -> dict[str, Any]:

@@ -173,12 +173,12 @@ def _meta_model(shape: Shape) -> nn.Module:
 
 def _whole_model(shape: Shape, device: torch.device) -> Any:
     """The model on `device`, in bf16 on a GPU and fp32 on a CPU, with non-reentrant activation checkpointing."""
-    from workbench.engine.blocks.discovery import find_shards
+    from workbench.engine.blocks.discovery import find_units
 
     model: Any = _meta_model(shape)
     fill = DeviceFilling(device, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    for shard in find_shards(model):
-        fill(shard)
+    for unit in find_units(model):
+        fill(unit)
     # transformers has renamed it; older ones know the second name only.
     names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     enable = next(getattr(model, name) for name in names if hasattr(model, name))

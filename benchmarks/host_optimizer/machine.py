@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from workbench.optimizer.cpu_count import usable_cpus
 from workbench.optimizer.host import choose_instruction_set
+from workbench.system.processor import usable_cpus
 
 
 def describe(arguments: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.host_optimizer.variants import NAMES, PACKAGES, VARIANTS
-from workbench.optimizer.cpu_count import usable_cpus
+from workbench.system.processor import usable_cpus
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 REPETITIONS = 11

@@ -115,22 +115,22 @@ def measure(case: Case, folder: Path) -> Row | str:
 
 def predict(config: RunConfig) -> tuple[int, float]:
     """Bytes of the host beside the runtime, and seconds of a step, by the machine as it is now."""
-    from workbench.census.helper_process import ask_helper
-    from workbench.census.obtain import essential, obtain_census
     from workbench.plan.ground import ground_of
     from workbench.plan.planner import Planner
     from workbench.plan.time.times import ModelTimes
+    from workbench.profiles.model.helper_process import ask_helper
+    from workbench.profiles.model.obtain import essential, obtain_model_profile
 
     machine = probed(config.offload.disk_path)
     table = config.model.model_dump()
-    census = obtain_census(table, tell)
-    assert census is not None
+    model_profile = obtain_model_profile(table, tell)
+    assert model_profile is not None
 
     def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes:
         question = {
             "ask": "times",
             "model": essential(table),
-            "census": census.model_dump(mode="json"),
+            "model_profile": model_profile.model_dump(mode="json"),
             "sequences": sequences,
             "tokens": tokens,
             "dtype": dtype,
@@ -140,7 +140,7 @@ def predict(config: RunConfig) -> tuple[int, float]:
         }
         return ModelTimes.model_validate(ask_helper(question, tell))
 
-    plan = Planner(census, ground_of(machine), times_of).plan(config)
+    plan = Planner(model_profile, ground_of(machine), times_of).plan(config)
     host = next(tier for tier in plan.memory.tiers if tier.tier == "host")
     assert plan.time is not None
     if not plan.time.measured:

@@ -1,6 +1,6 @@
 """One configuration trained in a process of its own: the growth of its resident memory, and the seconds of its steps.
 
-As a run trains: the model from its architecture, shards built one by one, the loss in chunks, the same engine options.
+As a run trains: the model from its architecture, units built one by one, the loss in chunks, the same engine options.
 Only what surrounds a run is left out: data, checkpoints, evaluation.
 """
 
@@ -15,7 +15,7 @@ import torch
 from workbench.config import parse_config
 from workbench.engine import OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.plan.memory.free import free_host_bytes
 from workbench.training.checkpoints.random_state import seed_everything
 from workbench.training.records.peak_memory import peak_host_bytes
@@ -38,7 +38,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     before = _resident_bytes()
     seed_everything(config.train.seed)
     model: Any = build_on_meta(model_config(config.model.architecture, dict(config.model.config)))
-    initializer = ShardInitializer(model, config.train.seed)
+    initializer = UnitInitializer(model, config.train.seed)
     train = config.train
     generator = torch.Generator().manual_seed(1)
     vocabulary = model.config.get_text_config().vocab_size
@@ -62,12 +62,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             seconds.append(time.perf_counter() - start)
         engine.wait()
         peak = peak_host_bytes()
-        ledger = engine.memory()
+        memory_breakdown = engine.memory()
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "grown_bytes": peak - before,
         "seconds": seconds,
-        "ledger": ledger,
+        "memory_breakdown": memory_breakdown,
         "free_bytes": free_host_bytes(),
     }
 
@@ -81,7 +81,7 @@ def _touch_libraries() -> None:
     sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 512}
     model: Any = build_on_meta(model_config("gpt2", sizes))
     ids = torch.arange(16).reshape(1, 16)
-    with OffloadEngine(model, device="cpu", materialize=ShardInitializer(model, 1)) as engine:
+    with OffloadEngine(model, device="cpu", materialize=UnitInitializer(model, 1)) as engine:
         loss_of = ChunkedLoss(model)
         loss_of.check(ids, use_cache=False)
         engine.backward(loss_of(ids, ids, use_cache=False), tokens=15)

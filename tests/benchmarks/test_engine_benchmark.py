@@ -65,11 +65,11 @@ def test_memory_measures_each_case_in_a_process_of_its_own_and_empties_the_disk(
         assert "failure" not in row, row
         assert row["peak_bytes"] > row["start_bytes"] > 2**20
         if name != "disk-exact-2x":
-            # bf16 storage of the same values, drawn shard by shard from the same seed.
+            # bf16 storage of the same values, drawn unit by unit from the same seed.
             assert row["parameters"] == plain["parameters"]
             assert row["losses"][0] == pytest.approx(plain["losses"][0], rel=1e-2)
     assert rows["disk-exact-2x"]["parameters"] > 1.5 * plain["parameters"]
-    assert rows["disk-exact"]["ledger"]["disk"]
+    assert rows["disk-exact"]["memory_breakdown"]["disk"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,9 +11,8 @@ from workbench.cli import main
 from workbench.config import parse_config
 from workbench.data.sources import find_documents
 from workbench.errors import ConfigurationError
-from workbench.home_folders import expanded
 from workbench.runs import RunDirectory
-from workbench.runs_root import runs_root
+from workbench.system.folders import expanded, runs_root
 from workbench.training.start.disk_folder import disk_folder
 from workbench.tui.form.sources import Here
 from workbench.tui.run.optimizer_speed import disk_folder as recorded_disk_folder

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.cache import cache_folder
 from workbench.config import DataConfig
 from workbench.data import assembly, parts
 from workbench.data import prepare as module
@@ -22,6 +21,7 @@ from workbench.data.parts import Part, TextPart
 from workbench.data.prepare import Progress, TokenData, prepare
 from workbench.data.tokenizers import load_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.system.folders import cache_folder
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from chat_tokenizers import chat_tokenizer
 from huggingface_hub import errors
 from transformers import AutoTokenizer
 
-from workbench import hub_reach
 from workbench.data.tokenizers import load_tokenizer
 from workbench.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.model import hub_reach
 
 TEXTS = ["", "hello world", "  two  spaces\n\n\tand a tab ", "naïve 日本語 🎉", "a</s>b<|im_end|>", "x" * 500]
 

@@ -17,7 +17,6 @@ from chat_tokenizers import chat_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from workbench import hub_reach
 from workbench.config import DataConfig
 from workbench.data import encoding, parts
 from workbench.data import prepare as module
@@ -26,6 +25,7 @@ from workbench.data.records import RecordEncoder
 from workbench.data.sources import json_files, ready_tokens, tables
 from workbench.data.tokenizers import bpe_training, load_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.model import hub_reach
 
 
 @pytest.fixture(autouse=True)

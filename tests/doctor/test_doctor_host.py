@@ -18,8 +18,8 @@ from workbench.doctor.extension_check import check_extension
 from workbench.doctor.measured_profile import check_profile
 from workbench.doctor.surroundings import Outcome
 from workbench.plan.profile import load_profile
-from workbench.probe.fingerprint import machine_fingerprint
-from workbench.probe.measured import keep_profile
+from workbench.profiles.machine.fingerprint import machine_fingerprint
+from workbench.profiles.machine.measured import keep_profile
 
 MISSING = {
     "extension": {
@@ -119,7 +119,7 @@ def test_threads_are_held_to_the_cores_that_may_be_used(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(threads, "affinity", lambda: allowed)
-    monkeypatch.setattr("workbench.optimizer.cpu_count.affinity", lambda: allowed)
+    monkeypatch.setattr("workbench.system.processor.affinity", lambda: allowed)
     files = {"proc/self/cgroup": "0::/\n"}
     if quota is not None:
         files["sys/fs/cgroup/cpu.max"] = f"{quota} 100000\n"

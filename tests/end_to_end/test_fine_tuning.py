@@ -18,13 +18,13 @@ from pretrained_folders import FAMILIES, SPECIAL, save_pretrained, write_chats
 from torch import Tensor
 from trainers import Trainers, at_step, events, exit_code, losses, wait_for
 
-from workbench.census.__main__ import answer
-from workbench.census.obtain import obtain_census
 from workbench.cli import main
 from workbench.config import load_config
 from workbench.data.prepare import prepare
 from workbench.engine import OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
+from workbench.profiles.model.__main__ import answer
+from workbench.profiles.model.obtain import obtain_model_profile
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.batches.rows import training_sampler
@@ -103,7 +103,7 @@ def fine_tune(trainers: Trainers, family: str, precision: str) -> Tuned:
     model = save_pretrained(trainers.folder / "models" / name, family, dtype)
     chats = write_chats(trainers.folder / "chats.jsonl")
     # The trainers find it in the cache: a process that imports all of torch is spared.
-    obtain_census({"pretrained": str(model)}, str, ask=answer)
+    obtain_model_profile({"pretrained": str(model)}, str, ask=answer)
     text = PRESET.format(model=model, chats=chats, precision=precision)
     process, run = trainers.train(name, text=text)
     wait_for(lambda: at_step(run, 3)() or process.poll() is not None, "a few steps")
@@ -178,7 +178,7 @@ def check_weights_and_logits(engine: OffloadEngine, tuned: Tuned) -> None:
         == f"{SPECIAL[1]}\nWhat comes after seven?{SPECIAL[3]}\n{SPECIAL[2]}\n"
     )
     with engine:
-        weights: dict[str, Tensor] = {name: w for shard in engine.weights() for name, w in shard.items()}
+        weights: dict[str, Tensor] = {name: w for unit in engine.weights() for name, w in unit.items()}
         found = dict(loaded.named_parameters())
         assert found.keys() == weights.keys()
         for name, parameter in found.items():

@@ -114,13 +114,13 @@ def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
     from workbench.config import load_config
     from workbench.data.tokenizers import ByteTokenizer
     from workbench.engine import OffloadEngine
-    from workbench.model.build import ShardInitializer, build_on_meta, model_config
+    from workbench.model.build import UnitInitializer, build_on_meta, model_config
     from workbench.training.checkpoints import checkpoint
 
     config = load_config(uninterrupted.config)
     model = build_on_meta(model_config("gpt2", dict(config.model.config)))
     monkeypatch.setattr(checkpoint, "_check_room", lambda *_: None)
-    engine = OffloadEngine(model, device="cpu", threads=1, materialize=ShardInitializer(model, 1))
+    engine = OffloadEngine(model, device="cpu", threads=1, materialize=UnitInitializer(model, 1))
     with engine:
         root = small_disk / "checkpoints"
         save: Callable[[int], Path] = lambda step: checkpoint.save_checkpoint(  # noqa: E731

@@ -41,7 +41,7 @@ def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engin
 
     from workbench.config import load_config
     from workbench.engine import OffloadEngine
-    from workbench.model.build import ShardInitializer, build_on_meta, model_config
+    from workbench.model.build import UnitInitializer, build_on_meta, model_config
     from workbench.runs.checkpoints import find_checkpoints
     from workbench.training.checkpoints.checkpoint import load_state
 
@@ -54,7 +54,7 @@ def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engin
     model: Any = build_on_meta(model_config("gpt2", dict(config.model.config)))
     precision: Any = config.train.precision
     with OffloadEngine(
-        model, device="cpu", threads=1, precision=precision, materialize=ShardInitializer(model, 99)
+        model, device="cpu", threads=1, precision=precision, materialize=UnitInitializer(model, 99)
     ) as engine:
         load_state(next(find_checkpoints(finished.checkpoints, pytest.fail)), engine)
         model.eval()

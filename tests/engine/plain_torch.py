@@ -1,6 +1,6 @@
 """Plain torch training beside the engine's, step by step: what every placement and overlap has to come to.
 
-The reference keeps fp32 weights, takes torch's AdamW one tensor at a time, and knows nothing of shards. With
+The reference keeps fp32 weights, takes torch's AdamW one tensor at a time, and knows nothing of units. With
 `delay_warmup` it is the delayed AdamW of the one-step delayed parameter update: after so many steps, gradient t is
 applied only when backward t+1, on the weights from before it, is over.
 """
@@ -155,7 +155,7 @@ def engine_weights(engine: OffloadEngine, model: nn.Module) -> dict[str, Tensor]
     if not hasattr(engine, "weights"):
         engine.wait()
         return {n: p.detach().clone() for n, p in model.named_parameters()}
-    return {name: weight.clone() for shard in engine.weights() for name, weight in shard.items()}
+    return {name: weight.clone() for unit in engine.weights() for name, weight in unit.items()}
 
 
 def assert_same_bits(one: Outcome, other: Outcome) -> None:

@@ -413,8 +413,8 @@ def test_an_engine_trains_the_same_bits_with_activations_on_the_host(name: str, 
                     outcome.append(loss.detach())
                     engine.backward(loss)
                 engine.step()
-            for shard in engine.weights():
-                outcome += [weight.clone() for weight in shard.values()]
+            for unit in engine.weights():
+                outcome += [weight.clone() for weight in unit.values()]
         assert (device.copied[Lane.UPLOAD] > 0) == (activations == "host")
         return outcome
 

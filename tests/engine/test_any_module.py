@@ -11,7 +11,7 @@ from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, lo
 from torch import Tensor, nn
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.blocks.discovery import find_blocks, find_shards
+from workbench.engine.blocks.discovery import find_blocks, find_units
 from workbench.engine.devices.device import CpuDevice, Device
 from workbench.timeline import Lane
 
@@ -119,7 +119,7 @@ def test_a_parameter_that_is_read_without_its_modules_call_is_waited_for_as_well
             gradient_clipping=1.0,
             chunk_bytes=CHUNK_BYTES,
         ) as engine:
-            assert [s.kind for s in engine.layout.shards] == ["outer", "block", "block", "block", "outer"]
+            assert [s.kind for s in engine.layout.units] == ["outer", "block", "block", "block", "outer"]
             losses = []
             for step in range(4):
                 loss = model(torch.randn(5, 8, generator=torch.Generator().manual_seed(step)))
@@ -223,14 +223,14 @@ def test_the_blocks_are_found_from_the_tree() -> None:
     assert list(find_blocks(experts)) == ["layers.0", "layers.1"]
 
 
-def test_every_parameter_is_in_one_shard_and_tied_ones_appear_once() -> None:
+def test_every_parameter_is_in_one_unit_and_tied_ones_appear_once() -> None:
     for make in MODELS.values():
         model = make()
-        found = find_shards(model)
-        listed = [id(p) for shard in found for p in shard.parameters.values()]
+        found = find_units(model)
+        listed = [id(p) for unit in found for p in unit.parameters.values()]
         assert sorted(listed) == sorted(id(p) for p in model.parameters())
         assert [s.kind for s in found] == ["outer", "block", "block", "outer"]
-    assert "lm_head.weight" not in [n for s in find_shards(MODELS["gpt2"]()) for n in s.parameters]
+    assert "lm_head.weight" not in [n for s in find_units(MODELS["gpt2"]()) for n in s.parameters]
 
 
 def test_a_module_without_trainable_parameters_is_refused() -> None:

@@ -417,7 +417,7 @@ def test_the_check_leaves_no_trace_in_training(weights: Any, precision: Any) -> 
             for ids in batches(3):
                 engine.backward(chunked(ids, ids, use_cache=False))
                 engine.step()
-            return [tensor.clone() for shard in engine.weights() for tensor in shard.values()]
+            return [tensor.clone() for unit in engine.weights() for tensor in unit.values()]
 
     checked, unchecked = train(True), train(False)
     assert all(torch.equal(a, b) for a, b in zip(checked, unchecked, strict=True))

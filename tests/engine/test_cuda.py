@@ -193,12 +193,12 @@ def test_an_overflow_in_fp16_writes_nothing_and_lowers_the_scale(place: str, sta
     compute_loss = loss_at(place)
     options: dict[str, Any] = {"precision": "fp16", "state": state, "chunk_bytes": CHUNK_BYTES}
     with OffloadEngine(model, device=open_place(place, seed=3), **options) as engine:
-        before = {n: w.clone() for shard in engine.weights() for n, w in shard.items()}
+        before = {n: w.clone() for unit in engine.weights() for n, w in unit.items()}
         for number in range(HYSTERESIS):
             engine.backward(compute_loss(model, ids).float() * 1e6)
             result = engine.step().result()
             assert result.skipped and result.loss_scale == INITIAL_SCALE, number
-        after = {n: w.clone() for shard in engine.weights() for n, w in shard.items()}
+        after = {n: w.clone() for unit in engine.weights() for n, w in unit.items()}
         assert all(torch.equal(before[name], after[name]) for name in before)
         engine.backward(compute_loss(model, ids))
         result = engine.step().result()

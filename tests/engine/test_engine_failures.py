@@ -56,7 +56,7 @@ def test_a_lanes_failure_names_the_lane_and_carries_its_cause(
     while error is not None:
         messages.append(str(error))
         error = error.__cause__
-    assert any(f"lane {lane.value}: " in m and "of shard" in m for m in messages)
+    assert any(f"lane {lane.value}: " in m and "of unit" in m for m in messages)
     assert "the link is down" in messages[-1]
     with pytest.raises(RuntimeError, match=r"stopped after an error|the link is down"):
         engine.backward(torch.zeros((), requires_grad=True))
@@ -147,7 +147,7 @@ def test_an_update_that_measures_on_its_way_stops_the_engine_at_once(value: floa
             report.result()
 
 
-def test_what_another_shard_has_shown_not_to_be_finite_is_not_applied_by_compute_either() -> None:
+def test_what_another_unit_has_shown_not_to_be_finite_is_not_applied_by_compute_either() -> None:
     model, ids = MODELS["llama"](), batches(1)
     with OffloadEngine(model, device="cpu", state="device") as engine:
         before = [p.detach().clone() for p in model.parameters()]

@@ -23,12 +23,12 @@ def _copy_reference_into(engine: OffloadEngine, model: torch.nn.Module, optimize
     state = dict(engine.state())
     named = dict(model.named_parameters())
     counters = engine.counters()
-    for shard in engine.layout.shards:
-        for segment in shard.segments:
+    for unit in engine.layout.units:
+        for segment in unit.segments:
             parameter = named[segment.name]
             kept = optimizer.state.get(parameter, {})
             place = slice(segment.offset, segment.offset + segment.numel)
-            prefix = f"{shard.index:04d}-{shard.name}"
+            prefix = f"{unit.index:04d}-{unit.name}"
             state[f"{prefix}/master"][place].copy_(parameter.data.view(-1))
             for kind in ("exp_avg", "exp_avg_sq"):
                 values = kept[kind].view(-1) if kept else torch.zeros(segment.numel)
@@ -71,11 +71,11 @@ def _assert_step_is_the_references(
 ) -> None:
     state = dict(engine.state())
     named, ours = dict(reference.named_parameters()), dict(model.named_parameters())
-    for shard in engine.layout.shards:
-        for segment in shard.segments:
+    for unit in engine.layout.units:
+        for segment in unit.segments:
             parameter = named[segment.name]
             for kind in ("exp_avg", "exp_avg_sq"):
-                kept = state[f"{shard.index:04d}-{shard.name}/{kind}"]
+                kept = state[f"{unit.index:04d}-{unit.name}/{kind}"]
                 mine = kept[segment.offset : segment.offset + segment.numel]
                 assert torch.equal(mine, optimizer.state[parameter][kind].view(-1)), (segment.name, kind)
             moved = (parameter.data - before[segment.name]).abs()
@@ -165,10 +165,10 @@ def test_bf16_weights_follow_a_reference_with_the_split_master() -> None:
         engine.backward(loss_of(model, ids))
         engine.step().result()
         state = dict(engine.state())
-        for shard in engine.layout.shards:
-            for segment in shard.segments:
+        for unit in engine.layout.units:
+            for segment in unit.segments:
                 place = slice(segment.offset, segment.offset + segment.numel)
-                prefix = f"{shard.index:04d}-{shard.name}"
+                prefix = f"{unit.index:04d}-{unit.name}"
                 master = join_float32(state[f"{prefix}/high"][place], state[f"{prefix}/low"][place])
                 before = masters[segment.name].view(-1)
                 kept = ReferenceParameter.fresh(before, decay=segment.decay)

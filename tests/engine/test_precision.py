@@ -41,9 +41,9 @@ def masters(engine: OffloadEngine) -> dict[str, torch.Tensor]:
     """The fp32 master of every parameter, from wherever it is kept."""
     kept = {name: t if isinstance(t, torch.Tensor) else t.read(0, t.numel()) for name, t in engine.state()}
     found = {}
-    for shard in engine.layout.shards:
-        prefix = f"{shard.index:04d}-{shard.name}"
-        for s in shard.segments:
+    for unit in engine.layout.units:
+        prefix = f"{unit.index:04d}-{unit.name}"
+        for s in unit.segments:
             place = slice(s.offset, s.offset + s.numel)
             if f"{prefix}/master" in kept:
                 value = kept[f"{prefix}/master"][place]
@@ -101,7 +101,7 @@ def test_bf16_weights_computed_in_fp32_train_as_rounded_weights_do(
         for name, master in masters(engine).items():
             moved = float((wanted[name] - dict(start.named_parameters())[name]).norm())
             assert float((master - wanted[name]).norm()) <= 1e-3 * moved + 1e-6, name
-        stored = {n: w for shard in engine.weights() for n, w in shard.items()}
+        stored = {n: w for unit in engine.weights() for n, w in unit.items()}
         assert {w.dtype for w in stored.values()} == {torch.bfloat16}
     assert not list(tmp_path.iterdir())
 

@@ -51,9 +51,9 @@ def test_exact_overlap_has_the_bits_of_serial(state_format: str, precision: str)
 def test_matrices_are_kept_short_and_embeddings_gains_and_biases_exact(state_format: str) -> None:
     with OffloadEngine(gpt2(), device="cpu", state_format=state_format) as engine:  # type: ignore[arg-type]
         exact, short = set(), set()
-        for shard in engine.layout.shards:
-            for segment in shard.segments:
-                region = shard.regions[segment.region]
+        for unit in engine.layout.units:
+            for segment in unit.segments:
+                region = unit.regions[segment.region]
                 (exact if region.state_format == "exact" else short).add(segment.name)
                 assert region.state_format in ("exact", state_format)
         names = {name for name, _ in engine.state()}

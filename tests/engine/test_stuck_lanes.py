@@ -43,9 +43,9 @@ def train(engine: OffloadEngine, model: Any, steps: int = 3) -> None:
 @pytest.mark.parametrize(
     ("lane", "options", "words"),
     [
-        (Lane.DOWNLOAD, {}, "lane download: download of shard 3, chunk 0 has been stuck"),
-        (Lane.UPLOAD, {"gradient_clipping": 1.0}, "lane upload: upload of shard 0, chunk 0 has been stuck"),
-        (Lane.UPLOAD, {"weights": "host"}, "lane upload: fetch of shard 1 has been stuck"),
+        (Lane.DOWNLOAD, {}, "lane download: download of unit 3, chunk 0 has been stuck"),
+        (Lane.UPLOAD, {"gradient_clipping": 1.0}, "lane upload: upload of unit 0, chunk 0 has been stuck"),
+        (Lane.UPLOAD, {"weights": "host"}, "lane upload: fetch of unit 1 has been stuck"),
     ],
 )
 def test_a_stuck_lane_is_named_with_its_task_and_the_caller_goes_on(

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from workbench.engine.blocks.discovery import find_shards
+from workbench.engine.blocks.discovery import find_units
 
 COMMON = {"vocab_size": 67, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 MODERN = {
@@ -52,10 +52,10 @@ def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any
     return model.to(dtype).eval()
 
 
-def shards_of(model: Any) -> Iterator[dict[str, Tensor]]:
-    """What an engine gives: a dictionary a shard, each parameter once."""
-    for shard in find_shards(model):
-        yield {name: parameter.detach().clone() for name, parameter in shard.parameters.items()}
+def units_of(model: Any) -> Iterator[dict[str, Tensor]]:
+    """What an engine gives: a dictionary a unit, each parameter once."""
+    for unit in find_units(model):
+        yield {name: parameter.detach().clone() for name, parameter in unit.parameters.items()}
 
 
 def blank(model: Any) -> None:

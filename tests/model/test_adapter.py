@@ -12,15 +12,15 @@ from saved_families import SETTINGS, build
 from torch import nn
 
 from workbench.config.schema import AdapterConfig
-from workbench.engine.blocks.discovery import find_shards
+from workbench.engine.blocks.discovery import find_units
 from workbench.errors import ConfigurationError
 from workbench.model.adapter import (
-    AdapterShards,
+    AdapterUnits,
     add_adapter,
     store_base_as,
 )
 from workbench.model.adapter_targets import find_targets, remarks
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.model.folder import save_model
 
 FAMILIES = ("gpt2", "llama", "mixtral", "opt")
@@ -32,21 +32,21 @@ def meta(family: str) -> Any:
 
 
 def adapted(family: str, seed: int = 1, backwards: bool = False, **fields: Any) -> Any:
-    """A model of `family` with an adapter, every shard real."""
+    """A model of `family` with an adapter, every unit real."""
     model = meta(family)
     plain = add_adapter(model, AdapterConfig(**{"rank": 3, **fields}))
-    shards = AdapterShards(model, plain, ShardInitializer(plain, seed), seed)
-    found = find_shards(model)
-    for shard in reversed(found) if backwards else found:
-        shards(shard)
+    units = AdapterUnits(model, plain, UnitInitializer(plain, seed), seed)
+    found = find_units(model)
+    for unit in reversed(found) if backwards else found:
+        units(unit)
     return model.eval()
 
 
 def plain(family: str, seed: int = 1) -> Any:
     model = meta(family)
-    initialize = ShardInitializer(model, seed)
-    for shard in find_shards(model):
-        initialize(shard)
+    initialize = UnitInitializer(model, seed)
+    for unit in find_units(model):
+        initialize(unit)
     return model.eval()
 
 
@@ -68,7 +68,7 @@ def test_what_lies_beneath_an_adapter_is_the_model_without_it_and_frozen(family:
     assert not any(buffer.is_meta for buffer in model.buffers())
 
 
-def test_an_adapters_first_values_depend_on_seed_and_shard_alone_and_are_peft_s() -> None:
+def test_an_adapters_first_values_depend_on_seed_and_unit_alone_and_are_peft_s() -> None:
     first, again, other = adapted("llama"), adapted("llama", backwards=True), adapted("llama", seed=2)
     for name, value in adapters_of(first).items():
         assert torch.equal(value, adapters_of(again)[name]), name
@@ -173,7 +173,7 @@ def test_a_saved_adapter_is_loaded_by_peft(tmp_path: Path, family: str) -> None:
     expected = model(IDS).logits
     save_model(
         model,
-        ({n: p.detach() for n, p in s.parameters.items()} for s in find_shards(model)),
+        ({n: p.detach() for n, p in s.parameters.items()} for s in find_units(model)),
         tmp_path / "out",
     )
     loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "out")).eval()

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.engine.blocks.discovery import find_shards
+from workbench.engine.blocks.discovery import find_units
 from workbench.errors import ConfigurationError
 from workbench.model import constructed
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.model.constructed import is_marked, mark
 
 TINY = {
@@ -34,9 +34,9 @@ def apertus() -> Any:
 
 def initialized(seed: int = 3) -> nn.Module:
     model = build_on_meta(apertus())
-    initialize = ShardInitializer(model, seed)
-    for shard in find_shards(model):
-        initialize(shard)
+    initialize = UnitInitializer(model, seed)
+    for unit in find_units(model):
+        initialize(unit)
     return model
 
 

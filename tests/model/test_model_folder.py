@@ -1,4 +1,4 @@
-"""A model's folder is what `save_pretrained` writes, from shards that come and go."""
+"""A model's folder is what `save_pretrained` writes, from units that come and go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from saved_families import SETTINGS, blank, build, same_bytes, shards_of, tensors_in
+from saved_families import SETTINGS, blank, build, same_bytes, tensors_in, units_of
 from torch import Tensor
 
 from workbench.model import folder as folder_module
@@ -41,9 +41,9 @@ def test_a_family_is_saved_as_transformers_saves_it_and_loads_to_the_same_logits
 ) -> None:
     model = build(family, dtype=dtype)
     model.save_pretrained(tmp_path / "theirs")
-    shards = list(shards_of(model))
+    units = list(units_of(model))
     blank(model)
-    save_model(model, iter(shards), tmp_path / "mine")
+    save_model(model, iter(units), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == sorted(
         p.name for p in (tmp_path / "theirs").iterdir()
@@ -59,7 +59,7 @@ def test_a_family_is_saved_as_transformers_saves_it_and_loads_to_the_same_logits
 def test_files_are_bounded_and_their_index_finds_every_tensor(tmp_path: Path, family: str) -> None:
     model = build(family)
     model.save_pretrained(tmp_path / "theirs")
-    save_model(model, shards_of(model), tmp_path / "mine", largest_file_bytes=20_000)
+    save_model(model, units_of(model), tmp_path / "mine", largest_file_bytes=20_000)
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     files = sorted((tmp_path / "mine").glob("*.safetensors"))
     assert [p.name for p in files] == [
@@ -74,27 +74,27 @@ def test_files_are_bounded_and_their_index_finds_every_tensor(tmp_path: Path, fa
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
-def test_every_shard_is_let_go_before_the_next_is_asked_for(tmp_path: Path, family: str) -> None:
+def test_every_unit_is_let_go_before_the_next_is_asked_for(tmp_path: Path, family: str) -> None:
     model = build(family)
     alive: list[weakref.ref[Tensor]] = []
 
-    def shards() -> Iterator[dict[str, Tensor]]:
-        for number, shard in enumerate(shards_of(model)):
-            assert [ref for ref in alive if ref() is not None] == [], f"before shard {number}"
-            alive.extend(weakref.ref(tensor) for tensor in shard.values())
-            yield shard
-            del shard
+    def units() -> Iterator[dict[str, Tensor]]:
+        for number, unit in enumerate(units_of(model)):
+            assert [ref for ref in alive if ref() is not None] == [], f"before unit {number}"
+            alive.extend(weakref.ref(tensor) for tensor in unit.values())
+            yield unit
+            del unit
 
-    save_model(model, shards(), tmp_path)
+    save_model(model, units(), tmp_path)
     assert len(alive) == len(list(model.parameters()))
 
 
 def test_the_dtype_of_the_weights_is_recorded_not_that_of_the_placeholders(tmp_path: Path) -> None:
     model = build("llama", dtype=torch.bfloat16)
-    shards = list(shards_of(model))
+    units = list(units_of(model))
     blank(model)
     assert model.dtype == torch.float32
-    save_model(model, iter(shards), tmp_path)
+    save_model(model, iter(units), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
 
 
@@ -105,7 +105,7 @@ def test_persistent_buffers_are_saved_and_others_are_not(tmp_path: Path) -> None
     block.register_buffer("scale", torch.tensor(2.5, dtype=torch.float64))
     block.register_buffer("derived", torch.ones(2), persistent=False)
     model.save_pretrained(tmp_path / "theirs")
-    save_model(model, shards_of(model), tmp_path / "mine")
+    save_model(model, units_of(model), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     assert "transformer.h.1.kept" in tensors_in(tmp_path / "mine")
 
@@ -113,7 +113,7 @@ def test_persistent_buffers_are_saved_and_others_are_not(tmp_path: Path) -> None
 def test_a_tie_that_the_architecture_does_not_know_is_saved_under_both_names(tmp_path: Path) -> None:
     model = build("gpt2")
     model.transformer.h[2].attn.c_proj.weight = model.transformer.h[0].attn.c_proj.weight
-    save_model(model, shards_of(model), tmp_path)
+    save_model(model, units_of(model), tmp_path)
     loaded = load(tmp_path)
     assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
@@ -123,7 +123,7 @@ def test_of_a_tie_with_all_names_declared_the_one_that_transformers_keeps_is_kep
     names = ("lm_head.weight", "transformer.wte.weight")
     model._tied_weights_keys = dict(zip(names, names[::-1], strict=True))
     model.save_pretrained(tmp_path / "theirs")
-    save_model(model, shards_of(model), tmp_path / "mine")
+    save_model(model, units_of(model), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
 
 
@@ -132,12 +132,12 @@ def test_names_that_transformers_leaves_out_are_left_out(tmp_path: Path) -> None
     left_out = "model.decoder.embed_positions.weight"
     model._keys_to_ignore_on_save = [left_out]
     model.save_pretrained(tmp_path / "theirs")
-    save_model(model, shards_of(model), tmp_path / "mine")
+    save_model(model, units_of(model), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     assert left_out not in tensors_in(tmp_path / "mine")
 
 
-def test_a_conversion_that_needs_tensors_of_several_shards_gets_them(
+def test_a_conversion_that_needs_tensors_of_several_units_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build("gpt2")
@@ -150,7 +150,7 @@ def test_a_conversion_that_needs_tensors_of_several_shards_gets_them(
         return {**tensors, "joined": joined}
 
     monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", join)
-    save_model(model, shards_of(model), tmp_path)
+    save_model(model, units_of(model), tmp_path)
     found = tensors_in(tmp_path)
     parameters = dict(model.named_parameters())
     assert torch.equal(found.pop("joined"), torch.cat([parameters.pop(name) for name in names]))
@@ -164,10 +164,10 @@ def test_a_transformers_without_the_conversion_saves_the_same_all_at_once(
 ) -> None:
     model = build(family, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "theirs")
-    shards = list(shards_of(model))
+    units = list(units_of(model))
     blank(model)
     monkeypatch.setattr(folder_module, "_reversal", lambda _: None)
-    save_model(model, iter(shards), tmp_path / "mine")
+    save_model(model, iter(units), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     assert torch.equal(load(tmp_path / "mine")(IDS).logits, load(tmp_path / "theirs")(IDS).logits)
 
@@ -187,17 +187,17 @@ def test_a_transformers_that_moved_the_conversion_is_noticed(
     assert folder_module._reversal(model) is None
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["all at once", "shard by shard"])
-def test_a_parameter_that_no_shard_gives_is_told_by_name(
+@pytest.mark.parametrize("whole", [True, False], ids=["all at once", "unit by unit"])
+def test_a_parameter_that_no_unit_gives_is_told_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     model = build("llama")
-    shards = list(shards_of(model))
-    del shards[2]["model.layers.1.mlp.up_proj.weight"]
+    units = list(units_of(model))
+    del units[2]["model.layers.1.mlp.up_proj.weight"]
     if whole:
         monkeypatch.setattr(folder_module, "_reversal", lambda _: None)
     with pytest.raises(ValueError, match=r"1 tensors were not given, one of them model.layers.1.mlp.up_proj"):
-        save_model(model, iter(shards), tmp_path)
+        save_model(model, iter(units), tmp_path)
 
 
 def test_of_a_model_with_adapters_only_these_are_saved(tmp_path: Path) -> None:
@@ -207,10 +207,10 @@ def test_of_a_model_with_adapters_only_these_are_saved(tmp_path: Path) -> None:
         peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False),
     )
     model.save_pretrained(tmp_path / "theirs")
-    shards = list(shards_of(model))
+    units = list(units_of(model))
     expected = model(IDS).logits
     blank(model)
-    save_model(model, iter(shards), tmp_path / "mine")
+    save_model(model, iter(units), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     assert not (tmp_path / "mine" / "model.safetensors").exists()
     loaded = peft.PeftModel.from_pretrained(build("llama"), tmp_path / "mine").eval()
@@ -222,8 +222,8 @@ def test_of_a_transformers_model_with_an_adapter_added_only_that_is_saved(tmp_pa
     model = build("llama")
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     model.save_pretrained(tmp_path / "theirs")
-    shards = list(shards_of(model))
+    units = list(units_of(model))
     blank(model)
-    save_model(model, iter(shards), tmp_path / "mine")
+    save_model(model, iter(units), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     assert len(tensors_in(tmp_path / "mine")) == 6

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 from saved_families import build
 
-from workbench.engine.blocks.discovery import find_shards
+from workbench.engine.blocks.discovery import find_units
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 from workbench.model.build import build_on_meta, model_config
 from workbench.model.description import check_description
-from workbench.model.loading import PretrainedShards
+from workbench.model.loading import PretrainedUnits
 from workbench.model.pretrained import files_in, find_pretrained, pretrained_config
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def load(folder: Path) -> PretrainedShards:
+def load(folder: Path) -> PretrainedUnits:
     files = find_pretrained(str(folder))
     model = build_on_meta(pretrained_config(files))
-    shards = PretrainedShards(model, files, 1)
-    for shard in find_shards(model):
-        shards(shard)
-    return shards
+    units = PretrainedUnits(model, files, 1)
+    for unit in find_units(model):
+        units(unit)
+    return units
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Weights read shard by shard are those that transformers' own from_pretrained gives, and what is odd is told."""
+"""Weights read unit by unit are those that transformers' own from_pretrained gives, and what is odd is told."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from saved_families import MODERN, SETTINGS, build, same_bytes, tensors_in
 
 from workbench.engine import OffloadEngine
-from workbench.engine.blocks.discovery import find_shards
+from workbench.engine.blocks.discovery import find_units
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import conversion, safetensors_reading
-from workbench.model.build import ShardInitializer, build_on_meta
+from workbench.model.build import UnitInitializer, build_on_meta
 from workbench.model.folder import save_model
-from workbench.model.loading import PretrainedShards
+from workbench.model.loading import PretrainedUnits
 from workbench.model.pretrained import files_in, find_pretrained, pretrained_config
 
 SETTINGS = {
@@ -55,12 +55,12 @@ def on_meta(folder: Path) -> Any:
     return build_on_meta(pretrained_config(files_in(folder, str(folder))))
 
 
-def loaded(folder: Path, seed: int = 1) -> tuple[Any, PretrainedShards]:
+def loaded(folder: Path, seed: int = 1) -> tuple[Any, PretrainedUnits]:
     model = on_meta(folder)
-    shards = PretrainedShards(model, files_in(folder, str(folder)), seed)
-    for shard in find_shards(model):
-        shards(shard)
-    return model, shards
+    units = PretrainedUnits(model, files_in(folder, str(folder)), seed)
+    for unit in find_units(model):
+        units(unit)
+    return model, units
 
 
 def reference(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
@@ -82,8 +82,8 @@ def test_every_tensor_of_a_family_is_the_one_that_transformers_loads(
     tmp_path: Path, family: str, dtype: torch.dtype, size: str
 ) -> None:
     saved(family, tmp_path, dtype, size)
-    model, shards = loaded(tmp_path)
-    assert shards.warnings == []
+    model, units = loaded(tmp_path)
+    assert units.warnings == []
     mine, theirs = model.state_dict(), reference(tmp_path).state_dict()
     assert mine.keys() == theirs.keys()
     assert [name for name in theirs if not same_bytes(mine[name], theirs[name])] == []
@@ -101,10 +101,10 @@ def test_both_of_the_models_ways_to_fuse_experts_are_gone_without_transformers_o
         raise AssertionError("experts were put together in a second copy")
 
     model = on_meta(tmp_path)
-    shards = PretrainedShards(model, files_in(tmp_path, ""), 1)
+    units = PretrainedUnits(model, files_in(tmp_path, ""), 1)
     monkeypatch.setattr(conversion.Conversion, "convert", refuse)
-    for shard in find_shards(model):
-        shards(shard)
+    for unit in find_units(model):
+        units(unit)
     theirs = reference(tmp_path).state_dict()
     assert all(same_bytes(tensor, theirs[name]) for name, tensor in model.state_dict().items())
 
@@ -125,7 +125,7 @@ def test_what_was_loaded_is_saved_as_it_came(tmp_path: Path, family: str) -> Non
     model, _ = loaded(tmp_path / "theirs")
     save_model(
         model,
-        ({n: p.detach() for n, p in s.parameters.items()} for s in find_shards(model)),
+        ({n: p.detach() for n, p in s.parameters.items()} for s in find_units(model)),
         tmp_path / "mine",
     )
     theirs, mine = tensors_in(tmp_path / "theirs"), tensors_in(tmp_path / "mine")
@@ -137,10 +137,10 @@ def test_what_was_loaded_is_saved_as_it_came(tmp_path: Path, family: str) -> Non
 def test_an_engine_trains_on_from_the_values_of_the_files(tmp_path: Path, dtype: torch.dtype) -> None:
     saved("llama", tmp_path, dtype)
     model = on_meta(tmp_path)
-    shards = PretrainedShards(model, files_in(tmp_path, ""), 1)
+    units = PretrainedUnits(model, files_in(tmp_path, ""), 1)
     # Whatever the files are in: an fp32 engine has exactly their values.
-    with OffloadEngine(model, device="cpu", threads=1, precision="fp32", materialize=shards) as engine:
-        weights = {name: t.clone() for shard in engine.weights() for name, t in shard.items()}
+    with OffloadEngine(model, device="cpu", threads=1, precision="fp32", materialize=units) as engine:
+        weights = {name: t.clone() for unit in engine.weights() for name, t in unit.items()}
     theirs = reference(tmp_path, torch.float32).state_dict()
     assert weights.keys() == {name for name, _ in model.named_parameters()}
     assert all(same_bytes(tensor, theirs[name]) for name, tensor in weights.items())
@@ -152,21 +152,21 @@ def test_master_weights_keep_what_the_working_precision_has_no_room_for(
 ) -> None:
     saved("gpt2", tmp_path, dtype)
     model = on_meta(tmp_path)
-    shards = PretrainedShards(model, files_in(tmp_path, ""), 1)
-    with OffloadEngine(model, device="cpu", threads=1, precision="bf16", materialize=shards) as engine:
+    units = PretrainedUnits(model, files_in(tmp_path, ""), 1)
+    with OffloadEngine(model, device="cpu", threads=1, precision="bf16", materialize=units) as engine:
         state = dict(engine.state())
         high = {name.partition("/")[0]: t.clone() for name, t in state.items() if "/high" in name}
         low = {name.partition("/")[0]: t.clone() for name, t in state.items() if "/low" in name}
         segments = {
             segment.name: (f"{s.index:04d}-{s.name}", segment)
-            for s in engine.layout.shards
+            for s in engine.layout.units
             for segment in s.segments
         }
     theirs = reference(tmp_path, torch.float32).state_dict()
     assert any(bool(t.any()) for t in low.values())
-    for name, (shard, segment) in segments.items():
+    for name, (unit, segment) in segments.items():
         part = slice(segment.offset, segment.offset + segment.numel)
-        bits = (high[shard][part].view(torch.int16).int() << 16) + low[shard][part].int()
+        bits = (high[unit][part].view(torch.int16).int() << 16) + low[unit][part].int()
         assert torch.equal(bits.view(torch.float32), theirs[name].reshape(-1)), name
 
 
@@ -183,8 +183,8 @@ def with_prefix(tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize("change", [without_prefix, with_prefix])
 def test_the_name_of_the_inner_model_may_be_missing_or_there_twice(tmp_path: Path, change: Any) -> None:
     rewritten(saved("gpt2", tmp_path), change)
-    model, shards = loaded(tmp_path)
-    assert shards.warnings == []
+    model, units = loaded(tmp_path)
+    assert units.warnings == []
     theirs = reference(tmp_path).state_dict()
     assert all(same_bytes(tensor, theirs[name]) for name, tensor in model.state_dict().items())
 
@@ -197,8 +197,8 @@ def test_of_a_tie_either_end_will_do(tmp_path: Path) -> None:
         tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
 
     rewritten(tmp_path, turn)
-    model, shards = loaded(tmp_path)
-    assert shards.warnings == []
+    model, units = loaded(tmp_path)
+    assert units.warnings == []
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert same_bytes(model.lm_head.weight.detach(), tensors["model.embed_tokens.weight"])
 
@@ -209,15 +209,15 @@ def test_ends_of_a_tie_that_differ_are_trained_apart_and_saved_apart(tmp_path: P
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + (0 if same else 1)
 
     rewritten(saved("qwen3", tmp_path), both)
-    model, shards = loaded(tmp_path)
+    model, units = loaded(tmp_path)
     theirs = reference(tmp_path)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == same
     assert all(same_bytes(t, theirs.state_dict()[n]) for n, t in model.state_dict().items())
-    assert [w for w in shards.warnings if "different values" in w] == shards.warnings
-    assert len(shards.warnings) == (not same)
+    assert [w for w in units.warnings if "different values" in w] == units.warnings
+    assert len(units.warnings) == (not same)
     assert model.config.tie_word_embeddings == same
     again = tmp_path / "again"
-    save_model(model, ({n: p.detach() for n, p in s.parameters.items()} for s in find_shards(model)), again)
+    save_model(model, ({n: p.detach() for n, p in s.parameters.items()} for s in find_units(model)), again)
     assert all(same_bytes(t, reference(again).state_dict()[n]) for n, t in model.state_dict().items())
 
 
@@ -230,13 +230,13 @@ def test_what_the_files_lack_begins_as_from_scratch_whatever_else_is_read(tmp_pa
             del tensors[name]
 
     rewritten(saved("qwen3", tmp_path), drop)
-    model, shards = loaded(tmp_path, seed=7)
+    model, units = loaded(tmp_path, seed=7)
     other, _ = loaded(tmp_path, seed=7)
     third, _ = loaded(tmp_path, seed=8)
     assert (
-        len(shards.warnings) == 1
-        and lost in shards.warnings[0]
-        and "as the architecture draws" in shards.warnings[0]
+        len(units.warnings) == 1
+        and lost in units.warnings[0]
+        and "as the architecture draws" in units.warnings[0]
     )
     theirs = reference(tmp_path).state_dict()
     for name, tensor in model.state_dict().items():
@@ -252,8 +252,8 @@ def test_what_the_files_lack_begins_as_from_scratch_whatever_else_is_read(tmp_pa
 def test_a_model_without_its_head_gets_one(tmp_path: Path) -> None:
     model = build("llama")
     model.model.save_pretrained(tmp_path)
-    loaded_model, shards = loaded(tmp_path)
-    assert shards.warnings == [
+    loaded_model, units = loaded(tmp_path)
+    assert units.warnings == [
         f"{tmp_path}: its files have no values for lm_head.weight: these begin as the architecture draws them"
     ]
     assert torch.equal(loaded_model.model.embed_tokens.weight, model.model.embed_tokens.weight)
@@ -265,8 +265,8 @@ def test_what_the_model_has_no_place_for_is_told_and_left(tmp_path: Path) -> Non
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
 
     rewritten(saved("llama", tmp_path), add)
-    _, shards = loaded(tmp_path)
-    assert shards.warnings == [
+    _, units = loaded(tmp_path)
+    assert units.warnings == [
         f"{tmp_path}: its files have v_head.summary.weight, for which the model has no place: left out"
     ]
 
@@ -304,9 +304,9 @@ def test_persistent_buffers_are_read_and_others_are_computed(tmp_path: Path) -> 
     rewritten(folder, lambda tensors: tensors.update({"transformer.h.1.kept": torch.tensor([5, 6])}))
     model = on_meta(folder)
     model.transformer.h[1].register_buffer("kept", torch.zeros(2, dtype=torch.int64, device="meta"))
-    shards = PretrainedShards(model, files_in(folder, ""), 1)
-    for shard in find_shards(model):
-        shards(shard)
+    units = PretrainedUnits(model, files_in(folder, ""), 1)
+    for unit in find_units(model):
+        units(unit)
     assert model.transformer.h[1].kept.tolist() == [5, 6]
     rotary, _ = loaded(saved("llama", tmp_path / "llama"))
     expected = reference(tmp_path / "llama").model.rotary_emb.inv_freq
@@ -335,9 +335,9 @@ def test_trainable_weights_that_are_overwritten_anyway_are_not_read(
         "workbench.model.loading.read_into",
         lambda pairs: (read.extend(p.name for p, _ in pairs), real(pairs)),
     )
-    shards = PretrainedShards(model, files_in(tmp_path, ""), 1, blank=True)
-    for shard in find_shards(model):
-        shards(shard)
+    units = PretrainedUnits(model, files_in(tmp_path, ""), 1, blank=True)
+    for unit in find_units(model):
+        units(unit)
     assert read == [name] and frozen.is_meta
     assert torch.equal(model.get_parameter(name), reference(tmp_path).get_parameter(name))
     assert not any(parameter.is_meta for parameter in model.parameters())
@@ -356,11 +356,11 @@ def test_a_transformers_that_keeps_its_rules_elsewhere_is_named(
 
 def test_a_whole_initialisation_is_what_it_was_without_files() -> None:
     models = [build_on_meta(build("gpt2").config) for _ in range(2)]
-    initializers = [ShardInitializer(model, 3) for model in models]
-    for shard in find_shards(models[0]):
-        initializers[0](shard)
-    for shard in find_shards(models[1]):
-        initializers[1].initialize(shard, list(shard.parameters))
+    initializers = [UnitInitializer(model, 3) for model in models]
+    for unit in find_units(models[0]):
+        initializers[0](unit)
+    for unit in find_units(models[1]):
+        initializers[1].initialize(unit, list(unit.parameters))
     assert all(
         torch.equal(one, other)
         for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True)

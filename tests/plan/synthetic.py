@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.plan.census import BlockKind, Census, CensusParameter, Curve
+from workbench.plan.model_profile import BlockKind, Curve, ModelProfile, ParameterProfile
 from workbench.plan.profile import (
     DeviceProfile,
     DiskProfile,
@@ -18,11 +18,11 @@ from workbench.plan.workload import Workload
 GIB = 1 << 30
 
 
-def gpt2(layers: int, width: int, vocabulary: int = 50_304, positions: int = 1024) -> Census:
+def gpt2(layers: int, width: int, vocabulary: int = 50_304, positions: int = 1024) -> ModelProfile:
     """GPT-2's own parameters, its head tied to the embedding; what a block takes comes from the formula."""
 
-    def parameter(name: str, *shape: int, embeds: bool = False) -> CensusParameter:
-        return CensusParameter(name=name, shape=shape, dtype="float32", embeds=embeds)
+    def parameter(name: str, *shape: int, embeds: bool = False) -> ParameterProfile:
+        return ParameterProfile(name=name, shape=shape, dtype="float32", embeds=embeds)
 
     block = (
         parameter("ln_1.weight", width),
@@ -48,7 +48,7 @@ def gpt2(layers: int, width: int, vocabulary: int = 50_304, positions: int = 102
         flops=Curve(per_token=24.0 * width * width, per_token_pair=4.0 * width),
         costs={"32": formula_cost(width, 4), "16": formula_cost(width, 2)},
     )
-    return Census(
+    return ModelProfile(
         model="gpt2",
         parameters=sum(p.numel for p in (*before, *after)) + layers * sum(p.numel for p in block),
         hidden_size=width,

@@ -8,7 +8,7 @@ import pytest
 from synthetic import gpt2
 
 from workbench.layout import Layout
-from workbench.plan.census import Census
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.coarse import MOST_GROUPS, coarse_layout
 from workbench.state_formats import StateFormat
 
@@ -22,23 +22,23 @@ MODELS = {
 
 def elements_by_dtype(layout: Layout) -> Counter[str]:
     found: Counter[str] = Counter()
-    for shard in layout.shards:
-        for region in shard.regions:
+    for unit in layout.units:
+        for region in unit.regions:
             found[region.dtype] += region.elements
     return found
 
 
-@pytest.mark.parametrize("census", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("model_profile", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 @pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 1.0])
 def test_elements_and_chunks_are_the_engines(
-    census: Census, precision: str, state_format: StateFormat, fraction: float
+    model_profile: ModelProfile, precision: str, state_format: StateFormat, fraction: float
 ) -> None:
     for chunk_bytes in (16 << 20, 1 << 30):
-        engine = census.layout(precision, chunk_bytes, state_format, fraction)
-        coarse = coarse_layout(census, precision, chunk_bytes, state_format, fraction)
+        engine = model_profile.layout(precision, chunk_bytes, state_format, fraction)
+        coarse = coarse_layout(model_profile, precision, chunk_bytes, state_format, fraction)
         assert elements_by_dtype(coarse.layout) == elements_by_dtype(engine)
         assert sum(group.chunks for group in coarse.groups) == len(list(engine.chunks()))
-        assert sum(group.count for group in coarse.groups) == len(engine.shards)
+        assert sum(group.count for group in coarse.groups) == len(engine.units)
         assert len(coarse.groups) <= MOST_GROUPS + 4

@@ -25,8 +25,8 @@ def preset(*overrides: str) -> RunConfig:
     return load_config(find_preset("gpt2-10b"), overrides)
 
 
-def planner(census: Any = LARGE, **machine_options: Any) -> Planner:
-    return Planner(census, ground_of(machine(**machine_options)))
+def planner(model_profile: Any = LARGE, **machine_options: Any) -> Planner:
+    return Planner(model_profile, ground_of(machine(**machine_options)))
 
 
 def test_the_large_preset_fits_a_32_gb_card_in_compact_and_the_plan_says_why_not_in_exact() -> None:
@@ -168,10 +168,12 @@ def test_random_configurations_get_a_plan_that_keeps_its_promise_and_more_memory
 ) -> None:
     draw = random.Random(seed)
     config, gpu, memory = random_case(draw)
-    census = gpt2(draw.choice([2, 6, 12]), draw.choice([256, 1024]), draw.choice([512, 50_304]))
+    model_profile = gpt2(draw.choice([2, 6, 12]), draw.choice([256, 1024]), draw.choice([512, 50_304]))
     best: float | None = None
     for factor in (1, 2, 4):
-        plans = planner(census, gpu_gib=None if gpu is None else factor * gpu, host_gib=factor * memory)
+        plans = planner(
+            model_profile, gpu_gib=None if gpu is None else factor * gpu, host_gib=factor * memory
+        )
         found = fit(plans, config)
         if found.fits:
             assert promises_no_more_than_there_is(found.plan)
@@ -186,9 +188,9 @@ def test_random_configurations_get_a_plan_that_keeps_its_promise_and_more_memory
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))
 @pytest.mark.parametrize("preset_name", ["gpt2-10b", "quickstart"])
 def test_every_shipped_preset_fits_a_shipped_machine_or_has_a_nearest(name: str, preset_name: str) -> None:
-    census = LARGE if preset_name == "gpt2-10b" else gpt2(4, 128, 257, 128)
+    model_profile = LARGE if preset_name == "gpt2-10b" else gpt2(4, 128, 257, 128)
     profile = parse_profile(shipped_profiles()[name], name)
-    found = fit(Planner(census, ground_of(profile)), load_config(find_preset(preset_name)))
+    found = fit(Planner(model_profile, ground_of(profile)), load_config(find_preset(preset_name)))
     assert found.fits or found.advice
     if found.fits:
         assert promises_no_more_than_there_is(found.plan)

@@ -10,7 +10,7 @@ import pytest
 from synthetic import gpt2, machine
 
 from workbench.config import load_config, parse_config, to_toml
-from workbench.plan.figures import decimal_bytes, duration, gib, in_sentence, seconds
+from workbench.formatting import decimal_bytes, duration, gib, in_sentence, seconds
 from workbench.plan.ground import ground_of
 from workbench.plan.memory.tiers import TierNeed
 from workbench.plan.outcome import compare

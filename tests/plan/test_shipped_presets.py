@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from workbench.census.obtain import read_shipped
 from workbench.config import RunConfig, load_config
-from workbench.plan.census import Census, model_table
 from workbench.plan.ground import ground_of
+from workbench.plan.model_profile import ModelProfile, model_table
 from workbench.plan.planner import Planner
 from workbench.plan.profile import MachineProfile, parse_profile, shipped_profiles
 from workbench.presets import shipped_folder
+from workbench.profiles.model.obtain import read_shipped
 
 PRESETS = {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
 
@@ -35,10 +35,10 @@ KNOWN = {
 }
 
 
-def census_of(config: RunConfig) -> Census:
-    census = read_shipped(model_table(config))
-    assert census is not None, "it would have to be taken, from files that may have to be fetched"
-    return census
+def model_profile_of(config: RunConfig) -> ModelProfile:
+    model_profile = read_shipped(model_table(config))
+    assert model_profile is not None, "it would have to be taken, from files that may have to be fetched"
+    return model_profile
 
 
 def profile(name: str) -> MachineProfile:
@@ -50,18 +50,18 @@ def test_every_preset_is_held_to_something() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_shipped_census_has_the_published_number_of_parameters(name: str) -> None:
+def test_the_shipped_model_profile_has_the_published_number_of_parameters(name: str) -> None:
     config = load_config(PRESETS[name])
-    census = census_of(config)
-    assert census.parameters == KNOWN[name][0]
-    assert census.loss_in_chunks
-    assert not any(kind.problem for kind in census.kinds)
+    model_profile = model_profile_of(config)
+    assert model_profile.parameters == KNOWN[name][0]
+    assert model_profile.loss_in_chunks
+    assert not any(kind.problem for kind in model_profile.kinds)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_fits_the_machine_that_it_is_for(name: str) -> None:
     config = load_config(PRESETS[name])
-    plan = Planner(census_of(config), ground_of(profile(KNOWN[name][1]))).plan(config)
+    plan = Planner(model_profile_of(config), ground_of(profile(KNOWN[name][1]))).plan(config)
     assert plan.fits, plan.memory.table()
     assert plan.time is not None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from synthetic import gpt2, machine, workload
 
-from workbench.plan.census import Census
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time import step_time as step_time_module
 from workbench.plan.time.coarse import CoarseLayout
 from workbench.plan.time.rates import Rates
@@ -21,7 +21,7 @@ MODEL = gpt2(24, 2048)
 
 
 def predict(
-    *, gpu: bool = True, times: ModelTimes | None = None, model: Census = MODEL, **changes: Any
+    *, gpu: bool = True, times: ModelTimes | None = None, model: ModelProfile = MODEL, **changes: Any
 ) -> StepTime:
     profile = machine(gpu_gib=32 if gpu else None)
     if not gpu:
@@ -145,7 +145,7 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_shards_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     weights, state = draw.choice(
         [("device", "device"), ("device", "host"), ("host", "host"), ("host", "disk")]

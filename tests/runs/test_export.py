@@ -12,7 +12,7 @@ import pytest
 
 from workbench.cli import main
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.export import export
+from workbench.export.export import export
 from workbench.runs import RunDirectory
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 100}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from workbench.census.obtain import obtain_census
-from workbench.census.take import take_census
-from workbench.plan.census import Census
+from workbench.plan.model_profile import ModelProfile
+from workbench.profiles.model.obtain import obtain_model_profile
+from workbench.profiles.model.take import take_model_profile
 from workbench.training.start import fitting
 
 
@@ -27,18 +27,20 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _censuses_without_a_helper_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken here, once for each model: starting torch anew takes ten times as long as the census of a tiny model."""
+def _model_profiles_without_a_helper_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken here, once for each model: starting torch anew takes ten times as long as the model profile of a
+    tiny model.
+    """
 
-    def obtain(table: Mapping[str, Any], tell: Callable[[str], None]) -> Census:
-        return obtain_census(table, tell, take=False) or _census(json.dumps(table))
+    def obtain(table: Mapping[str, Any], tell: Callable[[str], None]) -> ModelProfile:
+        return obtain_model_profile(table, tell, take=False) or _model_profile(json.dumps(table))
 
-    monkeypatch.setattr(fitting, "obtain_census", obtain)
+    monkeypatch.setattr(fitting, "obtain_model_profile", obtain)
 
 
 @functools.cache
-def _census(table: str) -> Census:
-    return take_census(json.loads(table))
+def _model_profile(table: str) -> ModelProfile:
+    return take_model_profile(json.loads(table))
 
 
 @pytest.fixture

@@ -9,19 +9,19 @@ import pytest
 import torch
 from tiny_training import SETTINGS
 
-from workbench.census.obtain import essential
-from workbench.census.parts import count_parts
-from workbench.census.take import take_census
 from workbench.config.schema import AdapterConfig
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name
-from workbench.engine.blocks.discovery import find_shards
+from workbench.engine.blocks.discovery import find_units
 from workbench.engine.devices.device import CpuDevice
-from workbench.model.adapter import AdapterShards, add_adapter, store_base_as
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.adapter import AdapterUnits, add_adapter, store_base_as
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.plan.memory.needs import EngineNeeds, checkpoint_bytes
 from workbench.plan.workload import Workload
+from workbench.profiles.model.obtain import essential
+from workbench.profiles.model.parts import count_parts
+from workbench.profiles.model.take import take_model_profile
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
 
@@ -44,14 +44,14 @@ CHUNK_BYTES = 1 << 17
 NUMBERS = AdamW(lr=1e-2, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.1)
 
 
-def build(family: str, storage: torch.dtype = torch.float32, seed: int = 1) -> tuple[Any, AdapterShards]:
+def build(family: str, storage: torch.dtype = torch.float32, seed: int = 1) -> tuple[Any, AdapterUnits]:
     model: Any = build_on_meta(model_config(family, dict(FAMILIES[family])))
     plain = add_adapter(model, LORA)
     store_base_as(model, storage)
-    return model, AdapterShards(model, plain, ShardInitializer(plain, seed), seed)
+    return model, AdapterUnits(model, plain, UnitInitializer(plain, seed), seed)
 
 
-def engine_of(model: Any, shards: AdapterShards, **options: Any) -> OffloadEngine:
+def engine_of(model: Any, units: AdapterUnits, **options: Any) -> OffloadEngine:
     settings = {
         "state": "host",
         "precision": "fp32",
@@ -59,7 +59,7 @@ def engine_of(model: Any, shards: AdapterShards, **options: Any) -> OffloadEngin
         "threads": 1,
         "chunk_bytes": CHUNK_BYTES,
     }
-    return OffloadEngine(model, optimizer=NUMBERS, materialize=shards, **{**settings, **options})
+    return OffloadEngine(model, optimizer=NUMBERS, materialize=units, **{**settings, **options})
 
 
 def batches(count: int) -> list[torch.Tensor]:
@@ -83,14 +83,14 @@ def train_with_peft(family: str, given: list[torch.Tensor]) -> tuple[list[float]
     """The same by transformers, peft and torch's AdamW alone, from the same first values."""
     import peft
 
-    mine, shards = build(family)
-    for shard in find_shards(mine):
-        shards(shard)
+    mine, units = build(family)
+    for unit in find_units(mine):
+        units(unit)
     start = dict(mine.named_parameters())
     base: Any = build_on_meta(model_config(family, dict(FAMILIES[family])))
-    initialize = ShardInitializer(base, 1)
-    for shard in find_shards(base):
-        initialize(shard)
+    initialize = UnitInitializer(base, 1)
+    for unit in find_units(base):
+        initialize(unit)
     described = mine.peft_config["default"]
     model = peft.get_peft_model(
         base,
@@ -135,15 +135,15 @@ def test_an_adapter_trains_as_with_peft_and_torch_wherever_its_weights_live(
     expected, weights = train_with_peft(family, given)
     assert len(set(expected)) == 3
     for placement in ("device", "host", "disk"):
-        model, shards = build(family)
+        model, units = build(family)
         options = {
             "weights": placement,
             "state": "disk" if placement == "disk" else "host",
             "disk_path": tmp_path,
         }
-        with engine_of(model, shards, **options) as engine:
+        with engine_of(model, units, **options) as engine:
             assert train(model, engine, given) == pytest.approx(expected, rel=1e-6)
-            found = {name: value for shard in engine.weights() for name, value in shard.items()}
+            found = {name: value for unit in engine.weights() for name, value in unit.items()}
             for name, value in weights.items():
                 # Twice the parameter's own spacing, and a part of what it was moved by.
                 assert torch.allclose(found[name], value, rtol=1e-6, atol=1e-6), (placement, name)
@@ -152,25 +152,23 @@ def test_an_adapter_trains_as_with_peft_and_torch_wherever_its_weights_live(
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "separate"])
 @pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("placement", ["device", "host", "disk"])
-def test_the_plan_of_an_adapter_has_the_bytes_of_the_engines_ledger(
+def test_the_plan_of_an_adapter_has_the_bytes_of_the_engines_memory_breakdown(
     tmp_path: Path, placement: str, storage: torch.dtype, shared_memory: bool
 ) -> None:
-    model, shards = build("llama", storage)
+    model, units = build("llama", storage)
     state = "disk" if placement == "disk" else "host"
     device = CpuDevice(shared_memory=shared_memory)
     options: dict[str, Any] = {"weights": placement, "state": state, "gradient_clipping": 1.0}
     precision = "bf16" if storage == torch.bfloat16 else "fp32"
-    with engine_of(
-        model, shards, precision=precision, device=device, disk_path=tmp_path, **options
-    ) as engine:
+    with engine_of(model, units, precision=precision, device=device, disk_path=tmp_path, **options) as engine:
         train(model, engine, batches(2))
-        ledger, layout = engine.memory(), engine.layout
+        memory_breakdown, layout = engine.memory(), engine.layout
     adapted: Any = build_on_meta(model_config("llama", dict(MODERN)))
     add_adapter(adapted, LORA)
-    census = count_parts(adapted, "llama")
-    foretold = census.layout(dtype_name(storage), CHUNK_BYTES)
+    model_profile = count_parts(adapted, "llama")
+    foretold = model_profile.layout(dtype_name(storage), CHUNK_BYTES)
     assert foretold == layout
-    assert census.trainable_parameters == sum(s.numel for shard in layout.shards for s in shard.segments)
+    assert model_profile.trainable_parameters == sum(s.numel for unit in layout.units for s in unit.segments)
     computed_in = {dtype_name(a): dtype_name(b) for a, b in compute_dtypes("auto", device).items()}
     work = Workload(
         **options,
@@ -184,17 +182,17 @@ def test_the_plan_of_an_adapter_has_the_bytes_of_the_engines_ledger(
         chunk_bytes=CHUNK_BYTES,
         compute_dtypes=computed_in,
     )
-    needs = EngineNeeds(foretold, work).ledger()
+    needs = EngineNeeds(foretold, work).memory_breakdown()
     for tier in ("device", "host", "disk"):
-        for name in {*needs[tier], *ledger[tier]}:
-            mine, theirs = needs[tier].get(name, 0), ledger[tier].get(name, 0)
+        for name in {*needs[tier], *memory_breakdown[tier]}:
+            mine, theirs = needs[tier].get(name, 0), memory_breakdown[tier].get(name, 0)
             assert mine >= theirs if name in ("gradient slots", "staging") else mine == theirs, (tier, name)
     whole = checkpoint_bytes(foretold, work)
-    frozen = sum(f.bytes for shard in foretold.shards for f in shard.frozen)
+    frozen = sum(f.bytes for unit in foretold.units for f in unit.frozen)
     assert checkpoint_bytes(foretold, work, adapter=True) == whole - frozen
 
 
-def test_the_census_of_an_adapter_is_of_the_table_with_it_whatever_its_scale() -> None:
+def test_the_model_profile_of_an_adapter_is_of_the_table_with_it_whatever_its_scale() -> None:
     table = {"architecture": "llama", "config": MODERN}
     lora = {"rank": 4, "alpha": 8.0, "dropout": 0.1, "targets": ["v_proj", "q_proj"]}
     assert essential({**table, "adapter": None}) == essential(table)
@@ -208,7 +206,10 @@ def test_the_census_of_an_adapter_is_of_the_table_with_it_whatever_its_scale() -
 def test_blocks_with_an_adapter_keep_its_activations_and_none_for_gradients_of_frozen_matrices() -> None:
     table = {"architecture": "llama", "config": {**MODERN, "hidden_size": 64, "intermediate_size": 256}}
     lora = {"rank": 1, "alpha": 8.0, "dropout": 0.0, "targets": ["q_proj"]}
-    whole, adapted = take_census(essential(table)), take_census(essential({**table, "adapter": lora}))
+    whole, adapted = (
+        take_model_profile(essential(table)),
+        take_model_profile(essential({**table, "adapter": lora})),
+    )
     assert adapted.adapter and not whole.adapter
     (kind,), (small,) = whole.kinds, adapted.kinds
     assert kind.costs is not None and small.costs is not None and not small.problem
@@ -221,18 +222,18 @@ def test_blocks_with_an_adapter_keep_its_activations_and_none_for_gradients_of_f
 
 def test_an_adapter_that_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
     given = batches(4)
-    model, shards = build("gpt2", torch.bfloat16)
-    with engine_of(model, shards, precision="bf16") as engine:
+    model, units = build("gpt2", torch.bfloat16)
+    with engine_of(model, units, precision="bf16") as engine:
         expected = train(model, engine, given)
-        final = {n: w.clone() for shard in engine.weights() for n, w in shard.items()}
-    model, shards = build("gpt2", torch.bfloat16)
-    with engine_of(model, shards, precision="bf16") as engine:
+        final = {n: w.clone() for unit in engine.weights() for n, w in unit.items()}
+    model, units = build("gpt2", torch.bfloat16)
+    with engine_of(model, units, precision="bf16") as engine:
         train(model, engine, given[:2])
         save_checkpoint(
             tmp_path, 2, engine=engine, model=model, tokenizer=ByteTokenizer(), progress={"step": 2}, keep=1
         )
-    model, shards = build("gpt2", torch.bfloat16)
-    with engine_of(model, shards, precision="bf16", weights="host") as engine:
+    model, units = build("gpt2", torch.bfloat16)
+    with engine_of(model, units, precision="bf16", weights="host") as engine:
         [saved] = find_checkpoints(tmp_path, pytest.fail)
         load_state(saved, engine)
         losses = []
@@ -244,8 +245,8 @@ def test_an_adapter_that_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
             losses.append(float(loss.detach()))
         engine.wait()
         assert losses == expected[2:]
-        for shard in engine.weights():
-            for name, weight in shard.items():
+        for unit in engine.weights():
+            for name, weight in unit.items():
                 assert torch.equal(weight, final[name]), name
     stored = sorted(path.name for path in saved.path.iterdir())
     assert "adapter_model.safetensors" in stored and "model.safetensors" not in stored

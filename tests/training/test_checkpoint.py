@@ -138,14 +138,14 @@ def test_a_checkpoint_of_one_placement_goes_on_in_any_other(
         train(model, engine, 2)
         save(root, 2, (model, engine))
         state = copy_of(engine.state())
-        weights = {name: t.clone() for shard in engine.weights() for name, t in shard.items()}
+        weights = {name: t.clone() for unit in engine.weights() for name, t in unit.items()}
     model, engine = build_engine(seed=99, **placed(tmp_path, second, precision=precision))
     with engine:
         load_state(next(find_checkpoints(root, pytest.fail)), engine)
         found = copy_of(engine.state())
         assert list(found) == list(state)
         assert [name for name in state if not torch.equal(found[name], state[name])] == []
-        found = {name: t.clone() for shard in engine.weights() for name, t in shard.items()}
+        found = {name: t.clone() for unit in engine.weights() for name, t in unit.items()}
         assert [name for name in weights if not torch.equal(found[name], weights[name])] == []
         save(root, 3, (model, engine))
     assert (root / "step-00000003" / "model.safetensors").read_bytes() == (
@@ -224,7 +224,7 @@ def test_the_bytes_of_a_checkpoint_are_those_that_the_plan_counts(
     trained: tuple[Any, OffloadEngine], root: Path
 ) -> None:
     save(root, 3, trained)
-    elements = sum(region.elements for shard in trained[1].layout.shards for region in shard.regions)
+    elements = sum(region.elements for unit in trained[1].layout.units for region in unit.regions)
     planned = elements * (4 + 4 + 8)
     assert planned * 0.95 < checkpoint_bytes(root) < planned + (64 << 10)  # descriptions and tokenizer
 

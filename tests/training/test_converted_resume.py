@@ -65,15 +65,15 @@ def _part(tensors: dict[str, Tensor], first: int, count: int, kind: str, per: in
 def by_parameter(engine: OffloadEngine) -> dict[str, dict[str, Tensor]]:
     """Masters in fp32 and moments expanded to it, by parameter; worked out apart from what is tested."""
     kept, found = state_of(engine), {}
-    for shard in engine.layout.shards:
-        several_dtypes = len({r.dtype for r in shard.regions}) > 1
-        several_formats = len({r.state_format for r in shard.regions}) > 1
-        for s in shard.segments:
-            region = shard.regions[s.region]
+    for unit in engine.layout.units:
+        several_dtypes = len({r.dtype for r in unit.regions}) > 1
+        several_formats = len({r.state_format for r in unit.regions}) > 1
+        for s in unit.segments:
+            region = unit.regions[s.region]
             suffix = f".{region.dtype}" * several_dtypes + f".{region.state_format}" * several_formats
             first = s.offset - region.start
 
-            prefix = f"{shard.index:04d}-{shard.name}/"
+            prefix = f"{unit.index:04d}-{unit.name}/"
             tensors = {
                 name.removeprefix(prefix).removesuffix(suffix): tensor
                 for name, tensor in kept.items()
@@ -147,9 +147,7 @@ def check(cell: dict[str, Any], folder: Path) -> None:
         conversion = load_state(newest(folder / "checkpoints"), engine)
         after = by_parameter(engine)
         formats = {
-            s.name: shard.regions[s.region].state_format
-            for shard in engine.layout.shards
-            for s in shard.segments
+            s.name: unit.regions[s.region].state_format for unit in engine.layout.units for s in unit.segments
         }
         pairs = set()
         for name, kinds in before.items():
@@ -166,7 +164,7 @@ def check(cell: dict[str, Any], folder: Path) -> None:
         saved_steps, steps = counters["parameter_steps"], engine.counters()["parameter_steps"]
         assert steps == saved_steps and engine.steps == 3
         # What the forward reads follows from the masters.
-        for name, weight in ((n, w) for shard in engine.weights() for n, w in shard.items()):
+        for name, weight in ((n, w) for unit in engine.weights() for n, w in unit.items()):
             assert torch.allclose(weight.float().view(-1), after[name]["master"], rtol=2**-7, atol=1e-7), name
         losses = train(model, engine, 3, seed=7)
     same_precision = cell["was"]["precision"] == cell["now"]["precision"]
@@ -258,14 +256,14 @@ def test_an_update_that_lagged_is_in_the_weights_when_updates_no_longer_lag(
     with engine:
         train(model, engine, 4)
         save(tmp_path / "checkpoints", 4, model, engine)
-        newest_weights = {name: w.clone() for shard in engine.weights() for name, w in shard.items()}
+        newest_weights = {name: w.clone() for unit in engine.weights() for name, w in unit.items()}
         read_by_forward = {name: p.detach().clone() for name, p in model.named_parameters()}
     assert any(not torch.equal(newest_weights[n], read_by_forward[n]) for n in reference)
     model, engine = build_engine(seed=99, **options_of(tmp_path, placement))
     with engine:
         conversion = load_state(newest(tmp_path / "checkpoints"), engine)
         assert "pending is applied before the next forward" in conversion.sentences()[0]
-        weights = {name: w.clone() for shard in engine.weights() for name, w in shard.items()}
+        weights = {name: w.clone() for unit in engine.weights() for name, w in unit.items()}
         assert all(torch.equal(weights[name], newest_weights[name]) for name in reference)
         losses = train(model, engine, 2, seed=7)
     plain = build_engine(seed=99)[0]

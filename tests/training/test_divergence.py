@@ -90,7 +90,7 @@ def test_what_may_help_is_what_the_configuration_has_not_tried(tmp_path: Path) -
         assert said in bold
 
 
-def test_gradients_that_are_not_finite_name_the_first_shard_and_parameter_and_where_backward_met_them() -> (
+def test_gradients_that_are_not_finite_name_the_first_unit_and_parameter_and_where_backward_met_them() -> (
     None
 ):
     model, engine = build_engine(gradient_clipping=1.0)
@@ -107,10 +107,10 @@ def test_gradients_that_are_not_finite_name_the_first_shard_and_parameter_and_wh
             train(model, engine, 3)
     error = caught.value
     assert error.step == 3 and error.where is not None
-    assert (error.where.parameter, error.where.shard) == (
+    assert (error.where.parameter, error.where.unit) == (
         "transformer.wte.weight",
-        engine.layout.shards[0].name,
+        engine.layout.units[0].name,
     )
-    assert error.where.met_in == "transformer.h.0" and error.where.shards == 2
-    assert "2 of 4 shards have such gradients, and backward met them first in transformer.h.0" in str(error)
+    assert error.where.met_in == "transformer.h.0" and error.where.units == 2
+    assert "2 of 4 units have such gradients, and backward met them first in transformer.h.0" in str(error)
     assert "in 3 steps in a row" in str(error)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.census.tracker import StorageTracker
 from workbench.data.batches import Batch, TokenStream
 from workbench.data.batches.sampling import evaluation_batches
 from workbench.engine import AdamW, OffloadEngine
@@ -19,6 +18,7 @@ from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import ConfigurationError
 from workbench.plan.memory.model_memory import mask_bytes
 from workbench.plan.workload import Workload
+from workbench.profiles.model.tracker import StorageTracker
 from workbench.training.batches.separation import DocumentSeparation
 from workbench.training.evaluation import batch_loss, validation_loss
 

@@ -43,7 +43,7 @@ def message(error: BaseException, tmp_path: Path, held: Any = HELD) -> str:
         ),
         RuntimeError("CUDA error: out of memory"),
         OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
-        caused(LaneError("lane update: update of shard 3 failed"), MemoryError("3 GiB")),
+        caused(LaneError("lane update: update of unit 3 failed"), MemoryError("3 GiB")),
         caused(
             RuntimeError("the engine stopped after an error"),
             caused(LaneError("lane upload"), torch.OutOfMemoryError("CUDA out of memory")),
@@ -102,6 +102,6 @@ def test_a_disk_that_gives_up_under_a_step_names_the_file_and_the_checkpoint_tha
 
 def test_a_lane_that_fails_for_another_reason_is_named(tmp_path: Path) -> None:
     said = message(
-        caused(LaneError("lane update: update of shard 3 failed: boom"), ValueError("boom")), tmp_path
+        caused(LaneError("lane update: update of unit 3 failed: boom"), ValueError("boom")), tmp_path
     )
-    assert said.startswith("lane update: update of shard 3 failed: boom. ")
+    assert said.startswith("lane update: update of unit 3 failed: boom. ")

@@ -169,7 +169,7 @@ def test_reads_and_writes_of_the_disk_are_lanes_like_the_others(run: RunDirector
     )
     with Journal(run, 120) as journal:
         journal.step(record(total_steps=120), result(spans=spans), None)
-    assert [(s.lane, s.name, s.shard, s.chunk, s.start_s, s.end_s) for s in read_lanes(run).spans] == [
+    assert [(s.lane, s.name, s.unit, s.chunk, s.start_s, s.end_s) for s in read_lanes(run).spans] == [
         ("read", "read state", 3, 1, 0.0, 0.5),
         ("write", "write state", 3, 1, 0.5, 1.0),
         ("upload", "fetch", 3, -1, 0.25, 0.5),
@@ -180,7 +180,7 @@ def test_each_change_of_phase_is_one_event(run: RunDirectory) -> None:
     with Journal(run, 9) as journal:
         for phase, progress in (
             ("allocating", ""),
-            ("allocating", "shard 1"),
+            ("allocating", "unit 1"),
             ("training", ""),
             ("training", ""),
         ):

@@ -9,20 +9,20 @@ import pytest
 import torch
 from tiny_training import SETTINGS, build_engine
 
-from workbench.census.parts import count_parts
 from workbench.config import load_config
 from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name, working_precision
-from workbench.engine.blocks.discovery import find_shards, lay_out
+from workbench.engine.blocks.discovery import find_units, lay_out
 from workbench.engine.devices.device import CpuDevice
 from workbench.errors import DoesNotFitError
-from workbench.layout import Layout, ParameterSpec, ShardSpec, build_layout
+from workbench.layout import Layout, ParameterSpec, UnitSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
-from workbench.plan.census import Census
 from workbench.plan.memory.model_memory import heap_reserve, model_rows
 from workbench.plan.memory.needs import EngineNeeds
 from workbench.plan.memory.tiers import Free, MemoryPlan, plan_memory
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.workload import Workload
 from workbench.presets import find_preset
+from workbench.profiles.model.parts import count_parts
 from workbench.training.start.preparation import prepare_run
 
 GIB = 1 << 30
@@ -44,11 +44,11 @@ BOUNDS = ("gradient slots", "staging")
 def tiny_layout(
     dtype: torch.dtype = torch.float32, state_format: Any = "exact", device_fraction: float = 0.0
 ) -> Layout:
-    shards = find_shards(build_on_meta(model_config("gpt2", dict(SETTINGS))))
-    return lay_out(shards, dtype, CHUNK_BYTES, state_format, device_fraction)
+    units = find_units(build_on_meta(model_config("gpt2", dict(SETTINGS))))
+    return lay_out(units, dtype, CHUNK_BYTES, state_format, device_fraction)
 
 
-def tiny_census(layers: int = 2) -> Census:
+def tiny_model_profile(layers: int = 2) -> ModelProfile:
     """Without what blocks take: the formula stands in for that."""
     return count_parts(build_on_meta(model_config("gpt2", {**SETTINGS, "n_layer": layers})), "gpt2")
 
@@ -75,7 +75,7 @@ def plan(**changes: Any) -> MemoryPlan:
     free = {"host": GIB, "device": None, "disk": GIB}
     free |= {name: changes.pop(f"free_{name}") for name in list(free) if f"free_{name}" in changes}
     work = workload(precision=dtype_name(dtype), shared_memory=free["device"] is None, **changes)
-    return plan_memory(layout, tiny_census(), work, Free(**free))
+    return plan_memory(layout, tiny_model_profile(), work, Free(**free))
 
 
 def needs(plan: MemoryPlan) -> dict[str, dict[str, int]]:
@@ -96,7 +96,7 @@ def needs(plan: MemoryPlan) -> dict[str, dict[str, int]]:
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
-def test_the_plan_has_the_bytes_of_the_engines_ledger(
+def test_the_plan_has_the_bytes_of_the_engines_memory_breakdown(
     tmp_path: Path, weights: str, state: str, shared_memory: bool, options: dict[str, Any]
 ) -> None:
     if state == "device":
@@ -120,7 +120,7 @@ def test_the_plan_has_the_bytes_of_the_engines_ledger(
                 engine.backward(model(input_ids=ids, labels=ids, use_cache=False).loss)
             engine.step()
         engine.wait()
-        ledger = engine.memory()
+        memory_breakdown = engine.memory()
     computed_in = compute_dtypes(options.pop("compute", "auto"), device)
     work = workload(
         **{k: v for k, v in options.items() if k not in ("precision", "state_format")},
@@ -131,28 +131,28 @@ def test_the_plan_has_the_bytes_of_the_engines_ledger(
         compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
     )
     layout = tiny_layout(dtype, options.get("state_format", "exact"), options.get("device_fraction", 0.0))
-    foretold = EngineNeeds(layout, work).ledger()
+    foretold = EngineNeeds(layout, work).memory_breakdown()
     for tier in ("device", "host", "disk"):
-        held = {name: size for name, size in ledger[tier].items() if name not in BOUNDS}
+        held = {name: size for name, size in memory_breakdown[tier].items() if name not in BOUNDS}
         assert {name: size for name, size in foretold[tier].items() if name not in BOUNDS} == held, tier
         for name in BOUNDS:
-            assert foretold[tier].get(name, 0) >= ledger[tier].get(name, 0), (tier, name)
+            assert foretold[tier].get(name, 0) >= memory_breakdown[tier].get(name, 0), (tier, name)
 
 
 def test_frozen_weights_lie_where_their_block_does_and_in_slots_beside_what_is_trained() -> None:
     def spec(name: str, trainable: bool) -> ParameterSpec:
         return ParameterSpec(name, (512, 4), "bfloat16", trainable)
 
-    shards = [
-        ShardSpec("embedding", "outer", (spec("e", False),)),
-        *(ShardSpec(f"h{i}", "block", (spec(f"h{i}.w", False), spec(f"h{i}.a", True))) for i in range(4)),
+    units = [
+        UnitSpec("embedding", "outer", (spec("e", False),)),
+        *(UnitSpec(f"h{i}", "block", (spec(f"h{i}.w", False), spec(f"h{i}.a", True))) for i in range(4)),
     ]
-    layout = build_layout(shards, CHUNK_BYTES)
+    layout = build_layout(units, CHUNK_BYTES)
     size = 512 * 4 * 2
 
     def placed(weights: str, state: str) -> dict[str, dict[str, int]]:
         work = workload(weights=weights, state=state, precision="bfloat16", shared_memory=False)
-        return EngineNeeds(layout, work).ledger()
+        return EngineNeeds(layout, work).memory_breakdown()
 
     resident, streamed, filed = placed("device", "host"), placed("host", "host"), placed("disk", "disk")
     assert resident["device"]["frozen weights"] == 5 * size
@@ -166,16 +166,16 @@ def test_frozen_weights_lie_where_their_block_does_and_in_slots_beside_what_is_t
 
 def test_an_update_that_runs_during_backward_needs_two_blocks_of_gradients_and_not_all_of_them() -> None:
     layout = lay_out(
-        find_shards(build_on_meta(model_config("gpt2", {**SETTINGS, "n_layer": 5}))),
+        find_units(build_on_meta(model_config("gpt2", {**SETTINGS, "n_layer": 5}))),
         torch.float32,
         CHUNK_BYTES,
     )
-    size = {shard.name: 4 * shard.elements for shard in layout.shards}
-    blocks = [4 * shard.elements for shard in layout.shards if shard.kind == "block"]
+    size = {unit.name: 4 * unit.elements for unit in layout.units}
+    blocks = [4 * unit.elements for unit in layout.units if unit.kind == "block"]
 
     def gradients(**changes: Any) -> int:
         work = workload(**changes)
-        rows = model_rows(tiny_census(5), work, EngineNeeds(layout, work).gradients_in_autograd())
+        rows = model_rows(tiny_model_profile(5), work, EngineNeeds(layout, work).gradients_in_autograd())
         assert sum(rows["device"].values()) > 0
         return EngineNeeds(layout, work).gradients_in_autograd().at_end
 
@@ -186,9 +186,9 @@ def test_an_update_that_runs_during_backward_needs_two_blocks_of_gradients_and_n
 def test_streamed_weights_take_the_device_no_more_room_however_deep_the_model_is() -> None:
     def device(layers: int) -> dict[str, int]:
         config = model_config("gpt2", {**SETTINGS, "n_layer": layers})
-        layout = lay_out(find_shards(build_on_meta(config)), torch.bfloat16, CHUNK_BYTES)
+        layout = lay_out(find_units(build_on_meta(config)), torch.bfloat16, CHUNK_BYTES)
         work = workload(weights="host", precision="bfloat16", shared_memory=False)
-        return EngineNeeds(layout, work).ledger()["device"]
+        return EngineNeeds(layout, work).memory_breakdown()["device"]
 
     assert device(8) == device(4)
 
@@ -205,8 +205,8 @@ def test_activations_that_wait_on_the_host_leave_the_device() -> None:
 
 def test_a_disk_tier_on_another_disk_is_a_tier_of_its_own() -> None:
     layout, work = tiny_layout(), workload(weights="disk", state="disk")
-    together = plan_memory(layout, tiny_census(), work, Free(GIB, None, GIB)).tiers
-    apart = plan_memory(layout, tiny_census(), work, Free(GIB, None, GIB, disk_tier=1000)).tiers
+    together = plan_memory(layout, tiny_model_profile(), work, Free(GIB, None, GIB)).tiers
+    apart = plan_memory(layout, tiny_model_profile(), work, Free(GIB, None, GIB, disk_tier=1000)).tiers
     assert [tier.tier for tier in together] == ["host", "disk"]
     assert [(tier.tier, tier.fits) for tier in apart] == [
         ("host", True),
@@ -274,7 +274,7 @@ def test_the_heap_keeps_holes_only_in_one_memory_whose_blocks_are_not_given_back
         dtype = torch.bfloat16 if changes.get("precision") == "bfloat16" else torch.float32
         work = workload(**changes)
         gradients = EngineNeeds(tiny_layout(dtype), work).gradients_in_autograd()
-        return heap_reserve(tiny_census(), work, gradients)
+        return heap_reserve(tiny_model_profile(), work, gradients)
 
     assert reserve(gradient_clipping=1.0) > reserve() > 0, "gradients that wait keep holes apart"
     assert reserve(activation_checkpointing=False) > 0

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from workbench.config import RunConfig, load_config
 from workbench.data.prepare import prepare
-from workbench.engine.blocks.discovery import find_shards
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.engine.blocks.discovery import find_units
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.training.batches.rows import training_sampler
 from workbench.training.command import run
@@ -87,9 +87,9 @@ def with_grad_scaler(config: RunConfig) -> tuple[list[float], list[float], list[
     after an overflow. In fp32, on weights and gradients that were rounded to fp16."""
     assert config.model.architecture and config.model.config
     model: Any = build_on_meta(model_config(config.model.architecture, dict(config.model.config)))
-    initialize = ShardInitializer(model, config.train.seed)
-    for shard in find_shards(model):
-        initialize(shard)
+    initialize = UnitInitializer(model, config.train.seed)
+    for unit in find_units(model):
+        initialize(unit)
     masters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(
         masters.values(), lr=1.0, betas=config.optimizer.betas, eps=config.optimizer.eps, weight_decay=0.0

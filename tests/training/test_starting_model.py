@@ -85,7 +85,7 @@ def test_the_shape_is_that_of_the_files_and_their_weights_begin_the_run(folder: 
     assert len(told) == 1 and 'its own tokenizer is at the same place (data.tokenizer = "' in told[0]
     theirs = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     with engine_of(begun) as engine:
-        weights = {name: tensor for shard in engine.weights() for name, tensor in shard.items()}
+        weights = {name: tensor for unit in engine.weights() for name, tensor in unit.items()}
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights.items())
 
 

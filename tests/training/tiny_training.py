@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 
 SETTINGS: dict[str, Any] = {
     "n_layer": 2,
@@ -32,7 +32,7 @@ def build_engine(seed: int = 1, **options: Any) -> tuple[Any, OffloadEngine]:
         **options,
     }
     engine = OffloadEngine(
-        model, optimizer=AdamW(lr=1e-2), materialize=ShardInitializer(model, seed), **settings
+        model, optimizer=AdamW(lr=1e-2), materialize=UnitInitializer(model, seed), **settings
     )
     return model, engine
 

@@ -1,4 +1,4 @@
-"""An application that shows one screen, on a planned machine and with censuses that are given, not taken."""
+"""An application that shows one screen, on a planned machine and with model profiles that are given, not taken."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from textual.message import Message
 from textual.screen import Screen
 
 from workbench import presets
-from workbench.census.obtain import read_shipped
 from workbench.config import load_config
 from workbench.errors import WorkbenchError
-from workbench.plan.census import Census
 from workbench.plan.ground import Ground, ground_of
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.placement import lacking
 from workbench.plan.planner import Plan, Planner
 from workbench.plan.profile import load_profile
 from workbench.plan.time.times import ModelTimes
 from workbench.presets import shipped_folder
+from workbench.profiles.model.obtain import read_shipped
 from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.sources import Sizes, Tell
 from workbench.tui.glyphs import BLOCKS, Glyphs
@@ -43,15 +43,15 @@ def ship_two_presets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presets, "shipped_folder", lambda: folder)
 
 
-def shipped_census(preset: Path) -> Census:
-    census = read_shipped(load_config(preset).model.model_dump())
-    assert census is not None
-    return census
+def shipped_model_profile(preset: Path) -> ModelProfile:
+    model_profile = read_shipped(load_config(preset).model.model_dump())
+    assert model_profile is not None
+    return model_profile
 
 
 def large_plan() -> Plan:
     """The plan of the large preset on the planned machine, on which it does not fit."""
-    return Planner(shipped_census(LARGE), PlannedMachine().machine).plan(load_config(LARGE))
+    return Planner(shipped_model_profile(LARGE), PlannedMachine().machine).plan(load_config(LARGE))
 
 
 def large_lacks() -> str:
@@ -60,9 +60,9 @@ def large_lacks() -> str:
 
 
 class PlannedMachine:
-    """Sources that know the shipped censuses; another model's has to be taken, and is the small one's.
+    """Sources that know the shipped model profiles; another model's has to be taken, and is the small one's.
 
-    `asked`: the tables whose census was taken. With `hold` taking waits until it is let go or called off.
+    `asked`: the tables whose model profile was taken. With `hold` taking waits until it is let go or called off.
     """
 
     def __init__(self, profile: str | None = "desktop-32gb") -> None:
@@ -77,7 +77,7 @@ class PlannedMachine:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.is_ready = False
-        """Whether what takes a census was asked to be there, and was not let go since."""
+        """Whether what takes a model profile was asked to be there, and was not let go since."""
 
     def hold(self) -> None:
         self.may_answer.clear()
@@ -88,26 +88,26 @@ class PlannedMachine:
     def let_go(self) -> None:
         self.is_ready = False
 
-    def known_census(self, model: Mapping[str, Any]) -> Census | None:
+    def known_model_profile(self, model: Mapping[str, Any]) -> ModelProfile | None:
         return read_shipped(model)
 
-    def take_census(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> Census:
+    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> ModelProfile:
         self.asked.append(dict(model))
         self.errands.append(errand)
-        tell("taking the census, as a test")
+        tell("taking the model profile, as a test")
         while not self.may_answer.wait(0.005):
             if errand.called_off:
                 raise CalledOffError
         if self.refusal is not None:
             raise self.refusal
-        return shipped_census(SMALL).model_copy(update={"positions": None})  # whatever the sequences
+        return shipped_model_profile(SMALL).model_copy(update={"positions": None})  # whatever the sequences
 
     def ground(self, device: str, disk_path: str) -> Ground:
         self.grounds += 1
         return self.machine
 
     def times(
-        self, model: Mapping[str, Any], census: Census, ground: Ground, sizes: Sizes
+        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Ground, sizes: Sizes
     ) -> ModelTimes | None:
         return None
 

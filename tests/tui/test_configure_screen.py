@@ -67,7 +67,7 @@ def on_screen(
     """Play a scenario on the form of `preset`."""
     machine = machine or PlannedMachine()
     screen = ConfigureScreen(surroundings(tmp_path / "runs", **others), preset, machine)
-    screen.census_after_s = 0.001
+    screen.model_profile_after_s = 0.001
     screen.ready_after_s = 1e6
     app = OneScreen(screen)
 
@@ -330,7 +330,7 @@ def test_what_will_hardly_have_been_meant_is_a_remark_and_holds_no_run_back(tmp_
     on_screen(scenario, tmp_path, own(tmp_path, text), size=(120, 40), machine=machine)
 
 
-def test_no_census_is_taken_of_an_architecture_that_there_is_not(tmp_path: Path) -> None:
+def test_no_model_profile_is_taken_of_an_architecture_that_there_is_not(tmp_path: Path) -> None:
     machine = PlannedMachine()
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
@@ -583,7 +583,7 @@ def test_without_a_terminal_to_lend_there_is_no_editor(tmp_path: Path) -> None:
     on_screen(scenario, tmp_path, SMALL)
 
 
-def test_another_model_asks_for_its_census_and_then_shows_its_plan(tmp_path: Path) -> None:
+def test_another_model_asks_for_its_model_profile_and_then_shows_its_plan(tmp_path: Path) -> None:
     machine = PlannedMachine()
     machine.hold()
 
@@ -594,7 +594,7 @@ def test_another_model_asks_for_its_census_and_then_shows_its_plan(tmp_path: Pat
         row.control.load_text(row.control.text.replace("n_layer = 50", "n_layer = 4"))
         await until(pilot, lambda: bool(machine.asked) and "as a test" in text_of(app))
         assert machine.asked[0]["config"]["n_layer"] == 4
-        assert screen.query_one(FitMeter).stale and "taking the census, as a test" in text_of(app)
+        assert screen.query_one(FitMeter).stale and "taking the model profile, as a test" in text_of(app)
         machine.may_answer.set()
         await settled(pilot)
         assert screen.plan is not before and screen.plan is not None
@@ -604,7 +604,9 @@ def test_another_model_asks_for_its_census_and_then_shows_its_plan(tmp_path: Pat
     on_screen(scenario, tmp_path, machine=machine)
 
 
-def test_a_census_is_called_off_when_the_model_changes_again_and_when_the_screen_goes(tmp_path: Path) -> None:
+def test_a_model_profile_is_called_off_when_the_model_changes_again_and_when_the_screen_goes(
+    tmp_path: Path,
+) -> None:
     machine = PlannedMachine()
     machine.hold()
 
@@ -727,7 +729,9 @@ def test_shipped_presets_open_without_problems(tmp_path: Path) -> None:
         on_screen(scenario, tmp_path, preset)
 
 
-def test_what_takes_a_census_is_there_while_the_form_is_and_makes_room_for_a_run(tmp_path: Path) -> None:
+def test_what_takes_a_model_profile_is_there_while_the_form_is_and_makes_room_for_a_run(
+    tmp_path: Path,
+) -> None:
     machine = PlannedMachine()
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
@@ -745,7 +749,7 @@ def test_what_takes_a_census_is_there_while_the_form_is_and_makes_room_for_a_run
     on_screen(scenario, tmp_path, SMALL, machine=machine)
 
 
-def test_a_form_that_nobody_sees_lets_go_what_takes_a_census(tmp_path: Path) -> None:
+def test_a_form_that_nobody_sees_lets_go_what_takes_a_model_profile(tmp_path: Path) -> None:
     machine = PlannedMachine()
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:

@@ -97,7 +97,7 @@ def test_the_preview_follows_the_cursor(size: tuple[int, int], tmp_path: Path) -
     on_screen(scenario, tmp_path, size)
 
 
-def test_rows_are_there_before_they_are_planned_and_a_census_does_not_hold_the_others_up(
+def test_rows_are_there_before_they_are_planned_and_a_model_profile_does_not_hold_the_others_up(
     user: Path, tmp_path: Path
 ) -> None:
     (user / "a-new-one.toml").write_text(SMALL.read_text().replace("n_layer = 4", "n_layer = 5"))
@@ -118,7 +118,7 @@ def test_rows_are_there_before_they_are_planned_and_a_census_does_not_hold_the_o
     on_screen(scenario, tmp_path, machine=machine, wait=False)
 
 
-def test_leaving_the_screen_calls_the_census_off(user: Path, tmp_path: Path) -> None:
+def test_leaving_the_screen_calls_the_model_profile_off(user: Path, tmp_path: Path) -> None:
     (user / "a-new-one.toml").write_text(SMALL.read_text().replace("n_layer = 4", "n_layer = 5"))
     machine = PlannedMachine()
     machine.hold()

@@ -377,7 +377,7 @@ def test_what_may_not_be_deleted_is_not_even_asked_about(zoo: dict[str, RunDirec
 def test_e_exports_the_model_into_a_folder_that_is_asked_for(
     zoo: dict[str, RunDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import workbench.export as exporting
+    import workbench.export.export as exporting
 
     def export(run: RunDirectory, target: Path, *, step: int | None = None) -> exporting.Exported:
         if run == zoo["failed"]:

@@ -14,15 +14,15 @@ from small_trials import failed, rows_of, small_config
 from torch import nn
 
 import workbench.engine.step_cycle as step_cycle
-from workbench.engine.blocks.forward_gate import ForwardGate
-from workbench.engine.blocks.weight_window import WeightWindow
+from workbench.engine.blocks.param_ready_barrier import ParamReadyBarrier
+from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 from workbench.engine.gradients.gradient_set import Verdict
 from workbench.engine.offload import OffloadEngine
 from workbench.engine.step_cycle import StepCycle
 from workbench.engine.steps.gradient_work import GradientWork
 from workbench.engine.steps.step_work import StepWork
 from workbench.engine.steps.update_work import UpdateWork
-from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.timeline import Kind, Lane, Task, Timeline
 
 Patch = pytest.MonkeyPatch
@@ -51,7 +51,7 @@ def drop_a_micro_batch(patch: Patch) -> None:
 
     def dropping(self: GradientWork, task: Task) -> None:
         if task.micro_batch == 1:
-            slot = self._in_hand.pop((task.shard, task.chunk), None)  # type: ignore[arg-type]
+            slot = self._in_hand.pop((task.unit, task.chunk), None)  # type: ignore[arg-type]
             if slot is not None:
                 self._intake.host_slots.give_back(slot)
             return
@@ -65,7 +65,7 @@ def upload_one_step_late(patch: Patch) -> None:
     held: dict[tuple[int, Any, Any], Task] = {}
 
     def late(self: UpdateWork, task: Task) -> None:
-        place = (id(self), task.shard, task.chunk)
+        place = (id(self), task.unit, task.chunk)
         if place in held:
             upload(self, task)
         held[place] = task
@@ -76,7 +76,7 @@ def upload_one_step_late(patch: Patch) -> None:
 
 def fill_a_slot_too_late(patch: Patch) -> None:
     """Each piece lands in its slot when the next one should, after the forward has read it."""
-    copy = WeightWindow._copy
+    copy = WeightPrefetcher._copy
     held: dict[int, tuple[Any, Any]] = {}
 
     class Late:
@@ -91,16 +91,16 @@ def fill_a_slot_too_late(patch: Patch) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._device, name)
 
-    def late(self: WeightWindow, *arguments: Any) -> None:
+    def late(self: WeightPrefetcher, *arguments: Any) -> None:
         if not isinstance(self._device, Late):
             self._device = Late(self._device, id(self))  # type: ignore[assignment]
         copy(self, *arguments)
 
-    patch.setattr(WeightWindow, "_copy", late)
+    patch.setattr(WeightPrefetcher, "_copy", late)
 
 
 def let_the_forward_not_wait(patch: Patch) -> None:
-    patch.setattr(ForwardGate, "_wait_for", lambda self, shards: None)
+    patch.setattr(ParamReadyBarrier, "_wait_for", lambda self, units: None)
 
 
 def without_waits(patch: Patch, kind: Kind, for_kinds: tuple[Kind, ...]) -> None:
@@ -128,12 +128,12 @@ def download_before_the_gradient(patch: Patch) -> None:
 
 
 def decay_everything(patch: Patch) -> None:
-    views = ShardMemory.views
+    views = UnitMemory.views
 
-    def decaying(self: ShardMemory, *arguments: Any) -> Any:
+    def decaying(self: UnitMemory, *arguments: Any) -> Any:
         return [view._replace(decay=True) for view in views(self, *arguments)]
 
-    patch.setattr(ShardMemory, "views", decaying)
+    patch.setattr(UnitMemory, "views", decaying)
 
 
 def after_creation(patch: Patch, do: Callable[[OffloadEngine], None]) -> None:

@@ -234,7 +234,7 @@ class OffloadConfig(Table):
     )
     device_fraction: float = documented(
         0.0,
-        "Share of the trainable weights, in whole shards in forward order, that stay on the device with their state.",
+        "Share of the trainable weights, in whole units in forward order, that stay on the device with their state.",
         ge=0,
         le=1,
     )

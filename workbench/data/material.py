@@ -18,7 +18,7 @@ from workbench.data.sources.reading import unreadable
 from workbench.data.split import Piece, Split, choose_sides, cut_text, document_share
 from workbench.data.tokenizers import Tokenizer
 from workbench.errors import ConfigurationError
-from workbench.home_folders import expanded
+from workbench.system.folders import expanded
 
 
 @dataclass(frozen=True)

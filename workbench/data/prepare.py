@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.cache import cache_folder
 from workbench.config import DataConfig
 from workbench.config.tokenizers import BPE
 from workbench.data.assembly import assemble
@@ -37,7 +36,8 @@ from workbench.data.token_files import FORMAT_VERSION, Header, map_side, read_he
 from workbench.data.tokenizers import Tokenizer, load_tokenizer
 from workbench.data.tokenizers.bpe_training import trained_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.optimizer.cpu_count import usable_cpus
+from workbench.system.folders import cache_folder
+from workbench.system.processor import usable_cpus
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.cache import cache_folder
 from workbench.doctor.checks import CHECKS
 from workbench.doctor.examination import examine
 from workbench.doctor.findings import Finding, exit_code
@@ -19,6 +18,7 @@ from workbench.doctor.table import as_json, lines
 from workbench.doctor.terminal import this_terminal
 from workbench.doctor.trial_process import LIMIT_S, TrialProcess
 from workbench.runs import runs_root
+from workbench.system.folders import cache_folder
 
 PATIENCE_S = 2.0
 

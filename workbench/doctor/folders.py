@@ -18,7 +18,7 @@ from pathlib import Path
 
 from workbench.doctor.findings import Finding, failure, gib, ok, warning
 from workbench.doctor.surroundings import Surroundings
-from workbench.probe.mounts import IN_MEMORY, NOT_TOLD, mount_of
+from workbench.profiles.machine.mounts import IN_MEMORY, NOT_TOLD, mount_of
 
 REMOTE = (
     "nfs",

@@ -16,8 +16,8 @@ from typing import Any
 
 from workbench.doctor.findings import Finding, ok, one_line, warning
 from workbench.doctor.surroundings import Surroundings
-from workbench.probe.fingerprint import machine_fingerprint
-from workbench.probe.mounts import mount_of
+from workbench.profiles.machine.fingerprint import machine_fingerprint
+from workbench.profiles.machine.mounts import mount_of
 
 if sys.version_info >= (3, 11):
     import tomllib

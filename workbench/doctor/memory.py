@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.cgroups import limits
 from workbench.doctor.findings import Finding, failure, gib, ok, warning
 from workbench.doctor.surroundings import Surroundings
 from workbench.plan.memory.free import free_host_bytes
+from workbench.system.processor import limits
 
 TOO_LITTLE, LITTLE = 512 << 20, 2 << 30
 """Bytes: torch alone takes the first; the smallest training takes less than the second."""

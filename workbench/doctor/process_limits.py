@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from workbench.cgroups import limits, number
 from workbench.doctor.findings import Finding, gib, ok, warning
 from workbench.doctor.surroundings import Surroundings
+from workbench.system.processor import limits, number
 
 FEWEST_FILES = 1024
 FEWEST_PIDS = 256

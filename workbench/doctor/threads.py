@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from workbench.doctor.findings import Finding, ok, warning
 from workbench.doctor.surroundings import Surroundings
-from workbench.optimizer.cpu_count import affinity, cgroup_quota, usable_cpus
+from workbench.system.processor import affinity, cgroup_quota, usable_cpus
 
 VARIABLE = "OMP_NUM_THREADS"
 

@@ -1,4 +1,4 @@
-"""What a model becomes under an engine's arguments: its shards, where each is kept, and the way its step takes.
+"""What a model becomes under an engine's arguments: its units, where each is kept, and the way its step takes.
 
 Invariant: nothing is allocated, moved or hooked here, so that arguments that are refused have changed nothing.
 """
@@ -12,27 +12,27 @@ import torch
 from torch import nn
 
 from workbench.engine.arithmetic.precision import Compute, compute_dtypes, dtype_name
-from workbench.engine.blocks.discovery import FoundShard, find_shards, lay_out
+from workbench.engine.blocks.discovery import FoundUnit, find_units, lay_out
 from workbench.engine.devices.device import Device
 from workbench.layout import Layout
-from workbench.optimizer.cpu_count import usable_cpus
 from workbench.placement import Tier, place
-from workbench.routing import Conditions, ShardRoute, lanes_pay, route_shard
+from workbench.routing import Conditions, UnitRoute, lanes_pay, route_unit
 from workbench.state_formats import StateFormat
+from workbench.system.processor import usable_cpus
 from workbench.timeline import Overlap, StepShape
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """All shards in forward order. `found` and `routes`: one for each shard of `layout`.
+    """All units in forward order. `found` and `routes`: one for each unit of `layout`.
 
-    `streamed`: the shards whose weights come through slots. `computed_in`: by storage dtype. `overlap`: as it was asked
+    `streamed`: the units whose weights come through slots. `computed_in`: by storage dtype. `overlap`: as it was asked
     for; the `shape` of a step that is not delayed has "exact" in place of "delayed".
     """
 
-    found: Sequence[FoundShard]
+    found: Sequence[FoundUnit]
     layout: Layout
-    routes: Sequence[ShardRoute]
+    routes: Sequence[UnitRoute]
     streamed: frozenset[int]
     computed_in: dict[torch.dtype, torch.dtype]
     overlap: Overlap
@@ -55,7 +55,7 @@ def arrange(
     activation_checkpointing: bool,
     chunk_bytes: int,
 ) -> Arrangement:
-    """Find the shards of `model`, and place and route each.
+    """Find the units of `model`, and place and route each.
 
     `storage`: the dtype of working weights. `global_quantity`: an update needs to know of all gradients. The others are
     `OffloadEngine`'s arguments.
@@ -63,7 +63,7 @@ def arrange(
     Raises:
         ValueError: the model cannot be trained, or weights would come through slots without checkpointing.
     """
-    found = find_shards(model)
+    found = find_units(model)
     layout = lay_out(found, storage, chunk_bytes, state_format, device_fraction)
     placements = place(layout, weights, state, device_fraction)
     computed_in = compute_dtypes(compute, device)
@@ -74,11 +74,11 @@ def arrange(
         must_wait=global_quantity or overlap != "exact",
         overlap=overlap,
         lanes_pay=lanes_pay(
-            sum(shard.weight_bytes for shard in layout.shards), torch.get_num_threads(), usable_cpus()
+            sum(unit.weight_bytes for unit in layout.units), torch.get_num_threads(), usable_cpus()
         ),
     )
-    routes = [route_shard(s, p, conditions) for s, p in zip(layout.shards, placements, strict=True)]
-    streamed = frozenset(s.index for s, r in zip(layout.shards, routes, strict=True) if r.streamed)
+    routes = [route_unit(s, p, conditions) for s, p in zip(layout.units, placements, strict=True)]
+    streamed = frozenset(s.index for s, r in zip(layout.units, routes, strict=True) if r.streamed)
     if streamed and not activation_checkpointing:
         raise ValueError(
             "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 "

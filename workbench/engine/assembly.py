@@ -1,6 +1,6 @@
-"""Lays a module's parameters into memory: shards found, placed and routed, each taken over in turn.
+"""Lays a module's parameters into memory: units found, placed and routed, each taken over in turn.
 
-At most one shard is in memory twice, so that a model larger than the host can be made shard by shard.
+At most one unit is in memory twice, so that a model larger than the host can be made unit by unit.
 """
 
 from __future__ import annotations
@@ -12,61 +12,61 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.arithmetic.tier_arithmetic import Arithmetic
-from workbench.engine.blocks.discovery import FoundShard, storage_dtypes
-from workbench.engine.blocks.streamed import StreamedShard
+from workbench.engine.blocks.discovery import FoundUnit, storage_dtypes
+from workbench.engine.blocks.streamed import StreamedUnit
 from workbench.engine.devices.device import Device
 from workbench.engine.storage.disk_files import DiskTier
-from workbench.engine.storage.shard_memory import ShardMemory
 from workbench.engine.storage.stored_tensor import StoredTensor
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.layout import NORM_BLOCK, Layout
-from workbench.routing import ShardRoute
+from workbench.routing import UnitRoute
 
 SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """All shards in memory, in forward order. `parameters`: one for each segment. `frozen`: by name."""
+    """All units in memory, in forward order. `parameters`: one for each segment. `frozen`: by name."""
 
     layout: Layout
-    memories: list[ShardMemory]
+    memories: list[UnitMemory]
     parameters: list[list[nn.Parameter]]
     frozen: list[list[tuple[str, nn.Parameter]]]
-    streamed: list[StreamedShard]
+    streamed: list[StreamedUnit]
 
     def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
         """Every tensor of the optimizer state by name; see `OffloadEngine.state`."""
         for memory in self.memories:
             for kind, tensor in memory.state():
-                yield f"{memory.shard.index:04d}-{memory.shard.name}/{kind}", tensor
+                yield f"{memory.unit.index:04d}-{memory.unit.name}/{kind}", tensor
 
     def parameter_steps(self) -> dict[str, int]:
         """The steps that each parameter has got a gradient in, by its name."""
         return {
             segment.name: memory.steps[number]
             for memory in self.memories
-            for number, segment in enumerate(memory.shard.segments)
+            for number, segment in enumerate(memory.unit.segments)
         }
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
-        """The newest weights, a dictionary a shard; see `OffloadEngine.weights`."""
-        streamed = {s.shard.index: s for s in self.streamed}
+        """The newest weights, a dictionary a unit; see `OffloadEngine.weights`."""
+        streamed = {s.unit.index: s for s in self.streamed}
         for memory, frozen in zip(self.memories, self.frozen, strict=True):
-            yield _shard_weights(memory, frozen, streamed.get(memory.shard.index))
+            yield _unit_weights(memory, frozen, streamed.get(memory.unit.index))
 
     def leave(self) -> None:
         """Bind what was streamed, or computed in another dtype, to its weights on the host."""
         for memory, members in zip(self.memories, self.parameters, strict=True):
             memory.leave(members)
-        for shard in self.streamed:
-            shard.leave_frozen()
+        for unit in self.streamed:
+            unit.leave_frozen()
 
 
 def assemble(
     model: nn.Module,
-    found: Sequence[FoundShard],
+    found: Sequence[FoundUnit],
     layout: Layout,
-    routes: Sequence[ShardRoute],
+    routes: Sequence[UnitRoute],
     computed_in: dict[torch.dtype, torch.dtype],
     *,
     storage: torch.dtype,
@@ -75,9 +75,9 @@ def assemble(
     on_host: Arithmetic,
     on_device: Arithmetic,
     chunk_bytes: int,
-    materialize: Callable[[FoundShard], None] | None,
+    materialize: Callable[[FoundUnit], None] | None,
 ) -> Assembly:
-    """Take the parameters and buffers of `model` over, shard by shard.
+    """Take the parameters and buffers of `model` over, unit by unit.
 
     Raises:
         ValueError: a parameter is on the meta device and there is no `materialize`.
@@ -86,21 +86,21 @@ def assemble(
     stored = storage_dtypes(list(found), storage)
     assembly = Assembly(layout, [], [], [], [])
     buffer: Tensor | None = None
-    for shard, source, route in zip(layout.shards, found, routes, strict=True):
+    for unit, source, route in zip(layout.units, found, routes, strict=True):
         if materialize is not None and any(p.is_meta for p in source.parameters.values()):
             materialize(source)
-        memory = ShardMemory(shard, route, device, computed_in, disk)
+        memory = UnitMemory(unit, route, device, computed_in, disk)
         if memory.files:
-            needed = max((memory.staging_bytes(c) for c in shard.chunks), default=0)
+            needed = max((memory.staging_bytes(c) for c in unit.chunks), default=0)
             if buffer is None or buffer.numel() < needed:
                 buffer = device.empty_pages(needed)
-        members = [source.parameters[segment.name] for segment in shard.segments]
+        members = [source.parameters[segment.name] for segment in unit.segments]
         memory.adopt(members, on_device if route.on_device else on_host, buffer)
-        frozen = [(f.name, source.parameters[f.name], stored[f.name]) for f in shard.frozen]
+        frozen = [(f.name, source.parameters[f.name], stored[f.name]) for f in unit.frozen]
         if route.streamed:
             piece_bytes = max(chunk_bytes, SMALLEST_PIECE_BYTES)
             assembly.streamed.append(
-                StreamedShard(memory, members, frozen, computed_in, device, disk, piece_bytes)
+                StreamedUnit(memory, members, frozen, computed_in, device, disk, piece_bytes)
             )
         else:
             for _, parameter, dtype in frozen:
@@ -118,8 +118,8 @@ def assemble(
     return assembly
 
 
-def _shard_weights(
-    memory: ShardMemory, frozen: Sequence[tuple[str, nn.Parameter]], streamed: StreamedShard | None
+def _unit_weights(
+    memory: UnitMemory, frozen: Sequence[tuple[str, nn.Parameter]], streamed: StreamedUnit | None
 ) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for number, region in enumerate(memory.regions):
@@ -129,7 +129,7 @@ def _shard_weights(
         else:
             stored = memory.stored(number, region.working_kind)
             whole = stored.read(0, stored.numel())
-        for segment in (s for s in memory.shard.segments if s.region == number):
+        for segment in (s for s in memory.unit.segments if s.region == number):
             found[segment.name] = memory.of_segment(whole, segment).view(segment.shape)
     kept = {} if streamed is None else dict(streamed.frozen_weights())
     for name, parameter in frozen:

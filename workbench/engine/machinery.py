@@ -19,14 +19,14 @@ from workbench.engine.arrangement import Arrangement
 from workbench.engine.assembly import Assembly, assemble
 from workbench.engine.blocks.activation_offload import ActivationOffload
 from workbench.engine.blocks.checkpointing import BlockCheckpointing
-from workbench.engine.blocks.discovery import FoundShard
-from workbench.engine.blocks.forward_gate import ForwardGate
-from workbench.engine.blocks.weight_window import WeightWindow
+from workbench.engine.blocks.discovery import FoundUnit
+from workbench.engine.blocks.param_ready_barrier import ParamReadyBarrier
+from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 from workbench.engine.devices.device import Device
-from workbench.engine.gradients.arrival import GradientIntake
+from workbench.engine.gradients.grad_hooks import GradientHooks
 from workbench.engine.lanes.compute_clock import ComputeClock
 from workbench.engine.lanes.lane_threads import LaneThreads
-from workbench.engine.ledger import Ledger, memory_ledger
+from workbench.engine.memory_breakdown import MemoryBreakdown, memory_breakdown
 from workbench.engine.setup import host_arithmetic
 from workbench.engine.steps.step_work import StepWork
 from workbench.engine.storage.disk_files import DiskTier
@@ -36,7 +36,7 @@ from workbench.state_formats import StateFormat
 
 @dataclass(frozen=True)
 class Machinery:
-    """What steps run on. `host`: who does the arithmetic of shards off the device; torch's where there are none."""
+    """What steps run on. `host`: who does the arithmetic of units off the device; torch's where there are none."""
 
     device: Device
     lanes: LaneThreads
@@ -44,23 +44,23 @@ class Machinery:
     disk: DiskTier | None
     host: Arithmetic
     assembly: Assembly
-    intake: GradientIntake
+    intake: GradientHooks
     work: StepWork
-    gate: ForwardGate
-    window: WeightWindow | None
+    gate: ParamReadyBarrier
+    window: WeightPrefetcher | None
     activations: ActivationOffload | None
     checkpointing: BlockCheckpointing
 
-    def ledger(self) -> Ledger:
+    def memory_breakdown(self) -> MemoryBreakdown:
         """What holds memory now, in bytes, by tier and by name."""
         moved = 0 if self.activations is None else self.activations.host_bytes
         staging = self.device.staging_bytes
-        return memory_ledger(self.assembly, self.window, self.intake, self.work, staging, moved)
+        return memory_breakdown(self.assembly, self.window, self.intake, self.work, staging, moved)
 
     def refresh(self, parameter_steps: Mapping[str, Any]) -> None:
         """Make working weights and whatever else follows from it of state that was written into."""
         for memory in self.assembly.memories:
-            memory.steps[:] = [int(parameter_steps[segment.name]) for segment in memory.shard.segments]
+            memory.steps[:] = [int(parameter_steps[segment.name]) for segment in memory.unit.segments]
             memory.derive(self.host, self.work.idle_buffer)
         if self.window is not None:
             self.window.forget()
@@ -105,7 +105,7 @@ def set_up(
     activations: Literal["device", "host"],
     disk_path: str | Path | None,
     chunk_bytes: int,
-    materialize: Callable[[FoundShard], None] | None,
+    materialize: Callable[[FoundUnit], None] | None,
 ) -> Machinery:
     """Take `model` over as `arrangement` says. `storage`: see `arrange`; the others are `OffloadEngine`'s arguments.
 
@@ -143,16 +143,16 @@ def set_up(
             materialize=materialize,
         )
         memories, parameters = assembly.memories, assembly.parameters
-        intake = GradientIntake(memories, parameters, device, clock, bounded=arrangement.overlap != "serial")
+        intake = GradientHooks(memories, parameters, device, clock, bounded=arrangement.overlap != "serial")
         work = StepWork(memories, intake, device, host, on_device, gradient_clipping)
         # Where all updates are compute's own, they are done when backward returns, and no forward waits.
         lanes_work = not all(r.by_compute and r.gradients != "gathered" for r in routes)
         updated = {i for i in range(len(found)) if lanes_work and i not in streamed}
         watched = {i for i, route in enumerate(routes) if not route.by_compute}
-        gate = ForwardGate(model, found, updated, watched, clock, intake.block_called)
-        window: WeightWindow | None = None
+        gate = ParamReadyBarrier(model, found, updated, watched, clock, intake.block_called)
+        window: WeightPrefetcher | None = None
         if assembly.streamed:
-            window = WeightWindow(assembly.streamed, device, lanes, gate.when_ready, clock.waiting)
+            window = WeightPrefetcher(assembly.streamed, device, lanes, gate.when_ready, clock.waiting)
             intake.retire = window.retire
         moved = ActivationOffload(device) if activations == "host" else None
         checkpointing = BlockCheckpointing(

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from workbench.engine.arithmetic.precision import Compute, Precision, working_precision
 from workbench.engine.arrangement import arrange
-from workbench.engine.blocks.discovery import FoundShard
+from workbench.engine.blocks.discovery import FoundUnit
 from workbench.engine.devices.device import Device, open_device
 from workbench.engine.lanes.watchdog import Watchdog
-from workbench.engine.ledger import Ledger, ledger_text
 from workbench.engine.machinery import set_up
+from workbench.engine.memory_breakdown import MemoryBreakdown, memory_breakdown_text
 from workbench.engine.setup import check_arguments
 from workbench.engine.step_cycle import StepCycle
 from workbench.engine.steps.loss_scale import LossScaling
@@ -63,7 +63,7 @@ class OffloadEngine:
         weights: the tier of the blocks' working weights, "device", "host" or "disk". Off the device they come block by
             block through a ring of slots. Parameters outside the blocks stay on the device.
         state: the tier of the optimizer state, "device", "host" or "disk"; never above that of the weights.
-        device_fraction: share of the trainable elements, in whole shards in forward order, that stay on the device with
+        device_fraction: share of the trainable elements, in whole units in forward order, that stay on the device with
             their state.
         state_format: how the state is kept off the device: "exact", or "half" or "compact" for matrices; embeddings and
             parameters with fewer than two dimensions stay exact. On a device of its own it is exact.
@@ -82,8 +82,8 @@ class OffloadEngine:
         chunk_bytes: bytes of working weights that move and update together.
         threads: of the host optimizer; "auto" takes what this process may use.
         device: "cuda", "cuda:1", "cpu", "auto", or a `Device`.
-        materialize: called with each shard that has parameters on the meta device, before it is laid into memory;
-            has to replace them by real ones (see `FoundShard.owners`).
+        materialize: called with each unit that has parameters on the meta device, before it is laid into memory;
+            has to replace them by real ones (see `FoundUnit.owners`).
         watchdog_s: a lane that works on one task for longer than this ends the step with an error that names it; 0
             never does.
 
@@ -118,7 +118,7 @@ class OffloadEngine:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         threads: int | Literal["auto"] = "auto",
         device: str | torch.device | Device = "auto",
-        materialize: Callable[[FoundShard], None] | None = None,
+        materialize: Callable[[FoundUnit], None] | None = None,
         watchdog_s: float = DEFAULT_WATCHDOG_S,
     ) -> None:
         check_arguments(
@@ -229,7 +229,7 @@ class OffloadEngine:
             if machinery.activations is not None:
                 machinery.activations.end_micro_batch()
         except torch.OutOfMemoryError as error:
-            held = ledger_text(self.memory())
+            held = memory_breakdown_text(self.memory())
             cycle.fail_backward(error)
             raise torch.OutOfMemoryError(f"{error}; the engine holds {held}") from error
         except BaseException as error:
@@ -272,7 +272,7 @@ class OffloadEngine:
         reads have not; `weights` gives those that have.
 
         Raises:
-            NonFiniteGradientsError: gradients were not finite three steps in a row, or shards had been updated already.
+            NonFiniteGradientsError: gradients were not finite three steps in a row, or units had been updated already.
             LaneError: a lane's task failed.
         """
         self._cycle.wait()
@@ -319,9 +319,9 @@ class OffloadEngine:
         yield from self._machinery.assembly.state()
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
-        """The newest weights, a dictionary a shard: each parameter once, by its first name, in the storage dtype.
+        """The newest weights, a dictionary a unit: each parameter once, by its first name, in the storage dtype.
 
-        On the host; tensors of shards that live there are views, to be read before the next step. At most one shard
+        On the host; tensors of units that live there are views, to be read before the next step. At most one unit
         that is on disk, or on a device, is held in memory at a time.
         """
         self.wait()
@@ -352,9 +352,9 @@ class OffloadEngine:
         self._non_finite.load(counters)
         self._machinery.refresh(given)
 
-    def memory(self) -> Ledger:
+    def memory(self) -> MemoryBreakdown:
         """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
-        return self._machinery.ledger()
+        return self._machinery.memory_breakdown()
 
     def disk_written_per_day(self) -> float | None:
         """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""

@@ -63,8 +63,8 @@ class StepCycle:
         """Its forward has ended, its backward begins."""
         execution = self._execution
         assert execution is not None
-        for shard in self._arrangement.layout.shards:
-            execution.complete(execution.timeline.find(Kind.FORWARD, micro_batch, shard.index))
+        for unit in self._arrangement.layout.units:
+            execution.complete(execution.timeline.find(Kind.FORWARD, micro_batch, unit.index))
         self._machinery.intake.begin_micro_batch(micro_batch, last=last)
 
     def hold_forwards(self) -> None:

@@ -1,1 +1,1 @@
-"""Build, load and save Hugging Face models shard by shard."""
+"""Build, load and save Hugging Face models unit by unit."""

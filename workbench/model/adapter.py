@@ -1,10 +1,10 @@
 """LoRA adapters (Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021), put on a model through peft.
 
-The model is adapted on the meta device, in place, and its own weights are frozen; `AdapterShards` then gives one shard
+The model is adapted on the meta device, in place, and its own weights are frozen; `AdapterUnits` then gives one unit
 at a time real values. Which layers get an adapter is decided by the module tree, never by a model's name.
 
 Invariant: the frozen weights are, parameter by parameter, those that the model would have without its adapter, and an
-adapter's first values depend on (seed, shard) alone.
+adapter's first values depend on (seed, unit) alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config.schema import AdapterConfig
-from workbench.engine.blocks.discovery import FoundShard, find_shards
+from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.errors import ConfigurationError
 from workbench.model.adapter_targets import find_targets, remarks, title_of
 
@@ -115,39 +115,39 @@ def store_base_as(model: nn.Module, dtype: torch.dtype) -> None:
 
     The engine keeps fp32 parameters fp32 where others come in 16 bits: so adapters stay fp32 beside a narrow base.
     """
-    for shard in find_shards(model):
-        for name, parameter in list(shard.parameters.items()):
+    for unit in find_units(model):
+        for name, parameter in list(unit.parameters.items()):
             if not parameter.requires_grad and parameter.is_floating_point():
                 narrow = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
-                shard.replace(name, nn.Parameter(narrow, requires_grad=False))
+                unit.replace(name, nn.Parameter(narrow, requires_grad=False))
 
 
-class AdapterShards:
-    """Gives a shard of an adapted model real values: the engine's `materialize`.
+class AdapterUnits:
+    """Gives a unit of an adapted model real values: the engine's `materialize`.
 
     Args:
         model: adapted by `add_adapter`.
         plain: what that returned.
-        base: gives a shard of `plain` real values.
+        base: gives a unit of `plain` real values.
         seed: of the adapter's first values, which are fp32 and drawn as peft draws them.
     """
 
     def __init__(
-        self, model: nn.Module, plain: nn.Module, base: Callable[[FoundShard], None], seed: int
+        self, model: nn.Module, plain: nn.Module, base: Callable[[FoundUnit], None], seed: int
     ) -> None:
         self._base = base
         self._seed = seed
-        self._plain = {shard.name: shard for shard in find_shards(plain)}
+        self._plain = {unit.name: unit for unit in find_units(plain)}
         adapted = {name: (path, module) for name, path, module in _base_modules(model)}
         self._pairs = [(module, adapted[name][1]) for name, module in plain.named_modules()]
         self._untie()
         paths = {id(module): adapted[name][0] for name, module in plain.named_modules()}
         self._names = {
-            shard.name: {
+            unit.name: {
                 name: f"{paths[id(places[0].module)]}.{places[0].attribute}".lstrip(".")
-                for name, places in shard.owners.items()
+                for name, places in unit.owners.items()
             }
-            for shard in self._plain.values()
+            for unit in self._plain.values()
         }
         self._layers = {
             id(module): layer
@@ -157,21 +157,21 @@ class AdapterShards:
         }
         self._move_buffers()
 
-    def __call__(self, shard: FoundShard) -> None:
-        """Replace the shard's meta parameters by real ones on the CPU."""
-        source = self._plain.get(shard.name)
+    def __call__(self, unit: FoundUnit) -> None:
+        """Replace the unit's meta parameters by real ones on the CPU."""
+        source = self._plain.get(unit.name)
         if source is not None:
             self._base(source)
-            for name, adapted in self._names[shard.name].items():
+            for name, adapted in self._names[unit.name].items():
                 real = source.parameters[name]
-                shard.replace(adapted, nn.Parameter(real.data, requires_grad=False))
+                unit.replace(adapted, nn.Parameter(real.data, requires_grad=False))
                 source.replace(name, nn.Parameter(real.data.to("meta"), requires_grad=real.requires_grad))
             self._move_buffers()
-        for name, parameter in list(shard.parameters.items()):
+        for name, parameter in list(unit.parameters.items()):
             if parameter.is_meta:
-                shard.replace(name, nn.Parameter(torch.empty(parameter.shape), requires_grad=True))
-        with _drawn_from(self._seed, f"{shard.name}/adapter"), torch.no_grad():
-            for layer in self._layers_of(shard):
+                unit.replace(name, nn.Parameter(torch.empty(parameter.shape), requires_grad=True))
+        with _drawn_from(self._seed, f"{unit.name}/adapter"), torch.no_grad():
+            for layer in self._layers_of(unit):
                 layer.reset_lora_parameters(NAME, True)
 
     def _untie(self) -> None:
@@ -185,9 +185,9 @@ class AdapterShards:
                 if known.setdefault(id(there), id(parameter)) != id(parameter):
                     target._parameters[name] = nn.Parameter(torch.empty_like(there), requires_grad=False)
 
-    def _layers_of(self, shard: FoundShard) -> list[Any]:
-        """The LoRA layers whose adapters are the shard's, each once."""
-        found = (self._layers.get(id(module)) for module in shard.modules())
+    def _layers_of(self, unit: FoundUnit) -> list[Any]:
+        """The LoRA layers whose adapters are the unit's, each once."""
+        found = (self._layers.get(id(module)) for module in unit.modules())
         return list({id(layer): layer for layer in found if layer is not None}.values())
 
     def _move_buffers(self) -> None:
@@ -225,14 +225,14 @@ def is_saved_here(model: nn.Module) -> bool:
     return isinstance(model, PreTrainedModel) and list(getattr(model, "peft_config", ())) == [NAME]
 
 
-def save_adapter(model: nn.Module, shards: Iterable[dict[str, Tensor]], folder: Path) -> None:
+def save_adapter(model: nn.Module, units: Iterable[dict[str, Tensor]], folder: Path) -> None:
     """Write the adapter alone, as `PeftModel.from_pretrained` loads it, into `folder`.
 
-    `shards` gives the parameters by their names in `model`. What of the base peft might save along with it, for which
+    `units` gives the parameters by their names in `model`. What of the base peft might save along with it, for which
     it would ask the hub, is left out: the base's own files have it.
 
     Raises:
-        ValueError: `shards` lacks a parameter of the adapter.
+        ValueError: `units` lacks a parameter of the adapter.
         OSError: the disk does not take it.
     """
     from safetensors import SafetensorError
@@ -240,10 +240,7 @@ def save_adapter(model: nn.Module, shards: Iterable[dict[str, Tensor]], folder: 
 
     names = adapter_file_names(model)
     tensors = {
-        names[name]: tensor.contiguous()
-        for shard in shards
-        for name, tensor in shard.items()
-        if name in names
+        names[name]: tensor.contiguous() for unit in units for name, tensor in unit.items() if name in names
     }
     if len(tensors) < len(names):
         missing = min(set(names.values()).difference(tensors))

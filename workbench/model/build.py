@@ -1,9 +1,9 @@
-"""Build a Hugging Face causal language model from its architecture's name, shard by shard.
+"""Build a Hugging Face causal language model from its architecture's name, unit by unit.
 
-The module tree is made on the meta device, which costs no memory and tells every shape; `ShardInitializer` then gives
-one shard at a time real fp32 parameters, drawn as the architecture itself draws them.
+The module tree is made on the meta device, which costs no memory and tells every shape; `UnitInitializer` then gives
+one unit at a time real fp32 parameters, drawn as the architecture itself draws them.
 
-Invariant: a shard's values depend on (seed, shard) alone, so that neither placement nor order changes them.
+Invariant: a unit's values depend on (seed, unit) alone, so that neither placement nor order changes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.engine.blocks.discovery import FoundShard, find_blocks
+from workbench.engine.blocks.discovery import FoundUnit, find_blocks
 from workbench.errors import ConfigurationError
 from workbench.model.constructed import ConstructedValues, mark
 
@@ -84,8 +84,8 @@ def build_on_meta(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
     return model.train()
 
 
-class ShardInitializer:
-    """Gives a shard's meta parameters real values: the engine's `materialize`.
+class UnitInitializer:
+    """Gives a unit's meta parameters real values: the engine's `materialize`.
 
     Modules without parameters that hold buffers (rotary tables) get theirs when the initializer is made.
     """
@@ -105,35 +105,35 @@ class ShardInitializer:
             self._initialize([module], "buffers")
         self._tables = [module for module in placed if id(module) not in inside]
 
-    def __call__(self, shard: FoundShard) -> None:
-        """Replace the shard's meta parameters by initialised fp32 ones on the CPU."""
-        self.initialize(shard, shard.parameters)
+    def __call__(self, unit: FoundUnit) -> None:
+        """Replace the unit's meta parameters by initialised fp32 ones on the CPU."""
+        self.initialize(unit, unit.parameters)
 
-    def initialize(self, shard: FoundShard, names: Collection[str]) -> None:
-        """Likewise those called `names` alone, and give the shard's modules their buffers.
+    def initialize(self, unit: FoundUnit, names: Collection[str]) -> None:
+        """Likewise those called `names` alone, and give the unit's modules their buffers.
 
         The others are passed over as transformers itself passes over what was loaded, and stay on the meta device,
         where whatever is drawn for them all the same costs nothing.
         """
         for name in list(names):
-            parameter = shard.parameters[name]
+            parameter = unit.parameters[name]
             memory = mark(torch.empty(parameter.shape, dtype=torch.float32))
-            shard.replace(name, nn.Parameter(memory, requires_grad=parameter.requires_grad))
-        placed = [_place_buffers(module) for module in shard.modules()]
-        modules = self._modules_of(shard)
+            unit.replace(name, nn.Parameter(memory, requires_grad=parameter.requires_grad))
+        placed = [_place_buffers(module) for module in unit.modules()]
+        modules = self._modules_of(unit)
         if names or any(placed):
-            for name, parameter in shard.parameters.items():
+            for name, parameter in unit.parameters.items():
                 if name not in names:
                     parameter._is_hf_initialized = True  # type: ignore[attr-defined]
-            self._initialize(modules, shard.name)
-        self._constructed.fill(modules if shard.block is not None else [*self._tables, *modules])
+            self._initialize(modules, unit.name)
+        self._constructed.fill(modules if unit.block is not None else [*self._tables, *modules])
 
-    def _modules_of(self, shard: FoundShard) -> list[nn.Module]:
-        """Those whose initialisation sets the shard's parameters, children first."""
-        if shard.block is not None:
-            return list(_post_order(shard.block))
+    def _modules_of(self, unit: FoundUnit) -> list[nn.Module]:
+        """Those whose initialisation sets the unit's parameters, children first."""
+        if unit.block is not None:
+            return list(_post_order(unit.block))
         # A container may redraw what its children hold, so it comes after them.
-        owners = {id(m) for m in shard.modules()}
+        owners = {id(m) for m in unit.modules()}
         return [m for m in self._outer if id(m) in owners or any(id(c) in owners for c in m.children())]
 
     def _initialize(self, modules: Iterable[nn.Module], name: str) -> None:

@@ -1,9 +1,9 @@
-"""Write a model as the Hugging Face folder that `from_pretrained` loads, from weights that come shard by shard.
+"""Write a model as the Hugging Face folder that `from_pretrained` loads, from weights that come unit by unit.
 
 Names and shapes in the files are transformers' own: what it fused when it built the model (experts) is taken apart
-again, a shard at a time. What the whole model gives is found first on the meta device, where it costs nothing.
+again, a unit at a time. What the whole model gives is found first on the meta device, where it costs nothing.
 
-Invariant: at most one shard is held at a time, except where taking apart needs tensors of several.
+Invariant: at most one unit is held at a time, except where taking apart needs tensors of several.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ Tensors = dict[str, Tensor]
 
 def save_model(
     model: nn.Module,
-    shards: Iterable[Tensors],
+    units: Iterable[Tensors],
     folder: Path,
     *,
     largest_file_bytes: int = LARGEST_FILE_BYTES,
 ) -> dict[str, Spans]:
     """Write safetensors with their index, `config.json` and the generation configuration into an empty `folder`.
 
-    `shards` gives every parameter once, by its first name in `model.named_parameters()`; what the parameters of `model`
+    `units` gives every parameter once, by its first name in `model.named_parameters()`; what the parameters of `model`
     itself hold is not looked at. Of a model with adapters (PEFT) only these are written, as it saves them itself. What
     comes back are the checksums of the files that were written from here, by name.
 
     Raises:
-        ValueError: `shards` lacks a parameter.
+        ValueError: `units` lacks a parameter.
         OSError: the disk does not take it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if has_adapter(model):
-        (save_adapter if is_saved_here(model) else _save_adapter)(model, shards, folder)
+        (save_adapter if is_saved_here(model) else _save_adapter)(model, units, folder)
         return {}
     checksums: dict[str, Spans] = {}
     revert = _reversal(model)
     if revert is None:
-        dtype = _write_gathered(model, shards, folder)
+        dtype = _write_gathered(model, units, folder)
     else:
         # Everything but weights: configurations, and the code of an architecture that brings its own.
         _save_pretrained(model, folder, {})
-        dtype, checksums = _write_weights(model, revert, shards, folder, largest_file_bytes)
+        dtype, checksums = _write_weights(model, revert, units, folder, largest_file_bytes)
     if dtype is not None:
         # A streamed parameter has the dtype that it is computed in, which need not be that of its weights.
         described: Any = model
@@ -70,7 +70,7 @@ def has_adapter(model: nn.Module) -> bool:
 def _write_weights(
     model: nn.Module,
     revert: Callable[[Tensors], Tensors],
-    shards: Iterable[Tensors],
+    units: Iterable[Tensors],
     folder: Path,
     largest_file_bytes: int,
 ) -> tuple[torch.dtype | None, dict[str, Spans]]:
@@ -86,25 +86,25 @@ def _write_weights(
     with SafetensorsFiles(
         folder, {n: tuple(t.shape) for n, t in shapes.items()}, largest_file_bytes
     ) as files:
-        for shard in chain(shards, [buffers]):
-            dtype = shard[first].dtype if first in shard else dtype
-            given = shard if shard is buffers else _gather([shard], names)
+        for unit in chain(units, [buffers]):
+            dtype = unit[first].dtype if first in unit else dtype
+            given = unit if unit is buffers else _gather([unit], names)
             reverted = _try(revert, given)
             if reverted is not None and files.await_all(reverted):
                 files.add(reverted)
             else:
                 held.update(given)
-            # The next shard is read before these names are bound again.
-            del shard, given, reverted
+            # The next unit is read before these names are bound again.
+            del unit, given, reverted
         if held:
             files.add(revert(held))
     return dtype, files.checksums
 
 
-def _write_gathered(model: nn.Module, shards: Iterable[Tensors], folder: Path) -> torch.dtype | None:
+def _write_gathered(model: nn.Module, units: Iterable[Tensors], folder: Path) -> torch.dtype | None:
     """The same with the whole model in memory, for a transformers that only does it all at once."""
     names = _saved_names(model)
-    tensors = _gather(shards, names)
+    tensors = _gather(units, names)
     missing = {name for saved in names.values() for name in saved}.difference(tensors)
     if missing:
         raise ValueError(f"{len(missing)} tensors were not given, one of them {min(missing)}")
@@ -114,7 +114,7 @@ def _write_gathered(model: nn.Module, shards: Iterable[Tensors], folder: Path) -
     return dtype
 
 
-def _save_adapter(model: nn.Module, shards: Iterable[Tensors], folder: Path) -> None:
+def _save_adapter(model: nn.Module, units: Iterable[Tensors], folder: Path) -> None:
     """Let PEFT save what it keeps of the model, with no more of it in memory than that."""
     peft: Any = importlib.import_module("peft")
     adapted: Any = model
@@ -134,7 +134,7 @@ def _save_adapter(model: nn.Module, shards: Iterable[Tensors], folder: Path) -> 
         first: [name for name in places if everything or name in wanted]
         for first, places in _places(model).items()
     }
-    _save_pretrained(model, folder, whole | _buffers(model) | _gather(shards, names))
+    _save_pretrained(model, folder, whole | _buffers(model) | _gather(units, names))
 
 
 def _save_pretrained(model: nn.Module, folder: Path, tensors: Tensors) -> None:
@@ -213,9 +213,9 @@ def _buffers(model: nn.Module) -> Tensors:
     }
 
 
-def _gather(shards: Iterable[Tensors], names: dict[str, list[str]]) -> Tensors:
-    """The tensors of `shards` under all of their `names`."""
-    return {name: t for shard in shards for first, t in shard.items() for name in names[first]}
+def _gather(units: Iterable[Tensors], names: dict[str, list[str]]) -> Tensors:
+    """The tensors of `units` under all of their `names`."""
+    return {name: t for unit in units for first, t in unit.items() for name in names[first]}
 
 
 def _on_meta(tensors: dict[str, Any]) -> Tensors:

@@ -21,8 +21,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from workbench import hub_reach
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.formatting import GIB
+from workbench.model import hub_reach
 from workbench.model.safetensors_files import INDEX_FILE, WEIGHTS_FILE
 
 DESCRIPTION = ("config.json", "generation_config.json", "adapter_config.json")
@@ -44,7 +45,6 @@ CODE = ("*.py",)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
 TELL_EVERY_S = 10.0
-GIB = 1 << 30
 
 
 def fetch(
@@ -115,9 +115,9 @@ def _wanted(name: str, sizes: dict[str, int], *, weights: bool, code: bool) -> l
     if WEIGHTS_FILE in sizes:
         return [*found, WEIGHTS_FILE]
     if INDEX_FILE in sizes:
-        shards = [file for file in sizes if "/" not in file and fnmatch(file, "*.safetensors")]
-        named = [file for file in shards if fnmatch(file, "model-*-of-*.safetensors")]
-        return [*found, INDEX_FILE, *(named or shards)]
+        units = [file for file in sizes if "/" not in file and fnmatch(file, "*.safetensors")]
+        named = [file for file in units if fnmatch(file, "model-*-of-*.safetensors")]
+        return [*found, INDEX_FILE, *(named or units)]
     pickles = [file for file in sizes if fnmatch(file, "*.bin") or fnmatch(file, "*.pt*")]
     because = (
         f"only pickle files ({min(pickles)}), which can run any code when they are loaded and are never loaded here"

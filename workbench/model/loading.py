@@ -1,10 +1,10 @@
-"""Give a model on the meta device its pretrained weights, a shard at a time, straight from the files.
+"""Give a model on the meta device its pretrained weights, a unit at a time, straight from the files.
 
 What the files lack is drawn as the architecture draws it, what they have beside the model is left, and both are said;
 files that lack most of a model are refused, for they are another's.
 
-Invariant: above what the engine keeps, one shard is in memory, in the dtype of the files. A shard's values depend on
-the files and, where these lack something, on (seed, shard) alone.
+Invariant: above what the engine keeps, one unit is in memory, in the dtype of the files. A unit's values depend on
+the files and, where these lack something, on (seed, unit) alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.blocks.discovery import FoundShard, find_blocks
+from workbench.engine.blocks.discovery import FoundUnit, find_blocks
 from workbench.errors import ConfigurationError
-from workbench.model.build import ShardInitializer
+from workbench.model.build import UnitInitializer
 from workbench.model.conversion import Conversion, find_conversions
 from workbench.model.pretrained import PretrainedFiles
 from workbench.model.safetensors_reading import TensorInFile, read_header, read_into, room_for, same_bytes
@@ -31,8 +31,8 @@ LEGACY = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 """Buffers that old files have and that are computed now."""
 
 
-class PretrainedShards:
-    """Gives a shard's meta parameters the values in `files`: the engine's `materialize`.
+class PretrainedUnits:
+    """Gives a unit's meta parameters the values in `files`: the engine's `materialize`.
 
     Floating-point values come in the dtype of the files (float64 as float32): what stores them narrows or widens them.
 
@@ -73,36 +73,36 @@ class PretrainedShards:
         self._check_missing(model, files)
         self._check_unexpected(model, files, conversions.unexpected)
         self._check_dtypes(model)
-        self._initializer = ShardInitializer(model, seed)
+        self._initializer = UnitInitializer(model, seed)
         self._read_buffers(lambda module: not any(p is not None for p in module._parameters.values()))
 
-    def __call__(self, shard: FoundShard) -> None:
-        """Replace the shard's meta parameters by real ones on the CPU."""
+    def __call__(self, unit: FoundUnit) -> None:
+        """Replace the unit's meta parameters by real ones on the CPU."""
         wanted: dict[str, list[str]] = {}
         lacking = []
-        for name, parameter in shard.parameters.items():
+        for name, parameter in unit.parameters.items():
             given = self._given(parameter)
             if given is not None:
                 wanted.setdefault(given, []).append(name)
             elif parameter.is_meta:
                 lacking.append(name)
-        self._initializer.initialize(shard, lacking)
-        owners = {id(module) for module in shard.modules()}
+        self._initializer.initialize(unit, lacking)
+        owners = {id(module) for module in unit.modules()}
         self._read_buffers(lambda module: id(module) in owners)
-        for target, tensor in self._read(shard, wanted):
+        for target, tensor in self._read(unit, wanted):
             for name in wanted[target]:
-                parameter = nn.Parameter(tensor, requires_grad=shard.parameters[name].requires_grad)
+                parameter = nn.Parameter(tensor, requires_grad=unit.parameters[name].requires_grad)
                 # No later drawing touches it.
                 parameter._is_hf_initialized = True  # type: ignore[attr-defined]
-                shard.replace(name, parameter)
+                unit.replace(name, parameter)
 
-    def _read(self, shard: FoundShard, wanted: Mapping[str, list[str]]) -> Iterator[tuple[str, Tensor]]:
+    def _read(self, unit: FoundUnit, wanted: Mapping[str, list[str]]) -> Iterator[tuple[str, Tensor]]:
         """The values of the model's tensors in `wanted`, a conversion at a time."""
         fused = []
         plain: list[tuple[TensorInFile, Tensor]] = []
         targets = []
         for target, names in wanted.items():
-            parameter = shard.parameters[names[0]]
+            parameter = unit.parameters[names[0]]
             conversion = self._of[target]
             if self._blank and parameter.requires_grad:
                 yield target, room_for(parameter.shape, torch.float32)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.checksum import crc32
 from workbench.model.direct_file import PAGE, DirectFile
+from workbench.system.files import crc32
 
 LARGEST_FILE_BYTES = 5 * 10**9
 WEIGHTS_FILE = "model.safetensors"

@@ -120,7 +120,7 @@ def _entry(path: Path, name: str, entry: Any, base: int, size: int) -> TensorInF
 def room_for(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory for a tensor, which goes back to the system as soon as nobody holds it.
 
-    The C library keeps blocks below 32 MiB that were freed: of a shard's tensors another shard would be left there.
+    The C library keeps blocks below 32 MiB that were freed: of a unit's tensors another unit would be left there.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < LARGE_BYTES:

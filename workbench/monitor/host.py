@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.cgroups import limits, number
 from workbench.monitor.samples import HostSample
-from workbench.optimizer.cpu_count import cgroup_quota
+from workbench.system.processor import cgroup_quota, limits, number
 
 _CORE = re.compile(r"cpu(\d+) ")
 _NODE = re.compile(r"node(\d+)")

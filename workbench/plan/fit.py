@@ -18,7 +18,7 @@ from typing import Any
 from workbench.config import RunConfig, fields
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
-from workbench.plan.figures import gib
+from workbench.formatting import gib
 from workbench.plan.ground import check_device
 from workbench.plan.memory.tiers import MemoryPlan
 from workbench.plan.placement import FRACTIONS, Candidate, candidates
@@ -80,7 +80,7 @@ def fit(planner: Planner, config: RunConfig, keep: frozenset[str] = frozenset())
     """
     check_keep(config, keep)
     check_device(config, planner.ground)
-    check_positions(config, planner.census)
+    check_positions(config, planner.model_profile)
     own = config.offload.state_format
     formats = (own, *(f for f in MOMENTS if f != own))
     tried = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError
-from workbench.plan.figures import in_sentence
+from workbench.formatting import in_sentence
 from workbench.plan.memory.tiers import Free
 from workbench.plan.profile import MachineProfile
 from workbench.plan.workload import WeightDtypes

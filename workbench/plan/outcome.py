@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.plan.figures import gib, seconds
+from workbench.formatting import gib, seconds
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.errors import DoesNotFitError
+from workbench.formatting import GIB, MIB
 from workbench.placement import Tier
-from workbench.plan.figures import GIB, MIB
 from workbench.plan.memory.tiers import MemoryPlan
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap

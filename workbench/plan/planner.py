@@ -1,4 +1,5 @@
-"""The plan: memory and time of a configuration before it starts. Arithmetic over a census and a machine; no torch.
+"""The plan: memory and time of a configuration before it starts. Arithmetic over a model profile and a
+machine; no torch.
 
 A form asks for a plan at every key, so what the next plan needs too is kept: layouts by what they depend on, timelines
 and coarse layouts in `step_time`.
@@ -15,10 +16,10 @@ from typing import Any
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.layout import Layout
-from workbench.plan.census import Census
 from workbench.plan.ground import Ground, check_device, check_precision
 from workbench.plan.memory.needs import checkpoint_bytes
 from workbench.plan.memory.tiers import MemoryPlan, plan_memory
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.placement import NO_PLACEMENT, Candidate, Wish, candidates, choose_placement
 from workbench.plan.time.rates import Rates
 from workbench.plan.time.run_time import RunTime, run_time
@@ -73,8 +74,8 @@ class Plan:
 class Planner:
     """Plans configurations of one model on one machine. `times_of` gives measured times where there are any."""
 
-    def __init__(self, census: Census, ground: Ground, times_of: TimesOf | None = None) -> None:
-        self.census = census
+    def __init__(self, model_profile: ModelProfile, ground: Ground, times_of: TimesOf | None = None) -> None:
+        self.model_profile = model_profile
         self.ground = ground
         self._times_of = times_of
         self._layouts: dict[tuple[Any, ...], Layout] = {}
@@ -88,7 +89,7 @@ class Planner:
         """
         check_device(config, self.ground)
         check_precision(config, self.ground)
-        check_positions(config, self.census)
+        check_positions(config, self.model_profile)
 
     def plan(self, config: RunConfig) -> Plan:
         """The plan of `config`; where a tier is "auto", of the fastest placement that fits.
@@ -139,7 +140,7 @@ class Planner:
         precision = self.ground.precision(config)
         work = workload(config, precision, shared_memory=self.ground.shared_memory)
         layout = self._layout(work)
-        memory = plan_memory(layout, self.census, work, self.ground.free)
+        memory = plan_memory(layout, self.model_profile, work, self.ground.free)
         time, run, no_time, busy = None, None, "", ""
         if timed:
             no_time = self._why_no_time(work)
@@ -159,7 +160,7 @@ class Planner:
 
     def _time(self, work: Workload, times: ModelTimes | None) -> StepTime:
         assert self.ground.machine is not None
-        return step_time(self.census, work, Rates(self.ground.machine, work.threads), times)
+        return step_time(self.model_profile, work, Rates(self.ground.machine, work.threads), times)
 
     def _busy(self, time: StepTime, times: ModelTimes | None) -> str:
         assert self.ground.machine is not None
@@ -183,17 +184,17 @@ class Planner:
         if layout is None:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
-            layout = self._layouts[key] = self.census.layout(*key)
+            layout = self._layouts[key] = self.model_profile.layout(*key)
         return layout
 
 
-def check_positions(config: RunConfig, census: Census) -> None:
+def check_positions(config: RunConfig, model_profile: ModelProfile) -> None:
     """Refuse sequences that the model cannot read; see `workbench.model.build.check_positions`.
 
     Raises:
         ConfigurationError: they are longer than its positions.
     """
-    length, longest = config.data.sequence_length, census.positions
+    length, longest = config.data.sequence_length, model_profile.positions
     if longest is not None and 0 <= longest < length:
         raise ConfigurationError(
             f"data.sequence_length = {length}: the model has {longest} positions; lower it to {longest}, or give "

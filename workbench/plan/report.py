@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import string
 
-from workbench.plan.figures import decimal_bytes, duration, gib, in_sentence, seconds
+from workbench.formatting import decimal_bytes, duration, gib, in_sentence, seconds
 from workbench.plan.fit import Fit, why_not
 from workbench.plan.memory.tiers import TierNeed
 from workbench.plan.planner import Plan

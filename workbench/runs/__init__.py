@@ -22,7 +22,7 @@ from workbench.runs.metrics import (
 )
 from workbench.runs.records import read_plan, write_config, write_plan, write_sample
 from workbench.runs.status import PHASES, Liveness, Status, liveness, read_status, write_status
-from workbench.runs_root import runs_root
+from workbench.system.folders import runs_root
 
 __all__ = [
     "EVENT_KINDS",

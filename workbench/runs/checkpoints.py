@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.checksum import crc32
 from workbench.runs.writing import read_json
+from workbench.system.files import crc32
 
 FORMAT_VERSION = 1
 _READERS = 4

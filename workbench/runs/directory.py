@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.home_folders import expanded
 from workbench.runs.writing import write_whole
+from workbench.system.folders import expanded
 
 _MARKS = ("events.jsonl", "status.json", "config.toml")
 """A folder with one of these is a run."""

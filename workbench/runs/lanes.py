@@ -20,9 +20,9 @@ class LaneSpan(NamedTuple):
     """compute, download, update, upload, read or write."""
     name: str
     """What is done: the task's kind, "forward" or "update"."""
-    shard: int
+    unit: int
     chunk: int
-    """-1 where the work is on the whole shard."""
+    """-1 where the work is on the whole unit."""
     start_s: float
     """Since the step began."""
     end_s: float
@@ -65,9 +65,9 @@ def _spans(names: Sequence[str], rows: Sequence[Any]) -> Iterable[LaneSpan]:
     for row in rows:
         if len(row) != len(names):
             raise ValueError(f"a span has {len(row)} values for {len(names)} fields")
-        lane, name, shard, chunk, start, end = in_order(row)
-        if not isinstance(shard, int) or not isinstance(chunk, int):
-            raise ValueError("a span's shard and chunk must be whole numbers")
+        lane, name, unit, chunk, start, end = in_order(row)
+        if not isinstance(unit, int) or not isinstance(chunk, int):
+            raise ValueError("a span's unit and chunk must be whole numbers")
         if not isinstance(start, (int, float)) or not isinstance(end, (int, float)):
             raise ValueError("a span's start and end must be numbers")
-        yield LaneSpan(str(lane), str(name), shard, chunk, float(start), float(end))
+        yield LaneSpan(str(lane), str(name), unit, chunk, float(start), float(end))

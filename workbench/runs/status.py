@@ -73,7 +73,7 @@ class Status:
     message: str = ""
     """One sentence for the user: why it stopped, what it waits for."""
     progress: str = ""
-    """How far the present phase is, in words: "shard 12 of 50"."""
+    """How far the present phase is, in words: "unit 12 of 50"."""
     version: int = STATUS_VERSION
     problem: str = ""
     """What is wrong with the file that this was read from; never written."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.config.references import OF_THE_MODEL, REFERENCES
 from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
-from workbench.launch import start_trainer
 from workbench.presets import find_preset
 from workbench.runs import (
     LogTee,
@@ -23,6 +22,7 @@ from workbench.runs import (
     write_config,
 )
 from workbench.runs.checkpoints import step_folders
+from workbench.runs.launch import start_trainer
 from workbench.runs.resumable import check_resumable
 from workbench.training.checkpoints.same_model import check_same_model
 from workbench.training.signals import Requests, StopBeforeTraining

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from workbench.engine import LaneError
-from workbench.engine.ledger import Ledger, ledger_text
+from workbench.engine.memory_breakdown import MemoryBreakdown, memory_breakdown_text
 from workbench.engine.storage.disk_files import DiskError
 from workbench.errors import WorkbenchError
 from workbench.runs.checkpoints import find_checkpoints
@@ -25,16 +25,22 @@ class EngineFailedError(WorkbenchError):
     """The engine could not go on; what it was is chained as the cause."""
 
 
-def explain(error: BaseException, held: Ledger | None, checkpoints: Path) -> EngineFailedError | None:
+def explain(
+    error: BaseException, held: MemoryBreakdown | None, checkpoints: Path
+) -> EngineFailedError | None:
     """The error to end the run with, or None where `error` is of another kind.
 
     `held` is what the engine held when it happened, None where it was still being built. `checkpoints`: the run's.
     """
     chain = list(_causes(error))
-    # The innermost: the engine's own error holds the ledger already.
+    # The innermost: the engine's own error holds the memory breakdown already.
     short = next((cause for cause in reversed(chain) if _is_out_of_memory(cause)), None)
     if short is not None:
-        place = "while the engine was being built" if held is None else f"the engine held {ledger_text(held)}"
+        place = (
+            "while the engine was being built"
+            if held is None
+            else f"the engine held {memory_breakdown_text(held)}"
+        )
         return EngineFailedError(
             f"out of memory: {_first_line(short)}; {place}. Lower train.micro_batch_size or data.sequence_length, or "
             f"keep less there: offload.weights and offload.state. {_what_stands(checkpoints)}"

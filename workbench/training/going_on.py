@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
-from workbench.engine.blocks.discovery import find_shards
+from workbench.engine.blocks.discovery import find_units
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import SavedStep, find_checkpoints
 from workbench.training.batches.rows import training_sampler
@@ -32,11 +32,11 @@ def check_going_on(directory: RunDirectory, config: RunConfig, model: Any, data:
 
 
 def _check_parameters(saved: SavedStep, model: Any) -> None:
-    there = {name: numel for shard in saved.manifest["layout"] for name, _, _, numel in shard["parameters"]}
+    there = {name: numel for unit in saved.manifest["layout"] for name, _, _, numel in unit["parameters"]}
     here = {
         name: parameter.numel()
-        for shard in find_shards(model)
-        for name, parameter in shard.parameters.items()
+        for unit in find_units(model)
+        for name, parameter in unit.parameters.items()
         if parameter.requires_grad
     }
     check_same_parameters(saved, there, here)

@@ -14,12 +14,12 @@ import torch
 
 from workbench.config import RunConfig, to_toml
 from workbench.engine import OffloadEngine
-from workbench.engine.blocks.discovery import FoundShard, find_shards
-from workbench.engine.ledger import Ledger
+from workbench.engine.blocks.discovery import FoundUnit, find_units
+from workbench.engine.memory_breakdown import MemoryBreakdown
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
+from workbench.formatting import decimal_bytes
 from workbench.monitor.recording import SystemRecording
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
-from workbench.plan.figures import decimal_bytes
 from workbench.plan.outcome import compare
 from workbench.runs import RunDirectory, read_plan, read_run_metrics, record_resume, write_config, write_plan
 from workbench.runs.checkpoints import DamagedFileError, open_checkpoint, step_folders
@@ -101,7 +101,7 @@ def _train(
     journal: Journal,
     *,
     resuming: bool,
-) -> tuple[int, int, Ledger]:
+) -> tuple[int, int, MemoryBreakdown]:
     """Exit code, steps done, and what the engine held at the end."""
     if config.train.deterministic:
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.
@@ -156,14 +156,14 @@ def _log_traceback(run: RunDirectory, error: BaseException) -> None:
 
 
 def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadEngine:
-    shards = len(find_shards(prepared.model))
+    units = len(find_units(prepared.model))
     done = 0
 
-    def materialize(shard: FoundShard) -> None:
+    def materialize(unit: FoundUnit) -> None:
         nonlocal done
         done += 1
-        journal.progress(f"shard {done} of {shards}")
-        prepared.weights(shard)
+        journal.progress(f"unit {done} of {units}")
+        prepared.weights(unit)
 
     options = engine_options(config, device=prepared.device)
     return OffloadEngine(prepared.model, **options, materialize=materialize)

@@ -239,7 +239,7 @@ class WorkbenchApp(App[None]):
         self._go("runs", CompareScreen(self.surroundings, message.runs))
 
     def on_start_run(self, message: StartRun) -> None:
-        from workbench import launch
+        from workbench.runs import launch
 
         if self._may_change("nothing is started"):
             self._begin(partial(launch.start, message.text, message.name, self.surroundings.runs_root))
@@ -251,7 +251,7 @@ class WorkbenchApp(App[None]):
     @work(group="resume", exclusive=True)
     async def _resume(self, run: RunDirectory) -> None:
         """Ask what is to be changed, of a stopped run mostly nothing, and go on with it."""
-        from workbench import launch
+        from workbench.runs import launch
         from workbench.tui.run.resuming import ask_changes, overrides_in, steps_done
 
         done = await asyncio.to_thread(steps_done, run)
@@ -278,7 +278,7 @@ class WorkbenchApp(App[None]):
     async def _begin(self, begin: Callable[[], RunDirectory]) -> None:
         """Start a trainer, in a thread, and show its run."""
         for form in self._forms:
-            # What takes censuses holds memory that plans give to the run.
+            # What takes model profiles holds memory that plans give to the run.
             await asyncio.to_thread(form.planning.sources.let_go)
         try:
             run = await asyncio.to_thread(begin)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from workbench.cache import read_cached, write_cached
+from workbench.system.folders import read_cached, write_cached
 
 FILE_NAME = "screen.json"
 

@@ -152,20 +152,20 @@ class Bench:
 def conclude(engine: OffloadEngine, outcome: EngineOutcome) -> None:
     """Read weights, state and counts into `outcome`."""
     read_state(engine, outcome)
-    outcome.weights = {name: w.clone() for shard in engine.weights() for name, w in shard.items()}
+    outcome.weights = {name: w.clone() for unit in engine.weights() for name, w in unit.items()}
 
 
 def read_state(engine: OffloadEngine, outcome: EngineOutcome) -> None:
     """Read state and counts into `outcome`, bit by bit and by parameter."""
     outcome.raw = raw_state(engine)
     outcome.counts = dict(engine.counters()["parameter_steps"])
-    for shard in engine.layout.shards:
-        several_dtypes = len({region.dtype for region in shard.regions}) > 1
-        several_formats = len({region.state_format for region in shard.regions}) > 1
-        for segment in shard.segments:
-            region = shard.regions[segment.region]
+    for unit in engine.layout.units:
+        several_dtypes = len({region.dtype for region in unit.regions}) > 1
+        several_formats = len({region.state_format for region in unit.regions}) > 1
+        for segment in unit.segments:
+            region = unit.regions[segment.region]
             suffix = f".{region.dtype}" * several_dtypes + f".{region.state_format}" * several_formats
-            start = f"{shard.index:04d}-{shard.name}/"
+            start = f"{unit.index:04d}-{unit.name}/"
             kinds = {
                 name.removeprefix(start).removesuffix(suffix): tensor
                 for name, tensor in outcome.raw.items()

@@ -1,4 +1,4 @@
-"""Training by plain torch: what the engine is held to. It knows nothing of shards, chunks, lanes or tiers.
+"""Training by plain torch: what the engine is held to. It knows nothing of units, chunks, lanes or tiers.
 
 Weights are kept in full precision and updated by `torch.optim.AdamW` (or `Adam`), one tensor at a time; the model
 reads them rounded to the precision that they are stored in. With a `delay_warmup` it is the AdamW of the one-step

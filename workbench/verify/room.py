@@ -10,9 +10,9 @@ from torch import nn
 from workbench.config import RunConfig
 from workbench.engine.devices.device import Device
 from workbench.errors import DoesNotFitError
+from workbench.formatting import GIB
 from workbench.plan.memory.free import free_host_bytes
 
-GIB = 1 << 30
 KEPT_BYTES = 36
 """Of the host, per parameter: the first weights, what one training by the engine and one by torch came to."""
 AT_WORK_BYTES = 76

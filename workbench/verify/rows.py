@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from workbench.engine.blocks.discovery import find_shards, lay_out
+from workbench.engine.blocks.discovery import find_units, lay_out
 from workbench.engine.devices.device import Device
 from workbench.state_formats import StateFormat
 from workbench.verify.comparison import Comparison, compare_with_plain, runs_exactly
@@ -79,11 +79,9 @@ class Trial:
 
     @cached_property
     def formats(self) -> dict[str, StateFormat]:
-        found = find_shards(self.bench.subject.start)
+        found = find_units(self.bench.subject.start)
         layout = lay_out(found, self.numbers.storage, 1, self.bench.config.offload.state_format)
-        return {
-            s.name: shard.regions[s.region].state_format for shard in layout.shards for s in shard.segments
-        }
+        return {s.name: unit.regions[s.region].state_format for unit in layout.units for s in unit.segments}
 
 
 Check = Callable[[Trial], Iterator[Row]]

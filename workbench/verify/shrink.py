@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.census.building import shape_of
 from workbench.config import RunConfig
 from workbench.config.schema import AdapterConfig
-from workbench.engine.blocks.discovery import FoundShard, find_blocks, find_shards
+from workbench.engine.blocks.discovery import FoundUnit, find_blocks, find_units
 from workbench.errors import ConfigurationError
-from workbench.model.adapter import AdapterShards, add_adapter
-from workbench.model.build import ShardInitializer, brief, build_on_meta, model_config
+from workbench.model.adapter import AdapterUnits, add_adapter
+from workbench.model.build import UnitInitializer, brief, build_on_meta, model_config
 from workbench.model.folder import has_adapter
-from workbench.plan.census import model_table
+from workbench.plan.model_profile import model_table
+from workbench.profiles.model.building import shape_of
 
 BLOCKS = 5
 """More than the ring of device slots holds, so that slots are used again."""
@@ -189,14 +189,14 @@ def real_model(
     weights beneath it are frozen, and rounded to `storage`.
     """
     model = build_on_meta(shape)
-    materialize: Callable[[FoundShard], None]
+    materialize: Callable[[FoundUnit], None]
     if adapter is None:
-        materialize = ShardInitializer(model, seed)
+        materialize = UnitInitializer(model, seed)
     else:
         plain = add_adapter(model, adapter)
-        materialize = AdapterShards(model, plain, ShardInitializer(plain, seed), seed)
-    for shard in find_shards(model):
-        materialize(shard)
+        materialize = AdapterUnits(model, plain, UnitInitializer(plain, seed), seed)
+    for unit in find_units(model):
+        materialize(unit)
     generator = torch.Generator().manual_seed(seed % (1 << 62))
     with torch.no_grad():
         for parameter in model.parameters():

@@ -12,8 +12,8 @@ import torch
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
-from workbench.engine.blocks.discovery import FoundShard
-from workbench.model.build import ShardInitializer, build_on_meta
+from workbench.engine.blocks.discovery import FoundUnit
+from workbench.model.build import UnitInitializer, build_on_meta
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
 from workbench.verify.engine_training import Bench, EngineOutcome, conclude, same_bits
@@ -92,11 +92,11 @@ def _other_engine(bench: Bench, recipe: Recipe) -> Iterator[OffloadEngine]:
             yield engine
         return
     model, start = build_on_meta(bench.subject.shape), bench.subject.start
-    initialize = ShardInitializer(model, seed)
+    initialize = UnitInitializer(model, seed)
 
-    def materialize(shard: FoundShard) -> None:
-        initialize(shard)
-        for name, parameter in shard.parameters.items():
+    def materialize(unit: FoundUnit) -> None:
+        initialize(unit)
+        for name, parameter in unit.parameters.items():
             if not parameter.requires_grad:
                 parameter.data.copy_(start.get_parameter(name))
 

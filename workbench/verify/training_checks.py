@@ -129,7 +129,7 @@ def _stopped_rightly(trial: Trial, message: str, poison: str) -> tuple[str | Non
         and trial.bench.config.offload.overlap == "exact"
     )
     if updates_early and poison in message:
-        return None, f"without clipping shards update before that is known: it stopped and named {poison}"
+        return None, f"without clipping units update before that is known: it stopped and named {poison}"
     return f"it stopped: {message}", ""
 
 

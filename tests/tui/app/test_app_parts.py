@@ -10,9 +10,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 from whole_app import App, House, settled
 
-from workbench import launch
 from workbench.errors import ConfigurationError
-from workbench.runs import RunDirectory
+from workbench.runs import RunDirectory, launch
 from workbench.tui.messages import CompareRuns, OpenPreset, OpenRun, ResumeRun, StartRun
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from form_host import LARGE, SMALL, PlannedMachine, shipped_census
+from form_host import LARGE, SMALL, PlannedMachine, shipped_model_profile
 
-from workbench.census import helper_process
 from workbench.config import RunConfig, load_config, parse_config
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.plan.fit import with_field
@@ -20,6 +19,7 @@ from workbench.plan.ground import ground_of
 from workbench.plan.memory.tiers import MemoryPlan, TierNeed
 from workbench.plan.planner import Planner
 from workbench.plan.profile import load_profile
+from workbench.profiles.model import helper_process
 from workbench.tui.form import sources
 from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.planning import Planning, chosen_plan
@@ -38,7 +38,7 @@ def session(machine: PlannedMachine | None = None, preset: Path = LARGE) -> tupl
 
 
 def planner(preset: Path = LARGE, profile: str = "desktop-32gb") -> Planner:
-    return Planner(shipped_census(preset), ground_of(load_profile(Path(profile))))
+    return Planner(shipped_model_profile(preset), ground_of(load_profile(Path(profile))))
 
 
 def with_fields(config: RunConfig, **fields: Any) -> RunConfig:
@@ -51,7 +51,7 @@ def test_before_anything_is_known_it_says_what_it_lacks() -> None:
     planning = Planning(PlannedMachine())
     outlook = planning.look(load_config(LARGE))
     assert outlook.plan is None
-    assert outlook.lacks == {"census", "ground"}
+    assert outlook.lacks == {"model_profile", "ground"}
 
 
 def test_what_it_lacks_it_obtains_once() -> None:
@@ -92,22 +92,22 @@ def test_where_auto_finds_nothing_that_fits_the_one_that_lacks_least_is_shown() 
         assert plan.memory.missing_bytes <= other.memory.missing_bytes
 
 
-def test_another_model_needs_a_census_and_the_first_one_keeps_its_own() -> None:
+def test_another_model_needs_a_model_profile_and_the_first_one_keeps_its_own() -> None:
     machine = PlannedMachine()
     planning, config = session(machine)
-    before = planning.census(config)
+    before = planning.model_profile(config)
     model = config.model.model_copy(update={"config": {**config.model.config, "n_layer": 3}})
     other = config.model_copy(update={"model": model})
-    assert planning.look(other).lacks == {"census"}
+    assert planning.look(other).lacks == {"model_profile"}
     planning.obtain(other, silent, Errand(), take=False)
-    assert planning.look(other).lacks == {"census"} and machine.asked == []
+    assert planning.look(other).lacks == {"model_profile"} and machine.asked == []
     planning.obtain(other, silent, Errand())
     assert planning.look(other).plan is not None
-    assert planning.census(config) is before
+    assert planning.model_profile(config) is before
     assert [table["config"]["n_layer"] for table in machine.asked] == [3]
 
 
-def test_a_default_of_the_model_written_out_needs_no_other_census() -> None:
+def test_a_default_of_the_model_written_out_needs_no_other_model_profile() -> None:
     planning, _ = session(preset=SMALL)
     text = SMALL.read_text().replace(
         '[model]\narchitecture = "gpt2"', '[model]\narchitecture = "gpt2"\npretrained = ""'
@@ -121,7 +121,7 @@ def test_another_device_or_disk_needs_another_look_at_the_machine() -> None:
     assert planning.look(with_fields(config, offload__disk_path="/tmp")).lacks == {"ground"}
 
 
-def test_a_census_that_cannot_be_taken_is_a_refusal_at_the_model_until_asked_anew() -> None:
+def test_a_model_profile_that_cannot_be_taken_is_a_refusal_at_the_model_until_asked_anew() -> None:
     machine = PlannedMachine()
     machine.refusal = ConfigurationError("model.config: n_embd = 4099 is no multiple of n_head = 32")
     planning, config = Planning(machine), load_config(LARGE)
@@ -137,7 +137,7 @@ def test_a_census_that_cannot_be_taken_is_a_refusal_at_the_model_until_asked_ane
     assert planning.look(config).plan is not None
 
 
-def test_a_model_that_transformers_does_not_know_is_refused_without_a_census() -> None:
+def test_a_model_that_transformers_does_not_know_is_refused_without_a_model_profile() -> None:
     planning, config = Planning(PlannedMachine()), load_config(LARGE)
     model = config.model.model_copy(update={"architecture": "gpt22"})
     outlook = planning.look(config.model_copy(update={"model": model}))
@@ -163,7 +163,7 @@ def test_called_off_nothing_is_known_afterwards() -> None:
     errand.call_off()
     with pytest.raises(CalledOffError):
         planning.obtain(config, silent, errand)
-    assert planning.look(config).lacks == {"census"}
+    assert planning.look(config).lacks == {"model_profile"}
 
 
 def test_without_a_measured_machine_memory_is_planned_and_time_is_not() -> None:
@@ -243,27 +243,27 @@ def test_what_no_placement_can_mend_has_its_sentence_at_its_field_and_no_plan() 
     outlook = planning.look(config)
     assert outlook.plan is None and outlook.at == "data.sequence_length"
     with pytest.raises(ConfigurationError) as caught:
-        Planner(shipped_census(SMALL), PlannedMachine().machine).check(config)
+        Planner(shipped_model_profile(SMALL), PlannedMachine().machine).check(config)
     assert outlook.refused == str(caught.value)
 
 
-def test_a_census_is_asked_of_one_process_that_stays_and_is_kept(
+def test_a_model_profile_is_asked_of_one_process_that_stays_and_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    census = shipped_census(SMALL)
+    model_profile = shipped_model_profile(SMALL)
     program = f"""
         import json, os, sys
         for line in sys.stdin:
             print(json.dumps({{"tell": f"process {{os.getpid()}}", "idle_bytes": 7 << 30}}))
-            print(json.dumps({{"answer": json.loads({census.model_dump_json()!r})}}), flush=True)
+            print(json.dumps({{"answer": json.loads({model_profile.model_dump_json()!r})}}), flush=True)
         """
     monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
     here, said = Here(tmp_path / "runs"), list[str]()
     tables = [{"architecture": "gpt2", "config": {"n_layer": layers}} for layers in (1, 2)]
     try:
         for table in tables:
-            assert here.take_census(table, said.append, Errand()) == census
+            assert here.take_model_profile(table, said.append, Errand()) == model_profile
         monkeypatch.setattr(sources, "free_host_bytes", lambda: 1 << 30)
         assert here.ground("cpu", "").free.host == 8 << 30, "it ends before a run begins"
     finally:
@@ -271,7 +271,7 @@ def test_a_census_is_asked_of_one_process_that_stays_and_is_kept(
     assert here.ground("cpu", "").free.host == 1 << 30
     processes = {sentence for sentence in said if sentence.startswith("process ")}
     assert len(processes) == 1 and len(said) == 4
-    assert here.known_census(tables[1]) == census
+    assert here.known_model_profile(tables[1]) == model_profile
 
 
 def test_a_question_that_is_called_off_ends_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +280,6 @@ def test_a_question_that_is_called_off_ends_as_such(tmp_path: Path, monkeypatch:
     here, errand = Here(tmp_path / "runs"), Errand()
     try:
         with pytest.raises(CalledOffError):
-            here.take_census({"architecture": "gpt2"}, lambda _: errand.call_off(), errand)
+            here.take_model_profile({"architecture": "gpt2"}, lambda _: errand.call_off(), errand)
     finally:
         here.let_go()

@@ -41,7 +41,9 @@ def test_a_forecast_has_parameters_a_plan_and_a_verdict() -> None:
     assert made["gpt2-10b"].verdict == "no" and "lacks" in made["gpt2-10b"].said
 
 
-def test_a_model_whose_census_is_not_known_is_pending_first_and_taken_last(in_an_empty_project: Path) -> None:
+def test_a_model_whose_model_profile_is_not_known_is_pending_first_and_taken_last(
+    in_an_empty_project: Path,
+) -> None:
     (in_an_empty_project / "a-new-one.toml").write_text(
         SMALL.read_text().replace("n_layer = 4", "n_layer = 5")
     )

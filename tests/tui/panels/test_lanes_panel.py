@@ -128,18 +128,18 @@ def test_what_is_wrong_with_the_file_is_said() -> None:
     assert "it is damaged" in rows[1]
 
 
-def test_the_cursor_reads_kind_shard_chunk_and_milliseconds() -> None:
+def test_the_cursor_reads_kind_unit_chunk_and_milliseconds() -> None:
     async def scenario(pilot: Pilot[None], panel: LanesPanel) -> None:
         panel.show_lanes(SMALL)
         panel.focus()
         await pilot.press("c", "down", "down", "n")
         assert panel.under_cursor == SMALL.spans[3]
         text = "\n".join(picture(panel))
-        assert "update: update  shard 2 chunk 5  1,500.0 ms  from 2,500.0 ms to 4,000.0 ms" in text
+        assert "update: update  unit 2 chunk 5  1,500.0 ms  from 2,500.0 ms to 4,000.0 ms" in text
         await pilot.press("up", "b")
         assert panel.under_cursor == SMALL.spans[2]
         await pilot.press("c")
-        assert panel.under_cursor is None and "shard" not in "\n".join(picture(panel))
+        assert panel.under_cursor is None and "unit" not in "\n".join(picture(panel))
 
     with_widget(LanesPanel(BLOCKS), (80, 14), scenario)
 

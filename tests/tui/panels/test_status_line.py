@@ -41,8 +41,8 @@ def test_a_narrow_line_keeps_state_and_step() -> None:
 
 
 def test_a_phase_says_how_far_it_is() -> None:
-    loading = Status(phase="loading", progress="shard 12 of 50")
-    assert said(60, loading, "running") == "my-run · ● running · loading shard 12 of 50 · step 0"
+    loading = Status(phase="loading", progress="unit 12 of 50")
+    assert said(60, loading, "running") == "my-run · ● running · loading unit 12 of 50 · step 0"
 
 
 def test_what_is_not_known_of_a_run_that_trains_is_said_as_such() -> None:

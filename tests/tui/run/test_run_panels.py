@@ -17,10 +17,10 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from workbench.launch import LastWords
 from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.plan.outcome import Compared
 from workbench.runs import Event, Metrics
+from workbench.runs.launch import LastWords
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.run.events_panel import MOST, EventsPanel
 from workbench.tui.run.group_line import GroupLine

@@ -244,7 +244,7 @@ def test_the_end_of_an_ended_runs_metrics_in_the_middle_of_a_record_is_told(tmp_
 
 
 def test_a_run_that_is_being_set_up_has_no_problems(tmp_path: Path) -> None:
-    run = new_run(tmp_path, live("allocating", step=0, progress="shard 3 of 50"), steps=0)
+    run = new_run(tmp_path, live("allocating", step=0, progress="unit 3 of 50"), steps=0)
     run.plan.unlink()
     reader = RunReader(run)
     assert [reader.look().problems for _ in range(3)] == [(), (), ()]

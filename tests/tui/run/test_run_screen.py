@@ -98,10 +98,10 @@ def test_before_anything_was_read_the_screen_says_what_it_reads(tmp_path: Path) 
 
 
 def test_a_run_that_is_being_set_up_says_its_phase_and_how_far_it_is(tmp_path: Path) -> None:
-    run = new_run(tmp_path, live("allocating", step=0, progress="shard 12 of 50"), steps=0)
+    run = new_run(tmp_path, live("allocating", step=0, progress="unit 12 of 50"), steps=0)
 
     async def scenario(host: Host, pilot: Pilot[None]) -> None:
-        assert "allocating shard 12 of 50" in host.text
+        assert "allocating unit 12 of 50" in host.text
         rewrite(run, phase="loading", progress="")
         await look(host, pilot)
         assert "loading" in host.text and "quickstart" in host.text

@@ -69,7 +69,7 @@ class StagedApp(WorkbenchApp):
 
     def on_open_preset(self, message: OpenPreset) -> None:
         screen = ConfigureScreen(self.surroundings, message.path, PlannedMachine(self.machine))
-        screen.census_after_s = 0.001
+        screen.model_profile_after_s = 0.001
         message.prevent_default()
         self._go("presets", screen)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from form_host import LARGE, SMALL, shipped_census
+from form_host import LARGE, SMALL, shipped_model_profile
 from sampled_machines import TRAINER, step_lanes
 
 from workbench.config import load_config, to_toml
@@ -98,7 +98,7 @@ def _planned(preset: Path, overrides: tuple[str, ...]) -> tuple[str, dict[str, A
     """The configuration as TOML, and its plan on a desktop."""
     config = load_config(preset, overrides)
     machine = ground_of(load_profile(Path("desktop-32gb")))
-    return to_toml(config), Planner(shipped_census(preset), machine).plan(config).as_dict()
+    return to_toml(config), Planner(shipped_model_profile(preset), machine).plan(config).as_dict()
 
 
 def _status(run: RunDirectory, now: float, **values: Any) -> None:
@@ -176,7 +176,7 @@ def _log(
     run: RunDirectory, steps: int, total: int, tokens: int, step_s: float, last: Sequence[str] = ()
 ) -> None:
     """A log as the trainer writes it: its beginning, a line a step, and `last`."""
-    lines = [f"run {run.name}", "building the model, shard by shard", "reserving the host's memory"]
+    lines = [f"run {run.name}", "building the model, unit by unit", "reserving the host's memory"]
     for step in range(1, steps + 1):
         loss = 1.5 + 4 * math.exp(-14 * step / total)
         left = step_s * (total - step)

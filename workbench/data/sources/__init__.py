@@ -16,7 +16,7 @@ from pathlib import Path
 
 from workbench.data.sources.file_kinds import Kind, kind_of_file
 from workbench.errors import ConfigurationError
-from workbench.home_folders import expanded
+from workbench.system.folders import expanded
 
 HUB = "hub:"
 _STDLIB_LEFT_OUT = frozenset(

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench import hub_reach
 from workbench.data.parts import HubPart, ParquetPart, part_bytes
 from workbench.data.quiet_hub import quiet_hub
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.model import hub_reach
 
 _ROWS_AT_ONCE = 256
 _READERS = ("arrow", "csv", "json", "parquet", "text", "xml")

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workbench.cache import cache_folder
 from workbench.config import DataConfig, tokenizers
 from workbench.config.tokenizers import BPE, LARGEST, SMALLEST
 from workbench.data.material import Material
@@ -26,6 +25,7 @@ from workbench.data.sources.reading import READ_BYTES, opened, read_bytes, read_
 from workbench.data.tokenizers.byte_tokenizer import END_OF_TEXT, sound
 from workbench.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from workbench.errors import ConfigurationError
+from workbench.system.folders import cache_folder
 
 SAMPLE_BYTES = 1 << 29
 """A larger source is trained on parts of it, evenly spread, of so many bytes together."""

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workbench import hub_reach
 from workbench.data.quiet_hub import quiet_hub
 from workbench.data.tokenizers.pretrained_tokenizer import OWN_FILES, PretrainedTokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.home_folders import expanded
+from workbench.model import hub_reach
+from workbench.system.folders import expanded
 
 _KNOWN_FILES = (
     "tokenizer.json",

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from workbench.engine.blocks.weight_window import WeightWindow
+from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 
@@ -27,8 +27,8 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 class BlockCheckpointing:
     """Wraps the blocks' `forward`; `remove` puts the originals back.
 
-    `blocks`: by shard. `recomputes`: whether they are checkpointed at all. `window` brings the weights of the
-    `streamed` ones. `around` is entered around each checkpointed call, with the block's shard.
+    `blocks`: by unit. `recomputes`: whether they are checkpointed at all. `window` brings the weights of the
+    `streamed` ones. `around` is entered around each checkpointed call, with the block's unit.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BlockCheckpointing:
         blocks: Iterable[tuple[int, nn.Module]],
         *,
         recomputes: bool,
-        window: WeightWindow | None = None,
+        window: WeightPrefetcher | None = None,
         streamed: frozenset[int] = frozenset(),
         around: Callable[[int], AbstractContextManager[object]] | None = None,
     ) -> None:
@@ -45,15 +45,15 @@ class BlockCheckpointing:
         for module in model.modules():
             if getattr(module, "gradient_checkpointing", False):
                 setattr(module, "gradient_checkpointing", False)  # noqa: B010
-        for shard, block in blocks:
+        for unit, block in blocks:
             inner = block.forward
-            if window is not None and shard in streamed:
-                inner = functools.partial(_Binding, window, shard, inner)
+            if window is not None and unit in streamed:
+                inner = functools.partial(_Binding, window, unit, inner)
             elif recomputes:
                 inner = functools.partial(_plain, inner)
             else:
                 continue
-            context = nullcontext if around is None else functools.partial(around, shard)
+            context = nullcontext if around is None else functools.partial(around, unit)
             block.forward = functools.partial(_forward, inner, recomputes, context)
             self._wrapped.append(block)
 
@@ -70,22 +70,22 @@ def _plain(forward: Any) -> Any:
 class _Binding:
     """One call of a streamed block: its first run is the forward, every further one a recompute."""
 
-    def __init__(self, window: WeightWindow, shard: int, forward: Any) -> None:
+    def __init__(self, window: WeightPrefetcher, unit: int, forward: Any) -> None:
         self._window = window
-        self._shard = shard
+        self._unit = unit
         self._forward = forward
         self._has_run = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recompute, self._has_run = self._has_run, True
-        self._window.acquire(self._shard, recompute=recompute)
+        self._window.acquire(self._unit, recompute=recompute)
         if recompute:
             # The block's backward comes next and reads the slot: the window knows when that is over.
             return self._forward(*args, **kwargs)
         try:
             return self._forward(*args, **kwargs)
         finally:
-            self._window.release(self._shard)
+            self._window.release(self._unit)
 
 
 def _forward(

@@ -1,7 +1,7 @@
-"""Find the shards of a module: its repeated blocks, what comes before them and what comes after.
+"""Find the units of a module: its repeated blocks, what comes before them and what comes after.
 
 The module tree decides, never a model's name: blocks are the children of the outermost lists whose parametrised
-members are all of one class. A parameter that appears twice (tied weights) belongs to the first shard it is met in, and
+members are all of one class. A parameter that appears twice (tied weights) belongs to the first unit it is met in, and
 to none of the blocks where it is also read outside of one: a block's weights may be away when it is not running.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from workbench.engine.arithmetic.precision import dtype_name
-from workbench.layout import Layout, ParameterSpec, ShardKind, ShardSpec, build_layout
+from workbench.layout import Layout, ParameterSpec, UnitKind, UnitSpec, build_layout
 from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat
 
@@ -30,14 +30,14 @@ class Owner:
 
 
 @dataclass
-class FoundShard:
-    """A shard's parameters by name, in module order, and the modules that own them.
+class FoundUnit:
+    """A unit's parameters by name, in module order, and the modules that own them.
 
     `block` is the repeated module itself, None for parameters that live outside the blocks.
     """
 
     name: str
-    kind: ShardKind
+    kind: UnitKind
     block: nn.Module | None
     parameters: dict[str, nn.Parameter]
     owners: dict[str, list[Owner]]
@@ -49,7 +49,7 @@ class FoundShard:
         self.parameters[name] = parameter
 
     def modules(self) -> list[nn.Module]:
-        """Every module that directly owns one of the shard's parameters, each once."""
+        """Every module that directly owns one of the unit's parameters, each once."""
         return list({id(o.module): o.module for places in self.owners.values() for o in places}.values())
 
 
@@ -69,89 +69,89 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     return blocks
 
 
-def find_shards(module: nn.Module) -> list[FoundShard]:
-    """All parameters of `module` as shards in forward order: embedding, blocks, head.
+def find_units(module: nn.Module) -> list[FoundUnit]:
+    """All parameters of `module` as units in forward order: embedding, blocks, head.
 
     Raises:
         ValueError: the module has no trainable parameter.
     """
     blocks = find_blocks(module)
     block_of = {id(m): name for name, block in blocks.items() for m in block.modules()}
-    before = FoundShard("embedding", "outer", None, {}, {})
-    after = FoundShard("head", "outer", None, {}, {})
-    inside = {name: FoundShard(name, "block", block, {}, {}) for name, block in blocks.items()}
+    before = FoundUnit("embedding", "outer", None, {}, {})
+    after = FoundUnit("head", "outer", None, {}, {})
+    inside = {name: FoundUnit(name, "block", block, {}, {}) for name, block in blocks.items()}
     met_block = False
-    home: dict[int, tuple[FoundShard, str]] = {}
+    home: dict[int, tuple[FoundUnit, str]] = {}
     for owner_name, owner in module.named_modules():
         block = block_of.get(id(owner))
         met_block |= block is not None
-        shard = inside[block] if block is not None else (after if met_block else before)
+        unit = inside[block] if block is not None else (after if met_block else before)
         for attribute, parameter in owner._parameters.items():
             if parameter is None:
                 continue
             name = f"{owner_name}.{attribute}" if owner_name else attribute
-            place, known = home.setdefault(id(parameter), (shard, name))
+            place, known = home.setdefault(id(parameter), (unit, name))
             place.parameters.setdefault(known, parameter)
             place.owners.setdefault(known, []).append(Owner(owner, attribute))
-    for name, block_shard in inside.items():
-        for known, places in list(block_shard.owners.items()):
+    for name, block_unit in inside.items():
+        for known, places in list(block_unit.owners.items()):
             if any(block_of.get(id(place.module)) != name for place in places):
-                before.parameters[known] = block_shard.parameters.pop(known)
-                before.owners[known] = block_shard.owners.pop(known)
-    shards = [s for s in (before, *inside.values(), after) if s.parameters]
-    if not any(p.requires_grad for s in shards for p in s.parameters.values()):
+                before.parameters[known] = block_unit.parameters.pop(known)
+                before.owners[known] = block_unit.owners.pop(known)
+    units = [s for s in (before, *inside.values(), after) if s.parameters]
+    if not any(p.requires_grad for s in units for p in s.parameters.values()):
         raise ValueError(f"{type(module).__name__} has no trainable parameter")
-    return shards
+    return units
 
 
 def lay_out(
-    shards: list[FoundShard],
+    units: list[FoundUnit],
     dtype: torch.dtype | None,
     chunk_bytes: int,
     state_format: StateFormat = "exact",
     device_fraction: float = 0.0,
 ) -> Layout:
-    """The layout of `shards` with floating-point weights stored as `dtype` (None: each as it is; see `storage_dtypes`).
+    """The layout of `units` with floating-point weights stored as `dtype` (None: each as it is; see `storage_dtypes`).
 
     The state of embeddings and of parameters with fewer than two dimensions is exact in every format: rows that are
     seldom used and gains that decide much share no scale with their neighbours, and they are few. So is that of the
-    shards whose state stays on the device (see `place`).
+    units whose state stays on the device (see `place`).
     """
-    stored = storage_dtypes(shards, dtype)
-    trainable = [sum(p.numel() for p in s.parameters.values() if p.requires_grad) for s in shards]
+    stored = storage_dtypes(units, dtype)
+    trainable = [sum(p.numel() for p in s.parameters.values() if p.requires_grad) for s in units]
     stay = stay_on_device(trainable, device_fraction)
     return build_layout(
         [
-            ShardSpec(
-                shard.name,
-                shard.kind,
+            UnitSpec(
+                unit.name,
+                unit.kind,
                 tuple(
                     ParameterSpec(
                         name,
                         tuple(p.shape),
                         dtype_name(stored[name]),
                         p.requires_grad,
-                        "exact" if stays or p.dim() < 2 or _embeds(shard, name) else state_format,
+                        "exact" if stays or p.dim() < 2 or _embeds(unit, name) else state_format,
                     )
-                    for name, p in shard.parameters.items()
+                    for name, p in unit.parameters.items()
                 ),
             )
-            for shard, stays in zip(shards, stay, strict=True)
+            for unit, stays in zip(units, stay, strict=True)
         ],
         chunk_bytes,
     )
 
 
-def _embeds(shard: FoundShard, name: str) -> bool:
-    return any(isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag)) for owner in shard.owners[name])
+def _embeds(unit: FoundUnit, name: str) -> bool:
+    return any(isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag)) for owner in unit.owners[name])
 
 
-def storage_dtypes(shards: list[FoundShard], dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+def storage_dtypes(units: list[FoundUnit], dtype: torch.dtype | None) -> dict[str, torch.dtype]:
     """The dtype that each parameter's working weights are stored in: `dtype` where it is floating point, else its own.
 
     A model that comes with fp32 parameters beside 16-bit ones means it: they stay fp32 (adapters on 16-bit weights).
     """
-    every = [p for shard in shards for p in shard.parameters.values()]
+    every = [p for unit in units for p in unit.parameters.values()]
     mixed = any(p.dtype in SIXTEEN_BITS for p in every)
 
     def stored(parameter: torch.Tensor) -> torch.dtype:
@@ -161,7 +161,7 @@ def storage_dtypes(shards: list[FoundShard], dtype: torch.dtype | None) -> dict[
             return torch.float32
         return dtype
 
-    return {name: stored(p) for shard in shards for name, p in shard.parameters.items()}
+    return {name: stored(p) for unit in units for name, p in unit.parameters.items()}
 
 
 def _repeats(container: nn.Module) -> bool:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from workbench.engine.devices.device import Device
 from workbench.engine.storage.disk_files import DiskTier, RecordFile
-from workbench.engine.storage.shard_memory import ShardMemory
 from workbench.engine.storage.stored_tensor import StoredTensor
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.layout import padded
 
 SLOT_ALIGNMENT = 512
@@ -56,12 +56,12 @@ class _Bound:
     placeholder: Tensor
 
 
-class StreamedShard:
-    """One block's weights, trainable and frozen. `frozen` parameters are taken over into the shard's tier here."""
+class StreamedUnit:
+    """One block's weights, trainable and frozen. `frozen` parameters are taken over into the unit's tier here."""
 
     def __init__(
         self,
-        memory: ShardMemory,
+        memory: UnitMemory,
         trainable: Sequence[nn.Parameter],
         frozen: Sequence[tuple[str, nn.Parameter, torch.dtype]],
         compute_dtypes: dict[torch.dtype, torch.dtype],
@@ -69,7 +69,7 @@ class StreamedShard:
         disk: DiskTier | None,
         piece_bytes: int,
     ) -> None:
-        self.shard = memory.shard
+        self.unit = memory.unit
         self.pieces: list[FetchPiece] = []
         self._bound: list[_Bound] = []
         self._frozen: list[tuple[str, Tensor | RecordFile, int, torch.dtype]] = []
@@ -79,7 +79,7 @@ class StreamedShard:
             compute = compute_dtypes.get(region.dtype, region.dtype)
             starts.append(end)
             source = region.published if region.published is not None else region.working_copy
-            for chunk in (c for c in memory.shard.chunks if memory.regions[c.region] is region):
+            for chunk in (c for c in memory.unit.chunks if memory.regions[c.region] is region):
                 at = end + (chunk.start - region.region.start) * compute.itemsize
                 if source is not None:
                     kept = memory.of_chunk(source, chunk)
@@ -91,7 +91,7 @@ class StreamedShard:
                     )
                 self.pieces.append(piece)
             end = _aligned(end + region.region.elements * compute.itemsize)
-        for segment, parameter in zip(memory.shard.segments, trainable, strict=True):
+        for segment, parameter in zip(memory.unit.segments, trainable, strict=True):
             region = memory.regions[segment.region]
             compute = compute_dtypes.get(region.dtype, region.dtype)
             start = starts[segment.region] + (segment.offset - region.region.start) * compute.itemsize
@@ -137,7 +137,7 @@ class StreamedShard:
         per = piece_bytes // storage.itemsize
         parts = [values[at : at + per] for at in range(0, values.numel(), per)]
         file = disk.create(
-            f"{self.shard.index:04d}-{name}.frozen", [p.numel() * storage.itemsize for p in parts]
+            f"{self.unit.index:04d}-{name}.frozen", [p.numel() * storage.itemsize for p in parts]
         )
         for record, part in enumerate(parts):
             buffer = device.empty_pages(part.numel() * storage.itemsize)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from workbench import processor
 from workbench.engine.devices.pages import page_aligned
 from workbench.optimizer.extension import missing_extension
+from workbench.system import processor
 from workbench.timeline import Lane
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Shards whose gradients are found in autograd's tensors when backward has ended: their norm and their update, in one
+"""Units whose gradients are found in autograd's tensors when backward has ended: their norm and their update, in one
 call each.
 
 Invariant: gradients are autograd's until the end of their step's last backward, and nobody reads them after the update.
@@ -12,25 +12,23 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, Table
-from workbench.engine.gradients.arrival import GradientIntake
-from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.gradients.grad_hooks import GradientHooks
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.layout import Slice
 from workbench.optimizer.settings import AdamW
 
 
-class CollectedShards:
+class CollectedUnits:
     """All chunks of `memories`, whose routes are collected, as one table."""
 
-    def __init__(
-        self, memories: Sequence[ShardMemory], intake: GradientIntake, arithmetic: Arithmetic
-    ) -> None:
+    def __init__(self, memories: Sequence[UnitMemory], intake: GradientHooks, arithmetic: Arithmetic) -> None:
         self._memories = memories
         self._intake = intake
         self.arithmetic = arithmetic
-        self._places: list[tuple[ShardMemory, Slice]] = []
+        self._places: list[tuple[UnitMemory, Slice]] = []
         views = []
         for memory in memories:
-            for chunk in memory.shard.chunks:
+            for chunk in memory.unit.chunks:
                 self._places += [(memory, part) for part in chunk.slices]
                 views += memory.views(chunk, {})
         self.table: Table = arithmetic.table(views)
@@ -55,14 +53,14 @@ class CollectedShards:
         """Let the gradients go: what comes next can use their memory."""
         self.table.release_gradients()
         for memory in self._memories:
-            for segment in range(len(memory.shard.segments)):
-                self._intake.release(memory.shard.index, segment)
+            for segment in range(len(memory.unit.segments)):
+                self._intake.release(memory.unit.index, segment)
 
     def not_finite(self) -> Iterator[tuple[int, int]]:
-        """Shard and segment of every measured piece that is not finite."""
+        """Unit and segment of every measured piece that is not finite."""
         for index, (memory, part) in enumerate(self._places):
             if not all(map(math.isfinite, self.table.piece_partials(index).tolist())):
-                yield memory.shard.index, part.segment
+                yield memory.unit.index, part.segment
 
     def _find_gradients(self) -> None:
         self.table.set_gradients([self._gradient(memory, part) for memory, part in self._places])
@@ -70,8 +68,8 @@ class CollectedShards:
     def _count_steps(self) -> None:
         self.table.set_steps([memory.steps[part.segment] + 1 for memory, part in self._places])
 
-    def _gradient(self, memory: ShardMemory, part: Slice) -> Tensor | None:
-        gradient = self._intake.gradient(memory.shard.index, part.segment)
-        if gradient is None or part.count == memory.shard.segments[part.segment].numel:
+    def _gradient(self, memory: UnitMemory, part: Slice) -> Tensor | None:
+        gradient = self._intake.gradient(memory.unit.index, part.segment)
+        if gradient is None or part.count == memory.unit.segments[part.segment].numel:
             return gradient
         return gradient.view(-1)[part.start : part.start + part.count]

@@ -13,23 +13,23 @@ from workbench.optimizer.settings import AdamW
 class NotFinite:
     """Where a step's gradients are not finite.
 
-    `parameter`, in `shard`: the first in layout order. `met_in`: the shard nearest to the loss, where backward met it
-    first. `shards`: how many have one, of `of`.
+    `parameter`, in `unit`: the first in layout order. `met_in`: the unit nearest to the loss, where backward met it
+    first. `units`: how many have one, of `of`.
     """
 
     parameter: str
-    shard: str
+    unit: str
     met_in: str
-    shards: int
+    units: int
     of: int
 
     def __str__(self) -> str:
-        there = f"the gradient of {self.parameter} (shard {self.shard}) is not finite"
-        if self.shards == 1:
-            return f"{there}, in this shard alone"
-        if self.shards == self.of:
-            return f"{there}, nor is any other shard's: the loss itself, or what is nearest to it, is not"
-        some = f"{self.shards} of {self.of} shards have such gradients"
+        there = f"the gradient of {self.parameter} (unit {self.unit}) is not finite"
+        if self.units == 1:
+            return f"{there}, in this unit alone"
+        if self.units == self.of:
+            return f"{there}, nor is any other unit's: the loss itself, or what is nearest to it, is not"
+        some = f"{self.units} of {self.of} units have such gradients"
         return f"{there}; {some}, and backward met them first in {self.met_in}"
 
 
@@ -37,7 +37,7 @@ class NotFinite:
 class Verdict:
     """What a step's gradients came to. `grad_norm`: of the step's mean gradient, before clipping.
 
-    `where`: None where all are finite. `torn`: shards were updated before that was known.
+    `where`: None where all are finite. `torn`: units were updated before that was known.
     """
 
     grad_norm: float
@@ -51,8 +51,8 @@ class GradientSet:
     """The gradients of one step.
 
     `number`: which of the engine's buffers they wait in. `scale`: what an update multiplies them by; `unscale`: what
-    turns their sum into the step's mean. `held`: autograd's own tensors, by (shard, segment), where the next backward
-    comes before their update. `arrived`: host slots by (shard, chunk) of those that wait in a ring. `blocked`: they
+    turns their sum into the step's mean. `held`: autograd's own tensors, by (unit, segment), where the next backward
+    comes before their update. `arrived`: host slots by (unit, chunk) of those that wait in a ring. `blocked`: they
     are not to be applied. `written`: something was updated by them.
     """
 

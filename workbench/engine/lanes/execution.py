@@ -21,7 +21,7 @@ COMPUTED = (Kind.FORWARD, Kind.BACKWARD)
 
 
 class LaneError(RuntimeError):
-    """A lane's task failed; the message names lane, stage, shard and chunk, the cause is chained."""
+    """A lane's task failed; the message names lane, stage, unit and chunk, the cause is chained."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Span:
 
     lane: Lane
     kind: Kind
-    shard: int | None
+    unit: int | None
     chunk: int | None
     start_s: float
     stop_s: float
@@ -192,10 +192,10 @@ class StepExecution:
             failure.__cause__ = error
             self.fail(failure)
             return
-        self.spans.append(Span(task.lane, task.kind, task.shard, task.chunk, start, time.perf_counter()))
+        self.spans.append(Span(task.lane, task.kind, task.unit, task.chunk, start, time.perf_counter()))
         self.complete(task.index)
 
 
 def _name(task: Task) -> str:
-    place = "" if task.shard is None else f" of shard {task.shard}"
+    place = "" if task.unit is None else f" of unit {task.unit}"
     return task.kind.value + place + ("" if task.chunk is None else f", chunk {task.chunk}")

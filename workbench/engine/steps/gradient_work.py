@@ -14,10 +14,10 @@ from torch import Tensor
 from workbench.engine.arithmetic.precision import DTYPES
 from workbench.engine.devices.device import Device
 from workbench.engine.devices.slot_pool import SlotPool
-from workbench.engine.gradients.arrival import GradientIntake
+from workbench.engine.gradients.grad_hooks import GradientHooks
 from workbench.engine.gradients.gradient_set import GradientSet
 from workbench.engine.steps.state_tables import StateTables
-from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.layout import Chunk, padded
 from workbench.timeline import Lane, Task
 
@@ -28,8 +28,8 @@ class GradientWork:
 
     def __init__(
         self,
-        memories: Sequence[ShardMemory],
-        intake: GradientIntake,
+        memories: Sequence[UnitMemory],
+        intake: GradientHooks,
         device: Device,
         tables: StateTables,
         waiting: SlotPool,
@@ -41,10 +41,10 @@ class GradientWork:
         self._waiting = waiting
         self._first_sums = first_sums
         self._slices = {
-            (m.shard.index, c.index): len(c.slices)
+            (m.unit.index, c.index): len(c.slices)
             for m in memories
             if m.route.accumulates
-            for c in m.shard.chunks
+            for c in m.unit.chunks
         }
         """Of the chunks that are summed over micro-batches."""
         self._summed: dict[tuple[int, int], list[bool]] = {}
@@ -62,8 +62,8 @@ class GradientWork:
     def download(self, task: Task) -> None:
         """A gathered chunk arrives on the host: in the slot it was gathered in, where memory is one."""
         memory, chunk = self._tables.place(task)
-        shard, number = memory.shard.index, chunk.index
-        closed = self._intake.closed(task.micro_batch, shard, number)
+        unit, number = memory.unit.index, chunk.index
+        closed = self._intake.closed(task.micro_batch, unit, number)
         if closed.slot is None:
             return
         source = closed.slot.view(DTYPES[chunk.dtype])[: chunk.elements]
@@ -73,14 +73,14 @@ class GradientWork:
             self._device.copy(Lane.DOWNLOAD, waiting, source, closed.mark)
             self._intake.device_slots.give_back(closed.slot)
         elif self._device.shared_memory:
-            self._in_hand[shard, number] = closed.slot
+            self._in_hand[unit, number] = closed.slot
         else:
             slot = self._intake.host_slots.take()
-            self._intake.will_return_host_slot(shard)
+            self._intake.will_return_host_slot(unit)
             target = slot.view(DTYPES[chunk.dtype])[: chunk.elements]
             self._device.copy(Lane.DOWNLOAD, target, source, closed.mark)
             self._intake.device_slots.give_back(closed.slot)
-            self._in_hand[shard, number] = slot
+            self._in_hand[unit, number] = slot
 
     def read(self, task: Task) -> None:
         """The sum so far comes from disk."""
@@ -89,16 +89,16 @@ class GradientWork:
         self._waiting.will_return()
         file = memory.gradient_files[self._current.number]
         file.read(chunk.index, buffer[: padded(file.record_bytes[chunk.index])])
-        self._sums[memory.shard.index, chunk.index] = (buffer, self._waiting)
+        self._sums[memory.unit.index, chunk.index] = (buffer, self._waiting)
 
     def accumulate(self, task: Task) -> None:
         """What one micro-batch brought joins the sum."""
         memory, chunk = self._tables.place(task)
-        shard, number = memory.shard.index, chunk.index
-        closed = self._intake.closed(task.micro_batch, shard, number)
-        summed = self._summed[shard, number]
+        unit, number = memory.unit.index, chunk.index
+        closed = self._intake.closed(task.micro_batch, unit, number)
+        summed = self._summed[unit, number]
         sums = memory.slices(self._sum_of(memory, chunk), chunk)
-        slot = self._in_hand.pop((shard, number), None)
+        slot = self._in_hand.pop((unit, number), None)
         arrived = None
         if slot is not None:
             arrived = memory.slices(slot.view(DTYPES[chunk.dtype])[: chunk.elements], chunk)
@@ -109,16 +109,16 @@ class GradientWork:
             if arrived is not None:
                 source = arrived[index]
             else:
-                taken = self._intake.taken(task.micro_batch, shard, part.segment)
+                taken = self._intake.taken(task.micro_batch, unit, part.segment)
                 source = taken[part.start : part.start + part.count]
             arithmetic.accumulate(sums[index], source, overwrite=not summed[index])
             summed[index] = True
         if slot is not None:
             self._intake.host_slots.give_back(slot)
 
-    def _sum_of(self, memory: ShardMemory, chunk: Chunk) -> Tensor:
+    def _sum_of(self, memory: UnitMemory, chunk: Chunk) -> Tensor:
         """Where a chunk's sum is, or begins."""
-        place = (memory.shard.index, chunk.index)
+        place = (memory.unit.index, chunk.index)
         if memory.route.waiting == "disk":
             if place not in self._sums:
                 self._sums[place] = (self._first_sums.take(), self._first_sums)
@@ -129,8 +129,8 @@ class GradientWork:
         return in_memory
 
     def measure(self, task: Task) -> None:
-        """The sums of squares of a chunk's gradient, or of those of all collected shards."""
-        if task.shard is None:
+        """The sums of squares of a chunk's gradient, or of those of all collected units."""
+        if task.unit is None:
             assert self._tables.collected is not None
             self._tables.collected.measure()
             return
@@ -142,13 +142,13 @@ class GradientWork:
             # The update finds them elsewhere, or later.
             table.release_gradients()
         if memory.route.waiting == "ring":
-            slot = self._in_hand.pop((memory.shard.index, chunk.index), None)
+            slot = self._in_hand.pop((memory.unit.index, chunk.index), None)
             if slot is not None:
-                self._current.arrived[memory.shard.index, chunk.index] = slot
+                self._current.arrived[memory.unit.index, chunk.index] = slot
 
-    def _whole(self, memory: ShardMemory, chunk: Chunk) -> Tensor | None:
+    def _whole(self, memory: UnitMemory, chunk: Chunk) -> Tensor | None:
         """A chunk's gradient as it is at its norm; None where it is in autograd's tensors or there is none."""
-        place = (memory.shard.index, chunk.index)
+        place = (memory.unit.index, chunk.index)
         if place in self._sums:
             return self._sums[place][0].view(torch.float32)[: chunk.elements]
         if place in self._in_hand:
@@ -158,7 +158,7 @@ class GradientWork:
     def write(self, task: Task) -> None:
         """What came, or the sum, goes to disk to wait for the update."""
         memory, chunk = self._tables.place(task)
-        place = (memory.shard.index, chunk.index)
+        place = (memory.unit.index, chunk.index)
         file = memory.gradient_files[self._current.number]
         size = padded(file.record_bytes[chunk.index])
         if place in self._sums:

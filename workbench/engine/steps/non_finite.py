@@ -41,14 +41,14 @@ class NonFiniteSteps:
         """Take in the verdict on `step`.
 
         Raises:
-            NonFiniteGradientsError: shards were updated before it was known, or it is the third in a row that the loss
+            NonFiniteGradientsError: units were updated before it was known, or it is the third in a row that the loss
                 scale is not to blame for.
         """
         self._in_a_row = 0 if verdict.finite else self._in_a_row + 1
         where = verdict.where or "the norm of the gradient is beyond any number"
         if verdict.torn:
             raise NonFiniteGradientsError(
-                f"step {step}: {where}; other shards had been updated already; go on from the last checkpoint "
+                f"step {step}: {where}; other units had been updated already; go on from the last checkpoint "
                 "(clipping makes every step wait for the verdict)",
                 step=step,
                 where=verdict.where,

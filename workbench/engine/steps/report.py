@@ -64,7 +64,7 @@ class StepReport:
         """The finished step.
 
         Raises:
-            NonFiniteGradientsError: gradients were not finite three steps in a row, or shards had been updated already.
+            NonFiniteGradientsError: gradients were not finite three steps in a row, or units had been updated already.
             LaneError: a lane's task failed.
         """
         if not self.done:

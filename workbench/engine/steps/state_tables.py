@@ -1,5 +1,5 @@
 """The tables by which the arithmetic of a tier reads gradients and updates state: one a chunk, one for all collected
-shards.
+units.
 
 Invariant: a table's gradients are set by the task that measures or applies them, and by nobody else meanwhile.
 """
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, Table
-from workbench.engine.gradients.arrival import GradientIntake
-from workbench.engine.gradients.collected import CollectedShards
+from workbench.engine.gradients.collected import CollectedUnits
+from workbench.engine.gradients.grad_hooks import GradientHooks
 from workbench.engine.gradients.gradient_set import GradientSet, NotFinite
-from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.layout import Chunk
 from workbench.timeline import Task
 
@@ -26,8 +26,8 @@ class StateTables:
 
     def __init__(
         self,
-        memories: Sequence[ShardMemory],
-        intake: GradientIntake,
+        memories: Sequence[UnitMemory],
+        intake: GradientHooks,
         on_host: Arithmetic,
         on_device: Arithmetic,
         staging: Tensor | None,
@@ -37,33 +37,33 @@ class StateTables:
         self._arithmetics = [on_device if m.route.on_device else on_host for m in memories]
         self._tables: dict[tuple[int, int], Table] = {}
         for memory, arithmetic in zip(memories, self._arithmetics, strict=True):
-            for chunk in () if memory.route.collected else memory.shard.chunks:
+            for chunk in () if memory.route.collected else memory.unit.chunks:
                 staged = {} if staging is None or not memory.files else memory.stage(chunk, staging)
                 table = arithmetic.table(memory.views(chunk, staged))
-                self._tables[memory.shard.index, chunk.index] = table
+                self._tables[memory.unit.index, chunk.index] = table
         collected = [memory for memory in memories if memory.route.collected]
-        self.collected: CollectedShards | None = None
+        self.collected: CollectedUnits | None = None
         if collected:
             # Of one kind: in one memory or on a device of its own, all state that compute updates is in one tier.
-            self.collected = CollectedShards(collected, intake, self._arithmetics[collected[0].shard.index])
+            self.collected = CollectedUnits(collected, intake, self._arithmetics[collected[0].unit.index])
 
-    def place(self, task: Task) -> tuple[ShardMemory, Chunk]:
+    def place(self, task: Task) -> tuple[UnitMemory, Chunk]:
         """What a task is about."""
-        assert task.shard is not None and task.chunk is not None
-        memory = self._memories[task.shard]
-        return memory, memory.shard.chunks[task.chunk]
+        assert task.unit is not None and task.chunk is not None
+        memory = self._memories[task.unit]
+        return memory, memory.unit.chunks[task.chunk]
 
-    def of(self, memory: ShardMemory, chunk: Chunk) -> tuple[Arithmetic, Table]:
+    def of(self, memory: UnitMemory, chunk: Chunk) -> tuple[Arithmetic, Table]:
         """A chunk's arithmetic and table."""
-        shard = memory.shard.index
-        return self._arithmetics[shard], self._tables[shard, chunk.index]
+        unit = memory.unit.index
+        return self._arithmetics[unit], self._tables[unit, chunk.index]
 
     def set_gradients(
-        self, memory: ShardMemory, chunk: Chunk, whole: Tensor | None, gradients: GradientSet
+        self, memory: UnitMemory, chunk: Chunk, whole: Tensor | None, gradients: GradientSet
     ) -> None:
         """Give a chunk's table its gradients: `whole` cut into slices, or autograd's own where they are referenced."""
         _, table = self.of(memory, chunk)
-        has = gradients.has_gradient[memory.shard.index]
+        has = gradients.has_gradient[memory.unit.index]
         if memory.route.gradients == "referenced":
             table.set_gradients(
                 [self._referenced(memory, chunk, i, gradients) for i in range(len(chunk.slices))]
@@ -79,16 +79,16 @@ class StateTables:
         )
 
     def _referenced(
-        self, memory: ShardMemory, chunk: Chunk, index: int, gradients: GradientSet
+        self, memory: UnitMemory, chunk: Chunk, index: int, gradients: GradientSet
     ) -> Tensor | None:
-        shard, part = memory.shard, chunk.slices[index]
-        if not gradients.has_gradient[shard.index][part.segment]:
+        unit, part = memory.unit, chunk.slices[index]
+        if not gradients.has_gradient[unit.index][part.segment]:
             return None
         if gradients.held is None:
-            gradient = self._intake.gradient(shard.index, part.segment)
+            gradient = self._intake.gradient(unit.index, part.segment)
         else:
-            gradient = gradients.held.get((shard.index, part.segment))
-        if gradient is None or part.count == shard.segments[part.segment].numel:
+            gradient = gradients.held.get((unit.index, part.segment))
+        if gradient is None or part.count == unit.segments[part.segment].numel:
             return gradient
         return gradient.view(-1)[part.start : part.start + part.count]
 
@@ -96,8 +96,8 @@ class StateTables:
         """Of all gradients that were measured, whatever the order in which they were; not finite where one of them is
         not."""
         by_arithmetic: dict[int, list[Table]] = {}
-        for (shard, _), table in self._tables.items():
-            by_arithmetic.setdefault(id(self._arithmetics[shard]), []).append(table)
+        for (unit, _), table in self._tables.items():
+            by_arithmetic.setdefault(id(self._arithmetics[unit]), []).append(table)
         arithmetics = {id(arithmetic): arithmetic for arithmetic in self._arithmetics}
         if self.collected is not None:
             by_arithmetic.setdefault(id(self.collected.arithmetic), []).append(self.collected.table)
@@ -112,18 +112,18 @@ class StateTables:
             return None
         (first, segment), (last, _) = found[0], found[-1]
         return NotFinite(
-            parameter=self._memories[first].shard.segments[segment].name,
-            shard=self._memories[first].shard.name,
-            met_in=self._memories[last].shard.name,
-            shards=len({shard for shard, _ in found}),
+            parameter=self._memories[first].unit.segments[segment].name,
+            unit=self._memories[first].unit.name,
+            met_in=self._memories[last].unit.name,
+            units=len({unit for unit, _ in found}),
             of=len(self._memories),
         )
 
     def _not_finite(self) -> Iterator[tuple[int, int]]:
-        """Shard and segment of every piece whose sum of squares is not finite."""
-        for (shard, number), table in self._tables.items():
-            for index, part in enumerate(self._memories[shard].shard.chunks[number].slices):
+        """Unit and segment of every piece whose sum of squares is not finite."""
+        for (unit, number), table in self._tables.items():
+            for index, part in enumerate(self._memories[unit].unit.chunks[number].slices):
                 if not all(map(math.isfinite, table.piece_partials(index).tolist())):
-                    yield shard, part.segment
+                    yield unit, part.segment
         if self.collected is not None:
             yield from self.collected.not_finite()

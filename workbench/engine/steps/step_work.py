@@ -2,7 +2,7 @@
 
 What each task does is in gradient_work.py and update_work.py; which thread calls is the execution's business.
 
-Invariant: nothing is written to a shard for a step whose verdict is not finite. Where updates run before the verdict
+Invariant: nothing is written to a unit for a step whose verdict is not finite. Where updates run before the verdict
 (no global quantity is needed), nothing is written from the first chunk on that is not finite, and the step is `torn`.
 """
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from workbench.engine.arithmetic.tier_arithmetic import Arithmetic
 from workbench.engine.devices.device import Device
 from workbench.engine.devices.slot_pool import SlotPool
-from workbench.engine.gradients.arrival import GradientIntake
+from workbench.engine.gradients.grad_hooks import GradientHooks
 from workbench.engine.gradients.gradient_set import GradientSet, Verdict
 from workbench.engine.steps.gradient_work import GradientWork
 from workbench.engine.steps.state_tables import StateTables
 from workbench.engine.steps.update_work import UpdateWork
-from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.layout import padded
 from workbench.optimizer.settings import AdamW
 from workbench.timeline import Kind, Task
@@ -33,12 +33,12 @@ STAGING_BUFFERS = 4
 
 
 class StepWork:
-    """Performs the tasks of one step after the other on the shards' memories."""
+    """Performs the tasks of one step after the other on the units' memories."""
 
     def __init__(
         self,
-        memories: Sequence[ShardMemory],
-        intake: GradientIntake,
+        memories: Sequence[UnitMemory],
+        intake: GradientHooks,
         device: Device,
         on_host: Arithmetic,
         on_device: Arithmetic,
@@ -49,15 +49,13 @@ class StepWork:
         self._device = device
         self._clipping = gradient_clipping
         self._any_on_device = any(m.route.on_device for m in memories)
-        state_bytes = max(
-            (m.staging_bytes(c) for m in memories if m.files for c in m.shard.chunks), default=0
-        )
+        state_bytes = max((m.staging_bytes(c) for m in memories if m.files for c in m.unit.chunks), default=0)
         gradient_bytes = max(
             (
                 padded(c.elements * m.waiting_dtype(c).itemsize)
                 for m in memories
                 if m.gradient_files
-                for c in m.shard.chunks
+                for c in m.unit.chunks
             ),
             default=0,
         )
@@ -114,12 +112,12 @@ class StepWork:
         kept.held = {}
         for memory in self._memories:
             if memory.route.gradients == "referenced":
-                shard = memory.shard.index
-                for segment in range(len(memory.shard.segments)):
-                    gradient = self._intake.gradient(shard, segment)
+                unit = memory.unit.index
+                for segment in range(len(memory.unit.segments)):
+                    gradient = self._intake.gradient(unit, segment)
                     if gradient is not None:
-                        kept.held[shard, segment] = gradient
-                        self._intake.release(shard, segment)
+                        kept.held[unit, segment] = gradient
+                        self._intake.release(unit, segment)
         return kept
 
     def finish(self) -> None:
@@ -142,7 +140,7 @@ class StepWork:
 
     def _computes(self, task: Task) -> bool:
         """Whether a task works on a device of its own, whose operations belong on the stream of compute."""
-        return self._any_on_device if task.shard is None else self._memories[task.shard].route.on_device
+        return self._any_on_device if task.unit is None else self._memories[task.unit].route.on_device
 
     def break_off(self) -> None:
         """Let whoever waits for a buffer go on: the step has failed."""

@@ -1,6 +1,6 @@
 """The update, chunk by chunk: state and waiting gradients from disk, AdamW, state back to disk, new weights up.
 
-Invariant: nothing is written to a shard by gradients that are `blocked`; a chunk's buffers are this object's from the
+Invariant: nothing is written to a unit by gradients that are `blocked`; a chunk's buffers are this object's from the
 reading of its state to its writing.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from workbench.engine.devices.device import Device
 from workbench.engine.devices.slot_pool import SlotPool
-from workbench.engine.gradients.arrival import GradientIntake
+from workbench.engine.gradients.grad_hooks import GradientHooks
 from workbench.engine.gradients.gradient_set import GradientSet
 from workbench.engine.steps.state_tables import StateTables
-from workbench.engine.storage.shard_memory import ShardMemory
+from workbench.engine.storage.unit_memory import UnitMemory
 from workbench.layout import Chunk, padded
 from workbench.timeline import Lane, Task
 
@@ -37,8 +37,8 @@ class UpdateWork:
 
     def __init__(
         self,
-        memories: Sequence[ShardMemory],
-        intake: GradientIntake,
+        memories: Sequence[UnitMemory],
+        intake: GradientHooks,
         device: Device,
         tables: StateTables,
         staging: SlotPool,
@@ -75,17 +75,17 @@ class UpdateWork:
             waiting = self._waiting.take()
             self._waiting.will_return()
             file.read(chunk.index, waiting[: padded(file.record_bytes[chunk.index])])
-        self._staged[memory.shard.index, chunk.index] = _Staged(buffer, waiting)
+        self._staged[memory.unit.index, chunk.index] = _Staged(buffer, waiting)
 
     def update(self, task: Task) -> None:
-        """AdamW on a chunk, or on all collected shards."""
-        if task.shard is None:
+        """AdamW on a chunk, or on all collected units."""
+        if task.unit is None:
             self._update_collected()
             return
         memory, chunk = self._tables.place(task)
-        shard, number, applied = memory.shard.index, chunk.index, self._applied
+        unit, number, applied = memory.unit.index, chunk.index, self._applied
         arithmetic, table = self._tables.of(memory, chunk)
-        staged = self._staged.get((shard, number))
+        staged = self._staged.get((unit, number))
         if applied is self._current and applied.verdict is None and not applied.blocked:
             applied.blocked = not math.isfinite(math.fsum(arithmetic.read_partials([table])))
         if not applied.blocked:
@@ -96,13 +96,13 @@ class UpdateWork:
         table.release_gradients()
         if staged is not None and staged.gradient is not None:
             self._waiting.give_back(staged.gradient)
-        slot = applied.arrived.pop((shard, number), None)
+        slot = applied.arrived.pop((unit, number), None)
         if slot is not None:
             self._intake.host_slots.give_back(slot)
         if memory.route.gradients == "referenced":
             self._release_referenced(memory, chunk)
 
-    def _bind(self, memory: ShardMemory, chunk: Chunk, staged: _Staged | None) -> None:
+    def _bind(self, memory: UnitMemory, chunk: Chunk, staged: _Staged | None) -> None:
         """Point the chunk's table to its state and gradients, where its norm has not done so."""
         _, table = self._tables.of(memory, chunk)
         if staged is not None:
@@ -115,16 +115,16 @@ class UpdateWork:
             whole_or_none = memory.waiting_gradient(chunk, self._applied.number)
             self._tables.set_gradients(memory, chunk, whole_or_none, self._applied)
 
-    def _release_referenced(self, memory: ShardMemory, chunk: Chunk) -> None:
+    def _release_referenced(self, memory: UnitMemory, chunk: Chunk) -> None:
         """Let go of autograd's tensors of which this chunk had the last slice."""
-        shard, applied = memory.shard.index, self._applied
+        unit, applied = memory.unit.index, self._applied
         for part in chunk.slices:
-            self._unread[shard][part.segment] -= 1
-            if not self._unread[shard][part.segment]:
+            self._unread[unit][part.segment] -= 1
+            if not self._unread[unit][part.segment]:
                 if applied.held is None:
-                    self._intake.release(shard, part.segment)
+                    self._intake.release(unit, part.segment)
                 else:
-                    applied.held.pop((shard, part.segment), None)
+                    applied.held.pop((unit, part.segment), None)
 
     def _update_collected(self) -> None:
         collected, applied = self._tables.collected, self._applied
@@ -133,7 +133,7 @@ class UpdateWork:
             applied.written = True
             collected.update(applied.settings, applied.scale)
         elif applied.verdict is None and applied.blocked:
-            # Some other shard's gradient is known not to be finite: the verdict needs the sums all the same.
+            # Some other unit's gradient is known not to be finite: the verdict needs the sums all the same.
             collected.measure()
         elif applied.verdict is None:
             applied.written |= collected.measure_and_update(applied.settings, applied.scale)
@@ -142,7 +142,7 @@ class UpdateWork:
     def write_state(self, task: Task) -> None:
         """The new state goes to disk."""
         memory, chunk = self._tables.place(task)
-        staged = self._staged.pop((memory.shard.index, chunk.index), None)
+        staged = self._staged.pop((memory.unit.index, chunk.index), None)
         if staged is None:
             return
         if staged.updated:
@@ -164,13 +164,13 @@ class UpdateWork:
             with torch.no_grad():
                 target.copy_(source)
         else:
-            self._device.copy(Lane.UPLOAD, target, source, self._intake.over_marks.get(memory.shard.index))
+            self._device.copy(Lane.UPLOAD, target, source, self._intake.over_marks.get(memory.unit.index))
 
 
-def _slice_counts(memory: ShardMemory) -> list[int]:
-    """Into how many slices each parameter of a shard is cut."""
-    counts = [0] * len(memory.shard.segments)
-    for chunk in memory.shard.chunks:
+def _slice_counts(memory: UnitMemory) -> list[int]:
+    """Into how many slices each parameter of a unit is cut."""
+    counts = [0] * len(memory.unit.segments)
+    for chunk in memory.unit.chunks:
         for part in chunk.slices:
             counts[part.segment] += 1
     return counts

@@ -1,1 +1,1 @@
-"""Where shards lie: their memory in each tier, and the files of the disk tier."""
+"""Where units lie: their memory in each tier, and the files of the disk tier."""

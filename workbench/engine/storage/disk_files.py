@@ -24,9 +24,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from workbench.checksum import crc32
 from workbench.engine.devices.pages import page_aligned
 from workbench.layout import PAGE_BYTES, padded
+from workbench.system.files import crc32
 
 LARGEST_CALL_BYTES = 64 << 20
 PREFIX = "workbench-state-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from workbench.cgroups import folders, number
+from workbench.system.processor import folders, number
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:

@@ -1,6 +1,6 @@
 """What forward and backward take beside the engine, at the moment of a step when all together is the most.
 
-Activations come from the census: a real block was run. What is alive when, follows from what the engine does:
+Activations come from the model profile: a real block was run. What is alive when, follows from what the engine does:
 checkpointed blocks keep their input, the loss comes in chunks of tokens, gradients live in autograd's hands until the
 engine or the update has taken them.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES
-from workbench.plan.census import Census
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.compute_time import cost_of
 from workbench.plan.workload import Workload
 
@@ -52,45 +52,49 @@ class Gradients:
     small_gathered: int = 0
 
 
-def model_rows(census: Census, work: Workload, gradients: Gradients) -> dict[str, dict[str, int]]:
+def model_rows(
+    model_profile: ModelProfile, work: Workload, gradients: Gradients
+) -> dict[str, dict[str, int]]:
     """The rows of the heaviest moment: bytes by tier ("device", "host") and name."""
-    return max(_moments(census, work, gradients), key=lambda rows: sum(rows["device"].values()))
+    return max(_moments(model_profile, work, gradients), key=lambda rows: sum(rows["device"].values()))
 
 
-def _moments(census: Census, work: Workload, gradients: Gradients) -> list[dict[str, dict[str, int]]]:
+def _moments(
+    model_profile: ModelProfile, work: Workload, gradients: Gradients
+) -> list[dict[str, dict[str, int]]]:
     dtype = work.compute_dtype(work.precision)
     item = ITEM_BYTES[dtype]
     sequences, tokens = work.micro_batch_size, work.sequence_length
-    costs = [cost_of(kind, census, dtype, on_cpu=work.shared_memory) for kind in census.kinds]
-    inputs = [costs[kind].input.at(sequences, tokens) for _, kind in census.blocks]
-    saved = [costs[kind].saved.at(sequences, tokens) for _, kind in census.blocks]
+    costs = [cost_of(kind, model_profile, dtype, on_cpu=work.shared_memory) for kind in model_profile.kinds]
+    inputs = [costs[kind].input.at(sequences, tokens) for _, kind in model_profile.blocks]
+    saved = [costs[kind].saved.at(sequences, tokens) for _, kind in model_profile.blocks]
     away = work.activations == "host" and not work.shared_memory
     if work.activation_checkpointing:
         kept = inputs
         inside = [
             max(costs[kind].graph_peak.at(sequences, tokens), costs[kind].backward_peak.at(sequences, tokens))
-            for _, kind in census.blocks
+            for _, kind in model_profile.blocks
         ]
         # The input counts in both: kept for the block, and part of what is alive in it.
         inside = [whole - own for whole, own in zip(inside, inputs, strict=True)]
         forward = [
             costs[kind].forward_peak.at(sequences, tokens) - own
-            for (_, kind), own in zip(census.blocks, inputs, strict=True)
+            for (_, kind), own in zip(model_profile.blocks, inputs, strict=True)
         ]
     else:
         kept = saved
         inside = [
             costs[kind].backward_peak.at(sequences, tokens) - own
-            for (_, kind), own in zip(census.blocks, saved, strict=True)
+            for (_, kind), own in zip(model_profile.blocks, saved, strict=True)
         ]
         forward = [
             costs[kind].graph_peak.at(sequences, tokens) - own
-            for (_, kind), own in zip(census.blocks, saved, strict=True)
+            for (_, kind), own in zip(model_profile.blocks, saved, strict=True)
         ]
     total = sum(kept)
     # Of what waits on the host, two blocks' inputs are on their way at a time.
     present = min(total, 2 * max(kept, default=0.0)) if away else total
-    hidden = float(sequences * tokens * census.hidden_size * item)
+    hidden = float(sequences * tokens * model_profile.hidden_size * item)
     host = {"activations": int(total)} if away else {}
 
     def moment(
@@ -104,9 +108,9 @@ def _moments(census: Census, work: Workload, gradients: Gradients) -> list[dict[
         }
         return {"device": {name: int(size) for name, size in rows.items() if size >= 1}, "host": host}
 
-    head, tied = _loss_bytes(census, work, item), _tied_bytes(census, item)
+    head, tied = _loss_bytes(model_profile, work, item), _tied_bytes(model_profile, item)
     first = min(present, kept[0]) if kept else 0.0
-    walked, waiting, last = mask_bytes(work, len(census.blocks), item)
+    walked, waiting, last = mask_bytes(work, len(model_profile.blocks), item)
     return [
         moment(present + max(forward, default=0.0), 0.0, gradients.at_start, walked),
         moment(present + 2 * hidden, head, gradients.at_start, waiting),
@@ -132,7 +136,7 @@ def mask_bytes(work: Workload, blocks: int, item: int) -> tuple[float, float, fl
     return kept + pairs, kept, pairs * item
 
 
-def heap_reserve(census: Census, work: Workload, gradients: Gradients) -> int:
+def heap_reserve(model_profile: ModelProfile, work: Workload, gradients: Gradients) -> int:
     """What the C library's heap holds in one memory beside what is asked of it: holes that no later block fits in.
 
     glibc keeps blocks below 32 MiB in its heap, and as it has to align each, mostly finds no room for one where an
@@ -147,44 +151,48 @@ def heap_reserve(census: Census, work: Workload, gradients: Gradients) -> int:
     dtype = work.compute_dtype(work.precision)
     item = ITEM_BYTES[dtype]
     tokens = work.micro_batch_size * work.sequence_length
-    if tokens * census.hidden_size * 4 * item >= HEAP_BLOCK_BYTES:
+    if tokens * model_profile.hidden_size * 4 * item >= HEAP_BLOCK_BYTES:
         return 0
     sizes = work.micro_batch_size, work.sequence_length
-    costs = [cost_of(kind, census, dtype, on_cpu=True) for kind in census.kinds]
+    costs = [cost_of(kind, model_profile, dtype, on_cpu=True) for kind in model_profile.kinds]
     inside = max((cost.backward_peak.at(*sizes) for cost in costs), default=0.0)
     holes = HOLES if work.must_wait or work.several else HOLES_WITHOUT_WAITING
     if not work.activation_checkpointing:
-        return int(inside + holes.dropped * sum(costs[kind].passing.at(*sizes) for _, kind in census.blocks))
+        return int(
+            inside + holes.dropped * sum(costs[kind].passing.at(*sizes) for _, kind in model_profile.blocks)
+        )
     return int(inside + holes.kept * gradients.small_kept + holes.gathered * gradients.small_gathered)
 
 
-def _loss_bytes(census: Census, work: Workload, item: int) -> float:
+def _loss_bytes(model_profile: ModelProfile, work: Workload, item: int) -> float:
     """The most that head and loss take, the head's gradient included."""
     tokens = work.micro_batch_size * work.sequence_length
-    logits = 4.0 * tokens * census.vocab_size
-    weight = float(census.vocab_size * census.head_width) if census.trains_head else 0.0
+    logits = 4.0 * tokens * model_profile.vocab_size
+    weight = float(model_profile.vocab_size * model_profile.head_width) if model_profile.trains_head else 0.0
     # The loss's own softmax and its gradient, beside the logits and (in 16 bits) their copy in fp32.
     whole = 2 * logits + logits * item / 4 + (logits if item < 4 else 0.0) + weight * item
     # A device of its own takes at least a quarter of the head's width in tokens (see engine/loss/fused_head.py).
     chunk = float(LOSS_CHUNK_BYTES)
     if not work.shared_memory:
-        chunk = max(chunk, 1.0 * census.head_width * census.vocab_size)
-    if not census.loss_in_chunks or logits <= chunk:
+        chunk = max(chunk, 1.0 * model_profile.head_width * model_profile.vocab_size)
+    if not model_profile.loss_in_chunks or logits <= chunk:
         return whole
     # A chunk's logits and the gradient of them; the weight's gradient is summed in fp32, then rounded.
     summed = weight * (4 + (item if item < 4 else 0))
-    return 2.0 * chunk + summed + 4.0 * tokens * census.head_width
+    return 2.0 * chunk + summed + 4.0 * tokens * model_profile.head_width
 
 
-def _tied_bytes(census: Census, item: int) -> float:
+def _tied_bytes(model_profile: ModelProfile, item: int) -> float:
     """The head's gradient for a tied embedding, which waits for the embedding's own of the same size."""
-    waits = census.trains_head and _is_tied(census)
-    return float(item * census.vocab_size * census.hidden_size) if waits else 0.0
+    waits = model_profile.trains_head and _is_tied(model_profile)
+    return float(item * model_profile.vocab_size * model_profile.hidden_size) if waits else 0.0
 
 
-def _is_tied(census: Census) -> bool:
+def _is_tied(model_profile: ModelProfile) -> bool:
     """Whether the head reads the embedding: then no matrix of so many rows is anything but an embedding."""
     rows = [
-        p for p in (*census.before, *census.after) if len(p.shape) == 2 and p.shape[0] == census.vocab_size
+        p
+        for p in (*model_profile.before, *model_profile.after)
+        if len(p.shape) == 2 and p.shape[0] == model_profile.vocab_size
     ]
     return bool(rows) and all(p.embeds for p in rows)

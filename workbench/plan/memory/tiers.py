@@ -1,6 +1,6 @@
 """What each tier needs, byte by byte and by name, beside what it has free: whether a run fits.
 
-Arithmetic over layout and census; nothing is allocated. The rows come from `needs` and `model_memory`.
+Arithmetic over layout and model profile; nothing is allocated. The rows come from `needs` and `model_memory`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from workbench.formatting import GIB
 from workbench.layout import Layout
-from workbench.plan.census import Census
-from workbench.plan.figures import GIB
 from workbench.plan.memory.model_memory import heap_reserve, model_rows
 from workbench.plan.memory.needs import EngineNeeds, building_bytes, checkpoint_bytes
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.workload import Workload
 
 HOST_RUNTIME_BYTES = 400 << 20
@@ -95,19 +95,19 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
-def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> MemoryPlan:
+def plan_memory(layout: Layout, model_profile: ModelProfile, work: Workload, free: Free) -> MemoryPlan:
     """The need of every tier at its heaviest moment; without the disk where its room is not known and not needed for
     the disk tier."""
     needs = EngineNeeds(layout, work)
-    engine = needs.ledger()
+    engine = needs.memory_breakdown()
     gradients = needs.gradients_in_autograd()
-    model = model_rows(census, work, gradients)
-    # Shards are built in fp32 when no activations are there yet, on the host.
+    model = model_rows(model_profile, work, gradients)
+    # Units are built in fp32 when no activations are there yet, on the host.
     beside = model["device"] if free.device is None else model["host"]
     building = building_bytes(layout) - sum(beside.values())
     on_host = {"building": max(0, building), "workspaces": WORKSPACE_BYTES, "runtime": HOST_RUNTIME_BYTES}
     if free.device is None:
-        heap = {"allocator reserve": heap_reserve(census, work, gradients)}
+        heap = {"allocator reserve": heap_reserve(model_profile, work, gradients)}
         one = _together(engine["device"], engine["host"], model["device"], model["host"], heap, on_host)
         tiers = [TierNeed("host", one, free.host)]
     else:
@@ -120,7 +120,7 @@ def plan_memory(layout: Layout, census: Census, work: Workload, free: Free) -> M
     saved = work.checkpoints_kept + 1
     checkpoints = {
         f"{work.checkpoints_kept} + 1 checkpoints": saved
-        * checkpoint_bytes(layout, work, adapter=census.adapter)
+        * checkpoint_bytes(layout, work, adapter=model_profile.adapter)
     }
     if free.disk is None or free.disk_tier is None:
         if free.disk is not None or engine["disk"]:

@@ -1,4 +1,4 @@
-"""The layout as the simulation of time reads it: runs of alike blocks as one shard each, for the sake of speed.
+"""The layout as the simulation of time reads it: runs of alike blocks as one unit each, for the sake of speed.
 
 A plan of a hundred blocks has to be made while a key is pressed. What a run of blocks moves and computes is the sum of
 theirs; what is lost is how finely lanes overlap within it.
@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workbench.layout import ALIGNMENT, ITEM_BYTES, Layout, ParameterSpec, ShardSpec, build_layout
+from workbench.layout import ALIGNMENT, ITEM_BYTES, Layout, ParameterSpec, UnitSpec, build_layout
 from workbench.placement import Placement, Tier, stay_on_device
-from workbench.plan.census import SIXTEEN_BITS, Census, CensusParameter, stored_dtype
+from workbench.plan.model_profile import SIXTEEN_BITS, ModelProfile, ParameterProfile, stored_dtype
 from workbench.state_formats import StateFormat
 
 MOST_GROUPS = 16
@@ -23,12 +23,12 @@ WHOLE = 1 << 62
 Sums = tuple[tuple[tuple[str, StateFormat, bool], int], ...]
 """Elements, aligned, by (stored dtype, state format, trainable)."""
 CRUMB = 100
-"""What is less than one part in so many of a shard counts as the rest of it does."""
+"""What is less than one part in so many of a unit counts as the rest of it does."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A run of alike shards. `kind`: of its blocks, None for what is outside of them. `chunks`: the engine's."""
+    """A run of alike units. `kind`: of its blocks, None for what is outside of them. `chunks`: the engine's."""
 
     kind: int | None
     count: int
@@ -38,14 +38,14 @@ class Group:
 
 @dataclass(frozen=True)
 class CoarseLayout:
-    """`layout` has one shard a group, in forward order. `alike`: for each group the first that takes the same."""
+    """`layout` has one unit a group, in forward order. `alike`: for each group the first that takes the same."""
 
     layout: Layout
     groups: tuple[Group, ...]
     alike: tuple[int, ...]
 
     def placements(self, weights: Tier, state: Tier) -> list[Placement]:
-        """As `workbench.placement.place` has them for the shards of each group."""
+        """As `workbench.placement.place` has them for the units of each group."""
         found = []
         for group in self.groups:
             if state == "device" or group.stays:
@@ -57,13 +57,13 @@ class CoarseLayout:
 
 @lru_cache(maxsize=256)
 def _sums(
-    parameters: tuple[CensusParameter, ...],
+    parameters: tuple[ParameterProfile, ...],
     precision: str,
     state_format: StateFormat,
     mixed: bool,
     stays: bool,
 ) -> Sums:
-    """Of the parameters of one shard."""
+    """Of the parameters of one unit."""
     sums: dict[tuple[str, StateFormat, bool], int] = {}
     for p in parameters:
         kept: StateFormat = "exact" if stays or len(p.shape) < 2 or p.embeds else state_format
@@ -86,31 +86,35 @@ def _without_crumbs(sums: Sums) -> Sums:
 
 
 def coarse_layout(
-    census: Census, precision: str, chunk_bytes: int, state_format: StateFormat, device_fraction: float
+    model_profile: ModelProfile,
+    precision: str,
+    chunk_bytes: int,
+    state_format: StateFormat,
+    device_fraction: float,
 ) -> CoarseLayout:
-    """Group the shards of `census` as laid out under these settings (see `Census.layout`)."""
-    shards: list[tuple[int | None, tuple[CensusParameter, ...]]] = []
-    if census.before:
-        shards.append((None, census.before))
-    shards += [(kind, census.kinds[kind].parameters) for _, kind in census.blocks]
-    if census.after:
-        shards.append((None, census.after))
-    mixed = any(p.dtype in SIXTEEN_BITS for _, parameters in shards for p in parameters)
-    trainable = {id(parameters): sum(p.numel for p in parameters if p.trainable) for _, parameters in shards}
-    stay = stay_on_device([trainable[id(parameters)] for _, parameters in shards], device_fraction)
-    longest = -(-len(census.blocks) // MOST_GROUPS)
+    """Group the units of `model_profile` as laid out under these settings (see `ModelProfile.layout`)."""
+    units: list[tuple[int | None, tuple[ParameterProfile, ...]]] = []
+    if model_profile.before:
+        units.append((None, model_profile.before))
+    units += [(kind, model_profile.kinds[kind].parameters) for _, kind in model_profile.blocks]
+    if model_profile.after:
+        units.append((None, model_profile.after))
+    mixed = any(p.dtype in SIXTEEN_BITS for _, parameters in units for p in parameters)
+    trainable = {id(parameters): sum(p.numel for p in parameters if p.trainable) for _, parameters in units}
+    stay = stay_on_device([trainable[id(parameters)] for _, parameters in units], device_fraction)
+    longest = -(-len(model_profile.blocks) // MOST_GROUPS)
     groups: list[Group] = []
-    specs: list[ShardSpec] = []
+    specs: list[UnitSpec] = []
     at = 0
-    while at < len(shards):
-        kind, parameters = shards[at]
+    while at < len(units):
+        kind, parameters = units[at]
         stays = stay[at]
         count = 1
         while (
             kind is not None
             and count < longest
-            and at + count < len(shards)
-            and shards[at + count][0] == kind
+            and at + count < len(units)
+            and units[at + count][0] == kind
             and stay[at + count] == stays
         ):
             count += 1
@@ -122,7 +126,7 @@ def coarse_layout(
         )
         groups.append(Group(kind, count, stays, chunks))
         specs.append(
-            ShardSpec(
+            UnitSpec(
                 str(at),
                 "outer" if kind is None else "block",
                 tuple(
@@ -133,7 +137,7 @@ def coarse_layout(
         )
         at += count
     total = sum(spec.bytes for each in specs for spec in each.parameters if spec.trainable)
-    # A model of few shards still overlaps chunk by chunk.
+    # A model of few units still overlaps chunk by chunk.
     coarse = max(chunk_bytes, total // MOST_GROUPS) if len(specs) < MOST_GROUPS else WHOLE
     # The last group has head and loss beside it.
     likes = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES
-from workbench.plan.census import BlockCost, BlockKind, Census, Curve
+from workbench.plan.model_profile import BlockCost, BlockKind, Curve, ModelProfile
 from workbench.plan.time.rates import Rates
 from workbench.plan.time.times import ModelTimes
 from workbench.plan.workload import Workload
@@ -34,24 +34,26 @@ class ComputeTimes:
     measured: bool
 
 
-def compute_times(census: Census, work: Workload, rates: Rates, times: ModelTimes | None) -> ComputeTimes:
+def compute_times(
+    model_profile: ModelProfile, work: Workload, rates: Rates, times: ModelTimes | None
+) -> ComputeTimes:
     """What a micro-batch of `work` takes."""
     dtype = work.compute_dtype(work.precision)
-    if times is not None and times.dtype == dtype and len(times.kinds) == len(census.kinds):
-        return _scaled(census, work, times)
+    if times is not None and times.dtype == dtype and len(times.kinds) == len(model_profile.kinds):
+        return _scaled(model_profile, work, times)
     forward, backward = [], []
-    for kind in census.kinds:
-        ahead, back = _block(kind, census, work, rates, dtype)
+    for kind in model_profile.kinds:
+        ahead, back = _block(kind, model_profile, work, rates, dtype)
         forward.append(ahead)
         backward.append(back + (ahead if work.activation_checkpointing else 0.0))
-    outer = _outer(census, work, rates, dtype)
+    outer = _outer(model_profile, work, rates, dtype)
     return ComputeTimes(tuple(forward), tuple(backward), *outer, measured=False)
 
 
-def _scaled(census: Census, work: Workload, times: ModelTimes) -> ComputeTimes:
+def _scaled(model_profile: ModelProfile, work: Workload, times: ModelTimes) -> ComputeTimes:
     """Measured times at the workload's size."""
     forward, backward = [], []
-    for kind, measured in zip(census.kinds, times.kinds, strict=True):
+    for kind, measured in zip(model_profile.kinds, times.kinds, strict=True):
         there = kind.flops.at(times.sequences, times.tokens)
         here = kind.flops.at(work.micro_batch_size, work.sequence_length)
         larger = here / there if there else 1.0
@@ -74,9 +76,11 @@ def _scaled(census: Census, work: Workload, times: ModelTimes) -> ComputeTimes:
     )
 
 
-def _block(kind: BlockKind, census: Census, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:
+def _block(
+    kind: BlockKind, model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str
+) -> tuple[float, float]:
     sequences, tokens = work.micro_batch_size, work.sequence_length
-    cost = cost_of(kind, census, dtype, on_cpu=rates.shared)
+    cost = cost_of(kind, model_profile, dtype, on_cpu=rates.shared)
     matrix = rates.matrix_s(kind.flops.at(sequences, tokens), dtype)
     ahead = rates.elements_s(cost.element_bytes.at(sequences, tokens))
     back = rates.elements_s(cost.backward_element_bytes.at(sequences, tokens))
@@ -88,25 +92,25 @@ def _block(kind: BlockKind, census: Census, work: Workload, rates: Rates, dtype:
     return max(matrix + ahead, launch), max(products + back, launch_back)
 
 
-def _outer(census: Census, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:
+def _outer(model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:
     """Embedding, head and loss. In chunks, the head's gradients are made in the forward: engine/loss/fused_head.py."""
     tokens = work.micro_batch_size * work.sequence_length
-    product = rates.matrix_s(2.0 * tokens * census.vocab_size * census.head_width, dtype)
-    logits = rates.elements_s(LOGIT_PASSES * 4.0 * tokens * census.vocab_size)
-    embedding = rates.elements_s(3.0 * tokens * census.hidden_size * ITEM_BYTES[dtype])
+    product = rates.matrix_s(2.0 * tokens * model_profile.vocab_size * model_profile.head_width, dtype)
+    logits = rates.elements_s(LOGIT_PASSES * 4.0 * tokens * model_profile.vocab_size)
+    embedding = rates.elements_s(3.0 * tokens * model_profile.hidden_size * ITEM_BYTES[dtype])
     # The embedding's gradient is as large as the embedding, whatever was looked up.
-    rows = rates.elements_s(3.0 * census.vocab_size * census.hidden_size * ITEM_BYTES[dtype])
-    rows *= census.trains_embedding
-    back = 2 if census.trains_head else 1
-    if census.loss_in_chunks:
+    rows = rates.elements_s(3.0 * model_profile.vocab_size * model_profile.hidden_size * ITEM_BYTES[dtype])
+    rows *= model_profile.trains_embedding
+    back = 2 if model_profile.trains_head else 1
+    if model_profile.loss_in_chunks:
         return (1 + back) * product + logits + embedding, rows + embedding
     return product + logits / 2 + embedding, back * product + logits / 2 + rows + embedding
 
 
-def cost_of(kind: BlockKind, census: Census, dtype: str, *, on_cpu: bool) -> BlockCost:
+def cost_of(kind: BlockKind, model_profile: ModelProfile, dtype: str, *, on_cpu: bool) -> BlockCost:
     """What a block of `kind` takes when computed in `dtype`; from a formula where no real block could be run."""
     known = kind.cost("32" if ITEM_BYTES[dtype] >= 4 else "16", on_cpu=on_cpu)
-    return formula_cost(census.hidden_size, ITEM_BYTES[dtype]) if known is None else known
+    return formula_cost(model_profile.hidden_size, ITEM_BYTES[dtype]) if known is None else known
 
 
 def formula_cost(hidden_size: int, item_bytes: int) -> BlockCost:

@@ -9,8 +9,8 @@ import contextlib
 
 from pydantic import ValidationError
 
-from workbench.cache import cache_folder, read_cached, write_cached
 from workbench.plan.time.times import ModelTimes
+from workbench.system.folders import cache_folder, read_cached, write_cached
 
 FOLDER = "times"
 

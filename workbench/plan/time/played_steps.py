@@ -16,19 +16,19 @@ from typing import Generic, TypeVar
 
 from workbench.plan.time.coarse import CoarseLayout
 from workbench.plan.time.simulation import Order
-from workbench.timeline import Kind, Lane, Overlap, ShardFlow, StepShape, Task, Timeline, build_timeline
+from workbench.timeline import Kind, Lane, Overlap, StepShape, Task, Timeline, UnitFlow, build_timeline
 
 T = TypeVar("T")
 LANES = tuple(Lane)
 AHEAD = 2
-"""Shards that are fetched while another is in use (see engine/blocks/weight_window.py)."""
+"""Units that are fetched while another is in use (see engine/blocks/weight_prefetcher.py)."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """A streamed shard's weights on their way into a slot: read from the disk, or copied up."""
+    """A streamed unit's weights on their way into a slot: read from the disk, or copied up."""
 
-    shard: int
+    unit: int
     lane: Lane
 
 
@@ -37,10 +37,10 @@ Piece = Task | Fetch
 
 
 @dataclass(frozen=True)
-class StreamedShards:
-    """The shards whose weights are fetched, in forward order; and those of them that come from the disk."""
+class StreamedUnits:
+    """The units whose weights are fetched, in forward order; and those of them that come from the disk."""
 
-    shards: tuple[int, ...] = ()
+    units: tuple[int, ...] = ()
     from_disk: frozenset[int] = frozenset()
 
 
@@ -57,15 +57,15 @@ class PlayedSteps:
     def __init__(
         self,
         coarse: CoarseLayout,
-        flows: tuple[ShardFlow, ...],
+        flows: tuple[UnitFlow, ...],
         micro_batches: int,
         overlap: Overlap,
         limits: bool,
-        streamed: StreamedShards,
+        streamed: StreamedUnits,
     ) -> None:
         layout = coarse.layout
         self._alike = coarse.alike
-        self._shards = len(layout.shards)
+        self._units = len(layout.units)
         self._streamed = streamed
         self._serial = overlap == "serial"
         self._delayed = overlap == "delayed"
@@ -95,23 +95,23 @@ class PlayedSteps:
     def _append(
         self, timeline: Timeline, before: dict[int, tuple[int, ...]], all_before: tuple[int, ...]
     ) -> list[int]:
-        """Add one step. `before`: what a shard's first forward waits for; `all_before`: what the first backward does.
+        """Add one step. `before`: what a unit's first forward waits for; `all_before`: what the first backward does.
         The numbers of its tasks."""
         numbers: list[int] = []
         ends: dict[tuple[Kind, int, int], int] = {}
         previous: int | None = None
-        last_forward = timeline.find(Kind.FORWARD, 0, self._shards - 1)
+        last_forward = timeline.find(Kind.FORWARD, 0, self._units - 1)
         ready = timeline.ready if self._delayed else ()
         for task in timeline.tasks:
             waits = [numbers[earlier] for earlier in task.waits]
-            if task.shard is not None and task.kind in (Kind.FORWARD, Kind.BACKWARD):
-                shard = task.shard
+            if task.unit is not None and task.kind in (Kind.FORWARD, Kind.BACKWARD):
+                unit = task.unit
                 if task.kind is Kind.FORWARD and task.micro_batch == 0:
-                    waits += before.get(shard, ())
+                    waits += before.get(unit, ())
                     if ready:
-                        waits += [numbers[index] for index in ready[shard]]
-                if shard in self._streamed.shards and (task.kind, task.micro_batch, shard) not in ends:
-                    waits += self._fetch(task, shard, before, ends)
+                        waits += [numbers[index] for index in ready[unit]]
+                if unit in self._streamed.units and (task.kind, task.micro_batch, unit) not in ends:
+                    waits += self._fetch(task, unit, before, ends)
             if (task.kind is Kind.BACKWARD and task.waits == (last_forward,)) or (
                 not task.waits and task.lane is not Lane.COMPUTE
             ):
@@ -120,8 +120,8 @@ class PlayedSteps:
                 waits += [] if previous is None else [previous]
                 previous = len(self._lanes)
             numbers.append(self._add(task, waits))
-            if task.shard is not None and task.kind in (Kind.FORWARD, Kind.BACKWARD):
-                ends[task.kind, task.micro_batch, task.shard] = numbers[-1]
+            if task.unit is not None and task.kind in (Kind.FORWARD, Kind.BACKWARD):
+                ends[task.kind, task.micro_batch, task.unit] = numbers[-1]
         return numbers
 
     def _after(
@@ -133,34 +133,34 @@ class PlayedSteps:
         ]
         last = (self._add(None, ends),)
         if self._serial or self._delayed:
-            return dict.fromkeys(range(self._shards), last), last
+            return dict.fromkeys(range(self._units), last), last
         ready = {
-            shard: tuple(numbers[index] for index in indices) for shard, indices in enumerate(timeline.ready)
+            unit: tuple(numbers[index] for index in indices) for unit, indices in enumerate(timeline.ready)
         }
         return ready, last
 
     def _fetch(
         self,
         task: Task,
-        shard: int,
+        unit: int,
         before: dict[int, tuple[int, ...]],
         ends: dict[tuple[Kind, int, int], int],
     ) -> list[int]:
-        """A streamed shard's weights come into slots ahead of `task`; the last of forward are there in backward."""
-        streamed = self._streamed.shards
-        place = streamed.index(shard)
+        """A streamed unit's weights come into slots ahead of `task`; the last of forward are there in backward."""
+        streamed = self._streamed.units
+        place = streamed.index(unit)
         order = place if task.kind is Kind.FORWARD else len(streamed) - 1 - place
         if task.kind is Kind.BACKWARD and order < AHEAD:
             return []
-        waits = list(before.get(shard, ())) if task.kind is Kind.FORWARD and task.micro_batch == 0 else []
+        waits = list(before.get(unit, ())) if task.kind is Kind.FORWARD and task.micro_batch == 0 else []
         if order >= AHEAD:
             earlier = streamed[place - AHEAD if task.kind is Kind.FORWARD else place + AHEAD]
             waits.append(ends[task.kind, task.micro_batch, earlier])
         elif task.micro_batch:
             waits.append(ends[Kind.BACKWARD, task.micro_batch - 1, streamed[0]])
-        if shard in self._streamed.from_disk:
-            waits = [self._add(Fetch(shard, Lane.READ), waits)]
-        return [self._add(Fetch(shard, Lane.UPLOAD), waits)]
+        if unit in self._streamed.from_disk:
+            waits = [self._add(Fetch(unit, Lane.READ), waits)]
+        return [self._add(Fetch(unit, Lane.UPLOAD), waits)]
 
     def _add(self, piece: Piece | None, waits: Sequence[int]) -> int:
         self._lanes.append(LANES.index(Lane.COMPUTE if piece is None else piece.lane))
@@ -169,12 +169,12 @@ class PlayedSteps:
         return len(self._lanes) - 1
 
     def _number_of(self, piece: Piece | None) -> int:
-        """Of one like it: a task takes the same in every micro-batch, in both steps, and for a shard like another."""
+        """Of one like it: a task takes the same in every micro-batch, in both steps, and for a unit like another."""
         like: object = None
         if piece is not None:
-            shard = None if piece.shard is None else self._alike[piece.shard]
+            unit = None if piece.unit is None else self._alike[piece.unit]
             task = (piece.kind, piece.chunk, piece.bytes) if isinstance(piece, Task) else piece.lane
-            like = (shard, task)
+            like = (unit, task)
         number = self._numbers.setdefault(like, len(self.pieces))
         if number == len(self.pieces):
             self.pieces.append(piece)
@@ -196,11 +196,11 @@ class SameObject(Generic[T]):
 
 def played_steps(
     coarse: CoarseLayout,
-    flows: tuple[ShardFlow, ...],
+    flows: tuple[UnitFlow, ...],
     micro_batches: int,
     overlap: Overlap,
     limits: bool,
-    streamed: StreamedShards,
+    streamed: StreamedUnits,
 ) -> PlayedSteps:
     """As `PlayedSteps`, kept for the next time. `limits`: the update needs a global quantity."""
     return _kept(SameObject(coarse), flows, micro_batches, overlap, limits, streamed)
@@ -209,10 +209,10 @@ def played_steps(
 @lru_cache(maxsize=256)
 def _kept(
     coarse: SameObject[CoarseLayout],
-    flows: tuple[ShardFlow, ...],
+    flows: tuple[UnitFlow, ...],
     micro_batches: int,
     overlap: Overlap,
     limits: bool,
-    streamed: StreamedShards,
+    streamed: StreamedUnits,
 ) -> PlayedSteps:
     return PlayedSteps(coarse.value, flows, micro_batches, overlap, limits, streamed)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from workbench.layout import ITEM_BYTES, Shard
-from workbench.plan import figures
-from workbench.plan.census import Census
+from workbench import formatting as figures
+from workbench.layout import ITEM_BYTES, Unit
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.coarse import CoarseLayout, coarse_layout
 from workbench.plan.time.compute_time import ComputeTimes, compute_times
 from workbench.plan.time.played_steps import (
@@ -23,14 +23,14 @@ from workbench.plan.time.played_steps import (
     Piece,
     PlayedSteps,
     SameObject,
-    StreamedShards,
+    StreamedUnits,
     played_steps,
 )
 from workbench.plan.time.rates import TASK_S, Rates
 from workbench.plan.time.simulation import Demand, play
 from workbench.plan.time.times import ModelTimes
 from workbench.plan.workload import Workload
-from workbench.routing import ShardRoute, route_shard
+from workbench.routing import UnitRoute, route_unit
 from workbench.state_formats import StateFormat
 from workbench.timeline import Kind, Lane, Task
 
@@ -115,29 +115,31 @@ class StepTime:
 
 @lru_cache(maxsize=64)
 def _coarse(
-    census: SameObject[Census],
+    model_profile: SameObject[ModelProfile],
     precision: str,
     chunk_bytes: int,
     state_format: StateFormat,
     device_fraction: float,
 ) -> CoarseLayout:
-    return coarse_layout(census.value, precision, chunk_bytes, state_format, device_fraction)
+    return coarse_layout(model_profile.value, precision, chunk_bytes, state_format, device_fraction)
 
 
-def step_time(census: Census, work: Workload, rates: Rates, times: ModelTimes | None = None) -> StepTime:
+def step_time(
+    model_profile: ModelProfile, work: Workload, rates: Rates, times: ModelTimes | None = None
+) -> StepTime:
     """Predict a step of `work`. The machine has a disk where `work` needs one.
 
     Raises:
         ValueError: the placement contradicts itself.
     """
     coarse = _coarse(
-        SameObject(census), work.precision, work.chunk_bytes, work.state_format, work.device_fraction
+        SameObject(model_profile), work.precision, work.chunk_bytes, work.state_format, work.device_fraction
     )
-    conditions = work.conditions(sum(shard.weight_bytes for shard in coarse.layout.shards))
+    conditions = work.conditions(sum(unit.weight_bytes for unit in coarse.layout.units))
     placements = coarse.placements(work.weights, work.state)
     routes = [
-        route_shard(shard, placement, conditions)
-        for shard, placement in zip(coarse.layout.shards, placements, strict=True)
+        route_unit(unit, placement, conditions)
+        for unit, placement in zip(coarse.layout.units, placements, strict=True)
     ]
     fetched = [index for index, route in enumerate(routes) if route.streamed]
     steps = played_steps(
@@ -146,11 +148,9 @@ def step_time(census: Census, work: Workload, rates: Rates, times: ModelTimes | 
         min(work.gradient_accumulation, PLAYED_MICRO_BATCHES),
         work.overlap,
         work.gradient_clipping > 0 or work.precision == "float16",
-        StreamedShards(
-            tuple(fetched), frozenset(i for i in fetched if routes[i].placement.weights == "disk")
-        ),
+        StreamedUnits(tuple(fetched), frozenset(i for i in fetched if routes[i].placement.weights == "disk")),
     )
-    compute = compute_times(census, work, rates, times)
+    compute = compute_times(model_profile, work, rates, times)
     return _predict(steps, _Costs(coarse, routes, work, rates, compute), work)
 
 
@@ -192,12 +192,12 @@ class _Costs:
     def __init__(
         self,
         coarse: CoarseLayout,
-        routes: Sequence[ShardRoute],
+        routes: Sequence[UnitRoute],
         work: Workload,
         rates: Rates,
         compute: ComputeTimes,
     ) -> None:
-        self.shards = coarse.layout.shards
+        self.units = coarse.layout.units
         self.groups = coarse.groups
         self.routes = routes
         self.work = work
@@ -210,8 +210,8 @@ class _Costs:
         return self._fetch(piece) if isinstance(piece, Fetch) else self._task(piece)
 
     def _fetch(self, fetch: Fetch) -> tuple[float, Demand]:
-        stored = self.shards[fetch.shard].weight_bytes
-        overhead = self.groups[fetch.shard].chunks * TASK_S
+        stored = self.units[fetch.unit].weight_bytes
+        overhead = self.groups[fetch.unit].chunks * TASK_S
         if fetch.lane is Lane.READ:
             return self.rates.read_s(stored) + overhead, self.rates.disk_demand
         return self.rates.up_s(stored) + overhead, self.rates.copy_demand
@@ -222,15 +222,15 @@ class _Costs:
             return self._compute_s(task), rates.compute_demand
         if task.kind is Kind.VERDICT:
             return 0.0, ()
-        if task.shard is None:
+        if task.unit is None:
             return self._collected_s(task), rates.host_demand
-        shard = self.shards[task.shard]
+        unit = self.units[task.unit]
         assert task.chunk is not None
-        chunk = shard.chunks[task.chunk]
-        region = shard.regions[chunk.region]
-        on_device = self.routes[task.shard].on_device
-        group = self.groups[task.shard]
-        overhead = TASK_S * max(1.0, group.chunks / max(1, len(shard.chunks)))
+        chunk = unit.chunks[task.chunk]
+        region = unit.regions[chunk.region]
+        on_device = self.routes[task.unit].on_device
+        group = self.groups[task.unit]
+        overhead = TASK_S * max(1.0, group.chunks / max(1, len(unit.chunks)))
         if task.kind is Kind.UPDATE:
             if on_device:
                 return rates.device_update_s(chunk.elements, region.dtype) + overhead, ()
@@ -256,12 +256,12 @@ class _Costs:
         return rates.write_s(task.bytes) + overhead, rates.disk_demand
 
     def _collected_s(self, task: Task) -> float:
-        """The norm or the update of all shards that compute itself updates."""
+        """The norm or the update of all units that compute itself updates."""
         seconds = TASK_S
-        for shard, route in zip(self.shards, self.routes, strict=True):
+        for unit, route in zip(self.units, self.routes, strict=True):
             if not route.collected:
                 continue
-            for region in shard.regions:
+            for region in unit.regions:
                 if task.kind is Kind.NORM:
                     seconds += (
                         self.rates.elements_s(region.elements * ITEM_BYTES[region.dtype])
@@ -276,10 +276,10 @@ class _Costs:
 
     def _compute_s(self, task: Task) -> float:
         """A group's forward, or its part of a group's backward."""
-        if task.shard is None:
+        if task.unit is None:
             return 0.0
-        shard, group = self.shards[task.shard], self.groups[task.shard]
-        last = task.shard == len(self.shards) - 1
+        unit, group = self.units[task.unit], self.groups[task.unit]
+        last = task.unit == len(self.units) - 1
         forward = task.kind is Kind.FORWARD
         seconds = 0.0
         if group.kind is not None:
@@ -289,19 +289,19 @@ class _Costs:
             seconds += self.compute.outer_forward if forward else self.compute.outer_backward
         if forward:
             return seconds
-        return seconds * self._share(task, shard) + self._gathering_s(task, shard)
+        return seconds * self._share(task, unit) + self._gathering_s(task, unit)
 
-    def _gathering_s(self, task: Task, shard: Shard) -> float:
+    def _gathering_s(self, task: Task, unit: Unit) -> float:
         """Compute itself copies what is gathered out of autograd's tensors into the slots it goes down from."""
-        if task.chunk is None or self.routes[shard.index].gradients != "gathered":
+        if task.chunk is None or self.routes[unit.index].gradients != "gathered":
             return 0.0
-        chunk = shard.chunks[task.chunk]
+        chunk = unit.chunks[task.chunk]
         computed = ITEM_BYTES[self.work.compute_dtype(chunk.dtype)]
         return self.rates.elements_s(chunk.elements * computed + chunk.weight_bytes)
 
-    def _share(self, task: Task, shard: Shard) -> float:
-        """Of a shard's backward: chunks end one after the other; without chunks it is all at the end."""
-        collected = self.routes[shard.index].collected
+    def _share(self, task: Task, unit: Unit) -> float:
+        """Of a unit's backward: chunks end one after the other; without chunks it is all at the end."""
+        collected = self.routes[unit.index].collected
         if task.chunk is None:
-            return 1.0 if collected or not shard.chunks else 0.0
-        return shard.chunks[task.chunk].elements / sum(chunk.elements for chunk in shard.chunks)
+            return 1.0 if collected or not unit.chunks else 0.0
+        return unit.chunks[task.chunk].elements / sum(chunk.elements for chunk in unit.chunks)

@@ -36,7 +36,8 @@ class KindTimes(_Part):
 class ModelTimes(_Part):
     """Seconds of a micro-batch of `sequences` x `tokens` computed in `dtype`, piece by piece.
 
-    `kinds`: by the census's number of the kind. `outer_forward_s` and `outer_backward_s`: embedding, last norm, head
+    `kinds`: by the model profile's number of the kind. `outer_forward_s` and `outer_backward_s`: embedding,
+    last norm, head
     and loss. `matrix_flops_per_s`: of a large product in `dtype`, measured between the pieces. `fingerprint`: the
     machine's. `busy`: how busy others kept it meanwhile, a clause; empty where they did not matter.
     """

@@ -6,7 +6,7 @@
         state/manifest.json                                  their dtypes, lengths and checksums; all else to resume
         DONE                                                 the manifest's checksum
 
-Weights and state come from the engine a shard and a piece at a time, from whatever tier they are in, and go back into
+Weights and state come from the engine a unit and a piece at a time, from whatever tier they are in, and go back into
 whatever tier they are in then: names and lengths are the same in all. Under another precision, state format or overlap
 they are converted: see `saved_state`.
 
@@ -25,7 +25,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from workbench.checksum import crc32
 from workbench.data.tokenizers import Tokenizer
 from workbench.engine import OffloadEngine
 from workbench.engine.arithmetic.precision import dtype_name
@@ -45,6 +44,7 @@ from workbench.runs.checkpoints import (
     step_folders,
     step_of,
 )
+from workbench.system.files import crc32
 from workbench.training.checkpoints.kept_checkpoints import name_best, remove_old
 from workbench.training.checkpoints.raw_files import StoredTensor, read_tensor, read_tensors, write_tensors
 from workbench.training.checkpoints.removal import Removal, remove_now
@@ -194,10 +194,10 @@ def _write_state(
 
 def _check_room(root: Path, target: Path, engine: OffloadEngine, model: nn.Module) -> None:
     need = MARGIN_BYTES + sum(tensor.numel() * tensor.element_size() for _, tensor in engine.state())
-    for shard in engine.layout.shards:
-        need += sum(segment.numel * ITEM_BYTES[segment.dtype] for segment in shard.segments)
+    for unit in engine.layout.units:
+        need += sum(segment.numel * ITEM_BYTES[segment.dtype] for segment in unit.segments)
         if not has_adapter(model):
-            need += sum(parameter.bytes for parameter in shard.frozen)
+            need += sum(parameter.bytes for parameter in unit.frozen)
     free = shutil.disk_usage(root).free
     if free < need:
         raise WorkbenchError(

@@ -16,10 +16,10 @@ from typing import BinaryIO, Protocol
 import torch
 from torch import Tensor
 
-from workbench.checksum import crc32
 from workbench.model.direct_file import DirectFile
-from workbench.optimizer.cpu_count import usable_cpus
 from workbench.runs.checkpoints import DamagedFileError
+from workbench.system.files import crc32
+from workbench.system.processor import usable_cpus
 
 PIECE_BYTES = 16 << 20
 FEWEST_AT_ONCE, MOST_AT_ONCE = 3, 8

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from workbench.engine import OffloadEngine
 from workbench.engine.arithmetic.precision import DTYPES
-from workbench.engine.storage.shard_memory import PUBLISHED, state_kinds, state_suffixes
+from workbench.engine.storage.unit_memory import PUBLISHED, state_kinds, state_suffixes
 from workbench.errors import ConfigurationError
-from workbench.layout import ALIGNMENT, Layout, Region, Shard
+from workbench.layout import ALIGNMENT, Layout, Region, Unit
 from workbench.optimizer.reference import join_float32, split_float32
 from workbench.optimizer.state_conversion import fitted_moments, state_key
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
@@ -63,20 +63,20 @@ def describe_layout(layout: Layout) -> list[dict[str, Any]]:
     """What a manifest says of where each parameter's state lies, for whoever reads it under another layout."""
     return [
         {
-            "shard": shard_name(shard),
+            "unit": unit_name(unit),
             "regions": [
                 {"dtype": r.dtype, "state_format": r.state_format, "start": r.start, "suffix": suffix}
-                for r, suffix in zip(shard.regions, state_suffixes(shard), strict=True)
+                for r, suffix in zip(unit.regions, state_suffixes(unit), strict=True)
             ],
-            "parameters": [[s.name, s.region, s.offset, s.numel] for s in shard.segments],
+            "parameters": [[s.name, s.region, s.offset, s.numel] for s in unit.segments],
         }
-        for shard in layout.shards
+        for unit in layout.units
     ]
 
 
-def shard_name(shard: Shard) -> str:
-    """How the names of a shard's tensors begin in `OffloadEngine.state`."""
-    return f"{shard.index:04d}-{shard.name}"
+def unit_name(unit: Unit) -> str:
+    """How the names of a unit's tensors begin in `OffloadEngine.state`."""
+    return f"{unit.index:04d}-{unit.name}"
 
 
 def convert_state(
@@ -94,23 +94,23 @@ def convert_state(
     check_same_parameters(
         saved,
         {name: parameter.numel for name, parameter in there.items()},
-        {segment.name: segment.numel for shard in engine.layout.shards for segment in shard.segments},
+        {segment.name: segment.numel for unit in engine.layout.units for segment in unit.segments},
     )
     for name, entry in saved.manifest["files"].items():
         check(name, _Checked(getattr(torch, entry["dtype"]), entry["elements"]))
     places = {
-        f"{shard_name(shard)}/{kind}{suffix}": (shard, region, kind)
-        for shard in engine.layout.shards
-        for region, suffix in zip(shard.regions, state_suffixes(shard), strict=True)
+        f"{unit_name(unit)}/{kind}{suffix}": (unit, region, kind)
+        for unit in engine.layout.units
+        for region, suffix in zip(unit.regions, state_suffixes(unit), strict=True)
         for kind in (*state_kinds(region), PUBLISHED)
     }
     delayed = False
     # One at a time: a tensor on disk keeps a record of itself in memory.
     for name, tensor in engine.state():
-        shard, region, kind = places[name]
+        unit, region, kind = places[name]
         delayed |= kind == PUBLISHED
         try:
-            _fill(tensor, shard, region, kind, there)
+            _fill(tensor, unit, region, kind, there)
         except OSError as error:
             raise DamagedFileError(f"{saved.path} cannot be read: {error.strerror or error}") from error
     return _compare(there, engine.layout, delayed=delayed)
@@ -201,13 +201,13 @@ def _saved_parameters(saved: SavedStep) -> dict[str, _SavedParameter]:
         )
     files = saved.manifest["files"]
     found: dict[str, _SavedParameter] = {}
-    for shard in saved.manifest["layout"]:
-        for name, number, offset, numel in shard["parameters"]:
-            region = shard["regions"][number]
+    for unit in saved.manifest["layout"]:
+        for name, number, offset, numel in unit["parameters"]:
+            region = unit["regions"][number]
             kinds = {}
-            # Names are put together, not taken apart: shards and parameters may be called anything.
+            # Names are put together, not taken apart: units and parameters may be called anything.
             for kind in (*WEIGHT_KINDS, PUBLISHED, *(t.kind for t in MOMENTS[region["state_format"]])):
-                entry = files.get(f"{shard['shard']}/{kind}{region['suffix']}")
+                entry = files.get(f"{unit['unit']}/{kind}{region['suffix']}")
                 if entry is not None:
                     kinds[kind] = _File(saved.path / "state" / entry["file"], getattr(torch, entry["dtype"]))
             found[name] = _SavedParameter(
@@ -217,12 +217,12 @@ def _saved_parameters(saved: SavedStep) -> dict[str, _SavedParameter]:
 
 
 def _fill(
-    tensor: Tensor | StoredTensor, shard: Shard, region: Region, kind: str, there: dict[str, _SavedParameter]
+    tensor: Tensor | StoredTensor, unit: Unit, region: Region, kind: str, there: dict[str, _SavedParameter]
 ) -> None:
     """Write one of the engine's tensors, a piece at a time; gaps of alignment become zeros."""
     per = 1 if kind == PUBLISHED else state_kinds(region)[kind][1]
-    number = shard.regions.index(region)
-    segments = [segment for segment in shard.segments if segment.region == number]
+    number = unit.regions.index(region)
+    segments = [segment for segment in unit.segments if segment.region == number]
     for begin in range(region.start, region.stop, PIECE_ELEMENTS):
         end = min(begin + PIECE_ELEMENTS, region.stop)
         piece = torch.zeros(-(-(end - begin) // per), dtype=tensor.dtype)
@@ -292,6 +292,6 @@ def _compare(there: dict[str, _SavedParameter], layout: Layout, *, delayed: bool
 
 
 def _pairs(there: dict[str, _SavedParameter], layout: Layout) -> Iterator[tuple[_SavedParameter, Region]]:
-    for shard in layout.shards:
-        for segment in shard.segments:
-            yield there[segment.name], shard.regions[segment.region]
+    for unit in layout.units:
+        for segment in unit.segments:
+            yield there[segment.name], unit.regions[segment.region]

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from workbench.engine import Span, StepResult
 from workbench.errors import WorkbenchError
+from workbench.formatting import GIB, duration
 from workbench.runs import (
     LaneSpan,
     MetricsWriter,
@@ -28,11 +29,9 @@ from workbench.runs import (
 )
 from workbench.runs.metrics import HOST_LANES
 from workbench.training.records.tensorboard import FOLDER, TensorBoard
-from workbench.training.records.throughput import duration
 
 HEARTBEAT_S = 5.0
 STATUS_EVERY_S = 1.0
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ def _lane_spans(spans: tuple[Span, ...]) -> list[LaneSpan]:
         LaneSpan(
             span.lane.value,
             span.kind.value,
-            -1 if span.shard is None else span.shard,
+            -1 if span.unit is None else span.unit,
             -1 if span.chunk is None else span.chunk,
             span.start_s - begin,
             span.stop_s - begin,

@@ -47,17 +47,3 @@ class RemainingTime:
     def seconds(self, steps_left: int) -> float | None:
         """None before the first step."""
         return mean(self._recent) * steps_left if self._recent else None
-
-
-def duration(seconds: float | None) -> str:
-    """A time span for the step line: 45s, 12m05s, 22h10m, 3d04h."""
-    if seconds is None:
-        return "n/a"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"

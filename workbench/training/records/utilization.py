@@ -30,9 +30,9 @@ def work_a_token(model: Any, engine: OffloadEngine, sequence_length: int) -> flo
     experts = next((n for key in EXPERTS if isinstance(n := getattr(text, key, None), int)), 0)
     chosen = getattr(text, "num_experts_per_tok", None)
     sizes: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
-    for shard in engine.layout.shards:
-        sizes[True] += [segment.shape for segment in shard.segments]
-        sizes[False] += [spec.shape for spec in shard.frozen]
+    for unit in engine.layout.units:
+        sizes[True] += [segment.shape for segment in unit.segments]
+        sizes[False] += [spec.shape for spec in unit.frozen]
     trained, frozen = (
         met_parameters(sizes[kind], experts, chosen if isinstance(chosen, int) else experts)
         for kind in (True, False)

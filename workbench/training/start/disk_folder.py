@@ -7,7 +7,7 @@ from pathlib import Path
 from workbench.config import RunConfig
 from workbench.engine.storage.disk_files import DiskError, DiskTier
 from workbench.errors import ConfigurationError
-from workbench.home_folders import expanded
+from workbench.system.folders import expanded
 
 MOUNTS = Path("/proc/mounts")
 IN_MEMORY = ("tmpfs", "ramfs")

@@ -14,10 +14,9 @@ from workbench.config import RunConfig
 from workbench.engine import AdamW, LossScaling
 from workbench.engine.devices.device import Device
 from workbench.errors import ConfigurationError
-from workbench.home_folders import expanded
+from workbench.formatting import MIB
 from workbench.optimizer.schedules import LearningRateSchedule
-
-MIB = 1 << 20
+from workbench.system.folders import expanded
 
 
 def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Whether a configuration fits this machine, and where "auto" puts weights and state.
 
 The arithmetic is in `workbench.plan`; here it meets this machine's free memory, what was measured of it, and the
-model's census.
+model's model profile.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.census.obtain import obtain_census, obtain_times
-from workbench.census.parts import count_parts
 from workbench.config import RunConfig
 from workbench.engine.devices.device import Device, has_bfloat16
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
-from workbench.plan.census import Census, model_table
 from workbench.plan.fit import remedies, why_not
 from workbench.plan.ground import Ground
 from workbench.plan.memory.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.memory.tiers import Free
+from workbench.plan.model_profile import ModelProfile, model_table
 from workbench.plan.placement import Candidate
 from workbench.plan.planner import Plan, Planner
 from workbench.plan.time.times import ModelTimes
-from workbench.probe.measured import cached_profile
+from workbench.profiles.machine.measured import cached_profile
+from workbench.profiles.model.obtain import obtain_model_profile, obtain_times
+from workbench.profiles.model.parts import count_parts
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import checkpoint_bytes
 from workbench.training.start.disk_folder import disk_folder
@@ -56,13 +56,13 @@ def fit(
 ) -> Plan:
     """The plan of `config`, "auto" replaced by the fastest placement that fits. `model` is on the meta device.
 
-    `table`: what to take the census of, where that is not the configuration's own [model] table.
+    `table`: what to take the model profile of, where that is not the configuration's own [model] table.
 
     Raises:
         DoesNotFitError: none fits, or that which the configuration fixes does not.
     """
     table = model_table(config) if table is None else table
-    census = _census(table, model, tell)
+    model_profile = _model_profile(table, model, tell)
     name = str(device.torch_device)
     folder = disk_folder(config)
     machine = cached_profile(name, None if folder is None else str(folder))
@@ -73,7 +73,7 @@ def fit(
             return None
         return obtain_times(
             table,
-            census,
+            model_profile,
             fingerprint=machine.fingerprint,
             sequences=sequences,
             tokens=tokens,
@@ -83,7 +83,7 @@ def fit(
             take=False,
         )
 
-    planner = Planner(census, ground, times_of)
+    planner = Planner(model_profile, ground, times_of)
     was_open = "auto" in tiers(config)
     plan = planner.plan(config)
     if was_open:
@@ -102,8 +102,8 @@ def fit(
     return plan
 
 
-def _census(table: Mapping[str, Any], model: nn.Module, tell: Callable[[str], None]) -> Census:
-    """The model's census; without what a block takes, with a word, where no block could be tried."""
+def _model_profile(table: Mapping[str, Any], model: nn.Module, tell: Callable[[str], None]) -> ModelProfile:
+    """The model's model profile; without what a block takes, with a word, where no block could be tried."""
     told: list[str] = []
 
     def tell_once(message: str) -> None:
@@ -113,13 +113,17 @@ def _census(table: Mapping[str, Any], model: nn.Module, tell: Callable[[str], No
         told.append(message)
 
     try:
-        census = obtain_census(table, tell_once)
+        model_profile = obtain_model_profile(table, tell_once)
     except ConfigurationError:
         raise
     except WorkbenchError as error:
         tell(f"warning: {error}; what blocks take is estimated")
-        census = None
-    return count_parts(model, str(table["architecture"] or table["pretrained"])) if census is None else census
+        model_profile = None
+    return (
+        count_parts(model, str(table["architecture"] or table["pretrained"]))
+        if model_profile is None
+        else model_profile
+    )
 
 
 def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDirectory | None) -> Free:

@@ -44,7 +44,7 @@ class Prepared:
     device: Device
     plan: Plan
     weights: Materialize
-    """Gives each shard of `model` its first values."""
+    """Gives each unit of `model` its first values."""
 
 
 def prepare_run(

@@ -17,12 +17,12 @@ from torch import nn
 
 from workbench.config import RunConfig
 from workbench.config.schema import AdapterConfig, ModelConfig
-from workbench.engine.blocks.discovery import FoundShard
+from workbench.engine.blocks.discovery import FoundUnit
 from workbench.errors import ConfigurationError
-from workbench.model.adapter import AdapterShards, add_adapter, store_base_as
-from workbench.model.build import ShardInitializer, build_on_meta, model_config
+from workbench.model.adapter import AdapterUnits, add_adapter, store_base_as
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.model.description import check_description
-from workbench.model.loading import PretrainedShards
+from workbench.model.loading import PretrainedUnits
 from workbench.model.pretrained import (
     PretrainedFiles,
     files_in,
@@ -30,12 +30,12 @@ from workbench.model.pretrained import (
     local_folder,
     pretrained_config,
 )
-from workbench.plan.census import model_table
+from workbench.plan.model_profile import model_table
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, check_model_files, find_checkpoints
 
 Tell = Callable[[str], None]
-Materialize = Callable[[FoundShard], None]
+Materialize = Callable[[FoundUnit], None]
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class StartingModel:
         return self.files is None or not self.files.commit
 
     def weights(self, seed: int, tell: Tell, model: nn.Module | None = None) -> Materialize:
-        """What gives a shard of `model` (its own where none is named) its first values; fetches what is not here yet.
+        """What gives a unit of `model` (its own where none is named) its first values; fetches what is not here yet.
 
         Raises:
             ConfigurationError: files are missing, damaged, or another model's.
             WorkbenchError: they cannot be fetched.
         """
         if self.plain is not None and model is None:
-            return AdapterShards(self.model, self.plain, self.weights(seed, tell, self.plain), seed)
+            return AdapterUnits(self.model, self.plain, self.weights(seed, tell, self.plain), seed)
         model = self.model if model is None else model
         if self.files is None:
-            return ShardInitializer(model, seed)
+            return UnitInitializer(model, seed)
         files = self.files
         if not self.resumed:
             files = find_pretrained(
@@ -102,10 +102,10 @@ class StartingModel:
                 trust_remote_code=self.settings.trust_remote_code,
                 tell=tell,
             )
-        shards = PretrainedShards(model, files, seed, blank=self.resumed)
-        for sentence in shards.warnings:
+        units = PretrainedUnits(model, files, seed, blank=self.resumed)
+        for sentence in units.warnings:
             tell(f"warning: {sentence}")
-        return shards
+        return units
 
 
 def starting_model(config: RunConfig, directory: RunDirectory | None, tell: Tell) -> StartingModel:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 
-from workbench.plan.figures import duration, gib, seconds
+from workbench.formatting import duration, gib, of, seconds
 from workbench.tui.form.verdict import Verdict, tier_verdict, verdict, verdict_words
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, ends, keep, width_of
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import of
 
 if TYPE_CHECKING:
     from workbench.plan.memory.tiers import TierNeed

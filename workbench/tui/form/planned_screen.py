@@ -26,10 +26,10 @@ from workbench.tui.form.sources import Sources
 class PlannedScreen(Screen[None]):
     """Call `plan_it` after every edit. `show_outlook` and `show_found` are told what came of it."""
 
-    census_after_s = 0.4
-    """A census is taken when the model has stood still for so long."""
+    model_profile_after_s = 0.4
+    """A model profile is taken when the model has stood still for so long."""
     ready_after_s = 1.0
-    """What takes a census is started when the screen has been there for so long: nothing seen waits for it."""
+    """What takes a model profile is started when the screen has been there for so long: nothing seen waits for it."""
     let_go_after_s = 60.0
     """It goes when nobody has seen the screen for so long: it holds memory that a run may want."""
 
@@ -166,7 +166,7 @@ class PlannedScreen(Screen[None]):
 
     def _send(self, config: RunConfig, *, take: bool) -> None:
         self._errand, self._errand_for = Errand(), _key(config)
-        self.said = "taking the census of the model" if take else "looking at the machine"
+        self.said = "taking the model profile of the model" if take else "looking at the machine"
         self._obtain(config, self._errand, take)
 
     @work(thread=True, group="errand", exit_on_error=False)
@@ -197,15 +197,17 @@ class PlannedScreen(Screen[None]):
             self.notify(event.problem, severity="error", markup=False)
         config = self.config
         outlook = None if config is None else self.planning.look(config)
-        if config is not None and outlook is not None and outlook.lacks == {"census"}:
+        if config is not None and outlook is not None and outlook.lacks == {"model_profile"}:
             self.outlook = outlook
-            self.said = "the census of the model is taken in a moment"
-            self._waiting = self.set_timer(self.census_after_s, lambda: self._send_for_census(config))
+            self.said = "the model profile of the model is taken in a moment"
+            self._waiting = self.set_timer(
+                self.model_profile_after_s, lambda: self._send_for_model_profile(config)
+            )
             self.show_outlook()
         else:
             self.plan_it()
 
-    def _send_for_census(self, config: RunConfig) -> None:
+    def _send_for_model_profile(self, config: RunConfig) -> None:
         self._waiting = None
         if self._errand is None and self.config is not None and _key(self.config) == _key(config):
             self._send(config, take=True)

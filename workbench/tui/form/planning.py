@@ -1,7 +1,8 @@
 """Plans while somebody edits: what a configuration needs here, or what has to be known first. No textual.
 
-`look` is arithmetic and answers within milliseconds; what it lacks, a model's census or the machine, `obtain` gets, in
-a thread. One planner is kept for each model and place, and planners of one model share its census.
+`look` is arithmetic and answers within milliseconds; what it lacks, a model's model profile or the machine,
+`obtain` gets, in
+a thread. One planner is kept for each model and place, and planners of one model share its model profile.
 
 Invariant: where something fits, `look` gives the plan that `Planner.plan` gives on the same ground.
 """
@@ -13,24 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workbench.census.obtain import essential
 from workbench.config import RunConfig
 from workbench.config.no_effect import idle_options
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
-from workbench.plan.census import Census, census_key, model_table
 from workbench.plan.fit import Fit, fit
 from workbench.plan.ground import Ground
 from workbench.plan.memory.tiers import MemoryPlan
+from workbench.plan.model_profile import ModelProfile, model_profile_key, model_table
 from workbench.plan.placement import Candidate, candidates, choose_placement
 from workbench.plan.planner import Plan, Planner, TimesOf, wish_of, with_placement
 from workbench.plan.time.times import ModelTimes
+from workbench.profiles.model.obtain import essential
 from workbench.tui.form.checking import missing_at_fields
 from workbench.tui.form.draft import FIELDS
 from workbench.tui.form.errand import Errand
 from workbench.tui.form.sources import Sources, Tell
 
-Lack = Literal["census", "ground"]
-OF_A_CENSUS = ("model.architecture", "model.config")
+Lack = Literal["model_profile", "ground"]
+OF_A_MODEL_PROFILE = ("model.architecture", "model.config")
 """None can be taken where transformers does not know these."""
 MOST_PLANNERS = 64
 
@@ -57,29 +58,29 @@ class Planning:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self._lock = threading.Lock()
-        self._censuses: dict[str, Census | WorkbenchError] = {}
+        self._model_profiles: dict[str, ModelProfile | WorkbenchError] = {}
         self._grounds: dict[tuple[str, str], Ground | ConfigurationError] = {}
         self._planners: dict[tuple[str, tuple[str, str]], Planner] = {}
 
     def look(self, config: RunConfig) -> Outlook:
         """The outlook of `config`; arithmetic only."""
-        for problem in missing_at_fields(config, OF_A_CENSUS):
+        for problem in missing_at_fields(config, OF_A_MODEL_PROFILE):
             return Outlook(config, refused=f"{problem.field}: {problem.words}", at=problem.field)
         model, place = _model_key(config), _place(config)
         with self._lock:
-            census, ground = self._censuses.get(model), self._grounds.get(place)
+            model_profile, ground = self._model_profiles.get(model), self._grounds.get(place)
             if isinstance(ground, ConfigurationError):
                 return _refusal(config, str(ground))
-            if isinstance(census, WorkbenchError):
-                return Outlook(config, refused=str(census), at="model.config")
+            if isinstance(model_profile, WorkbenchError):
+                return Outlook(config, refused=str(model_profile), at="model.config")
             lacks: set[Lack] = set()
-            if census is None:
-                lacks.add("census")
+            if model_profile is None:
+                lacks.add("model_profile")
             if ground is None:
                 lacks.add("ground")
-            if census is None or ground is None:
+            if model_profile is None or ground is None:
                 return Outlook(config, lacks=frozenset(lacks))
-            planner = self._planner(config, census, ground)
+            planner = self._planner(config, model_profile, ground)
             try:
                 plan = chosen_plan(planner, config)
             except (ConfigurationError, DoesNotFitError) as error:
@@ -89,7 +90,7 @@ class Planning:
     def obtain(self, config: RunConfig, tell: Tell, errand: Errand, *, take: bool = True) -> None:
         """Get what `look` lacks for `config`; what goes wrong is what `look` says from then on.
 
-        `take`: whether a census that nobody has kept is taken, which lasts seconds.
+        `take`: whether a model profile that nobody has kept is taken, which lasts seconds.
 
         Raises:
             CalledOffError: the errand was called off.
@@ -103,19 +104,19 @@ class Planning:
                 ground = error
             with self._lock:
                 self._grounds[place] = ground
-        if self._censuses.get(model) is None:
-            census: Census | WorkbenchError | None
+        if self._model_profiles.get(model) is None:
+            model_profile: ModelProfile | WorkbenchError | None
             try:
-                census = self.sources.known_census(table)
-                if census is None and take:
-                    census = self.sources.take_census(table, tell, errand)
+                model_profile = self.sources.known_model_profile(table)
+                if model_profile is None and take:
+                    model_profile = self.sources.take_model_profile(table, tell, errand)
             except WorkbenchError as error:
-                census = error
+                model_profile = error
             except OSError as error:
-                census = WorkbenchError(f"the census of the model could not be taken: {error}")
-            if census is not None:
+                model_profile = WorkbenchError(f"the model profile of the model could not be taken: {error}")
+            if model_profile is not None:
                 with self._lock:
-                    self._censuses[model] = census
+                    self._model_profiles[model] = model_profile
 
     def fit(self, config: RunConfig, keep: frozenset[str] = frozenset()) -> Fit | None:
         """The fastest that fits; None where `look` lacks something. Takes a second: for a thread.
@@ -124,16 +125,21 @@ class Planning:
             ConfigurationError: with `keep` nothing is left to try.
         """
         with self._lock:
-            census, ground = self._censuses.get(_model_key(config)), self._grounds.get(_place(config))
-        if not isinstance(census, Census) or not isinstance(ground, Ground):
+            model_profile, ground = (
+                self._model_profiles.get(_model_key(config)),
+                self._grounds.get(_place(config)),
+            )
+        if not isinstance(model_profile, ModelProfile) or not isinstance(ground, Ground):
             return None
         # A planner of its own: the form's goes on answering meanwhile.
-        return fit(Planner(census, ground, self._times_of(config, census, ground)), config, keep)
+        return fit(
+            Planner(model_profile, ground, self._times_of(config, model_profile, ground)), config, keep
+        )
 
-    def census(self, config: RunConfig) -> Census | None:
-        """The census of its model where that is known."""
-        census = self._censuses.get(_model_key(config))
-        return census if isinstance(census, Census) else None
+    def model_profile(self, config: RunConfig) -> ModelProfile | None:
+        """The model profile of its model where that is known."""
+        model_profile = self._model_profiles.get(_model_key(config))
+        return model_profile if isinstance(model_profile, ModelProfile) else None
 
     def is_measured(self, config: RunConfig) -> bool | None:
         """Whether the speeds are known that a step's time needs; None where the machine has not been looked at."""
@@ -144,25 +150,27 @@ class Planning:
         return ground.machine is not None and (not disk or ground.machine.disk is not None)
 
     def forget_machine(self) -> None:
-        """What is free, and what was measured, is asked anew; failed censuses too."""
+        """What is free, and what was measured, is asked anew; failed model profiles too."""
         with self._lock:
             self._grounds.clear()
             self._planners.clear()
-            self._censuses = {
-                key: census for key, census in self._censuses.items() if isinstance(census, Census)
+            self._model_profiles = {
+                key: model_profile
+                for key, model_profile in self._model_profiles.items()
+                if isinstance(model_profile, ModelProfile)
             }
 
-    def _planner(self, config: RunConfig, census: Census, ground: Ground) -> Planner:
+    def _planner(self, config: RunConfig, model_profile: ModelProfile, ground: Ground) -> Planner:
         key = _model_key(config), _place(config)
         planner = self._planners.get(key)
         if planner is None:
             if len(self._planners) >= MOST_PLANNERS:
                 self._planners.clear()
-            planner = Planner(census, ground, self._times_of(config, census, ground))
+            planner = Planner(model_profile, ground, self._times_of(config, model_profile, ground))
             self._planners[key] = planner
         return planner
 
-    def _times_of(self, config: RunConfig, census: Census, ground: Ground) -> TimesOf:
+    def _times_of(self, config: RunConfig, model_profile: ModelProfile, ground: Ground) -> TimesOf:
         """Times measured at the very sizes, else those first asked for of that dtype, which the planner scales."""
         table, device = model_table(config), config.train.device
         known: dict[tuple[int, int, str], ModelTimes | None] = {}
@@ -172,7 +180,7 @@ class Planning:
             sizes = sequences, tokens, dtype
             if sizes not in known:
                 try:
-                    known[sizes] = self.sources.times(table, census, ground, (*sizes, device))
+                    known[sizes] = self.sources.times(table, model_profile, ground, (*sizes, device))
                 except WorkbenchError:
                     known[sizes] = None
             found = known[sizes]
@@ -242,7 +250,7 @@ def _refusal(config: RunConfig, message: str) -> Outlook:
 
 
 def _model_key(config: RunConfig) -> str:
-    return census_key(essential(model_table(config)))
+    return model_profile_key(essential(model_table(config)))
 
 
 def _place(config: RunConfig) -> tuple[str, str]:

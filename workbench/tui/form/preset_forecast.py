@@ -48,7 +48,7 @@ def preset_rows() -> list[PresetRow]:
 def forecasts(
     rows: Iterable[PresetRow], planning: Planning, errand: Errand, unwanted: Callable[[], bool]
 ) -> Iterator[PresetRow]:
-    """The rows with their forecasts, one after the other; those whose census has to be taken first come last.
+    """The rows with their forecasts, one after the other; those whose model profile has to be taken first come last.
 
     Raises:
         CalledOffError: the errand was called off.
@@ -77,11 +77,13 @@ def _forecast(row: PresetRow, planning: Planning, errand: Errand, *, take: bool)
     except ConfigurationError as error:  # it was changed meanwhile
         return PresetRow(preset._replace(error=str(error), description=""), recent)
     planning.obtain(config, _not_told, errand, take=take)
-    census = planning.census(config)
-    parameters = None if census is None else census.parameters
+    model_profile = planning.model_profile(config)
+    parameters = None if model_profile is None else model_profile.parameters
     outlook = planning.look(config)
     if outlook.lacks:
-        return PresetRow(preset, recent, parameters, said="the model's census is taken first", pending=True)
+        return PresetRow(
+            preset, recent, parameters, said="the model's model profile is taken first", pending=True
+        )
     if outlook.plan is None:
         return PresetRow(preset, recent, parameters, said=outlook.refused)
     memory = outlook.plan.memory

@@ -1,4 +1,4 @@
-"""Where a plan's facts come from: a model's census, this machine as it is now, and times measured here before.
+"""Where a plan's facts come from: a model's model profile, this machine as it is now, and times measured here before.
 
 The screens stand on `Sources` and not on this machine, so that tests give their own. No torch: what needs it runs as an
 errand in a process of its own. Invariant: nothing here measures or takes anything by itself.
@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from workbench import processor
-from workbench.census.helper_process import GivenUpError, HelperProcess
-from workbench.census.obtain import obtain_census, obtain_times
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.home_folders import expanded
-from workbench.plan.census import Census
 from workbench.plan.ground import Ground, ground_of
 from workbench.plan.memory.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.memory.tiers import Free
+from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.times import ModelTimes
-from workbench.probe.fingerprint import device_index
-from workbench.probe.gpus import visible_gpus
-from workbench.probe.measured import cached_profile
+from workbench.profiles.machine.fingerprint import device_index
+from workbench.profiles.machine.gpus import visible_gpus
+from workbench.profiles.machine.measured import cached_profile
+from workbench.profiles.model.helper_process import GivenUpError, HelperProcess
+from workbench.profiles.model.obtain import obtain_model_profile, obtain_times
+from workbench.system import processor
+from workbench.system.folders import expanded
 from workbench.tui.form.errand import CalledOffError, Errand
 
 Tell = Callable[[str], None]
@@ -31,18 +31,18 @@ THIS_MACHINE = "this machine"
 
 
 class Sources(Protocol):
-    """All but `known_census`, `times` and `let_go` may take long: they are called in threads."""
+    """All but `known_model_profile`, `times` and `let_go` may take long: they are called in threads."""
 
     def make_ready(self) -> None:
-        """A census may be wanted soon: what takes it may be started, which takes a while."""
+        """A model profile may be wanted soon: what takes it may be started, which takes a while."""
 
     def let_go(self) -> None:
         """None is wanted any more for now: what takes it goes."""
 
-    def known_census(self, model: Mapping[str, Any]) -> Census | None:
-        """The census that is shipped or kept for a [model] table."""
+    def known_model_profile(self, model: Mapping[str, Any]) -> ModelProfile | None:
+        """The model profile that is shipped or kept for a [model] table."""
 
-    def take_census(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> Census:
+    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> ModelProfile:
         """It, taken now.
 
         Raises:
@@ -59,7 +59,7 @@ class Sources(Protocol):
         """
 
     def times(
-        self, model: Mapping[str, Any], census: Census, ground: Ground, sizes: Sizes
+        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Ground, sizes: Sizes
     ) -> ModelTimes | None:
         """The times of the model's pieces where they have been measured at these very sizes."""
 
@@ -77,7 +77,9 @@ Sizes = tuple[int, int, str, str]
 
 
 class Here:
-    """This machine, with runs under `runs_root`. Censuses are taken by one process that stays until it is let go."""
+    """This machine, with runs under `runs_root`. Model profiles are taken by one process that stays until it
+    is let go.
+    """
 
     def __init__(self, runs_root: Path) -> None:
         self.runs_root = runs_root
@@ -89,19 +91,19 @@ class Here:
     def let_go(self) -> None:
         self._helper.stop()
 
-    def known_census(self, model: Mapping[str, Any]) -> Census | None:
-        return obtain_census(model, _not_told, take=False)
+    def known_model_profile(self, model: Mapping[str, Any]) -> ModelProfile | None:
+        return obtain_model_profile(model, _not_told, take=False)
 
-    def take_census(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> Census:
+    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> ModelProfile:
         def ask(question: Mapping[str, Any], tell: Tell) -> Any:
             return self._helper.ask(question, tell, lambda: errand.called_off)
 
         try:
-            census = obtain_census(model, tell, ask=ask)
+            model_profile = obtain_model_profile(model, tell, ask=ask)
         except GivenUpError:
             raise CalledOffError from None
-        assert census is not None, "it is taken where there is none"
-        return census
+        assert model_profile is not None, "it is taken where there is none"
+        return model_profile
 
     def ground(self, device: str, disk_path: str) -> Ground:
         folder = expanded(disk_path, "offload.disk_path") if disk_path else None
@@ -132,18 +134,18 @@ class Here:
 
     @property
     def _ends_first(self) -> int:
-        """Bytes of the process that takes censuses, which are a run's: it is let go before one starts."""
+        """Bytes of the process that takes model profiles, which are a run's: it is let go before one starts."""
         return self._helper.idle_bytes or 0
 
     def times(
-        self, model: Mapping[str, Any], census: Census, ground: Ground, sizes: Sizes
+        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Ground, sizes: Sizes
     ) -> ModelTimes | None:
         if ground.machine is None:
             return None
         sequences, tokens, dtype, device = sizes
         return obtain_times(
             model,
-            census,
+            model_profile,
             fingerprint=ground.machine.fingerprint,
             sequences=sequences,
             tokens=tokens,

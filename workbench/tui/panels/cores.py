@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from workbench.formatting import known, number, percent, ranges
 from workbench.monitor.samples import HostSample, MonitorSample
 from workbench.tui.charts.bars import filled
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, keep
 from workbench.tui.panels.panel import Panel
 from workbench.tui.panels.threads import is_optimizer
-from workbench.tui.panels.units import known, number, numbers, percent
 
 _BAR_WIDTH = 16
 """The least width of one core's number, mark, bar and share, and a space."""
 
 
 _Group = tuple[str, tuple[int, ...]]
-"""A name and the numbers of its cores."""
+"""A name and the ranges of its cores."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CoresPanel(Panel):
     HELP: ClassVar[str | None] = """\
 ### CPU cores
 
-- The busy share of every core over the last interval, in the order of their numbers. Each has a bar where all bars
+- The busy share of every core over the last interval, in the order of their ranges. Each has a bar where all bars
   fit, else each is one cell: the fuller the cell, the busier the core. A row begins with the number of its first core.
 - Cores are grouped by memory node (NUMA); those that this process **may not use** (affinity, cgroup) have groups of
   their own.
@@ -126,7 +126,7 @@ class CoresPanel(Panel):
         for label, cores in groups:
             if form.headed and len(groups) > 1:
                 shares = [known(host.cores[core]) or 0.0 for core in cores]
-                title = self.write(f"{label}: {numbers(cores)}", "strong")
+                title = self.write(f"{label}: {ranges(cores)}", "strong")
                 mean = self.write(percent(sum(shares) / len(shares)), "dim")
                 out.append((0, keep(width, [(1, title), (0, mean)])))
             if form.bars:

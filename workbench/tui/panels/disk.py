@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workbench.formatting import amount, known, of, percent, rate, share
 from workbench.monitor.samples import DiskSample, MonitorSample
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, clean, cut, ends, keep, width_of
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import amount, known, of, percent, rate, share
 
 
 class DiskPanel(Panel):

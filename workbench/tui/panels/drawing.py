@@ -12,8 +12,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from workbench.formatting import known
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.units import known
 
 Line = list[Segment]
 PLAIN_STYLE = Style()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workbench.formatting import NOT_KNOWN, amount, known, number, of, pair, percent, share
 from workbench.monitor.samples import GpuSample
 from workbench.tui.charts.bars import part_marks
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, clean, cut, ends, keep, width_of
 from workbench.tui.panels.per_gpu import PerGpuPanel
-from workbench.tui.panels.units import NOT_KNOWN, amount, known, number, of, pair, percent, share
 
 _LABEL = 8
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workbench.formatting import amount, known, of, percent, share
 from workbench.monitor.samples import HostSample, MonitorSample
 from workbench.tui.charts.bars import part_marks
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, ends, keep, width_of
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import amount, known, of, percent, share
 
 _GROWING_OVER = 20
 """Samples: swap that is larger than it was so long ago is growing."""

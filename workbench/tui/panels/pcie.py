@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workbench.formatting import known, percent, rate, share
 from workbench.monitor.samples import GpuSample
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, clean, keep, width_of
 from workbench.tui.panels.per_gpu import PerGpuPanel
-from workbench.tui.panels.units import known, percent, rate, share
 
 _LABEL = 8
 

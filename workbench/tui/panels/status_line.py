@@ -10,10 +10,10 @@ from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from workbench.formatting import duration, number, percent, share
 from workbench.runs import Liveness, Status
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import PLAIN_STYLE, Line, clean, cut, filled_up, keep, width_of
-from workbench.tui.panels.units import duration, number, percent, share
 
 _STATES: dict[str, str] = {
     "running": "good",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workbench.formatting import known, number, percent, share
 from workbench.monitor.samples import MonitorSample, ThreadSample, TrainerSample
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, cut, keep, width_of
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import known, number, percent, share
 
 
 def is_optimizer(name: str) -> bool:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from workbench.formatting import amount, percent
 from workbench.monitor.samples import GpuSample, MonitorSample
-from workbench.tui.panels.units import amount, percent
 from workbench.tui.run.happenings import Band, Happening
 from workbench.tui.run.standing import MetricRows
 

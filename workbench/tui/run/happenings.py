@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from workbench.formatting import known
 from workbench.runs import Event
-from workbench.tui.panels.units import known
 
 Band = Literal["", "good", "warning", "bad"]
 

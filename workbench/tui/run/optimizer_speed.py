@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.home_folders import expanded
 from workbench.runs import Lanes
+from workbench.system.folders import expanded
 
 TRAFFIC_BYTES = {"exact": 26, "half": 18, "compact": 14}
 """Memory traffic of an update, bytes a parameter, of bf16 working weights: all of the state and the gradient are read,
@@ -53,7 +53,7 @@ def memory_limit_gb_per_s(config: Mapping[str, Any]) -> float | None:
     Twice the best speed of a copy, which reads and writes each byte once, as an update nearly does. From the cache of
     `workbench probe`; never measures, but asks what machine this is: not for the thread that draws.
     """
-    from workbench.probe.measured import cached_profile
+    from workbench.profiles.machine.measured import cached_profile
 
     device = _table(config, "train").get("device", "auto")
     try:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.launch import LastWords, last_words
 from workbench.monitor.recording import read_system
 from workbench.plan.outcome import Compared, compare
 from workbench.runs import (
@@ -32,6 +31,7 @@ from workbench.runs import (
     read_status,
 )
 from workbench.runs.glimpse import glimpse
+from workbench.runs.launch import LastWords, last_words
 from workbench.runs.summary import LIVING, summarize
 from workbench.tui.run.curves import RunCurves
 from workbench.tui.run.optimizer_speed import disk_folder, memory_limit_gb_per_s, update_gb_per_s

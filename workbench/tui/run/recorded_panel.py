@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
+from workbench.formatting import NOT_KNOWN, amount, number, percent, rate
 from workbench.runs import Metrics
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import NOT_KNOWN, amount, number, percent, rate
 from workbench.tui.run.happenings import clock
 
 _POINTS = 240

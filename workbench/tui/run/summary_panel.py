@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.launch import LastWords
+from workbench.formatting import amount, duration, number
 from workbench.plan.outcome import Compared
 from workbench.runs import Liveness, Status
+from workbench.runs.launch import LastWords
 from workbench.tui.panels.drawing import Line, clean, ends
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import amount, duration, number
 
 _BANDS = {"finished": "good", "stopped": "warning", "failed": "bad", "died": "bad"}
 _TELLING = ("failed", "died")

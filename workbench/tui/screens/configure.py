@@ -1,7 +1,7 @@
 """The form of one preset, the fit meter beside it, and what can be made of it: a run, a preset, one that fits.
 
 State is the draft and the last outlook; rows, meter and help show them. Nothing that takes longer than a keystroke runs
-here: plans, censuses, searches, the probe and looks at the disk go on in threads, which post what they found.
+here: plans, model profiles, searches, the probe and looks at the disk go on in threads, which post what they found.
 
 Invariant: a run is only started from a draft without problems, and when all that it names is there.
 """

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from workbench.formatting import NOT_KNOWN, duration
 from workbench.runs.comparing import Differences
 from workbench.runs.summary import RunSummary
 from workbench.tui.charts.short_figures import short
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, cut
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import NOT_KNOWN, duration
 
 _LEAST_VALUE = 8
 _GAP = "  "

@@ -163,7 +163,7 @@ class PresetsScreen(FilteredScreen):
         except CalledOffError:
             return
         finally:
-            if self._errand in (None, errand):  # else the next reading may be asking for a census
+            if self._errand in (None, errand):  # else the next reading may be asking for a model profile
                 self.planning.sources.let_go()
 
     def on_presets_read(self, event: PresetsRead) -> None:

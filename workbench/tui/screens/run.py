@@ -16,11 +16,11 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import ModalScreen
 
-from workbench.launch import LastWords
+from workbench.formatting import known
 from workbench.monitor.samples import MonitorSample
 from workbench.plan.outcome import Compared
 from workbench.runs import Lanes, RunDirectory
-from workbench.tui.panels.units import known
+from workbench.runs.launch import LastWords
 from workbench.tui.run.alerts import LEARNED, Alerts
 from workbench.tui.run.arrangement import Group
 from workbench.tui.run.curves import RunCurves

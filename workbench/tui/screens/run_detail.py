@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workbench.formatting import duration
 from workbench.runs.summary import RunSummary
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, keep
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import duration
 
 
 class RunDetail(Panel):

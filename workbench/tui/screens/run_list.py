@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from workbench.formatting import duration
 from workbench.runs import RunDirectory
 from workbench.runs.summary import RunSummary
 from workbench.tui.charts.short_figures import short
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, cut
 from workbench.tui.panels.row_list import RowList
-from workbench.tui.panels.units import duration
 
 _PENS = {
     "running": "good",

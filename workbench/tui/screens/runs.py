@@ -19,16 +19,16 @@ from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.home_folders import expanded
-from workbench.launch import last_words
+from workbench.formatting import amount
 from workbench.runs import RunDirectory
 from workbench.runs.deleting import delete_run, plan_deletion
+from workbench.runs.launch import last_words
 from workbench.runs.steering import ask
 from workbench.runs.summary import RunSummaries, RunSummary
+from workbench.system.folders import expanded
 from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
 from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.panels.units import amount
 from workbench.tui.run.resuming import GOES_ON
 from workbench.tui.screens.filter_field import FilteredScreen, FilterField
 from workbench.tui.screens.run_detail import RunDetail
@@ -296,7 +296,7 @@ class RunsScreen(FilteredScreen):
     @work(group="export", exit_on_error=False)
     async def _export(self, run: RunDirectory) -> None:
         """Ask for a folder, and copy the model into it, in a thread."""
-        from workbench.export import export
+        from workbench.export.export import export
 
         def wrong(text: str) -> str:
             if not text:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from rich.segment import Segment
 from rich.style import Style
 
+from workbench.formatting import milliseconds
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import REVERSED, Line, clean, crop, cut, keep
 from workbench.tui.panels.lane_timeline.lane_sight import LaneSight
 from workbench.tui.panels.lane_timeline.lane_times import LaneSeconds, StepLanes
-from workbench.tui.panels.units import milliseconds
 
 _LABEL = 9
 _NUMBER = 9
@@ -169,12 +169,12 @@ class LaneLines:
         return keep(width, parts, " ")
 
     def _readout(self, lane: str, cursor_s: float, width: int) -> Line:
-        """Kind, shard, chunk and milliseconds of what the cursor is on."""
+        """Kind, unit, chunk and milliseconds of what the cursor is on."""
         name = clean(lane, self._glyphs)
         span = self._sight.under_cursor
         if span is None:
             return crop(self._write(f"{name}: idle at {milliseconds(cursor_s)}"), width, self._glyphs)
-        place = "" if span.shard < 0 else f"shard {span.shard}"
+        place = "" if span.unit < 0 else f"unit {span.unit}"
         if span.chunk >= 0:
             place += f" chunk {span.chunk}"
         parts = [

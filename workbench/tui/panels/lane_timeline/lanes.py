@@ -10,6 +10,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 
+from workbench.formatting import milliseconds
 from workbench.runs import Lanes, LaneSpan
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean
@@ -17,7 +18,6 @@ from workbench.tui.panels.lane_timeline.lane_lines import LaneLines, short
 from workbench.tui.panels.lane_timeline.lane_sight import LaneSight
 from workbench.tui.panels.lane_timeline.lane_times import StepLanes
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import milliseconds
 
 
 class LanesPanel(Panel):

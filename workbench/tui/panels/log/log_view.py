@@ -15,13 +15,13 @@ from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from workbench.formatting import amount
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean
 from workbench.tui.panels.log.log_file import Level, LogLine
 from workbench.tui.panels.log.log_lines import LogLines
 from workbench.tui.panels.log.log_reading import LogReading, Work
 from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.units import amount
 
 _PAN_COLUMNS = 20
 _LEVEL_NAMES: dict[Level, str] = {"all": "", "warning": "warnings and errors", "error": "errors"}

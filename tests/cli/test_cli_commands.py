@@ -1,0 +1,190 @@
+"""What a command line does: each verb reaches its handler with what was written, and data goes to stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from workbench import __version__
+from workbench.cli import GROUPS, VERBS, build_parser, main
+from workbench.config import fields, parse_config
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the run verbs were asked to do, instead of doing it."""
+    asked: list[Any] = []
+    command = ModuleType("workbench.training.command")
+    command.run = lambda **asked_for: asked.append(asked_for) or 0  # type: ignore[attr-defined]
+    verbs = ModuleType("workbench.commands.runs")
+    verbs.runs = (  # type: ignore[attr-defined]
+        lambda root, as_json, plans: asked.append(("runs", root, as_json, plans)) or 0
+    )
+    verbs.steer = lambda verb, run, root, **more: asked.append((verb, run, root, more)) or 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "workbench.training.command", command)
+    monkeypatch.setitem(sys.modules, "workbench.commands.runs", verbs)
+    return asked
+
+
+NOTHING = {"overrides": [], "resume": None, "detach": False, "runs": None, "run_directory": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("run quickstart", {"preset": "quickstart"}),
+        ("run p --set a.b=1 --set c.d=x", {"preset": "p", "overrides": ["a.b=1", "c.d=x"]}),
+        ("run p --resume", {"preset": "p", "resume": "auto"}),
+        ("run p --resume auto", {"preset": "p", "resume": "auto"}),
+        ("run p --resume some/run", {"preset": "p", "resume": Path("some/run")}),
+        ("run --resume quickstart", {"preset": "quickstart", "resume": "auto"}),
+        ("run p --detach --runs there", {"preset": "p", "detach": True, "runs": Path("there")}),
+        ("run p --run-directory there/one", {"preset": "p", "run_directory": Path("there/one")}),
+    ],
+)
+def test_run_hands_on_what_was_written(line: str, asked: dict[str, Any], calls: list[Any]) -> None:
+    assert main(line.split()) == 0
+    assert calls == [{**NOTHING, **asked}]
+
+
+def test_a_run_directory_needs_no_preset_to_be_resumed(tmp_path: Path, calls: list[Any]) -> None:
+    assert main(["run", "--resume", str(tmp_path)]) == 0
+    assert calls == [{**NOTHING, "preset": None, "resume": tmp_path}]
+
+
+@pytest.mark.parametrize("line", ["run", "run --resume", "run --resume auto"])
+def test_run_without_anything_to_train_is_refused(
+    line: str, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert "no preset is named" in capsys.readouterr().err
+    assert not calls
+
+
+def test_resuming_what_is_neither_a_run_nor_a_preset_is_refused(
+    calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--resume", "quickstrat"]) == 2
+    told = capsys.readouterr().err
+    assert "no such run folder" in told
+    assert '"quickstart"' in told
+    assert not calls
+
+
+@pytest.mark.parametrize("verb", ["stop", "save", "pause"])
+def test_a_run_is_steered_by_name_in_the_folder_given(verb: str, calls: list[Any]) -> None:
+    assert main([verb, "a-run", "--runs", "there"]) == 0
+    assert calls == [(verb, "a-run", Path("there"), {"overrides": ()})]
+
+
+def test_a_run_is_resumed_with_what_is_to_be_otherwise(calls: list[Any]) -> None:
+    assert main(["resume", "a-run", "--runs", "there", "--set", "train.steps=9"]) == 0
+    assert calls == [("resume", "a-run", Path("there"), {"overrides": ["train.steps=9"]})]
+
+
+@pytest.mark.parametrize("verb", ["stop", "save", "pause", "resume"])
+def test_the_latest_run_is_steered_when_none_is_named(verb: str, calls: list[Any]) -> None:
+    assert main([verb]) == 0
+    [(called, run, folder, options)] = calls
+    assert (called, run, folder) == (verb, None, None) and not options["overrides"]
+
+
+def test_runs_are_listed_as_text_or_json(calls: list[Any]) -> None:
+    assert main(["runs"]) == 0
+    assert main(["runs", "--json", "--runs", "there"]) == 0
+    assert main(["runs", "--plan"]) == 0
+    assert calls == [
+        ("runs", None, False, False),
+        ("runs", Path("there"), True, False),
+        ("runs", None, False, True),
+    ]
+
+
+def test_config_show_prints_a_configuration_that_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "quickstart", "--set", "train.steps=77"]) == 0
+    shown = capsys.readouterr().out
+    assert parse_config(shown, "shown").train.steps == 77
+
+
+def test_config_check_says_ok_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "quickstart"]) == 0
+    assert capsys.readouterr().out.endswith("quickstart.toml: ok\n")
+
+
+def test_config_check_ends_with_2_and_tells_stderr_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "quickstart", "--set", "train.steps=0"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("workbench: --set: train.steps = 0: is too small; ")
+
+
+def test_config_schema_names_every_field_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "schema"]) == 0
+    schema = capsys.readouterr().out
+    words = " ".join(schema.replace("\n# ", " ").split())
+    for field in fields():
+        assert f"\n{field.key} = " in schema
+        assert " ".join(field.help.split()) in words
+
+
+def test_config_schema_as_json_has_every_field(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "schema", "--json"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert [(field["table"], field["key"]) for field in schema] == [(f.table, f.key) for f in fields()]
+    assert all(field["help"] for field in schema)
+
+
+def test_presets_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets"]) == 0
+    assert "quickstart  shipped  GPT-2" in capsys.readouterr().out
+
+
+def test_a_broken_preset_is_listed_and_does_not_spoil_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.toml").write_text("[train]\nsteps = 0\n")
+    monkeypatch.setenv("WORKBENCH_PRESETS", str(tmp_path))
+    assert main(["presets"]) == 0
+    listed = capsys.readouterr().out
+    assert "broken.toml:2: train.steps = 0" in listed
+    assert "quickstart" in listed
+    assert main(["presets", "--json"]) == 0
+    broken = next(preset for preset in json.loads(capsys.readouterr().out) if preset["name"] == "broken")
+    assert "train.steps" in broken["error"]
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"workbench {__version__}\n"
+
+
+def test_workbench_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "workbench run quickstart" in capsys.readouterr().out
+
+
+def test_the_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    top = capsys.readouterr().out
+    for verb in VERBS:
+        group, *word = verb.name.split()
+        assert f"    {group} " in top
+        assert main([group, *word, "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: workbench {verb.name} ")
+
+
+def test_hidden_options_stay_out_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    assert "--run-directory" not in capsys.readouterr().out
+
+
+def test_every_group_of_verbs_has_verbs() -> None:
+    assert {verb.name.split()[0] for verb in VERBS if " " in verb.name} == set(GROUPS)
+    build_parser()

@@ -1,0 +1,152 @@
+"""`workbench plan`: exit codes, JSON, other machines, the search and what it writes; no helper process, no training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.cli import main
+from workbench.commands import plan as verb
+from workbench.config import load_config
+from workbench.plan.profile import MachineProfile, load_profile
+from workbench.presets import find_preset
+from workbench.profiles.model.obtain import read_shipped
+
+
+def test_the_large_preset_does_not_fit_a_24_gb_card_and_the_exit_code_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-24gb"]) == 3
+    said = capsys.readouterr().out
+    assert "IT DOES NOT FIT" in said
+    assert "are needed and" in said
+
+
+def test_a_small_preset_fits_and_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "quickstart", "--machine", "server-h200", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["fits"] is True
+    assert data["time"]["step_s"] > 0
+    assert data["remedies"] == []
+
+
+def test_a_search_finds_what_fits_and_writes_a_preset_that_is_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mine.toml"
+    arguments = ["plan", "gpt2-10b", "--machine", "desktop-32gb", "--fit", "--write", str(target)]
+    assert main(arguments) == 0
+    assert "offload.state_format: exact -> " in capsys.readouterr().out
+    assert load_config(target).offload.state_format != "exact"
+    assert main(arguments) == 2, "what is there is not written over"
+    assert "is there already" in capsys.readouterr().err
+    assert main(["plan", str(target), "--machine", "desktop-32gb"]) == 0
+
+
+def test_the_tutorials_case_fits_in_compact_and_says_why_exact_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-32gb"]) == 3
+    said = capsys.readouterr().out
+    assert "the state, kept exact, is" in said
+    assert 'offload.state_format = "' in said
+    compact = ["--set", "offload.state_format=compact"]
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-32gb", *compact]) == 0
+    assert ": it fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--machine", "nowhere.toml"], "machine nowhere.toml: cannot be read"),
+        (["--write", "x.toml"], "--write: goes with --fit only"),
+        (["--keep", "offload.state"], "--keep: goes with --fit only"),
+        (["--machine", "server-80gb", "--set", "train.device=cpu"], 'train.device = "cpu"'),
+        (["--machine", "server-80gb", "--fit", "--keep", "train.steps"], "--keep train.steps"),
+        (["--fit", "--keep", "offload.stat"], "did you mean offload.state?"),
+        (["--fit", "--write", "/dev/null"], "--write /dev/null: is there already"),
+        (["--fit", "--write", "/nowhere/x.toml"], "--write /nowhere/x.toml: there is no folder /nowhere"),
+        (["--set", "data.sequence_length=129"], "data.sequence_length = 129: the model has 128 positions"),
+        (
+            ["--set", "offload.disk_path=~nobody-here/x", "--fit"],
+            'offload.disk_path = "~nobody-here/x": there is no',
+        ),
+        (["--set", "offload.disk_path=/dev/null", "--set", "offload.state=auto"], "there is no such folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_message_before_anything_is_measured(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.profiles.machine.command.measured_machine", pytest.fail)
+    assert main(["plan", "quickstart", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_damaged_profile_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "machine.toml"
+    broken.write_text('name = "x"\nsource = "guessed"\n')
+    assert main(["plan", "quickstart", "--machine", str(broken)]) == 2
+    error = capsys.readouterr().err
+    assert str(broken) in error
+    assert "source" in error
+
+
+def test_where_auto_finds_nothing_the_nearest_is_shown_with_what_was_fixed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fixed = ["--set", "offload.weights=host", "--set", "offload.state=auto"]
+    assert main(["plan", "gpt2-10b", "--machine", "desktop-24gb", *fixed]) == 3
+    assert "weights on host, state on host (exact)" in capsys.readouterr().out
+
+
+def test_where_nothing_fits_no_preset_is_written_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mine.toml"
+    arguments = ["plan", "gpt2-10b", "--machine", "desktop-24gb", "--fit", "--write", str(target)]
+    assert main(arguments) == 3
+    assert f"nothing fits, so {target} is not written" in capsys.readouterr().err
+    assert not target.exists()
+
+
+@pytest.fixture
+def measured_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path | None]]:
+    """The devices and folders that would have been measured; each gives a shipped machine."""
+    asked: list[tuple[str, Path | None]] = []
+
+    def measured_machine(device: str, folder: Path | None) -> MachineProfile:
+        asked.append((device, folder))
+        return load_profile(Path("desktop-24gb"))
+
+    monkeypatch.setattr("workbench.profiles.machine.command.measured_machine", measured_machine)
+    return asked
+
+
+def test_a_folder_that_the_run_does_not_use_need_not_be_there(
+    measured_here: list[tuple[str, Path | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "obtain_times", lambda *_, **__: None)
+    assert main(["plan", "quickstart", "--set", "offload.disk_path=/nowhere"]) == 0
+    assert measured_here == [("auto", None)]
+
+
+@pytest.mark.parametrize(
+    ("named", "shared", "asked"),
+    [("auto", False, "cuda"), ("auto", True, "cpu"), ("cuda:1", False, "cuda:1"), ("cpu", True, "cpu")],
+)
+def test_pieces_are_timed_on_the_device_that_was_measured(
+    named: str, shared: bool, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = load_profile(Path("desktop-24gb"))
+    device = profile.device.model_copy(update={"shared_memory": shared})
+    devices: list[str] = []
+    monkeypatch.setattr(verb, "obtain_times", lambda *_, device, **__: devices.append(device))
+    config = load_config(find_preset("quickstart"), [f"train.device={named}"])
+    model_profile = read_shipped(config.model.model_dump())
+    assert model_profile is not None
+    verb._times_here(config, model_profile, profile.model_copy(update={"device": device}))(1, 8, "float32")
+    assert devices == [asked]

@@ -1,0 +1,269 @@
+"""What is exported is the run's model: in its own bits, rounded once, or with its adapter merged as peft merges it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from workbench.cli import main
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.export import checking, conversion, run_model
+from workbench.export.export import Wish, export, parse_size
+from workbench.runs import RunDirectory
+
+IDS = torch.arange(3, 15).view(1, 12)
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def logits(folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    load: Any = AutoModelForCausalLM.from_pretrained
+    with torch.no_grad():
+        return load(folder, dtype=dtype).eval()(IDS).logits
+
+
+def merged_by_peft(base: Path, checkpoint: Path) -> Any:
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    load: Any = AutoModelForCausalLM.from_pretrained
+    adapted = peft.PeftModel.from_pretrained(load(base, dtype=torch.float32), str(checkpoint))
+    return adapted.merge_and_unload().eval()
+
+
+def newest(run: RunDirectory) -> Path:
+    return run.checkpoints / "step-00000004"
+
+
+def refused(run: RunDirectory, target: Path, *options: str) -> int:
+    return main(["export", str(run.path), str(target), *options])
+
+
+def test_a_copy_is_the_checkpoint_s_model_bit_for_bit_and_found_so(
+    whole: RunDirectory, tmp_path: Path
+) -> None:
+    exported = export(whole, tmp_path / "out", wish=Wish(check=True))
+    assert exported.looked_at == "loaded: its logits are the run's"
+    for path in exported.path.iterdir():
+        assert path.read_bytes() == (newest(whole) / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_another_dtype_is_the_weights_rounded_once(whole: RunDirectory, tmp_path: Path, dtype: str) -> None:
+    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+    exported = export(whole, tmp_path / "out", wish=Wish(dtype=dtype, check=True))
+    expected = tensors(newest(whole))
+    found = tensors(exported.path)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == wanted and torch.equal(tensor, expected[name].to(wanted)), name
+    described = json.loads((exported.path / "config.json").read_text())
+    assert described["dtype"] == str(wanted).removeprefix("torch.")
+    assert exported.looked_at == "loaded: its logits are the run's"
+
+
+def test_files_are_no_larger_than_asked_and_hold_the_same(whole: RunDirectory, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    export(whole, target, wish=Wish(largest_file_bytes=30_000, check=True))
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    expected = tensors(newest(whole))
+    assert len(set(index["weight_map"].values())) > 2 and index["weight_map"].keys() == expected.keys()
+    for path in target.glob("*.safetensors"):
+        held = load_file(path)
+        assert sum(t.nbytes for t in held.values()) <= 30_000 or len(held) == 1
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors(target).items())
+
+
+def test_a_merged_adapter_is_what_peft_merges(adapter: RunDirectory, base: Path, tmp_path: Path) -> None:
+    reference = merged_by_peft(base, newest(adapter))
+    exported = export(adapter, tmp_path / "fp32", wish=Wish(merge=True, check=True))
+    with torch.no_grad():
+        assert torch.allclose(logits(exported.path), reference(IDS).logits, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(logits(exported.path), logits(base), atol=1e-3), "the adapter does something"
+    names = {path.name for path in exported.path.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not any("adapter" in name for name in names)
+    narrow = export(adapter, tmp_path / "bf16", wish=Wish(dtype="bf16", merge=True, check=True))
+    expected = reference.state_dict()
+    for name, tensor in tensors(narrow.path).items():
+        assert torch.equal(tensor, expected[name].to(torch.bfloat16)), name
+    assert "bfloat16" in narrow.looked_at
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_an_adapter_on_any_family_s_random_weights_is_merged_into_those_of_its_seed(
+    train: Callable[..., RunDirectory], tmp_path: Path, family: str
+) -> None:
+    sizes = {
+        "gpt2": {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 64, "vocab_size": 257},
+        "mixtral": {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 2,
+            "vocab_size": 257,
+            "num_local_experts": 3,
+        },
+    }[family]
+    settings = "\n".join(f"{key} = {value}" for key, value in sizes.items())
+    run = train(f'architecture = "{family}"\n[model.config]\n{settings}\n[adapter]\nrank = 2\n')
+    config = run_model.run_config(run)
+    [saved] = [s for s in run_model_checkpoints(run) if s.step == 4]
+    with torch.no_grad():
+        expected = run_model.open_adapted(config, saved).whole()(IDS).logits
+    exported = export(run, tmp_path / "out", wish=Wish(merge=True, check=True))
+    assert torch.allclose(logits(exported.path), expected, atol=1e-5, rtol=1e-5)
+    described = json.loads((exported.path / "config.json").read_text())
+    assert described["eos_token_id"] == 256
+    assert export(run, tmp_path / "alone", wish=Wish(check=True)).looked_at.startswith(
+        "not looked at: its base"
+    )
+
+
+def run_model_checkpoints(run: RunDirectory) -> list[Any]:
+    from workbench.runs.checkpoints import find_checkpoints
+
+    return list(find_checkpoints(run.checkpoints, pytest.fail))
+
+
+def test_an_adapter_is_exported_alone_and_loads_with_its_base(
+    adapter: RunDirectory, base: Path, tmp_path: Path
+) -> None:
+    exported = export(adapter, tmp_path / "out", wish=Wish(check=True))
+    assert exported.looked_at.startswith("loaded: its logits are the run's")
+    described = json.loads((exported.path / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == str(base)
+    with torch.no_grad():
+        expected = merged_by_peft(base, newest(adapter))(IDS).logits
+    assert torch.allclose(logits(exported.path), expected, atol=1e-5, rtol=1e-5)
+    narrow = export(adapter, tmp_path / "bf16", wish=Wish(dtype="bf16", check=True))
+    assert {t.dtype for t in tensors(narrow.path).values()} == {torch.bfloat16}
+
+
+def test_a_base_that_is_gone_is_one_message(adapter: RunDirectory, base: Path, tmp_path: Path) -> None:
+    hidden = base.with_name("hidden")
+    base.rename(hidden)
+    try:
+        with pytest.raises(ConfigurationError, match=r"model\.pretrained"):
+            export(adapter, tmp_path / "out", wish=Wish(merge=True))
+    finally:
+        hidden.rename(base)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_checkpoint_whose_weights_cannot_be_read_is_passed_over_with_a_warning(
+    broken: RunDirectory, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    exported = export(broken, tmp_path / "out", wish=Wish(dtype="bf16", check=True), tell=said.append)
+    assert exported.step == 2
+    assert any("warning: checkpoint step-00000004 is passed over" in sentence for sentence in said)
+    assert export(broken, tmp_path / "copy", wish=Wish(check=True)).step == 2, "looked at, a copy is too"
+    with pytest.raises(
+        ConfigurationError, match=r"no checkpoint that is whole.*step-00000004 is passed over"
+    ):
+        export(broken, tmp_path / "four", step=4, wish=Wish(dtype="bf16"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "out", "runs"]
+
+
+def test_what_is_not_the_run_s_model_is_refused_and_nothing_is_left_of_it(
+    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounded = conversion.rounded
+
+    def wrong(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return (
+            rounded(name, tensor, dtype).neg()
+            if name.endswith("wpe.weight")
+            else rounded(name, tensor, dtype)
+        )
+
+    monkeypatch.setattr(conversion, "rounded", wrong)
+    with pytest.raises(WorkbenchError, match="are not the run's"):
+        export(whole, tmp_path / "out", wish=Wish(dtype="bf16", check=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_memory_for_it_the_look_is_left_out_with_a_sentence(
+    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "free_host_bytes", lambda: 1000)
+    exported = export(whole, tmp_path / "out", wish=Wish(check=True))
+    assert exported.looked_at.startswith("not looked at: loading it takes")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--merge"], "trained no adapter; leave --merge out"),
+        (["--dtype", "int8"], "--dtype int8: expected one of bf16, fp16, fp32"),
+        (["--max-shard-size", "many"], "--max-shard-size many: expected a size such as 5GB"),
+        (["--max-shard-size", "10KB"], "at least 1MB"),
+        (["--step", "3"], "no checkpoint of step 3; there are those of step 4, 2"),
+        (["--best", "--step", "2"], "leave one out"),
+    ],
+)
+def test_what_cannot_be_is_one_message(
+    whole: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert refused(whole, tmp_path / "out", *options) == 2
+    out, err = capsys.readouterr()
+    assert words in err and "Traceback" not in err and not out
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_room_is_said_before_anything_is_written(
+    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(WorkbenchError, match="has no room"):
+        export(whole, tmp_path / "out", wish=Wish(dtype="bf16"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_verb_tells_path_step_and_how_it_was_found(
+    whole: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(whole, tmp_path / "out", "--best", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["path"] == str(tmp_path / "out") and told["step"] in (2, 4)
+    assert told["looked_at"] == "loaded: its logits are the run's"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("1.5 MiB", 3 << 19), ("2000000", 2_000_000), ("7mb", 7_000_000)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("verb", ["export", "sample"])
+def test_a_checkpoint_with_a_flipped_bit_is_passed_over(
+    whole: RunDirectory, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = RunDirectory(Path(shutil.copytree(whole.path, tmp_path / "damaged")))
+    weights = newest(copy) / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-9] ^= 1
+    weights.write_bytes(data)
+    others = len(list(copy.checkpoints.glob("step-*/DONE"))) - 1
+    arguments = [str(tmp_path / "out")] if verb == "export" else ["--prompt", "a", "--tokens", "2"]
+    assert main([verb, str(copy.path), *arguments]) == (0 if others else 2)
+    assert f"checkpoint {newest(copy).name} is passed over: {weights} is damaged" in capsys.readouterr().err

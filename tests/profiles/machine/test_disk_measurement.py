@@ -1,0 +1,167 @@
+"""A disk is measured with files that are gone afterwards, whatever happens; what is not direct is not called so."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tiny_probe import TINY
+from torch import Tensor
+
+from workbench.engine.storage import disk_files as engine_disk
+from workbench.engine.storage.disk_files import RecordFile
+from workbench.errors import ConfigurationError
+from workbench.profiles.machine import disk
+from workbench.profiles.machine.disk import RECORD_BYTES, measure_disk
+from workbench.profiles.machine.mounts import Mount
+
+
+def test_it_measures_and_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("stays")
+    found = measure_disk(tmp_path, TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert found.path == str(tmp_path)
+    rates = [value for name, value in found.model_dump().items() if name.endswith("per_s")]
+    assert len(rates) == 6
+    assert all(1e5 < rate < 1e12 for rate in rates)
+
+
+def test_folders_that_were_made_for_it_go_again(tmp_path: Path) -> None:
+    measure_disk(tmp_path / "one" / "two", TINY)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("call", [1, 2])
+def test_what_interrupts_it_leaves_nothing_either(
+    raised: type[BaseException], call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    read = RecordFile.read
+
+    def interrupted(self: RecordFile, record: int, buffer: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= call:
+            raise raised
+        read(self, record, buffer)
+
+    monkeypatch.setattr(RecordFile, "read", interrupted)
+    with pytest.raises(raised):
+        measure_disk(tmp_path / "new", TINY)
+    assert calls >= call
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    """A process of its own is interrupted in the middle of its writes."""
+    program = textwrap.dedent(
+        """
+        import dataclasses, pathlib, signal, sys
+        from tiny_probe import TINY
+        from workbench.engine.storage.disk_files import RecordFile
+        from workbench.profiles.machine.disk import measure_disk
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        write = RecordFile.write
+
+        def told(self, record, buffer):
+            write(self, record, buffer)
+            print("written", flush=True)
+
+        RecordFile.write = told
+        measure_disk(pathlib.Path(sys.argv[1]), dataclasses.replace(TINY, disk_s=60.0))
+        """
+    )
+    here = str(Path(__file__).parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "new")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": here},
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_was_written_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that never was would come from nowhere, and fast; a slow disk does not come to write all of them."""
+    now = 0.0
+    written: set[int] = set()
+    read: set[int] = set()
+
+    def write(record: int) -> None:
+        nonlocal now
+        now += 1.0
+        written.add(record)
+
+    def come(record: int) -> None:
+        nonlocal now
+        now += 1e-3
+        read.add(record)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    rates, records = disk._rates({"": disk.Way(write, come)}, records=100, limit_s=40.0)
+    assert rates == {"write": pytest.approx(RECORD_BYTES), "read": pytest.approx(1e3 * RECORD_BYTES)}
+    assert len(written) == records < 100
+    assert read == written
+
+
+def test_files_in_memory_are_not_called_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "mount_of", lambda path: Mount("tmpfs", "/", "tmpfs"))
+    assert not measure_disk(tmp_path, TINY).direct
+
+
+def test_nor_is_a_file_system_without_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_disk, "_takes_direct", lambda folder: False)
+    found = measure_disk(tmp_path, TINY)
+    assert not found.direct
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_take_no_more_than_a_quarter_of_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 8 * 3 * RECORD_BYTES
+    monkeypatch.setattr("shutil.disk_usage", lambda path: _Usage(free))
+    sizes: list[int] = []
+    allocate = os.posix_fallocate
+
+    def note(descriptor: int, start: int, size: int) -> None:
+        sizes.append(size)
+        allocate(descriptor, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", note)
+    measure_disk(tmp_path, dataclasses.replace(TINY, disk_bytes=1 << 40))
+    assert 0 < sum(sizes) <= free // 4
+
+
+def test_a_full_disk_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: _Usage(RECORD_BYTES))
+    with pytest.raises(ConfigurationError, match=r"--disk .*: 16 MiB are free; a measurement needs 192 MiB"):
+        measure_disk(tmp_path, TINY)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["a file", "a file/inside"])
+def test_what_is_no_folder_is_one_message(where: str, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"--disk .*a file.*name another disk_path"):
+        measure_disk(tmp_path / where, TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["a file"]
+
+
+class _Usage:
+    def __init__(self, free: int) -> None:
+        self.free = free

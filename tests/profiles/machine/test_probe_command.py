@@ -1,0 +1,174 @@
+"""`workbench probe`: measured once, shown from then on, data on stdout and all else on stderr."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_probe import ON_CPU, TINY, profile_on
+
+from workbench.errors import EXIT_DONE, ConfigurationError
+from workbench.plan.profile import MachineProfile
+from workbench.plan.time.kept_times import keep_times, read_times
+from workbench.plan.time.times import KindTimes, ModelTimes
+from workbench.profiles.machine import command, measured
+from workbench.profiles.machine.command import probe
+from workbench.profiles.machine.fingerprint import machine_fingerprint
+from workbench.profiles.machine.measured import cached_profile
+
+
+@pytest.fixture(autouse=True)
+def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is measured, in order; nothing really is, except disks, on a tiny budget."""
+    from workbench.profiles.machine import disk, run
+
+    done: list[str] = []
+    measure_disk = disk.measure_disk
+
+    def machine(device: str, path: Path | None, tell: Any, budget: object, note: str) -> MachineProfile:
+        done.append("quick machine" if budget is command.QUICK else "machine")
+        tell("memory: fast")
+        found = None if path is None else measure_disk(path, TINY)
+        return profile_on(ON_CPU, machine_fingerprint(device), found).model_copy(update={"note": note})
+
+    def only_disk(path: Path, budget: object) -> object:
+        done.append(f"disk {path.name}")
+        return measure_disk(path, TINY)
+
+    monkeypatch.setattr(run, "measure_machine", machine)
+    monkeypatch.setattr(disk, "measure_disk", only_disk)
+    monkeypatch.setattr(command.Others, "note", lambda self: "")
+    return done
+
+
+def ask(disk: Path | None = None, *, fresh: bool = False, quick: bool = False, as_json: bool = False) -> None:
+    assert probe(device="cpu", disk_path=disk, json=as_json, fresh=fresh, quick=quick) == EXIT_DONE
+
+
+def test_it_is_measured_once(
+    measurements: list[str], capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    ask()
+    first = capsys.readouterr()
+    assert "memory: fast" in first.err and f"kept in {cache}" in first.err
+    assert "update bfloat16-exact ns" in first.out and "memory: fast" not in first.out
+    ask()
+    second = capsys.readouterr()
+    assert "the machine has not changed; `workbench probe --fresh`" in second.err
+    assert "a processor: 3 cores" in second.out
+    assert measurements == ["machine"]
+
+
+def test_fresh_measures_again(measurements: list[str]) -> None:
+    ask()
+    ask(fresh=True)
+    assert measurements == ["machine", "machine"]
+
+
+def test_a_quick_measurement_does_for_a_quick_probe_only(measurements: list[str]) -> None:
+    ask(quick=True)
+    ask(quick=True)
+    ask()
+    ask(quick=True)
+    assert measurements == ["quick machine", "machine"]
+    assert cached_profile("cpu").note == ""  # type: ignore[union-attr]
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_probe_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    measurements: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from workbench.profiles.machine import run
+
+    idle = run.measure_machine
+    busy = "other processes kept 2.0 of 3 cores busy meanwhile"
+    monkeypatch.setattr(run, "measure_machine", lambda *them: idle(*them).model_copy(update={"busy": busy}))
+    ask()
+    assert busy in capsys.readouterr().out
+    assert command.measured_machine("cpu", None).all_busy == busy  # a plan takes it as it is
+    monkeypatch.setattr(run, "measure_machine", idle)
+    ask()
+    assert measurements == ["machine", "machine"]
+    assert f"on a busy machine ({busy})" in capsys.readouterr().err
+    monkeypatch.setattr(command.Others, "note", lambda self: busy)
+    ask(tmp_path)
+    assert cached_profile("cpu", str(tmp_path)).all_busy == busy  # type: ignore[union-attr]
+    monkeypatch.setattr(command.Others, "note", lambda self: "")
+    ask(tmp_path)
+    assert cached_profile("cpu", str(tmp_path)).all_busy == ""  # type: ignore[union-attr]
+    assert measurements[2:] == [f"disk {tmp_path.name}"] * 2
+
+
+def test_of_a_known_machine_only_another_disk_is_measured(measurements: list[str], tmp_path: Path) -> None:
+    ask()
+    ask(tmp_path / "one")
+    ask(tmp_path / "other")
+    ask(tmp_path / "one")
+    assert measurements == ["machine", "disk one", "disk other"]
+    assert cached_profile("cpu", str(tmp_path / "one")).disk is not None  # type: ignore[union-attr]
+
+
+def test_machine_and_disk_are_measured_together_where_neither_is_known(
+    measurements: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(tmp_path)
+    ask(tmp_path)
+    assert measurements == ["machine"]
+    assert f"disk {tmp_path}" in capsys.readouterr().out
+
+
+def test_json_is_the_profile_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    ask()
+    capsys.readouterr()
+    ask(as_json=True)
+    shown = MachineProfile.model_validate(json.loads(capsys.readouterr().out))
+    assert shown.host.optimizer_ns == profile_on(ON_CPU).host.optimizer_ns
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measured, "write_cached", lambda name, text: None)
+    ask()
+    assert "could not be kept" in capsys.readouterr().err
+
+
+def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="expected auto, cpu, cuda or cuda:N"):
+        probe(device="gpu", disk_path=None, json=False, fresh=True, quick=True)
+    assert measurements == []
+
+
+def test_what_was_timed_on_a_busy_machine_is_thrown_away_by_a_probe_and_the_rest_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def times(busy: str) -> ModelTimes:
+        kind = KindTimes(forward_s=1, graph_s=1, backward_s=2)
+        return ModelTimes(
+            fingerprint="abc",
+            sequences=1,
+            tokens=8,
+            dtype="float32",
+            kinds=(kind,),
+            outer_forward_s=1,
+            outer_backward_s=1,
+            matrix_flops_per_s=1e9,
+            busy=busy,
+        )
+
+    keep_times("idle", times(""))
+    keep_times("busy", times("other processes kept 2.0 of 3 cores busy meanwhile"))
+    ask(quick=True)
+    command.measured_machine("cpu", None)  # as a plan does
+    assert read_times("busy", 1) is not None
+    capsys.readouterr()
+    ask()
+    assert "1 timing of models' pieces from a busy machine thrown away" in capsys.readouterr().err
+    assert read_times("busy", 1) is None
+    assert read_times("idle", 1) == times("")
+    ask()
+    assert "thrown away" not in capsys.readouterr().err

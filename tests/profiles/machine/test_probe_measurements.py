@@ -1,0 +1,282 @@
+"""Each part of the probe, on a budget of next to nothing: every figure is there, and they hold together."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_probe import TINY
+from torch import Tensor
+
+from workbench.engine.devices.device import CpuDevice, has_bfloat16
+from workbench.errors import ConfigurationError
+from workbench.plan.profile import MachineProfile
+from workbench.profiles.machine import matrix, run
+from workbench.profiles.machine.budget import MIB
+from workbench.profiles.machine.host_buffers import HostBuffers, buffer_bytes, cache_bytes
+from workbench.profiles.machine.link import measure_link
+from workbench.profiles.machine.matrix import measure_products
+from workbench.profiles.machine.others import Others
+from workbench.profiles.machine.turns import median_seconds
+from workbench.timeline import Lane
+
+FORMATS = ("exact", "half", "compact")
+DTYPES = {"float32", "bfloat16", "float16"}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else runs beside these tests."""
+    monkeypatch.setattr(Others, "cores", lambda self: 0.0)
+
+
+@pytest.fixture
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "usable_cpus", lambda: 3)
+
+
+def measured() -> tuple[MachineProfile, list[str]]:
+    told: list[str] = []
+    return run.measure_machine("cpu", None, told.append, TINY), told
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_measured_machine_is_whole_and_each_part_is_told() -> None:
+    profile, told = measured()
+    host, device = profile.host, profile.device
+    # That all rows are as long as `threads` and every rate is positive is the schema's own check.
+    assert host.threads == (1, 2, 3)
+    assert set(host.optimizer_ns) == {f"{dtype}-{name}" for dtype in DTYPES for name in FORMATS}
+    assert set(host.norm_bytes_per_s) == set(host.accumulate_bytes_per_s) == DTYPES
+    assert device.shared_memory and set(device.matrix_flops_per_s) == DTYPES
+    assert device.has_bfloat16 == has_bfloat16(CpuDevice()), "as a run decides it, however fast products were"
+    assert profile.source == "measured" and profile.link is None and profile.disk is None
+    assert [line.partition(":")[0] for line in told] == ["memory", "host optimizer", "gradients", "device"]
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_without_the_extension_torch_is_measured_which_knows_exact_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "workbench._native", None)
+    profile, _ = measured()
+    assert set(profile.host.optimizer_ns) == {f"{dtype}-exact" for dtype in DTYPES}
+    assert "native extension is missing" in profile.note
+
+
+def test_a_machine_that_others_use_too_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(Others, "cores", lambda self: 3.0)
+    profile, told = measured()
+    assert profile.busy == "other processes kept 3.0 of 8 cores busy meanwhile"
+    assert profile.note == "" and told[-1].startswith(profile.busy)
+
+
+def test_units_are_those_of_the_schema() -> None:
+    """Orders of magnitude, which hold on any machine: a factor of a thousand is a mistake in a unit."""
+    profile, _ = measured()
+    host, device = profile.host, profile.device
+    assert 1e8 < host.read_bytes_per_s[0] < 1e12
+    assert 1e8 < host.copy_bytes_per_s[0] < 1e12
+    assert 0.01 < host.optimizer_ns["float32-exact"][0] < 100
+    assert 1e8 < host.norm_bytes_per_s["float32"][0] < 1e12
+    assert 1e8 < host.accumulate_bytes_per_s["float32"][0] < 1e12
+    assert 1e8 < device.matrix_flops_per_s["float32"] < 1e14
+    assert 1e8 < device.memory_bytes_per_s < 1e13
+    assert 1e-8 < device.launch_s < 1e-2
+
+
+def test_torch_has_its_threads_back_afterwards_whatever_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+
+    def fail(*arguments: object) -> None:
+        torch.set_num_threads(before + 1)
+        raise RuntimeError("no")
+
+    measured()
+    assert torch.get_num_threads() == before
+    monkeypatch.setattr(run, "measure_memory", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        measured()
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("cuda:63", 'torch sees .*; "auto" takes what there is'), ("gpu", "expected auto")]
+)
+def test_a_device_that_is_not_there_is_one_message(device: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        run.measure_machine(device, budget=TINY)
+
+
+class Noted(CpuDevice):
+    """Memories of their own; `on_copy` is called before every copy, and `held` counts host memory not given back."""
+
+    def __init__(self, on_copy: Callable[[Lane], None]) -> None:
+        super().__init__(shared_memory=False)
+        self.on_copy = on_copy
+        self.held = 0
+
+    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+        self.held += 1
+        return super().empty_host(elements, dtype)
+
+    def release_host(self, tensor: Tensor) -> None:
+        self.held -= 1
+
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: object) -> None:
+        self.on_copy(lane)
+        super().copy(lane, destination, source, after)
+
+
+def test_a_link_is_measured_each_way_alone_and_both_at_once() -> None:
+    meet = threading.Barrier(2)
+    met: dict[Lane, int] = {}
+
+    def on_copy(lane: Lane) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert not met, "first each way alone"
+        elif lane not in met:
+            met[lane] = threading.get_ident()
+            meet.wait(10)  # comes back only where the other way is on its way too
+
+    device = Noted(on_copy)
+    with HostBuffers(device) as buffers:
+        rates = measure_link(device, buffers, 4 * MIB, TINY)
+        assert device.held == 2
+    assert device.held == 0
+    assert set(met) == {Lane.UPLOAD, Lane.DOWNLOAD}
+    assert len(set(met.values())) == 2
+    assert all(1e6 < rate < 1e12 for rate in rates)
+    device.close()
+
+
+def test_a_copy_that_fails_ends_the_measurement_with_its_error() -> None:
+    calls = 0
+
+    def fail(lane: Lane) -> None:
+        nonlocal calls
+        calls += 1
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError("the link is down")
+
+    device = Noted(fail)
+    with pytest.raises(OSError, match="the link is down"), HostBuffers(device) as buffers:
+        measure_link(device, buffers, MIB, TINY)
+    assert calls and device.held == 0
+    device.close()
+
+
+def test_a_dtype_that_torch_cannot_multiply_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply = torch.mm
+
+    def refuse(one: Tensor, other: Tensor, *, out: Tensor) -> Tensor:
+        if one.dtype is torch.float16:
+            raise RuntimeError("not implemented for 'Half'")
+        return multiply(one, other, out=out)
+
+    monkeypatch.setattr(torch, "mm", refuse)
+    found = measure_products(torch.device("cpu"), lambda: None, 1 << 30, TINY)
+    assert set(found) == {"float32", "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "hitch", "least"),
+    [(0.0, 0, 900), (3e-3, 0, 900), (0.0, 2, 900), (3e-3, 6, 900)],
+    ids=["idle", "waits for threads", "a hitch at first", "both"],
+)
+def test_products_are_large_enough_on_a_busy_machine_too(
+    waited_s: float, hitch: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, calls = 0.0, 0
+
+    def product(device: object, dtype: object, wait: object, side: int) -> Callable[[], None]:
+        def work() -> None:
+            nonlocal now, calls
+            calls += 1
+            now += waited_s + 2 * side**3 / 1e11 + (0.1 if calls == hitch else 0.0)
+
+        return work
+
+    monkeypatch.setattr(matrix, "_product", product)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    side = matrix._side(torch.device("cpu"), torch.float32, lambda: None, 16384, 0.02)
+    assert least <= side <= 1100
+
+
+def test_what_is_slow_by_its_arithmetic_is_measured_on_a_small_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def product(device: object, dtype: object, wait: object, side: int) -> Callable[[], None]:
+        def work() -> None:
+            nonlocal now
+            now += 2 * side**3 / 1e8
+
+        return work
+
+    monkeypatch.setattr(matrix, "_product", product)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    assert matrix._side(torch.device("cpu"), torch.float16, lambda: None, 16384, 0.02) <= 128
+    assert now < 0.3
+
+
+def test_medians_forget_a_disturbance_and_the_first_call() -> None:
+    durations = iter([9.0, 1.0, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    now = 0.0
+
+    def work() -> None:
+        nonlocal now
+        now += next(durations)
+
+    budget = dataclasses.replace(TINY, repetitions=3, part_s=1e9, sample_s=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.perf_counter", lambda: now)
+        patch.setattr("time.sleep", lambda seconds: None)
+        assert median_seconds({"one": work}, budget) == {"one": 1.0}
+
+
+def test_contenders_take_turns_every_other_time_in_reverse() -> None:
+    calls: list[str] = []
+    budget = dataclasses.replace(TINY, repetitions=3, part_s=1e9, sample_s=0.0)
+    median_seconds({name: lambda name=name: calls.append(name) for name in "ab"}, budget)  # type: ignore[misc]
+    assert "".join(calls) == "ab" + "ab" + "ba" + "ab"
+
+
+def test_a_part_that_takes_too_long_makes_do_with_one_repetition() -> None:
+    calls = {"one": 0, "other": 0}
+
+    def count(name: str) -> None:
+        calls[name] += 1
+
+    budget = dataclasses.replace(TINY, repetitions=1000, part_s=0.0, sample_s=0.0)
+    median_seconds({name: lambda name=name: count(name) for name in calls}, budget)  # type: ignore[misc]
+    assert calls["one"] == calls["other"] <= 3
+
+
+def test_buffers_are_beyond_the_caches_and_within_an_eighth_of_what_is_free() -> None:
+    budget = dataclasses.replace(TINY, buffer_bytes=64 * MIB, cache_multiple=3.0)
+    assert buffer_bytes(budget, free_bytes=1 << 40, buffers=2, cached=0) == 64 * MIB
+    assert buffer_bytes(budget, free_bytes=1 << 40, buffers=2, cached=100 * MIB) == 300 * MIB
+    assert buffer_bytes(budget, free_bytes=512 * MIB, buffers=2, cached=100 * MIB) == 32 * MIB
+
+
+def test_last_level_caches_are_added_up_once_each(tmp_path: Path) -> None:
+    def cache(cpu: int, index: int, level: int, size: str, shared: str) -> None:
+        folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, text in (("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
+            (folder / name).write_text(text + "\n")
+
+    for cpu in range(4):
+        cache(cpu, 0, 1, "32K", str(cpu))
+        cache(cpu, 1, 2, "1M", str(cpu))
+        cache(cpu, 2, 3, "16384K", "0-1" if cpu < 2 else "2-3")
+    assert cache_bytes(tmp_path) == 2 * 16 * MIB
+    assert cache_bytes(tmp_path / "nowhere") == 0

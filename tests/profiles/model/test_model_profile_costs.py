@@ -1,0 +1,210 @@
+"""What a model profile says of a block is what that block does at sizes that the model profile never ran it at."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from model_tables import FAMILIES, GPT2, table
+from torch import Tensor
+
+from workbench.plan.model_profile import BlockCost, ModelProfile
+from workbench.profiles.model import take
+from workbench.profiles.model.amounts import Recording
+from workbench.profiles.model.block_costs import record_forward, record_training, set_dtype
+from workbench.profiles.model.building import meta_model
+from workbench.profiles.model.cut_model import capture, real_model, tokens
+from workbench.profiles.model.take import first_blocks, take_model_profile
+
+SEQUENCES, TOKENS = 5, 96
+
+
+def size_of(recording: Recording, event: int) -> int:
+    return recording.sizes[abs(event) - 1] * (1 if event > 0 else -1)
+
+
+def figures(alone: Recording, graph: Recording) -> dict[str, int]:
+    """What a block was seen to take, added up plainly."""
+    live = list(accumulate(size_of(graph, event) for event in graph.events))
+    (mark,) = graph.marks
+    forward, backward = graph.phases
+    return {
+        "input": alone.sizes[0],
+        "saved": live[mark - 1],
+        "forward_peak": max(accumulate(size_of(alone, event) for event in alone.events)),
+        "graph_peak": max(live[:mark]),
+        "backward_peak": max(live[mark - 1 :]),
+        "element_bytes": forward.element_bytes,
+        "backward_element_bytes": backward.element_bytes,
+    }
+
+
+@functools.cache
+def blocks_of(family: str) -> tuple[Any, dict[str, Any], list[str]]:
+    model_profile = take.count_parts(meta_model(FAMILIES[family]), family)
+    names = first_blocks(model_profile)
+    model = real_model(lambda: meta_model(FAMILIES[family]), names, small=True)
+    return model, capture(model, names, tokens(SEQUENCES, TOKENS, 97)), names
+
+
+def assert_agrees(cost: BlockCost | None, found: dict[str, int], within: float) -> None:
+    assert cost is not None
+    for name, value in found.items():
+        predicted = getattr(cost, name).at(SEQUENCES, TOKENS)
+        assert predicted == pytest.approx(value, rel=within), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp32_costs_hold_at_another_size(
+    family: str, model_profile_of: Callable[[str], ModelProfile]
+) -> None:
+    model, calls, names = blocks_of(family)
+    for kind, name in zip(model_profile_of(family).kinds, names, strict=True):
+        block = model.get_submodule(name)
+        set_dtype(block, torch.float32)
+        found = figures(record_forward(block, calls[name]), record_training(block, calls[name]))
+        assert_agrees(kind.cost("32", on_cpu=True), found, 0.02)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_float64_block_stands_in_for_is_a_bf16_block(
+    family: str, model_profile_of: Callable[[str], ModelProfile]
+) -> None:
+    model, calls, names = blocks_of(family)
+    for kind, name in zip(model_profile_of(family).kinds, names, strict=True):
+        block = model.get_submodule(name)
+        set_dtype(block, torch.bfloat16)
+        found = figures(record_forward(block, calls[name]), record_training(block, calls[name]))
+        set_dtype(block, torch.float32)
+        assert_agrees(kind.cost("16", on_cpu=True), found, 0.05)
+        assert not kind.problem
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+def test_what_is_saved_is_what_autograd_says_that_it_saves(
+    family: str, model_profile_of: Callable[[str], ModelProfile]
+) -> None:
+    model, calls, names = blocks_of(family)
+    block = model.get_submodule(names[0])
+    hidden, args, kwargs = calls[names[0]].fresh(torch.float32)
+    hidden.requires_grad_()
+    outside = {p.untyped_storage().data_ptr() for p in block.parameters()}
+    outside |= {
+        t.untyped_storage().data_ptr()
+        for t in torch.utils._pytree.tree_leaves((args, kwargs))
+        if isinstance(t, Tensor) and t is not hidden
+    }
+    saved = {hidden.untyped_storage().data_ptr(): hidden.nbytes}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in outside:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = block(*args, **kwargs)
+    cost = model_profile_of(family).kinds[0].cost("32", on_cpu=True)
+    assert cost is not None
+    assert result is not None
+    assert cost.saved.at(SEQUENCES, TOKENS) == pytest.approx(sum(saved.values()), rel=0.02)
+
+
+def test_products_are_counted_as_arithmetic_has_it(model_profile_of: Callable[[str], ModelProfile]) -> None:
+    flops = model_profile_of("gpt2").kinds[0].flops
+    matrices = 12 * 48 * 48
+    assert flops.per_token == 2 * matrices
+    assert flops.per_token_pair == 4 * 48
+    assert flops.fixed == 0
+
+
+def test_only_the_experts_that_a_token_goes_to_count() -> None:
+    config = FAMILIES["mixtral"]["config"]
+    flops = take_model_profile(table("mixtral", **config)).kinds[0].flops
+    experts, router = 2 * 3 * 48 * 160, 48 * 6
+    attention = 48 * (48 + 2 * 24) + 48 * 48
+    assert flops.per_token == pytest.approx(2 * (experts + router + attention), rel=1e-3)
+
+
+def test_on_an_accelerator_dropout_is_fused_and_keeps_a_byte_an_element(
+    model_profile_of: Callable[[str], ModelProfile],
+) -> None:
+    """34 bytes a token and unit of width in 16 bits: Korthikanti et al., Reducing Activation Recomputation in Large
+    Transformer Models (2022), section 4.1, without what fused attention never keeps; where GELU is one operation."""
+    fused = take_model_profile(table("gpt2", **GPT2, activation_function="gelu_pytorch_tanh"))
+    cost = fused.kinds[0].cost("16", on_cpu=False)
+    assert cost is not None
+    assert cost.saved.per_token_pair == 0
+    assert cost.saved.per_token == pytest.approx(34 * 48, rel=0.03)
+    on_cpu = fused.kinds[0].cost("16", on_cpu=True)
+    assert on_cpu is not None
+    assert on_cpu.saved.per_token_pair > 0
+
+
+def test_without_dropout_an_accelerator_is_no_other_case(
+    model_profile_of: Callable[[str], ModelProfile],
+) -> None:
+    assert model_profile_of("llama").kinds[0].accelerator == {}
+    assert model_profile_of("gpt2 with dropout").kinds[0].accelerator != {}
+
+
+def test_a_peak_that_moves_into_attention_for_long_sequences_is_followed_there(
+    model_profile_of: Callable[[str], ModelProfile],
+) -> None:
+    cost = model_profile_of("gpt2 with dropout").kinds[0].cost("32", on_cpu=True)
+    assert cost is not None
+    assert cost.forward_peak.beside
+    short, long = cost.forward_peak.at(1, 8) / 8, cost.forward_peak.at(1, 4096) / 4096
+    assert long > 50 * short
+
+
+def test_the_same_table_gives_the_same_model_profile(model_profile_of: Callable[[str], ModelProfile]) -> None:
+    again = take_model_profile(FAMILIES["mixtral"])
+    assert again.model_dump_json() == model_profile_of("mixtral").model_dump_json()
+
+
+def test_a_window_shorter_than_the_model_is_run_as_a_window() -> None:
+    config = {**FAMILIES["mistral"]["config"], "sliding_window": 128}
+    (kind,) = take_model_profile(table("mistral", **config)).kinds
+    cost = kind.cost("32", on_cpu=True)
+    assert cost is not None
+    assert cost.saved.per_token_pair > 0  # attention's mask
+
+
+def test_a_block_that_cannot_run_has_no_costs_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    def fail(self: object, x: Tensor) -> Tensor:
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setattr(LlamaMLP, "forward", fail)
+    (kind,) = take_model_profile(FAMILIES["llama"]).kinds
+    assert kind.costs is None
+    assert "no such kernel" in kind.problem and "\n" not in kind.problem
+    assert kind.flops.per_token > 0
+
+
+def test_a_block_that_has_no_room_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise AssertionError("a block was made")
+
+    monkeypatch.setattr(take, "real_model", run)
+    monkeypatch.setattr(take, "free_host_bytes", lambda: 1 << 20)
+    (kind,) = take_model_profile(FAMILIES["llama"]).kinds
+    assert kind.costs is None
+    assert "GiB" in kind.problem
+
+
+def test_where_float64_has_no_room_16_bits_are_half_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([1 << 40, 1 << 10])
+    monkeypatch.setattr(take, "free_host_bytes", lambda: next(free))
+    (kind,) = take_model_profile(FAMILIES["llama"]).kinds
+    wide, narrow = kind.cost("32", on_cpu=True), kind.cost("16", on_cpu=True)
+    assert wide is not None and narrow is not None
+    assert narrow.saved.at(3, 50) == wide.saved.at(3, 50) / 2
+    assert narrow.operations == wide.operations
+    assert "half" in kind.problem

@@ -1,0 +1,320 @@
+"""A model profile is taken once, in a process of its own, and whatever goes wrong there is one sentence here."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_tables import FAMILIES, table
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.plan.model_profile import ModelProfile
+from workbench.profiles.model import helper_process, obtain
+from workbench.profiles.model.__main__ import answer
+from workbench.profiles.model.building import meta_model
+from workbench.profiles.model.helper_process import ask_helper
+from workbench.profiles.model.obtain import (
+    model_profile_text,
+    obtain_model_profile,
+    obtain_times,
+    read_shipped,
+    shipped_name,
+)
+from workbench.profiles.model.parts import count_parts
+from workbench.profiles.model.ship import FOLDER, shipped_tables
+from workbench.system.folders import cache_folder
+
+TABLE = FAMILIES["llama"]
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def played_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let the helper process be a small program."""
+    monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, model_profile_of: Callable[[str], ModelProfile]) -> list[Any]:
+    """The questions that would have gone to a helper process, which is not started."""
+    questions: list[Any] = []
+
+    def ask(question: dict[str, Any], tell: Callable[[str], None]) -> Any:
+        questions.append(question)
+        if question["ask"] == "model_profile":
+            return model_profile_of("llama").model_dump(mode="json")
+        return answer({**question, "budget_s": 0.01}, tell)
+
+    monkeypatch.setattr(obtain, "ask_helper", ask)
+    return questions
+
+
+def test_a_real_helper_takes_the_same_model_profile(model_profile_of: Callable[[str], ModelProfile]) -> None:
+    said: list[str] = []
+    assert obtain_model_profile(TABLE, said.append) == model_profile_of("llama")
+    assert any("block" in sentence for sentence in said)
+
+
+def test_what_is_kept_is_not_asked_for_again_and_the_first_time_is_told(asked: list[Any]) -> None:
+    said: list[str] = []
+    first = obtain_model_profile(TABLE, said.append)
+    assert said == ["taking the model profile of llama: once, some 30 s for a large model"]
+    assert obtain_model_profile(TABLE, said.append) == first
+    assert len(asked) == len(said) == 1
+
+
+def test_defaults_that_are_written_out_are_the_same_model(asked: list[Any]) -> None:
+    obtain_model_profile(TABLE, silent)
+    obtain_model_profile({**TABLE, "pretrained": "", "trust_remote_code": False}, silent)
+    assert len(asked) == 1
+    obtain_model_profile({**TABLE, "config": {**TABLE["config"], "num_hidden_layers": 4}}, silent)
+    assert len(asked) == 2
+
+
+def test_pretrained_files_beside_a_description_change_nothing(asked: list[Any]) -> None:
+    obtain_model_profile(TABLE, silent)
+    obtain_model_profile(
+        {**TABLE, "pretrained": "/nowhere", "revision": "v1", "trust_remote_code": True}, silent
+    )
+    assert len(asked) == 1
+    assert shipped_name({**TABLE, "pretrained": "a/b"}) == shipped_name(TABLE)
+
+
+def test_of_a_folder_alone_what_it_says_counts_and_not_where_it_is(asked: list[Any], tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
+        obtain_model_profile({"pretrained": str(tmp_path / name)}, silent)
+    assert len(asked) == 1 and asked[0]["model"]["pretrained"] == str(tmp_path / "one")
+    (tmp_path / "one" / "config.json").write_text('{"model_type": "gpt2"}')
+    obtain_model_profile({"pretrained": str(tmp_path / "one")}, silent)
+    assert len(asked) == 2
+
+
+def test_the_model_profile_of_a_folder_is_that_of_its_description(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(TABLE["architecture"], **TABLE["config"]).save_pretrained(tmp_path)
+    described, found = (count_parts(meta_model(t), "") for t in (TABLE, {"pretrained": str(tmp_path)}))
+    assert found == described
+
+
+def test_nothing_is_taken_where_that_is_not_wanted(asked: list[Any]) -> None:
+    assert obtain_model_profile(TABLE, silent, take=False) is None
+    assert not asked
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"model": "x"}', "\x00\xff"])
+def test_a_damaged_file_is_taken_anew(damage: str, asked: list[Any]) -> None:
+    model_profile = obtain_model_profile(TABLE, silent)
+    (path,) = (cache_folder() / "model_profiles").iterdir()
+    path.write_text(damage)
+    assert obtain_model_profile(TABLE, silent) == model_profile
+    assert len(asked) == 2
+    assert path.read_text() != damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda model_profile: {**model_profile, "kinds": model_profile["kinds"][:-1]},
+        lambda model_profile: {**model_profile, "version": 1},
+        lambda model_profile: {
+            **model_profile,
+            "kinds": [{**kind, "flops": {"per_token": math.nan}} for kind in model_profile["kinds"]],
+        },
+    ],
+    ids=["a block of a kind that is not there", "another version", "no number"],
+)
+def test_a_model_profile_that_does_not_hold_together_is_taken_anew(damage: Any, asked: list[Any]) -> None:
+    model_profile = obtain_model_profile(TABLE, silent)
+    (path,) = (cache_folder() / "model_profiles").iterdir()
+    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
+    assert obtain_model_profile(TABLE, silent) == model_profile
+    assert len(asked) == 2
+
+
+def test_a_model_profile_that_lacks_something_is_taken_again_another_time(
+    monkeypatch: pytest.MonkeyPatch, model_profile_of: Callable[[str], ModelProfile]
+) -> None:
+    model_profile = model_profile_of("llama")
+    kinds = tuple(k.model_copy(update={"costs": None, "problem": "no room"}) for k in model_profile.kinds)
+    lacking = model_profile.model_copy(update={"kinds": kinds}).model_dump(mode="json")
+    monkeypatch.setattr(obtain, "ask_helper", lambda *_: lacking)
+    assert obtain_model_profile(TABLE, silent) is not None
+    assert obtain_model_profile(TABLE, silent, take=False) is None
+
+
+def test_a_kept_model_profile_comes_back_as_it_was(model_profile_of: Callable[[str], ModelProfile]) -> None:
+    for family in FAMILIES:
+        model_profile = model_profile_of(family)
+        assert ModelProfile.model_validate_json(model_profile_text(model_profile)) == model_profile
+
+
+def test_times_are_kept_by_machine_sizes_and_dtype(
+    asked: list[Any], model_profile_of: Callable[[str], ModelProfile]
+) -> None:
+    model_profile = model_profile_of("llama")
+    what: dict[str, Any] = {
+        "fingerprint": "here",
+        "sequences": 2,
+        "tokens": 16,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    assert obtain_times(TABLE, model_profile, **what, tell=silent, take=False) is None
+    times = obtain_times(TABLE, model_profile, **what, tell=silent)
+    assert times is not None and times.fingerprint == "here"
+    assert obtain_times(TABLE, model_profile, **what, tell=silent) == times
+    assert len(asked) == 1
+    for change in ({"fingerprint": "there"}, {"tokens": 8}, {"dtype": "bfloat16"}):
+        assert obtain_times(TABLE, model_profile, **{**what, **change}, tell=silent, take=False) is None
+    (path,) = (cache_folder() / "times").iterdir()
+    damages: tuple[dict[str, Any], ...] = (
+        {"tokens": 0},
+        {"sequences": -1},
+        {"outer_forward_s": math.inf},
+        {"kinds": []},
+    )
+    for damage in damages:
+        path.write_text(json.dumps({**times.model_dump(), **damage}))
+        assert obtain_times(TABLE, model_profile, **what, tell=silent, take=False) is None
+
+
+def test_times_are_asked_for_by_the_devices_own_name(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(obtain, "resolved_device", {"auto": "cpu", "cpu": "cpu"}.__getitem__)
+    model_profile = obtain_model_profile(TABLE, silent)
+    assert model_profile is not None
+    what: dict[str, Any] = {"fingerprint": "here", "sequences": 2, "tokens": 16, "dtype": "float32"}
+    times = obtain_times(TABLE, model_profile, **what, device="auto", tell=silent)
+    assert asked[-1]["device"] == "cpu", "torch knows no device that is called auto"
+    assert obtain_times(TABLE, model_profile, **what, device="cpu", tell=silent, take=False) == times
+
+
+def test_a_wrong_model_is_told_in_the_models_own_words() -> None:
+    with pytest.raises(ConfigurationError, match='did you mean "llama"'):
+        obtain_model_profile(table("lama"), silent)
+
+
+def test_a_helper_that_dies_is_one_sentence_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_by(monkeypatch, "import sys; sys.exit('first\\nthe library is missing')")
+    with pytest.raises(WorkbenchError, match=r"ended with code 1: the library is missing$") as caught:
+        obtain_model_profile(TABLE, silent)
+    assert caught.value.exit_code == 1
+
+
+def test_a_helper_that_is_killed_is_taken_for_one_that_had_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played_by(monkeypatch, "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(WorkbenchError, match="memory runs out"):
+        obtain_model_profile(TABLE, silent)
+
+
+def test_a_helper_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_process, "COMMAND", ("/nowhere/python",))
+    with pytest.raises(WorkbenchError, match="model profile of the model could not be taken"):
+        obtain_model_profile(TABLE, silent)
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(WorkbenchError, match=r"could not be taken: .*No usable temporary directory"):
+        obtain_model_profile(TABLE, silent)
+
+
+def test_what_libraries_print_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_by(
+        monkeypatch,
+        """
+        import json
+        print("loading...")
+        print(json.dumps({"tell": "half way"}))
+        print(json.dumps({"answer": 7}))
+        """,
+    )
+    said: list[str] = []
+    assert ask_helper({"ask": "model_profile"}, said.append) == 7
+    assert said == ["half way"]
+
+
+def test_a_helper_that_lingers_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_by(
+        monkeypatch,
+        """
+        import json, os, time
+        print(json.dumps({"answer": os.getpid()}), flush=True)
+        time.sleep(600)
+        """,
+    )
+    pid = ask_helper({"ask": "model_profile"}, silent)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_helper_ends_when_nobody_waits_for_it_any_more() -> None:
+    """Its stdin closes when its parent dies, however that happens."""
+    question = json.dumps({"ask": "model_profile", "model": TABLE}) + "\n"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench.profiles.model"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    said, _ = process.communicate(question, timeout=60)
+    assert "answer" not in said
+    assert process.returncode == 1
+
+
+def test_obtaining_brings_in_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys, workbench.profiles.model.obtain; print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("name", "model"), list(shipped_tables()), ids=lambda value: str(value)[:20])
+def test_a_shipped_presets_model_profile_is_shipped_and_is_not_stale(
+    name: str, model: dict[str, Any], asked: list[Any]
+) -> None:
+    shipped = read_shipped(model)
+    assert shipped is not None, (
+        f"run `python -m workbench.profiles.model ship`: preset {name} has no model profile"
+    )
+    fresh = count_parts(meta_model(model), model["architecture"])
+    assert shipped.layout("bfloat16", 16 << 20) == fresh.layout("bfloat16", 16 << 20)
+    left_out = {"kinds": {"__all__": {"costs", "accelerator", "flops"}}}
+    assert shipped.model_dump(exclude=left_out) == fresh.model_dump(exclude=left_out)
+    assert all(kind.costs is not None and set(kind.costs) == {"32", "16"} for kind in shipped.kinds)
+    assert obtain_model_profile(model, silent) == shipped
+    assert not asked
+
+
+def test_without_torch_what_is_shipped_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    (_, model), *_ = shipped_tables()
+    assert obtain_model_profile(model, silent, take=False) == read_shipped(model) is not None
+    assert obtain_model_profile(TABLE, silent, take=False) is None
+
+
+def test_no_model_profile_is_shipped_that_no_preset_has() -> None:
+    assert {p.name for p in FOLDER.glob("*.json")} == {shipped_name(model) for _, model in shipped_tables()}

@@ -1,1 +1,0 @@
-"""Takes the census of a model: counts its parameters and runs one real block of each kind. Gives plain data."""

@@ -1,0 +1,218 @@
+"""`workbench import`: a DeepSpeed configuration becomes a preset, with a verdict on each of its keys.
+
+Without --out the whole output is the preset, and the verdicts are comments in it, so that it can be redirected to a
+file. What is refused is told on stderr alone, each once. A file that is there is written over only when that is asked
+for, or when it is as an import left it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from workbench.config.problems import on_one_line
+from workbench.errors import EXIT_DONE, ConfigurationError
+from workbench.imports import Imported, Verdict, import_file
+from workbench.imports.findings import JUDGEMENTS, shown
+from workbench.imports.preset_text import is_unedited, sealed
+from workbench.presets import is_shipped
+
+_WIDTH = 110
+_IS_THERE = (
+    "is there already, and not as an import wrote it; name another file, or add --force to write over it"
+)
+
+
+def import_(
+    *,
+    file: Path,
+    out: Path | None,
+    architecture: str,
+    pretrained: str,
+    overrides: Sequence[str],
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Print what becomes of the file's keys and the preset, or write the preset to `out`; the exit code.
+
+    Raises:
+        ConfigurationError: the file cannot be read or mended, a key of it is refused, or `out` cannot be written.
+    """
+    if force and out is None:
+        raise ConfigurationError("--force: goes with --out only")
+    wrong = [] if out is None else list(_wrong_with_target(out, force))
+    try:
+        made = import_file(file, architecture=architecture, pretrained=pretrained, overrides=overrides)
+    except ConfigurationError as error:
+        raise ConfigurationError("\n".join([str(error), *wrong])) from error
+    wrong[:0] = made.refused
+    if as_json:
+        print(json.dumps(_as_dict(made, None if wrong else out), indent=2))
+    elif made.refused or not wrong:
+        report = "\n".join(_report(made))
+        if out is None:
+            report = "\n".join(f"# {line}".rstrip() for line in report.split("\n"))
+        print(report)
+        if out is None and made.preset:
+            print("", made.preset, sep="\n", end="")
+    if wrong:
+        raise ConfigurationError("\n".join(wrong))
+    if out is not None:
+        _write(out, sealed(made.preset), force)
+    for line in _closing(made, out):
+        print(f"workbench: {line}", file=sys.stderr, flush=True)
+    return EXIT_DONE
+
+
+def _closing(made: Imported, out: Path | None) -> Iterator[str]:
+    """What to know and to do next; the commands work as they are printed."""
+    unknown = [verdict for verdict in made.verdicts if verdict.judgement == "unknown" and not verdict.within]
+    if unknown:
+        keys = "1 key is" if len(unknown) == 1 else f"{len(unknown)} keys are"
+        lines = sorted({verdict.line for verdict in unknown})
+        at = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+        yield f"{keys} unknown to DeepSpeed and to Workbench, and left out ({at})"
+    if out is None:
+        if not made.names_model:
+            yield "a DeepSpeed file names no model, and the preset does not yet; --set model.pretrained=NAME names one"
+        return
+    yield f"written: {out}"
+    named = shlex.quote(str(out) if not str(out).startswith("-") else f"./{out}")
+    if made.names_model:
+        yield f"next, what it takes in memory and time: workbench plan {named}"
+        return
+    yield (
+        "a DeepSpeed file names no model, and the preset does not yet: write it in [model], "
+        "or import again with --set model.pretrained=NAME"
+    )
+    yield f"next, with GPT-2 for a model: workbench plan {named} --set model.architecture=gpt2"
+
+
+def _report(made: Imported) -> Iterator[str]:
+    """Counts, repairs and verdicts, without what is refused; a section that is judged as a whole counts once."""
+    judged = [verdict for verdict in made.verdicts if not verdict.within]
+    told = ", ".join(
+        f"{sum(verdict.judgement == judgement for verdict in judged)} {judgement}" for judgement in JUDGEMENTS
+    )
+    yield on_one_line(f"{made.name}: {len(judged)} keys: {told}")
+    if made.repairs:
+        yield ""
+        yield "Mended:"
+        for repair in made.repairs:
+            yield from _wrapped(f"  line {repair.line}: ", repair.what)
+    shown_here = [verdict for verdict in made.verdicts if verdict.judgement != "refused"]
+    if shown_here:
+        yield ""
+        yield f"{'line':>6}  {'verdict':<16}  key"
+    for verdict in shown_here:
+        yield on_one_line(
+            f"{verdict.line:>6}  {verdict.judgement:<16}  {verdict.key} = {shown(verdict.value)}"
+        )
+        fields = f" ({', '.join(verdict.fields)})" if verdict.fields else ""
+        yield from _wrapped(" " * 26, verdict.reason + fields)
+    if made.assumed and not made.refused:
+        yield ""
+        yield "Not in the file:"
+        for assumed in made.assumed:
+            yield from _wrapped(f"  {assumed.key}: ", assumed.reason)
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return wrap(
+        on_one_line(text),
+        width=_WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (len(start) if not start.strip() else 6),
+        break_on_hyphens=False,
+    )
+
+
+def _as_dict(made: Imported, out: Path | None) -> dict[str, Any]:
+    return {
+        "file": made.name,
+        "repairs": [repair._asdict() for repair in made.repairs],
+        "keys": [_key_as_dict(verdict) for verdict in made.verdicts],
+        "assumed": [assumed._asdict() for assumed in made.assumed],
+        "refused": list(made.refused),
+        "preset": made.preset,
+        "out": None if out is None or made.refused else str(out),
+    }
+
+
+def _key_as_dict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "key": verdict.key,
+        "line": verdict.line,
+        "value": _json_value(verdict.value),
+        "verdict": verdict.judgement,
+        "reason": verdict.reason,
+        "fields": list(verdict.fields),
+    }
+
+
+def _json_value(value: Any) -> Any:
+    """A value that strict JSON can hold: what is not finite, or too large for a reader, as text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return shown(value) if isinstance(value, (dict, list)) else value
+    return value if abs(value) < 1e300 else shown(value)
+
+
+# Writing
+
+
+def _wrong_with_target(out: Path, force: bool) -> Iterator[str]:
+    """Why nothing can be written to this file; told together with what is wrong with the other one."""
+    if out.is_dir():
+        yield f"--out {out}: is a folder; name a file"
+    elif not out.parent.is_dir():
+        yield f"--out {out}: there is no folder {out.parent}; make it, or name another"
+    elif os.path.lexists(out) and is_shipped(out):
+        yield f"--out {out}: comes with workbench and is not changed; name another file"
+    elif os.path.lexists(out) and not force and not _is_as_imported(out):
+        yield f"--out {out}: {_IS_THERE}"
+
+
+def _is_as_imported(out: Path) -> bool:
+    """Whether an import wrote the file, and nobody has edited it."""
+    try:
+        return out.is_file() and is_unedited(out.read_bytes().decode("utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _write(out: Path, text: str, force: bool) -> None:
+    """Put the preset at `out`, whole or not at all."""
+    temporary = out.with_name(f".{out.name[:100]}-{os.urandom(4).hex()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="")
+        if force or _is_as_imported(out):
+            temporary.replace(out)
+        else:
+            _link_or_move(temporary, out)
+    except FileExistsError:
+        raise ConfigurationError(f"--out {out}: {_IS_THERE}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"--out {out}: cannot be written: {reason}") from error
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            temporary.unlink()
+
+
+def _link_or_move(temporary: Path, out: Path) -> None:
+    """A link fails where the file is there; a file system without links is looked at first."""
+    try:
+        os.link(temporary, out)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(out):
+            raise FileExistsError from None
+        temporary.replace(out)

@@ -1,0 +1,237 @@
+"""`workbench plan`: what a preset needs and how fast it will go, here or on another machine; and what would fit.
+
+The arithmetic is in `workbench.plan`; here a configuration meets a machine. Nothing is trained and nothing is written
+but the preset that is asked for. Exit code 0: it fits, 3: it does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.config import RunConfig, load_config
+from workbench.config.references import OF_THE_PLAN
+from workbench.config.remarks import remarks
+from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError, WorkbenchError
+from workbench.plan.fit import Fit, check_keep, fit, remedies
+from workbench.plan.ground import Ground, check_device, ground_of
+from workbench.plan.memory.tiers import Free
+from workbench.plan.model_profile import ModelProfile, model_table
+from workbench.plan.planner import Plan, Planner, TimesOf, check_positions
+from workbench.plan.profile import MachineProfile, load_profile
+from workbench.plan.report import fit_text, plan_text
+from workbench.plan.time.times import ModelTimes
+from workbench.presets import changed_preset, find_preset
+from workbench.profiles.model.obtain import obtain_model_profile, obtain_times
+from workbench.runs import runs_root
+
+
+def plan(
+    *,
+    preset: str,
+    overrides: Sequence[str],
+    machine: Path | None,
+    search: bool,
+    keep: Sequence[str],
+    write: Path | None,
+    runs: Path | None,
+    as_json: bool,
+) -> int:
+    """Print the plan of `preset` and return the exit code.
+
+    `machine`: a profile's file or a shipped one's name; None: this machine, measured first where it has not been.
+    `search`: find what fits (`--fit`), without changing the fields `keep`. `write`: where to put the preset with the
+    changes that a search found.
+
+    Raises:
+        ConfigurationError: preset, profile or an option are wrong, or the machine has no such device.
+    """
+    for option, given in (("--write", write is not None), ("--keep", bool(keep))):
+        if given and not search:
+            raise ConfigurationError(f"{option}: goes with --fit only")
+    path = find_preset(preset)
+    config = load_config(path, overrides, look_for=OF_THE_PLAN)
+    for sentence in remarks(config):
+        _tell(f"warning: {sentence}")
+    check_keep(config, frozenset(keep))
+    if write is not None:
+        _check_target(write)
+    profile = None if machine is None else load_profile(machine)
+    if profile is not None:
+        ground = ground_of(profile)
+        check_device(config, ground)
+    model_profile = obtain_model_profile(model_table(config), _tell)
+    assert model_profile is not None, "it is taken where there is none"
+    check_positions(config, model_profile)
+    times_of: TimesOf | None = None
+    if profile is None:
+        folder = _disk_folder(config) if search or _may_use_disk(config) else None
+        profile = _this_machine(config, folder)
+        ground = _ground_here(folder, profile, runs_root(runs))
+        times_of = _times_here(config, model_profile, profile)
+    planner = Planner(model_profile, ground, times_of)
+    if search:
+        found = fit(planner, config, frozenset(keep))
+        if write is not None:
+            _write(path, found, write)
+        print(json.dumps(_fit_as_dict(found), indent=2) if as_json else fit_text(found))
+        return EXIT_DONE if found.fits else EXIT_DOES_NOT_FIT
+    made, ways = _plan(planner, config)
+    if as_json:
+        print(json.dumps({**made.as_dict(), "remedies": ways}, indent=2))
+    else:
+        print(plan_text(made))
+        if ways:
+            print("it would fit with one of:", *ways, sep="\n  ")
+        elif not made.fits:
+            print("no single change makes it fit; --fit looks for several together")
+    return EXIT_DONE if made.fits else EXIT_DOES_NOT_FIT
+
+
+def _plan(planner: Planner, config: RunConfig) -> tuple[Plan, list[str]]:
+    """The plan, and where it does not fit the single changes with which it would."""
+    try:
+        made = planner.plan(config)
+    except DoesNotFitError:
+        # "auto" has nothing to choose from: the plan of what lacks least shows what is missing.
+        made = planner.nearest(config)
+    return made, [] if made.fits else remedies(planner, made.config)
+
+
+# This machine
+
+
+def _may_use_disk(config: RunConfig) -> bool:
+    return bool({"disk", "auto"} & {config.offload.weights, config.offload.state})
+
+
+def _disk_folder(config: RunConfig) -> Path | None:
+    """Where the disk tier may lie; None where no folder is named.
+
+    Raises:
+        ConfigurationError: the folder is not there.
+    """
+    from workbench.profiles.machine.measured import folder_of
+
+    named = config.offload.disk_path
+    if not named:
+        return None
+    with contextlib.suppress(ConfigurationError, OSError):
+        folder = folder_of(Path(named))
+        if folder.is_dir():
+            return folder
+    raise ConfigurationError(
+        f'offload.disk_path = "{named}": there is no such folder; make it, on a fast local disk'
+    )
+
+
+def _this_machine(config: RunConfig, folder: Path | None) -> MachineProfile:
+    """What was measured of it, measured now where that has not been done; `folder`: of the disk tier."""
+    from workbench.profiles.machine.command import measured_machine
+
+    return measured_machine(config.train.device, folder)
+
+
+def _ground_here(folder: Path | None, profile: MachineProfile, root: Path) -> Ground:
+    from workbench.plan.memory.free import free_disk_bytes, same_disk
+
+    ground = ground_of(profile)
+    apart = folder is not None and not same_disk(folder, root)
+    free = Free(
+        host=ground.free.host,
+        device=ground.free.device,
+        disk=free_disk_bytes(root),
+        disk_tier=free_disk_bytes(folder) if folder is not None and apart else None,
+    )
+    return Ground("this machine", free, ground.has_bfloat16, profile)
+
+
+def _times_here(config: RunConfig, model_profile: ModelProfile, profile: MachineProfile) -> TimesOf:
+    """Times of the model's pieces at the configuration's own size, scaled by the planner to any other."""
+    known: dict[str, ModelTimes | None] = {}
+    device = config.train.device
+    if device == "auto":
+        # As it was measured: the driver may tell of a GPU that torch cannot use, or not tell of one that it can.
+        device = "cpu" if profile.device.shared_memory else "cuda"
+
+    def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
+        if dtype not in known:
+            try:
+                known[dtype] = obtain_times(
+                    model_table(config),
+                    model_profile,
+                    fingerprint=profile.fingerprint,
+                    sequences=config.train.micro_batch_size,
+                    tokens=config.data.sequence_length,
+                    dtype=dtype,
+                    device=device,
+                    tell=_tell,
+                )
+            except ConfigurationError:
+                raise
+            except WorkbenchError as error:
+                _tell(f"{error}; its time is computed from the machine's speeds")
+                known[dtype] = None
+        return known[dtype]
+
+    return times_of
+
+
+# What a search found
+
+
+def _check_target(target: Path) -> None:
+    """Refuse a file that is there, or cannot be, before anything is searched.
+
+    Raises:
+        ConfigurationError: as it says.
+    """
+    if os.path.lexists(target):
+        raise ConfigurationError(f"--write {target}: is there already; name a file that is not")
+    if not target.parent.is_dir():
+        raise ConfigurationError(
+            f"--write {target}: there is no folder {target.parent}; make it, or name another"
+        )
+
+
+def _write(path: Path, found: Fit, target: Path) -> None:
+    """The preset at `path` with all that differs from it now, its comments kept, as `target`, which must not be there;
+    nothing where nothing fits.
+
+    Raises:
+        ConfigurationError: `target` is there, or cannot be written.
+    """
+    if not found.fits:
+        _tell(f"nothing fits, so {target} is not written")
+        return
+    before = load_config(path)
+    text = changed_preset(path.read_bytes().decode("utf-8-sig"), before, found.plan.config)
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"--write {target}: is there already; name a file that is not") from None
+    except OSError as error:
+        raise ConfigurationError(f"--write {target}: cannot be written: {error.strerror or error}") from error
+    _tell(f"written: {target}")
+
+
+def _fit_as_dict(found: Fit) -> dict[str, Any]:
+    return {
+        "fits": found.fits,
+        "changes": [
+            {"field": c.field, "before": c.before, "after": c.after, "note": c.note} for c in found.changes
+        ],
+        "advice": list(found.advice),
+        "tried": found.tried,
+        "plan": found.plan.as_dict(),
+    }
+
+
+def _tell(message: str) -> None:
+    print(f"workbench: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,342 @@
+"""Takes each parameter's gradient as it becomes final and tells the step when a chunk's are complete.
+
+Three ways, chosen for each unit by its route:
+
+- *referenced*: the gradient stays in `parameter.grad`, and the update reads it there (nothing is copied); where compute
+  does the update, it is only looked for when backward has ended, and the parameter has no hook;
+- *taken*: the engine takes `parameter.grad` and adds it to an fp32 sum in the state's tier;
+- *gathered*: it is copied into a slot of its chunk, in the storage dtype, which goes down to the host when full.
+
+Invariant: a slot or a gradient taken here has one owner at a time: the hook until the chunk's `BACKWARD` is complete,
+then the one task that waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.arithmetic.precision import DTYPES
+from workbench.engine.devices.device import Device, Mark
+from workbench.engine.devices.slot_pool import SlotPool
+from workbench.engine.lanes.compute_clock import ComputeClock
+from workbench.engine.lanes.execution import StepExecution
+from workbench.engine.storage.unit_memory import UnitMemory
+from workbench.layout import padded
+from workbench.timeline import Kind
+
+HOST_SLOTS = 4
+ON_THEIR_WAY = 2
+"""Slots in one memory beside those of a unit that is being filled: summed, measured or written to the disk."""
+NOTICEABLE_S = 1e-4
+
+
+@dataclass(frozen=True)
+class ClosedChunk:
+    """What one micro-batch brought for a chunk: which of its slices, and their bytes in a slot where gathered."""
+
+    slices: tuple[bool, ...]
+    slot: Tensor | None
+    mark: Mark
+
+
+class GradientHooks:
+    """The post-accumulate hooks of all trainable parameters, and what they have taken so far."""
+
+    def __init__(
+        self,
+        memories: Sequence[UnitMemory],
+        parameters: Sequence[Sequence[nn.Parameter]],
+        device: Device,
+        clock: ComputeClock,
+        *,
+        bounded: bool,
+    ) -> None:
+        self.parameters = parameters
+        self.has_gradient = [[False] * len(m.unit.segments) for m in memories]
+        self._memories = memories
+        self._device = device
+        self._clock = clock
+        self._execution: StepExecution | None = None
+        self._micro_batch = 0
+        self._is_last = False
+        self._arrived = [[False] * len(m.unit.segments) for m in memories]
+        self._missing = [_slices_to_come(memory) for memory in memories]
+        self._calls = [0] * len(memories)
+        self._called = [False] * len(memories)
+        self._taken: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
+        """Gradients of one micro-batch, each with how many of its slices are still to be summed."""
+        self._open: dict[tuple[int, int], Tensor] = {}
+        self._closed: dict[tuple[int, int, int], ClosedChunk] = {}
+        self.over_marks: dict[int, Mark] = {}
+        self.retire: Callable[[int, Callable[[], None]], None] | None = None
+        """Told of each unit that a step's last backward is done with; it lets what follows begin."""
+        self._ring = threading.Lock()
+        self._over: set[int] = set()
+        self._held: dict[int, int] = {}
+        self._make_pools(bounded)
+        # Which chunks a segment has slices in: (chunk, where the slice starts in the chunk, start, count).
+        self._places: list[list[list[tuple[int, int, int, int]]]] = []
+        for memory in memories:
+            places: list[list[tuple[int, int, int, int]]] = [[] for _ in memory.unit.segments]
+            for chunk in memory.unit.chunks:
+                for part in chunk.slices:
+                    at = memory.unit.segments[part.segment].offset + part.start - chunk.start
+                    places[part.segment].append((chunk.index, at, part.start, part.count))
+            self._places.append(places)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._hook(unit, segment))
+            for unit, members in enumerate(parameters)
+            if not memories[unit].route.collected
+            for segment, parameter in enumerate(members)
+        ]
+
+    def _make_pools(self, bounded: bool) -> None:
+        """The slots in which chunks are gathered, and those in which they arrive on the host: the same in one
+        memory."""
+        gathered = [m for m in self._memories if m.route.gradients == "gathered"]
+        chunks = [chunk for m in gathered for chunk in m.unit.chunks]
+        slot_bytes = max((padded(chunk.weight_bytes) for chunk in chunks), default=0)
+        largest = max((len(m.unit.chunks) for m in gathered), default=0)
+        outer = sum(len(m.unit.chunks) for m in gathered if m.unit.kind == "outer")
+        # A serial step lets no slot go before its backward has ended: waiting for one would be waiting for ever.
+        open_slots = 2 * largest + 2 if bounded else len(chunks)
+        # Without anything to wait for, gradients are in slots until their unit's backward is over.
+        ring = 2 * largest + outer + 2 if any(m.route.waiting == "ring" for m in gathered) else HOST_SLOTS
+        device = self._device
+        if device.shared_memory:
+            # Nothing comes down: a unit's chunks are open at most, and some are being summed or written.
+            most = max(largest + ON_THEIR_WAY if bounded else open_slots, ring)
+            self.device_slots = self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), most)
+        else:
+            self.device_slots = SlotPool(lambda: device.empty(slot_bytes, torch.uint8), open_slots)
+            self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), ring)
+
+    # The step
+
+    def begin_step(self, execution: StepExecution) -> None:
+        """Gradients belong to this step from now on.
+
+        Raises:
+            RuntimeError: a parameter has a gradient already, which would be added to the step's.
+        """
+        self._execution = execution
+        for flags in self.has_gradient:
+            flags[:] = [False] * len(flags)
+        for memory, members in zip(self._memories, self.parameters, strict=True):
+            if memory.route.collected:
+                for segment, parameter in zip(memory.unit.segments, members, strict=True):
+                    if parameter.grad is not None:
+                        raise _outside(segment.name)
+
+    def begin_micro_batch(self, micro_batch: int, *, last: bool) -> None:
+        """Backward begins."""
+        self._micro_batch = micro_batch
+        self._is_last = last
+        self._over.clear()
+        for unit, memory in enumerate(self._memories):
+            self._arrived[unit][:] = [False] * len(self._arrived[unit])
+            self._missing[unit][:] = _slices_to_come(memory)
+
+    def end_micro_batch(self) -> None:
+        """Backward has ended: chunks that some parameter left without a gradient are complete as they are."""
+        execution = self._execution
+        assert execution is not None
+        for unit, memory in enumerate(self._memories):
+            if memory.route.collected:
+                self._collect(unit)
+        for unit in reversed(range(len(self._memories))):
+            for chunk in reversed(range(len(self._missing[unit]))):
+                index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk)
+                if not execution.is_done(index):
+                    self._chunk_is_final(unit, chunk)
+            self._unit_is_over(unit)
+        self._calls = [0] * len(self._memories)
+        self._called = [False] * len(self._memories)
+        execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
+
+    def _collect(self, unit: int) -> None:
+        """Look for the gradients of a unit that has no hooks."""
+        flags = self.has_gradient[unit]
+        for segment, parameter in enumerate(self.parameters[unit]):
+            if parameter.grad is not None:
+                flags[segment] = True
+                if parameter.grad.layout != torch.strided:
+                    raise _sparse(self._memories[unit].unit.segments[segment].name)
+
+    def block_called(self, unit: int, input_with_gradient: Tensor | None) -> None:
+        """A block's forward runs. When every such call's input has its gradient, the block is not read again."""
+        self._called[unit] = True
+        self._calls[unit] += 1
+        if input_with_gradient is not None:
+            input_with_gradient.register_hook(lambda gradient: self._block_left(unit))
+
+    def _block_left(self, unit: int) -> None:
+        self._calls[unit] -= 1
+        self._end_block(unit)
+
+    def _end_block(self, unit: int) -> None:
+        """Outside the blocks weights may be read until backward ends; a block's are done with when it is left."""
+        is_block = self._memories[unit].unit.kind == "block"
+        if is_block and self._called[unit] and not self._calls[unit] and not any(self._missing[unit]):
+            self._unit_is_over(unit)
+
+    def _hook(self, unit: int, segment: int) -> Callable[[Tensor], None]:
+        def arrive(parameter: Tensor) -> None:
+            self._arrive(unit, segment, parameter)
+
+        return arrive
+
+    def _arrive(self, unit: int, segment: int, parameter: Tensor) -> None:
+        execution = self._execution
+        memory = self._memories[unit]
+        name = memory.unit.segments[segment].name
+        gradient = parameter.grad
+        if execution is None or gradient is None:
+            raise _outside(name)
+        if self._arrived[unit][segment]:
+            raise RuntimeError(
+                f"{name} received its gradient twice in one backward, as re-entrant checkpointing does; "
+                "use the engine's activation checkpointing"
+            )
+        if gradient.layout != torch.strided:
+            raise _sparse(name)
+        self._arrived[unit][segment] = True
+        self.has_gradient[unit][segment] = True
+        if memory.route.gradients != "referenced":
+            parameter.grad = None
+            self._take(unit, segment, gradient.detach().reshape(-1))
+        missing = self._missing[unit]
+        # Chunks hold a unit's end first when backward runs through it: complete the later one first.
+        for chunk, *_ in reversed(self._places[unit][segment]):
+            missing[chunk] -= 1
+            if not missing[chunk]:
+                self._chunk_is_final(unit, chunk)
+
+    def _take(self, unit: int, segment: int, gradient: Tensor) -> None:
+        memory = self._memories[unit]
+        if memory.route.gradients == "taken":
+            self._taken[self._micro_batch, unit, segment] = (gradient, len(self._places[unit][segment]))
+            return
+        storage = DTYPES[memory.unit.segments[segment].dtype]
+        for chunk, at, start, count in self._places[unit][segment]:
+            slot = self._open.get((unit, chunk))
+            if slot is None:
+                began = time.perf_counter()
+                slot = self._open[unit, chunk] = self.device_slots.take()
+                if time.perf_counter() - began > NOTICEABLE_S:
+                    self._clock.waited(began)
+            slot.view(storage)[at : at + count].copy_(gradient[start : start + count])
+
+    def _chunk_is_final(self, unit: int, chunk: int) -> None:
+        execution = self._execution
+        assert execution is not None
+        self._missing[unit][chunk] = 0
+        arrived = self._arrived[unit]
+        slices = tuple(arrived[part.segment] for part in self._memories[unit].unit.chunks[chunk].slices)
+        slot = self._open.pop((unit, chunk), None)
+        if slot is not None:
+            if self._device.shared_memory:
+                self.will_return_host_slot(unit)
+            else:
+                self.device_slots.will_return()
+        mark = None if slot is None else self._device.mark()
+        self._closed[self._micro_batch, unit, chunk] = ClosedChunk(slices, slot, mark)
+        execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
+        self._end_block(unit)
+
+    def will_return_host_slot(self, unit: int) -> None:
+        """A host slot was filled with gradients of `unit`: it comes back when its tasks have run, of which those of
+        a ring wait until the unit's backward is over."""
+        with self._ring:
+            waits = self._memories[unit].route.waiting == "ring" and unit not in self._over
+            if waits:
+                self._held[unit] = self._held.get(unit, 0) + 1
+        if not waits:
+            self.host_slots.will_return()
+
+    def _unit_is_over(self, unit: int) -> None:
+        execution = self._execution
+        assert execution is not None
+        with self._ring:
+            if unit in self._over:
+                return
+            self._over.add(unit)
+            held = self._held.pop(unit, 0)
+        for _ in range(held):
+            self.host_slots.will_return()
+        self.over_marks[unit] = self._device.mark()
+        index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit)
+        if self.retire is not None and self._is_last:
+            self.retire(unit, lambda: execution.complete(index))
+        else:
+            execution.complete(index)
+
+    # What the step's tasks read
+
+    def closed(self, micro_batch: int, unit: int, chunk: int) -> ClosedChunk:
+        """What a micro-batch brought for a chunk; its `BACKWARD` is complete."""
+        return self._closed[micro_batch, unit, chunk]
+
+    def taken(self, micro_batch: int, unit: int, segment: int) -> Tensor:
+        """The gradient that one micro-batch brought, 1-D. Ask once for each of the parameter's slices: with the last
+        one it is no longer kept."""
+        place = (micro_batch, unit, segment)
+        gradient, left = self._taken[place]
+        if left > 1:
+            self._taken[place] = (gradient, left - 1)
+        else:
+            del self._taken[place]
+        return gradient
+
+    def gradient(self, unit: int, segment: int) -> Tensor | None:
+        """A referenced gradient, contiguous, of the parameter's shape or flat."""
+        gradient = self.parameters[unit][segment].grad
+        return gradient if gradient is None or gradient.is_contiguous() else gradient.reshape(-1)
+
+    def release(self, unit: int, segment: int) -> None:
+        """Let a referenced gradient go: the update has read it."""
+        self.parameters[unit][segment].grad = None
+
+    def end_step(self) -> None:
+        """Release every gradient."""
+        self._execution = None
+        self._taken.clear()
+        self._open.clear()
+        self._closed.clear()
+        self.over_marks.clear()
+        with self._ring:
+            self._over.clear()
+            self._held.clear()
+        for members in self.parameters:
+            for parameter in members:
+                parameter.grad = None
+
+    def break_off(self) -> None:
+        """Let whoever waits for a slot go on: none will come back."""
+        self.device_slots.break_off()
+        self.host_slots.break_off()
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _slices_to_come(memory: UnitMemory) -> list[int]:
+    """How many slices of each chunk a backward has to bring before the chunk is final; collected units have no such
+    moment."""
+    return [] if memory.route.collected else [len(chunk.slices) for chunk in memory.unit.chunks]
+
+
+def _outside(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} received a gradient outside engine.backward(); call engine.backward(loss)")
+
+
+def _sparse(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} has a sparse gradient; the engine needs dense ones (sparse=False)")

@@ -1,0 +1,371 @@
+"""The memory of one unit: working weights, optimizer state in its tier, gradients that wait.
+
+State is kept by *kind*. One kind of each region is the state's own working copy of the weights (`WORKING_KIND`): the
+upper half of a split master, an fp32 master, or the fp16 copy beside one.
+
+| working weights of the forward | where |
+|---|---|
+| aliased | the state's working copy itself (one memory, or both on the device) |
+| resident, not aliased | a tensor on the device, copied from the working copy after each update |
+| streamed | in no place of their own: slots are filled from the working copy, wherever it is |
+
+Invariant: every tensor here is allocated once, and a resident parameter's `data` is a view of its region's `weights`
+for as long as the engine lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.arithmetic.precision import DTYPES
+from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, StateViews
+from workbench.engine.devices.device import Device
+from workbench.engine.storage.disk_files import DiskTier, RecordFile
+from workbench.engine.storage.stored_tensor import StoredTensor
+from workbench.layout import Chunk, Region, Segment, Unit, padded
+from workbench.routing import WORKING_KIND, UnitRoute
+from workbench.state_formats import MOMENTS
+
+PUBLISHED = "published"
+"""The kind of the weights that a delayed engine's next forward reads, an update behind the state's own."""
+
+
+def state_suffixes(unit: Unit) -> list[str]:
+    """What the names of each region's tensors end with: its dtype and format, where the unit has several."""
+    several_dtypes = len({region.dtype for region in unit.regions}) > 1
+    several_formats = len({region.state_format for region in unit.regions}) > 1
+    return [f".{r.dtype}" * several_dtypes + f".{r.state_format}" * several_formats for r in unit.regions]
+
+
+def state_kinds(region: Region) -> dict[str, tuple[torch.dtype, int]]:
+    """The kinds of a region's state: dtype, and the elements of the parameter that share one of its elements."""
+    storage = DTYPES[region.dtype]
+    if storage == torch.bfloat16:
+        kinds = {"high": (torch.bfloat16, 1), "low": (torch.int16, 1)}
+    else:
+        kinds = {"master": (torch.float32, 1)}
+    if storage == torch.float16:
+        kinds["working"] = (torch.float16, 1)
+    for moment in MOMENTS[region.state_format]:
+        kinds[moment.kind] = (getattr(torch, moment.dtype), moment.elements)
+    return kinds
+
+
+@dataclass
+class RegionMemory:
+    """One region of a unit; all tensors are 1-D and, but for moments, `region.elements` long.
+
+    `kept`: the state's kinds that are in memory. `weights`: what the forward reads, None where it is streamed.
+    `published`: in a delayed engine, what slots are filled from instead of the working copy.
+    `gradients`: one set, or two in a delayed engine, of what was copied down and waits, or the fp32 sums.
+    """
+
+    region: Region
+    dtype: torch.dtype
+    kept: dict[str, Tensor]
+    weights: Tensor | None = None
+    published: Tensor | None = None
+    gradients: list[Tensor] = field(default_factory=list)
+
+    @property
+    def working_kind(self) -> str:
+        return WORKING_KIND[self.region.dtype]
+
+    @property
+    def working_copy(self) -> Tensor | None:
+        """Where an update leaves the new working weights; None where that is on disk."""
+        return self.kept.get(self.working_kind)
+
+
+class UnitMemory:
+    """A unit's regions, and views of them by chunk and by parameter. `disk` is needed where the route names it."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        route: UnitRoute,
+        device: Device,
+        compute_dtypes: dict[torch.dtype, torch.dtype],
+        disk: DiskTier | None,
+    ) -> None:
+        self.unit = unit
+        self.route = route
+        self.steps = [0] * len(unit.segments)
+        self.regions: list[RegionMemory] = []
+        self.files: dict[str, RecordFile] = {}
+        """The state's kinds on disk: a record a chunk, empty where a chunk has no such kind."""
+        self.gradient_files: list[RecordFile] = []
+        """Where gradients wait on disk, one set or two."""
+        in_tier = device.empty if route.on_device else device.empty_host
+        sets = 2 if route.delayed else 1
+        for region in unit.regions:
+            storage = DTYPES[region.dtype]
+            kept = {
+                kind: in_tier(-(-region.elements // per), dtype)
+                for kind, (dtype, per) in state_kinds(region).items()
+                if not self.is_filed(kind, region)
+            }
+            # Gaps of alignment are saved and copied with the rest: they hold zeros, not what memory held before.
+            for tensor in kept.values():
+                tensor.zero_()
+            memory = RegionMemory(region, storage, kept)
+            if route.aliased:
+                memory.weights = memory.working_copy
+            elif not route.streamed:
+                memory.weights = device.empty(region.elements, compute_dtypes.get(storage, storage))
+            elif route.delayed:
+                memory.published = device.empty_host(region.elements, storage)
+            if route.waiting == "memory":
+                wait_as = torch.float32 if route.accumulates else storage
+                memory.gradients = [in_tier(region.elements, wait_as) for _ in range(sets)]
+            self.regions.append(memory)
+        if route.placement.state == "disk":
+            assert disk is not None, "the engine opens a disk tier where a placement needs one"
+            self._create_files(disk, sets)
+
+    def is_filed(self, kind: str, region: Region) -> bool:
+        """Whether a kind of a region's state is on disk."""
+        return self.route.is_filed(kind, region.dtype)
+
+    def _create_files(self, disk: DiskTier, sets: int) -> None:
+        name = f"{self.unit.index:04d}-{self.unit.name}"
+        lengths: dict[str, list[int]] = {}
+        for chunk in self.unit.chunks:
+            for kind, (dtype, count) in self.filed_kinds(chunk).items():
+                lengths.setdefault(kind, [0] * len(self.unit.chunks))[chunk.index] = count * dtype.itemsize
+        self.files = {kind: disk.create(f"{name}.{kind}", sizes) for kind, sizes in lengths.items()}
+        if self.route.waiting == "disk" and self.unit.chunks:
+            sizes = [chunk.elements * self.waiting_dtype(chunk).itemsize for chunk in self.unit.chunks]
+            self.gradient_files = [disk.create(f"{name}.gradient-{i}", sizes) for i in range(sets)]
+
+    def waiting_dtype(self, chunk: Chunk) -> torch.dtype:
+        """Of a gradient of `chunk` that was gathered and waits."""
+        return torch.float32 if self.route.accumulates else DTYPES[chunk.dtype]
+
+    def waiting_gradient(self, chunk: Chunk, number: int) -> Tensor | None:
+        """Where a chunk's gradient of the set `number` waits in memory, 1-D; None where it does not."""
+        gradients = self.regions[chunk.region].gradients
+        return self.of_chunk(gradients[number], chunk) if gradients else None
+
+    # Chunks on disk
+
+    def filed_kinds(self, chunk: Chunk) -> dict[str, tuple[torch.dtype, int]]:
+        """The kinds of a chunk's state that are on disk: dtype and elements."""
+        region = self.unit.regions[chunk.region]
+        return {
+            kind: (dtype, -(-chunk.elements // per))
+            for kind, (dtype, per) in state_kinds(region).items()
+            if self.is_filed(kind, region)
+        }
+
+    def staging_bytes(self, chunk: Chunk) -> int:
+        """What the kinds of a chunk that are on disk need of a staging buffer."""
+        return sum(padded(count * dtype.itemsize) for dtype, count in self.filed_kinds(chunk).values())
+
+    def stage(self, chunk: Chunk, buffer: Tensor) -> dict[str, Tensor]:
+        """Places in `buffer` (uint8, page aligned) for a chunk's kinds on disk, each padded to whole pages."""
+        places = {}
+        start = 0
+        for kind, (dtype, count) in self.filed_kinds(chunk).items():
+            size = padded(count * dtype.itemsize)
+            places[kind] = buffer[start : start + size].view(dtype)
+            start += size
+        return places
+
+    # Values in
+
+    def adopt(
+        self, parameters: Sequence[nn.Parameter], arithmetic: Arithmetic, buffer: Tensor | None
+    ) -> None:
+        """Take the parameters' values over, one for each segment in order, and rebind the data of resident ones.
+
+        `buffer` is a staging buffer, where there are kinds on disk.
+        """
+        values = [parameter.data.reshape(-1) for parameter in parameters]
+        for segment, parameter in zip(self.unit.segments, parameters, strict=True):
+            if parameter.is_meta:
+                raise ValueError(
+                    f"parameter {segment.name} is on the meta device: give the engine `materialize`"
+                )
+        for chunk in self.unit.chunks:
+            staged: dict[str, Tensor] = {}
+            if self.files:
+                assert buffer is not None
+                staged = self.stage(chunk, buffer)
+                for kind in ("high", "low", "master", "working"):
+                    if kind in staged:
+                        staged[kind].zero_()
+            for part, views in zip(chunk.slices, self.views(chunk, staged), strict=True):
+                _set_values(views, values[part.segment][part.start : part.start + part.count], arithmetic)
+            for kind, place in staged.items():
+                # Moments stay unwritten: such a record reads as zeros.
+                if kind in ("high", "low", "master", "working"):
+                    self.files[kind].write(chunk.index, place)
+        self.push_weights()
+        if not self.route.streamed:
+            for segment, parameter in zip(self.unit.segments, parameters, strict=True):
+                weights = self.regions[segment.region].weights
+                assert weights is not None
+                parameter.data = self.of_segment(weights, segment).view(segment.shape)
+
+    def push_weights(self) -> None:
+        """Copy the state's working copy to where the forward reads it, where that is apart."""
+        for memory in self.regions:
+            copy = memory.working_copy
+            for target in (memory.weights, memory.published):
+                if target is not None and copy is not None and target is not copy:
+                    target.copy_(copy)
+
+    def leave(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory."""
+        for segment, parameter in zip(self.unit.segments, parameters, strict=True):
+            memory = self.regions[segment.region]
+            copy = memory.working_copy
+            if copy is not None and (memory.weights is None or memory.weights.dtype != copy.dtype):
+                parameter.data = self.of_segment(copy, segment).view(segment.shape)
+
+    # Views
+
+    def of_segment(self, tensor: Tensor, segment: Segment) -> Tensor:
+        """The part of a region's tensor that belongs to `segment`, 1-D."""
+        start = segment.offset - self.regions[segment.region].region.start
+        return tensor[start : start + segment.numel]
+
+    def of_chunk(self, tensor: Tensor, chunk: Chunk) -> Tensor:
+        """The part of a region's tensor that belongs to `chunk`, 1-D."""
+        base = self.regions[chunk.region].region.start
+        return tensor[chunk.start - base : chunk.stop - base]
+
+    def slices(self, tensor: Tensor, chunk: Chunk) -> list[Tensor]:
+        """A chunk's tensor (one element for each of the chunk's) cut into its slices."""
+        views = []
+        for part in chunk.slices:
+            begin = self.unit.segments[part.segment].offset + part.start - chunk.start
+            views.append(tensor[begin : begin + part.count])
+        return views
+
+    def views(self, chunk: Chunk, staged: dict[str, Tensor]) -> list[StateViews]:
+        """The state of a chunk, slice by slice; `staged` are the places of its kinds on disk."""
+        memory = self.regions[chunk.region]
+        kinds = state_kinds(memory.region)
+        views = []
+        for part in chunk.slices:
+            segment = self.unit.segments[part.segment]
+            tensors = {}
+            for kind, (_, per) in kinds.items():
+                base = chunk.start if kind in staged else memory.region.start
+                # A scale stands for a block of elements; slices begin with a block.
+                begin = (segment.offset + part.start - base) // per
+                whole = staged[kind] if kind in staged else memory.kept[kind]
+                tensors[kind] = whole[begin : begin - (-part.count // per)]
+            views.append(
+                StateViews(
+                    decay=segment.decay,
+                    offset=part.start,
+                    random_stream=(self.unit.index << 32) + part.segment,
+                    **tensors,
+                )
+            )
+        return views
+
+    # What is saved
+
+    def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
+        """The unit's state as (kind, 1-D tensor), named by dtype and format where a unit has several.
+
+        What follows from other kinds is left out: the fp16 copy of an fp32 master.
+        """
+        for suffix, memory in zip(state_suffixes(self.unit), self.regions, strict=True):
+            region = memory.region
+            for kind, (dtype, per) in state_kinds(region).items():
+                if kind == "working":
+                    continue
+                if kind in memory.kept:
+                    yield kind + suffix, memory.kept[kind]
+                else:
+                    yield kind + suffix, self._stored(region, kind, dtype, per)
+            if self.route.delayed:
+                apart = memory.weights if memory.weights is not None else memory.published
+                assert apart is not None
+                yield PUBLISHED + suffix, apart
+
+    def stored(self, region: int, kind: str) -> StoredTensor:
+        """One kind of a region's state that is on disk."""
+        place = self.regions[region].region
+        return self._stored(place, kind, *state_kinds(place)[kind])
+
+    def _stored(self, region: Region, kind: str, dtype: torch.dtype, per: int) -> StoredTensor:
+        mine = (c for c in self.unit.chunks if self.unit.regions[c.region] is region)
+        records = [(chunk.index, -(-chunk.elements // per)) for chunk in mine]
+        return StoredTensor(self.files[kind], dtype, records)
+
+    def derive(self, arithmetic: Arithmetic, buffer: Tensor | None) -> None:
+        """After the state was written into: make what follows from it."""
+        for chunk in self.unit.chunks:
+            if self.regions[chunk.region].dtype != torch.float16:
+                continue
+            staged = {}
+            if self.files:
+                assert buffer is not None
+                staged = self.stage(chunk, buffer)
+                for kind in ("master", "working"):
+                    if kind in staged:
+                        self.files[kind].read(chunk.index, staged[kind])
+            for views in self.views(chunk, staged):
+                assert views.master is not None and views.working is not None
+                arithmetic.narrow(views.working, views.master)
+            if "working" in staged:
+                self.files["working"].write(chunk.index, staged["working"])
+        if not self.route.delayed:
+            self.push_weights()
+
+    # What it all takes
+
+    def memory_breakdown(self) -> dict[str, dict[str, int]]:
+        """Bytes by tier and by name."""
+        tier = "device" if self.route.on_device else "host"
+        memory_breakdown: dict[str, dict[str, int]] = {"device": {}, "host": {}, "disk": {}}
+
+        def add(where: str, name: str, size: int) -> None:
+            memory_breakdown[where][name] = memory_breakdown[where].get(name, 0) + size
+
+        for memory in self.regions:
+            if memory.weights is not None:
+                add("device", "weights", memory.weights.nbytes)
+            if memory.published is not None:
+                add("host", "weights", memory.published.nbytes)
+            for kind, tensor in memory.kept.items():
+                if tensor is not memory.weights:
+                    add(tier, _name_of(kind), tensor.nbytes)
+            for gradient in memory.gradients:
+                add(tier, "gradients", gradient.nbytes)
+        for kind, file in self.files.items():
+            add("disk", _name_of(kind), file.nbytes)
+        for file in self.gradient_files:
+            add("disk", "gradients", file.nbytes)
+        return memory_breakdown
+
+
+def _name_of(kind: str) -> str:
+    if kind in ("high", "low", "master"):
+        return "master weights"
+    return "weights" if kind == "working" else "exp_avg and exp_avg_sq"
+
+
+@torch.no_grad()
+def _set_values(views: StateViews, values: Tensor, arithmetic: Arithmetic) -> None:
+    """Write a slice of a parameter's values into its state."""
+    if views.master is not None:
+        views.master.copy_(values)
+        if views.working is not None:
+            views.working.copy_(views.master)
+        return
+    assert views.high is not None and views.low is not None
+    if values.dtype != views.high.dtype:
+        arithmetic.split(values.to(views.high.device, torch.float32).contiguous(), views.high, views.low)
+    else:
+        views.high.copy_(values)

@@ -1,0 +1,266 @@
+"""What an import has found: a verdict for every key of the file, and the settings of the preset that come of them.
+
+The readers of the sections (`batch`, `precision`, `optimizer`, `scheduler`, `placement`, `logging`) write here and
+nowhere else. Every key gets one verdict; whoever judges again replaces it, but a refusal stays, and a second one joins
+it. A value that Workbench's own field does not take is refused here, so that no reader has to know the fields' ranges.
+
+Invariant: what is refused does not keep the rest from being read, so that everything that is wrong is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from pydantic import ValidationError
+
+from workbench.config.problems import LONGEST_VALUE_SHOWN, on_one_line
+from workbench.config.schema import TABLES, fields
+from workbench.imports.forgiving_json import KeyPath
+
+Judgement = Literal["used", "mapped", "meaningless here", "unknown", "refused"]
+JUDGEMENTS: tuple[Judgement, ...] = get_args(Judgement)
+
+
+class Auto(Enum):
+    """The value "auto", which the Hugging Face Trainer fills in."""
+
+    AUTO = "auto"
+
+
+AUTO: Final = Auto.AUTO
+
+
+class Member(NamedTuple):
+    """One key of the file with its value; `line` counts from 1."""
+
+    path: KeyPath
+    value: Any
+    line: int
+
+    @property
+    def key(self) -> str:
+        """The dotted name."""
+        return ".".join(self.path)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a key; `fields` of the preset are decided by it, `within` is the key around it that is judged."""
+
+    key: str
+    line: int
+    value: Any
+    judgement: Judgement
+    reason: str
+    fields: tuple[str, ...] = ()
+    within: str = ""
+
+
+class Assumed(NamedTuple):
+    """Something that the file does not say, and what was taken for it."""
+
+    key: str
+    reason: str
+
+
+class Setting(NamedTuple):
+    """A value of the preset; `why` says where it comes from."""
+
+    value: Any
+    why: str
+
+
+DOCUMENTED = {field.name: field for field in fields()}
+
+
+class Findings:
+    """The keys of a file, by path, and what has been found about them."""
+
+    def __init__(self, values: Mapping[str, Any], lines: Mapping[KeyPath, int]) -> None:
+        self.members: dict[KeyPath, Member] = {}
+        self.verdicts: dict[KeyPath, Verdict] = {}
+        self.settings: dict[str, Setting] = {}
+        self.assumed: list[Assumed] = []
+        self._add((), values, lines)
+
+    def _add(self, at: KeyPath, values: Mapping[str, Any], lines: Mapping[KeyPath, int]) -> None:
+        for key, value in values.items():
+            path = (*at, key)
+            self.members[path] = Member(path, value, lines[path])
+            if isinstance(value, Mapping):
+                self._add(path, value, lines)
+
+    # What the file says
+
+    def get(self, key: str) -> Member | None:
+        """The key of this dotted name; None where it is not there, or null, which means the same."""
+        member = self.members.get(tuple(key.split(".")))
+        if member is not None and member.value is None:
+            self.judge(member, "meaningless here", "null is as if the key were not there")
+            return None
+        return member
+
+    def has_section(self, key: str) -> bool:
+        """Whether the object of this name is there; anything else in its place is refused."""
+        member = self.get(key)
+        if member is None:
+            return False
+        if not isinstance(member.value, Mapping):
+            self.refuse(member, f'must be an object, written "{member.path[-1]}": {{...}}')
+            return False
+        return True
+
+    def number(self, key: str) -> float | Auto | None:
+        """A number, AUTO, or None where there is none; another kind of value is refused.
+
+        A number in quotes is refused too, and given all the same, so that what depends on it can be looked at.
+        """
+        member = self.get(key)
+        if member is None or member.value == "auto":
+            return None if member is None else AUTO
+        value = member.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+            quoted = _number_in(value) if isinstance(value, str) else None
+            self.refuse(member, "must be a number" + ("" if quoted is None else ", without quotes"))
+            return quoted
+        return value
+
+    def whole(self, key: str) -> int | Auto | None:
+        """A whole number (2e8 is one), AUTO, or None where there is none."""
+        value = self.number(key)
+        if value is None or isinstance(value, Auto):
+            return value
+        if value != int(value):
+            self.refuse(self._there(key), "must be a whole number")
+            return None
+        return int(value)
+
+    def switch(self, key: str) -> bool | Auto | None:
+        """True or false, AUTO, or None where there is none."""
+        member = self.get(key)
+        if member is None:
+            return None
+        value = member.value.lower() if isinstance(member.value, str) else member.value
+        if value == "auto":
+            return AUTO
+        if value in ("true", "false"):
+            return bool(value == "true")
+        if not isinstance(value, bool):
+            self.refuse(member, "must be true or false")
+            return None
+        return value
+
+    def word(self, key: str) -> str | None:
+        """A text, or None where there is none."""
+        member = self.get(key)
+        if member is not None and not isinstance(member.value, str):
+            self.refuse(member, "must be a text in quotes")
+            return None
+        return None if member is None else member.value
+
+    def _there(self, key: str) -> Member:
+        return self.members[tuple(key.split("."))]
+
+    # What is found
+
+    def judge(
+        self, key: str | Member, judgement: Judgement, reason: str, *decides: str, within: str = ""
+    ) -> None:
+        """Give the verdict on a key, if the file has it; `decides` are fields of the preset."""
+        member = self.members.get(tuple(key.split("."))) if isinstance(key, str) else key
+        before = None if member is None else self.verdicts.get(member.path)
+        if member is not None and (before is None or before.judgement != "refused"):
+            self.verdicts[member.path] = Verdict(
+                member.key, member.line, member.value, judgement, reason, decides, within
+            )
+
+    def refuse(self, key: str | Member, reason: str) -> None:
+        """Refuse a key, which the file has: nothing is imported. A second reason joins the first."""
+        member = self.members.get(tuple(key.split("."))) if isinstance(key, str) else key
+        before = None if member is None else self.verdicts.get(member.path)
+        if member is None or before is None or before.judgement != "refused":
+            self.judge(key, "refused", reason)
+        elif reason not in before.reason:
+            self.verdicts[member.path] = replace(before, reason=f"{before.reason}; and {reason}")
+
+    def is_refused(self, key: str) -> bool:
+        """Whether this key has been refused."""
+        verdict = self.verdicts.get(tuple(key.split(".")))
+        return verdict is not None and verdict.judgement == "refused"
+
+    def put(self, field: str, value: Any, key: str, reason: str, judgement: Judgement = "mapped") -> None:
+        """Set a field of the preset from a key of the file, with its verdict: refused if the field does not take it."""
+        member = self._there(key)
+        if not _takes(field, value):
+            named = f" ({_shown(value)})" if value != member.value else ""
+            self.refuse(member, f"Workbench's {field}{named} must be {DOCUMENTED[field].must_be}")
+            return
+        before = self.verdicts.get(member.path)
+        others = [] if before is None else [each for each in before.fields if each != field]
+        self.judge(member, judgement, reason, *others, field)
+        self.settings[field] = Setting(value, f"{member.key}, line {member.line}: {reason}")
+
+    def fill(self, field: str, key: str, reason: str, value: Any = None) -> None:
+        """Set a field that no key decides: to `value`, else to Workbench's own default."""
+        taken = DOCUMENTED[field].default if value is None else value
+        self.settings[field] = Setting(taken, f"{key}: {reason}")
+        self.assumed.append(Assumed(key, f"{reason}: {field} = {_shown(taken)}"))
+
+    def auto(self, field: str, key: str, reason: str = "Workbench's default", value: Any = None) -> None:
+        """Set a field whose key says "auto"."""
+        taken = DOCUMENTED[field].default if value is None else value
+        becomes = 'stays "auto"' if taken == "auto" else f'"auto" becomes {_shown(taken)}'
+        self.put(field, taken, key, f"{becomes}, {reason}")
+
+    def assume(self, key: str, reason: str) -> None:
+        """Say what was taken for something that the file does not say."""
+        self.assumed.append(Assumed(key, reason))
+
+    def refused(self) -> Iterator[Verdict]:
+        """The verdicts that stop the import, in the order of the file; a section counts once."""
+        for verdict in self.in_order():
+            if verdict.judgement == "refused" and not verdict.within:
+                yield verdict
+
+    def in_order(self) -> list[Verdict]:
+        """All verdicts in the order of the file."""
+        places = {path: (member.line, place) for place, (path, member) in enumerate(self.members.items())}
+        return [self.verdicts[path] for path in sorted(self.verdicts, key=places.__getitem__)]
+
+
+def shown(value: Any) -> str:
+    """A value as JSON writes it, on one line and not too long."""
+    return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**40:
+        return "a number too large"
+    text = on_one_line(json.dumps(value, ensure_ascii=False))
+    if isinstance(value, float) and len(short := f"{value:g}") < len(text) and float(short) == value:
+        return short
+    return text if len(text) <= LONGEST_VALUE_SHOWN else text[: LONGEST_VALUE_SHOWN - 1] + "…"
+
+
+def _takes(field: str, value: Any) -> bool:
+    table, _, key = field.partition(".")
+    try:
+        TABLES[table].model_validate({key: value})
+    except ValidationError:
+        return False
+    return True
+
+
+def _number_in(text: str) -> int | float | None:
+    """The number that a text is; None where it is none, or none that JSON could hold."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if not abs(value) < 1e300:
+        return None
+    return int(value) if value == int(value) else value

@@ -1,0 +1,96 @@
+"""The preset that an import gives: TOML, every value under a comment that says where it comes from.
+
+A preset that is kept carries a checksum of itself, so that a later import can tell whether anybody has edited it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
+from typing import Any
+
+from workbench.config.problems import on_one_line, toml_key, toml_value
+from workbench.config.schema import TABLES
+from workbench.imports.findings import Setting
+
+_WIDTH = 110
+_SEAL = "# As imported: "
+_SEAL_MEANS = " (checksum of all above; while it holds, a new import to this file replaces it)"
+
+_NO_MODEL = (
+    "THE MODEL: a DeepSpeed file names none. Take the # off one of these lines and name yours, or give it with --set; "
+    "nothing runs before."
+)
+_NO_DATA = (
+    "THE DATA: a DeepSpeed file names none. Take the # off and name yours; until then it is the source of this "
+    "Python's standard library."
+)
+
+
+def preset_text(settings: Mapping[str, Setting], source: str) -> str:
+    """The preset of `settings` ("table.key", or "description"), imported from the file named `source`.
+
+    Without a model it says where to name one, and is right but for that.
+    """
+    said = settings.get("description")
+    lines = [
+        f"description = {toml_value(said.value if said else f'Imported from {on_one_line(source)}')}",
+        "",
+        *_comment(
+            "Made by `workbench import` from a DeepSpeed configuration. What it does not speak of has its default."
+        ),
+    ]
+    for table, model in TABLES.items():
+        keys = [key for key in model.model_fields if f"{table}.{key}" in settings]
+        missing = list(_missing(table, settings))
+        if keys or missing:
+            lines += ["", f"[{table}]", *missing]
+        for key in keys:
+            setting = settings[f"{table}.{key}"]
+            lines += [*_comment(setting.why), f"{toml_key(key)} = {toml_value(_plain(setting.value))}"]
+    return "\n".join(lines) + "\n"
+
+
+def names_a_model(settings: Mapping[str, Setting]) -> bool:
+    """Whether the preset of `settings` says what to train."""
+    return "model.architecture" in settings or "model.pretrained" in settings
+
+
+def _missing(table: str, settings: Mapping[str, Setting]) -> Iterator[str]:
+    """The places to fill in what no DeepSpeed file says."""
+    if table == "model" and not names_a_model(settings):
+        yield from _comment(_NO_MODEL)
+        yield '# pretrained = "a folder or hub id"'
+        yield '# architecture = "gpt2"'
+    if table == "data" and "data.source" not in settings:
+        yield from _comment(_NO_DATA)
+        yield '# source = "a file, folder or dataset"'
+
+
+def _comment(text: str) -> list[str]:
+    return wrap(
+        on_one_line(text), width=_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# Whether a preset is still as it was imported
+
+
+def sealed(preset: str) -> str:
+    """The preset with a line at its end that holds for this very text alone."""
+    return f"{preset}\n{_SEAL}{_checksum(preset)}{_SEAL_MEANS}\n"
+
+
+def is_unedited(text: str) -> bool:
+    """Whether a file's text is a preset as `sealed` gave it."""
+    preset, mark, _ = text.rpartition(f"\n{_SEAL}")
+    return bool(mark) and text == sealed(preset)
+
+
+def _checksum(preset: str) -> str:
+    return hashlib.sha256(preset.encode()).hexdigest()[:16]

@@ -1,0 +1,227 @@
+"""How fast a folder's disk is read and written: with direct I/O as it is, and through the disk tier with its checksums.
+
+Invariant: when the measurement is over, however it ended, the folder is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbench.engine.devices.pages import page_aligned
+from workbench.engine.storage.disk_files import DiskError, DiskTier, RecordFile
+from workbench.errors import ConfigurationError
+from workbench.plan.profile import DiskProfile
+from workbench.profiles.machine.budget import Budget
+from workbench.profiles.machine.mounts import mount_of
+
+RECORD_BYTES = 16 << 20
+FILES = 3
+"""Of which the room is divided: one without the tier, and two of it, for reading and writing at once."""
+ROUNDS = 5
+SHARE_OF_FREE = 4
+
+Transfer = Callable[[int], object]
+"""Moves one record, by its number."""
+
+
+class Way(NamedTuple):
+    """One way to the disk. A record is written before it is read: what never was would be read from nowhere."""
+
+    write: Transfer
+    read: Transfer
+
+
+def measure_disk(path: Path, budget: Budget) -> DiskProfile:
+    """The disk under the folder `path`, which need not be there yet.
+
+    Raises:
+        ConfigurationError: the folder cannot be made or written, or has no room for a few records.
+    """
+    try:
+        with _only_for_now(path), contextlib.closing(DiskTier(path)) as tier:
+            return _measure(path, tier, budget)
+    except DiskError as error:
+        raise ConfigurationError(f"--disk {path}: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"--disk {path}: cannot be measured: {error.strerror or error}; name a folder that can be written"
+        ) from error
+
+
+def _measure(path: Path, tier: DiskTier, budget: Budget) -> DiskProfile:
+    free = shutil.disk_usage(tier.folder).free
+    records = min(budget.disk_bytes, free // SHARE_OF_FREE) // (FILES * RECORD_BYTES)
+    if not records:
+        needed = FILES * RECORD_BYTES * SHARE_OF_FREE >> 20
+        raise ConfigurationError(
+            f"--disk {path}: {free >> 20} MiB are free; a measurement needs {needed} MiB"
+        )
+    generator = torch.Generator().manual_seed(records)
+    content = torch.randint(0, 256, (RECORD_BYTES,), dtype=torch.uint8, generator=generator)
+    outgoing, incoming = page_aligned(RECORD_BYTES).copy_(content), page_aligned(RECORD_BYTES)
+    one, other = (tier.create(name, [RECORD_BYTES] * records) for name in ("one", "other"))
+    with _raw_file(tier, records) as raw:
+        ways = {
+            "": Way(lambda record: raw.write(record, outgoing), lambda record: raw.read(record, incoming)),
+            "checked_": Way(
+                lambda record: one.write(record, outgoing), lambda record: one.read(record, incoming)
+            ),
+        }
+        rates, written = _rates(ways, records, budget.disk_s)
+    both_read, both_write = _both(one, other, (incoming, outgoing), (written, records), budget.disk_s / 6)
+    found: dict[str, Any] = {f"{name}_bytes_per_s": rate for name, rate in rates.items()}
+    return DiskProfile(
+        path=str(path),
+        free_bytes=free,
+        direct=tier.direct and not mount_of(path).in_memory,
+        **found,
+        both_read_bytes_per_s=both_read,
+        both_write_bytes_per_s=both_write,
+    )
+
+
+def _rates(ways: dict[str, Way], records: int, limit_s: float) -> tuple[dict[str, float], int]:
+    """Bytes a second by "read", "write" and the same of each way, and how many records have been written in each.
+
+    Medians of rounds in turns. The first round finds files without blocks of their own, and counts only where the time
+    is up after it.
+    """
+    samples: dict[str, list[float]] = {}
+    each_s = limit_s / (ROUNDS + 1) / (2 * len(ways))
+    written = dict.fromkeys(ways, 0)
+    began = time.perf_counter()
+    for number in range(ROUNDS + 1):
+        if number and time.perf_counter() - began > limit_s:
+            break
+        for name, way in ways.items():
+            rate, done = _rate(way.write, records, each_s)
+            samples.setdefault(f"{name}write", []).append(rate)
+            written[name] = max(written[name], done)
+            rate, _ = _rate(way.read, written[name], each_s)
+            samples.setdefault(f"{name}read", []).append(rate)
+    medians = {name: statistics.median(taken[1:] or taken) for name, taken in samples.items()}
+    return medians, min(written.values())
+
+
+def _rate(transfer: Transfer, records: int, limit_s: float) -> tuple[float, int]:
+    """Bytes a second over the records in order, or over the first of them where all would take longer; how many."""
+    began, done = time.perf_counter(), 0
+    while done < records and (not done or time.perf_counter() - began < limit_s):
+        transfer(done)
+        done += 1
+    return done * RECORD_BYTES / (time.perf_counter() - began), done
+
+
+def _both(
+    one: RecordFile,
+    other: RecordFile,
+    buffers: tuple[Tensor, Tensor],
+    records: tuple[int, int],
+    lasting_s: float,
+) -> tuple[float, float]:
+    """Bytes a second of the tier's reads of one file while the other is written in a thread of its own.
+
+    `buffers` and `records`: of the reads, which go over records that were written, and of the writes.
+    """
+    incoming, outgoing = buffers
+    over = threading.Event()
+    rates = {"read": 0.0, "write": 0.0}
+    errors: list[BaseException] = []
+
+    def go_on(name: str, transfer: Transfer, count: int) -> None:
+        """Until `over`, at least once."""
+        began, done = time.perf_counter(), 0
+        try:
+            while not done or not over.is_set():
+                transfer(done % count)
+                done += 1
+                if time.perf_counter() - began > lasting_s:
+                    over.set()
+            rates[name] = done * RECORD_BYTES / (time.perf_counter() - began)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            over.set()
+
+    def write(record: int) -> None:
+        other.write(record, outgoing)
+
+    writer = threading.Thread(target=go_on, args=("write", write, records[1]))
+    writer.start()
+    try:
+        go_on("read", lambda record: one.read(record, incoming), records[0])
+    finally:
+        over.set()
+        writer.join()  # the folder goes when this returns
+    if errors:
+        raise errors[0]
+    return rates["read"], rates["write"]
+
+
+class _RawFile:
+    """Records without checksums, in a file that stays open."""
+
+    def __init__(self, descriptor: int, direct: bool) -> None:
+        self._descriptor = descriptor
+        self._direct = direct
+
+    def write(self, record: int, buffer: Tensor) -> None:
+        self._move(lambda view, at: os.pwritev(self._descriptor, [view], at), record, buffer)
+        if not self._direct:
+            os.fdatasync(self._descriptor)
+            self._drop_cache()
+
+    def read(self, record: int, buffer: Tensor) -> None:
+        self._move(lambda view, at: os.preadv(self._descriptor, [view], at), record, buffer)
+        if not self._direct:
+            self._drop_cache()
+
+    def _move(self, call: Callable[[memoryview, int], int], record: int, buffer: Tensor) -> None:
+        view = memoryview((ctypes.c_char * RECORD_BYTES).from_address(buffer.data_ptr())).cast("B")
+        moved = 0
+        while moved < RECORD_BYTES:
+            count = call(view[moved:], record * RECORD_BYTES + moved)
+            if count == 0:
+                raise OSError("the disk stopped within a record")
+            moved += count
+
+    def _drop_cache(self) -> None:
+        """Or else the next read would come from memory."""
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextlib.contextmanager
+def _raw_file(tier: DiskTier, records: int) -> Iterator[_RawFile]:
+    """In the tier's folder, with which it goes."""
+    path = tier.folder / "raw"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if tier.direct else 0), 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, records * RECORD_BYTES)
+        yield _RawFile(descriptor, tier.direct)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _only_for_now(path: Path) -> Iterator[None]:
+    """Folders that are made on the way to `path` go again."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

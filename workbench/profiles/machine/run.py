@@ -1,0 +1,160 @@
+"""Measures everything a machine profile says, part by part, and puts torch back as it was."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import torch
+
+from workbench.engine.devices.device import Device, has_bfloat16, open_device
+from workbench.errors import ConfigurationError
+from workbench.optimizer.extension import missing_extension
+from workbench.optimizer.thread_count import candidates
+from workbench.plan.memory.free import free_host_bytes
+from workbench.plan.profile import DeviceProfile, HostProfile, LinkProfile, MachineProfile
+from workbench.profiles.machine.budget import FULL, Budget
+from workbench.profiles.machine.disk import measure_disk
+from workbench.profiles.machine.fingerprint import GIB, cpu_model, machine_fingerprint, total_memory_bytes
+from workbench.profiles.machine.host_buffers import SHARE_OF_FREE, HostBuffers, buffer_bytes, cache_bytes
+from workbench.profiles.machine.host_optimizer import BYTES_A_PARAMETER, measure_optimizer
+from workbench.profiles.machine.link import measure_link
+from workbench.profiles.machine.matrix import ELEMENT_BUFFERS, measure_compute
+from workbench.profiles.machine.memory import BUFFERS, measure_memory
+from workbench.profiles.machine.others import WORSE, Others
+from workbench.profiles.machine.table import (
+    compute_line,
+    disk_line,
+    link_line,
+    memory_line,
+    optimizer_line,
+    sums_line,
+)
+from workbench.system.processor import usable_cpus
+
+LEAST_ELEMENTS = 1 << 16
+TRAFFIC_BYTES = 8
+"""Bytes a parameter that the smallest update moves at least: what has to be beyond the caches."""
+LINK_BUFFERS = 2
+
+Tell = Callable[[str], object]
+
+
+def measure_machine(
+    device: str = "auto",
+    disk_path: Path | None = None,
+    tell: Tell = lambda line: None,
+    budget: Budget = FULL,
+    note: str = "",
+) -> MachineProfile:
+    """Measure the machine with `device`, and the disk under `disk_path` where one is given.
+
+    `tell` is given a line for every part, with its result.
+
+    Raises:
+        ConfigurationError: torch sees no such device, or the folder cannot be written.
+    """
+    try:
+        opened = open_device(device)
+    except ValueError as error:
+        raise ConfigurationError(f'{error}; "auto" takes what there is') from error
+    others = Others()
+    # The disk first: a folder that cannot be written is told at once.
+    disk = None if disk_path is None else measure_disk(disk_path, budget)
+    if disk is not None:
+        tell(disk_line(disk))
+    with closing(opened), _threads_as_they_are():
+        host = _measure_host(opened, tell, budget)
+        computes = _measure_device(opened, host, tell, budget)
+        link = None if opened.shared_memory else _measure_link(opened, computes, tell, budget)
+        if opened.torch_device.type == "cuda":
+            torch.cuda.empty_cache()  # whoever goes on in this process finds the device as free as before
+    busy = others.note()
+    if busy:
+        tell(f"{busy}: {WORSE}")
+    if disk is not None:
+        disk = disk.model_copy(update={"busy": busy})
+    missing = "torch's fused AdamW: the native extension is missing" if missing_extension() else ""
+    name = host.cpu if computes.shared_memory else f"{computes.name}, {host.cpu}"
+    return MachineProfile(
+        name=f"{name}, {host.cores} cores, {host.memory_bytes / GIB:.0f} GiB",
+        source="measured",
+        measured_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        fingerprint=machine_fingerprint(device),
+        note="; ".join(filter(None, (note, missing))),
+        busy=busy,
+        host=host,
+        device=computes,
+        link=link,
+        disk=disk,
+    )
+
+
+def _measure_host(device: Device, tell: Tell, budget: Budget) -> HostProfile:
+    cores, free, cached = usable_cpus(), free_host_bytes(), cache_bytes()
+    threads = tuple(candidates(cores))
+    with HostBuffers(device) as buffers:
+        memory = measure_memory(buffers, buffer_bytes(budget, free, BUFFERS, cached), threads, budget)
+    tell(memory_line(threads, memory.read, memory.write, memory.copy))
+    wanted = max(budget.elements, int(budget.cache_multiple * cached) // TRAFFIC_BYTES)
+    elements = max(LEAST_ELEMENTS, min(wanted, free // SHARE_OF_FREE // BYTES_A_PARAMETER))
+    with HostBuffers(device) as buffers:
+        optimizer = measure_optimizer(buffers, elements, threads, budget)
+    tell(optimizer_line(threads, optimizer.optimizer_ns))
+    tell(sums_line(optimizer.norm, optimizer.accumulate))
+    return HostProfile(
+        cpu=cpu_model(),
+        cores=cores,
+        memory_bytes=total_memory_bytes(),
+        free_bytes=free,
+        threads=threads,
+        read_bytes_per_s=memory.read,
+        write_bytes_per_s=memory.write,
+        copy_bytes_per_s=memory.copy,
+        optimizer_ns=optimizer.optimizer_ns,
+        norm_bytes_per_s=optimizer.norm,
+        accumulate_bytes_per_s=optimizer.accumulate,
+    )
+
+
+def _measure_device(device: Device, host: HostProfile, tell: Tell, budget: Budget) -> DeviceProfile:
+    name, total, free = host.cpu, 0, 0
+    if device.torch_device.type == "cuda":
+        name = torch.cuda.get_device_name(device.torch_device)
+        free, total = torch.cuda.mem_get_info(device.torch_device)
+    room = host.free_bytes if device.shared_memory else free
+    nbytes = buffer_bytes(budget, room, ELEMENT_BUFFERS, cache_bytes() if device.shared_memory else 0)
+    rates = measure_compute(device.torch_device, device.synchronize, nbytes, room, budget)
+    tell(compute_line(rates.matrix_flops, rates.element_bytes, rates.launch_s))
+    return DeviceProfile(
+        name=name,
+        shared_memory=device.shared_memory,
+        memory_bytes=total,
+        free_bytes=free,
+        matrix_flops_per_s=rates.matrix_flops,
+        memory_bytes_per_s=rates.element_bytes,
+        launch_s=rates.launch_s,
+        has_bfloat16=has_bfloat16(device),
+    )
+
+
+def _measure_link(device: Device, computes: DeviceProfile, tell: Tell, budget: Budget) -> LinkProfile:
+    # As much again lies in pageable memory.
+    room = min(free_host_bytes() // 2, computes.free_bytes or free_host_bytes() // 2)
+    with HostBuffers(device) as buffers:
+        rates = measure_link(device, buffers, buffer_bytes(budget, room, LINK_BUFFERS, 0), budget)
+    link = LinkProfile(**{f"{name}_bytes_per_s": rate for name, rate in rates._asdict().items()})
+    tell(link_line(link))
+    return link
+
+
+@contextmanager
+def _threads_as_they_are() -> Iterator[None]:
+    """Whatever happens within, torch has as many threads afterwards as before."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

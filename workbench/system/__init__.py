@@ -1,0 +1,1 @@
+"""What several rooms ask of the operating system: files, processor, child processes."""
