@@ -16,10 +16,10 @@ from workbench.plan.profile import load_profile
 from workbench.presets import shipped_folder
 from workbench.runs import RunDirectory
 from workbench.tui.app import WorkbenchApp
+from workbench.tui.context import AppContext
 from workbench.tui.form.sources import Here
 from workbench.tui.screens.configure import ConfigureScreen
 from workbench.tui.screens.presets import PresetsScreen
-from workbench.tui.surroundings import Surroundings
 
 PRESET = shipped_folder() / "gpt2-10b.toml"
 FIELD = "train.micro_batch_size"
@@ -35,23 +35,23 @@ class Known(Here):
 class Shown(WorkbenchApp):
     """The application, with the form at its field where that is asked for."""
 
-    def __init__(self, surroundings: Surroundings, what: str, run: RunDirectory) -> None:
-        super().__init__(surroundings, part="presets", run=run if what == "run" else None)
+    def __init__(self, context: AppContext, what: str, run: RunDirectory) -> None:
+        super().__init__(context, part="presets", run=run if what == "run" else None)
         self.what = what
 
     def _presets(self) -> PresetsScreen:
-        return PresetsScreen(self.surroundings, Known(self.surroundings.runs_root))
+        return PresetsScreen(self.context, Known(self.context.runs_root))
 
     async def on_mount(self) -> None:
         if self.what == "configure":
-            screen = ConfigureScreen(self.surroundings, PRESET, Known(self.surroundings.runs_root))
+            screen = ConfigureScreen(self.context, PRESET, Known(self.context.runs_root))
             await self.push_screen(screen)
             await screen.go_to(FIELD)
 
 
 def main(what: str, folder: str, sample_s: str) -> None:
     run = RunDirectory(Path(folder))
-    Shown(Surroundings(run.path.parent, ForgedMonitor(float(sample_s))), what, run).run()
+    Shown(AppContext(run.path.parent, ForgedMonitor(float(sample_s))), what, run).run()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from workbench.monitor.disk import DiskReader
 from workbench.monitor.nvml import GpuReader, GpuReading
 from workbench.monitor.sampler import Sampler
 from workbench.monitor.samples import DiskSample, MonitorSample
-from workbench.tui.surroundings import Monitor
+from workbench.tui.context import Monitor
 
 TICK_S = 0.005
 

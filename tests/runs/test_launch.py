@@ -57,8 +57,8 @@ def test_a_started_run_is_starting_from_the_first_moment(
     assert os.getsid(status.pid) == status.pid
     assert Path(f"/proc/{status.pid}/fd/0").readlink() == Path("/dev/null")
     assert Path(f"/proc/{status.pid}/fd/1").readlink() == run.log
-    assert launch.last_words(run).exit_code is None
-    wait_for(lambda: launch.last_words(run).lines == ("awake",))
+    assert launch.exit_reason(run).exit_code is None
+    wait_for(lambda: launch.exit_reason(run).lines == ("awake",))
 
 
 def test_a_trainer_that_dies_leaves_its_last_words_its_exit_code_and_no_zombie(
@@ -68,7 +68,7 @@ def test_a_trainer_that_dies_leaves_its_last_words_its_exit_code_and_no_zombie(
     run = launch.start_preset("quickstart", tmp_path)
     pid = read_status(run).pid
     wait_for(lambda: read_status(run).exit_code is not None)
-    words = launch.last_words(run)
+    words = launch.exit_reason(run)
     assert (words.exit_code, set(words.lines)) == (3, {"one", "no room"})
     assert "exit code 3" in words.message
     assert liveness(read_status(run)) == "died"
@@ -149,7 +149,7 @@ def test_a_trainer_survives_what_ends_its_parent_and_the_group_of_its_parent(
     run = RunDirectory.open(Path(parent.stdout.readline().strip()))
     pid = read_status(run).pid
     try:
-        wait_for(lambda: launch.last_words(run).lines == ("awake",))
+        wait_for(lambda: launch.exit_reason(run).lines == ("awake",))
         assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null")
         os.killpg(parent.pid, number)
         parent.wait(timeout=30)

@@ -24,11 +24,11 @@ from workbench.plan.profile import load_profile
 from workbench.plan.time.times import ModelTimes
 from workbench.presets import shipped_folder
 from workbench.profiles.model.obtain import read_shipped
+from workbench.tui.context import AppContext
 from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.sources import Sizes, Tell
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.messages import OpenPreset, StartRun
-from workbench.tui.surroundings import Surroundings
 
 LARGE = shipped_folder() / "gpt2-10b.toml"
 SMALL = shipped_folder() / "quickstart.toml"
@@ -120,8 +120,8 @@ class PlannedMachine:
         self.machine = self.measured
 
 
-def surroundings(runs: Path, glyphs: Glyphs = BLOCKS, **others: Any) -> Surroundings:
-    return Surroundings(runs, NoMonitor(), glyphs=glyphs, clock=lambda: 1_700_000_000.0, **others)
+def context(runs: Path, glyphs: Glyphs = BLOCKS, **others: Any) -> AppContext:
+    return AppContext(runs, NoMonitor(), glyphs=glyphs, clock=lambda: 1_700_000_000.0, **others)
 
 
 class OneScreen(App[None]):

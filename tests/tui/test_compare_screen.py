@@ -16,9 +16,9 @@ from workbench.config import load_config, to_toml
 from workbench.presets import shipped_folder
 from workbench.runs import MetricsWriter, RunDirectory, Status, record_resume, write_status
 from workbench.tui.charts.chart import Chart
+from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.screens.compare import CompareScreen
-from workbench.tui.surroundings import Surroundings
 
 PRESET = shipped_folder() / "quickstart.toml"
 
@@ -44,8 +44,8 @@ def drive(
     glyphs: Glyphs = BLOCKS,
     interval_s: float = NEVER_S,
 ) -> None:
-    surroundings = Surroundings(runs[0].path.parent, NoMonitor(), glyphs, time.time, interval_s)
-    host = Host(CompareScreen(surroundings, runs))
+    context = AppContext(runs[0].path.parent, NoMonitor(), glyphs, time.time, interval_s)
+    host = Host(CompareScreen(context, runs))
 
     async def run() -> None:
         async with host.run_test(size=size) as pilot:

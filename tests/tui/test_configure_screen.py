@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from form_host import LARGE, SMALL, OneScreen, PlannedMachine, large_lacks, surroundings
+from form_host import LARGE, SMALL, OneScreen, PlannedMachine, context, large_lacks
 from screen_host import text_of, until
 from settled_pilot import settled
 from textual.pilot import Pilot
@@ -66,7 +66,7 @@ def on_screen(
 ) -> OneScreen:
     """Play a scenario on the form of `preset`."""
     machine = machine or PlannedMachine()
-    screen = ConfigureScreen(surroundings(tmp_path / "runs", **others), preset, machine)
+    screen = ConfigureScreen(context(tmp_path / "runs", **others), preset, machine)
     screen.model_profile_after_s = 0.001
     screen.ready_after_s = 1e6
     app = OneScreen(screen)

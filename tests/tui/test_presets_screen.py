@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from form_host import SMALL, OneScreen, PlannedMachine, large_lacks, ship_two_presets, surroundings
+from form_host import SMALL, OneScreen, PlannedMachine, context, large_lacks, ship_two_presets
 from screen_host import text_of, until
 from settled_pilot import settled
 from textual.pilot import Pilot
@@ -45,7 +45,7 @@ def on_screen(
 ) -> OneScreen:
     """Play a scenario on the presets, all planned where it is to `wait`."""
     machine = machine or PlannedMachine()
-    screen = PresetsScreen(surroundings(tmp_path / "runs", **others), machine)
+    screen = PresetsScreen(context(tmp_path / "runs", **others), machine)
     app = OneScreen(screen)
 
     async def play() -> None:

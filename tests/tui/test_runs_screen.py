@@ -16,11 +16,11 @@ from textual.widgets import Input
 
 from workbench.errors import ConfigurationError
 from workbench.runs import ControlReader, MetricsWriter, RunDirectory, Status, write_status
+from workbench.tui.context import AppContext
 from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
 from workbench.tui.screens.runs import RunsScreen
-from workbench.tui.surroundings import Surroundings
 
 GONE = 2**22 + 1
 
@@ -28,9 +28,9 @@ GONE = 2**22 + 1
 class Host(App[None]):
     """Shows the screen and keeps what it asks for."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, context: AppContext) -> None:
         super().__init__()
-        self.runs_screen = RunsScreen(surroundings)
+        self.runs_screen = RunsScreen(context)
         self.asked: list[Message] = []
         self.told: list[str] = []
         self.copied: list[str] = []
@@ -70,7 +70,7 @@ def drive(
     read_only: bool = False,
     interval_s: float = NEVER_S,
 ) -> Host:
-    host = Host(Surroundings(root, NoMonitor(), glyphs, time.time, interval_s, read_only))
+    host = Host(AppContext(root, NoMonitor(), glyphs, time.time, interval_s, read_only))
 
     async def run() -> None:
         async with host.run_test(size=size) as pilot:

@@ -28,7 +28,7 @@ LIVING = ("running", "paused", "stale")
 
 
 @dataclass(frozen=True)
-class LastWords:
+class ExitReason:
     """How a run ended, as far as it is known."""
 
     exit_code: int | None
@@ -44,7 +44,7 @@ def start(text: str, name: str, root: Path, overrides: Sequence[str] = ()) -> Ru
     """Train the configuration `text` (TOML) as a new run in `root`; it is starting when this returns.
 
     `name` is the preset's, which the run's folder is called after. What is wrong with the model, the data or the
-    machine is found by the trainer: see `last_words`.
+    machine is found by the trainer: see `exit_reason`.
 
     Raises:
         ConfigurationError: the text is no valid configuration, or `root` cannot be written; nothing is left behind.
@@ -143,10 +143,10 @@ def trainer_command(run: RunDirectory, *, resuming: bool, overrides: Sequence[st
     return command
 
 
-def last_words(run: RunDirectory, lines: int = 20) -> LastWords:
+def exit_reason(run: RunDirectory, lines: int = 20) -> ExitReason:
     """How `run` ended, with the last `lines` lines of its log. Never raises."""
     status = read_status(run)
-    return LastWords(status.exit_code, status.message, tail(run.log, lines), run.log)
+    return ExitReason(status.exit_code, status.message, tail(run.log, lines), run.log)
 
 
 def tail(path: Path, lines: int) -> tuple[str, ...]:

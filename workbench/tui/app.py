@@ -32,18 +32,18 @@ from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.worker import WorkerFailed
 
 from workbench.errors import WorkbenchError
+from workbench.tui.context import AppContext
 from workbench.tui.hangup import ignore_continuing_without_terminal
 from workbench.tui.messages import CompareRuns, HidePanels, OpenPreset, OpenRun, ResumeRun, StartRun
-from workbench.tui.remembered import read_remembered, write_remembered
-from workbench.tui.surroundings import Surroundings
+from workbench.tui.ui_state import read_ui_state, write_ui_state
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from workbench.runs import RunDirectory
     from workbench.tui.keymap import Keymap
+    from workbench.tui.run.screen import RunScreen
     from workbench.tui.screens.configure import ConfigureScreen
-    from workbench.tui.screens.run import RunScreen
 
 PARTS = ("presets", "runs", "top")
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -89,19 +89,17 @@ class WorkbenchApp(App[None]):
         Binding("ctrl+q", "quit", "Quit", id="app.quit", show=False, priority=True),
     ]
 
-    def __init__(
-        self, surroundings: Surroundings, *, part: str = "", run: RunDirectory | None = None
-    ) -> None:
-        self._remembered = read_remembered()
+    def __init__(self, context: AppContext, *, part: str = "", run: RunDirectory | None = None) -> None:
+        self._ui_state = read_ui_state()
         self._chosen_part = bool(part or run)
         """Whether somebody asked for this part; then it is not remembered as the one seen last."""
-        first = "runs" if run else part or self._remembered.mode
+        first = "runs" if run else part or self._ui_state.mode
         # Textual begins with this one: no other screen is made, styled and laid out before it.
         self.DEFAULT_MODE = first if first in PARTS else PARTS[0]  # type: ignore[misc]
         super().__init__()
-        self.surroundings = surroundings
+        self.context = context
         # Textual keeps it for all scroll bars at once.
-        ScrollBar.renderer = PlainScrollBarRender if surroundings.glyphs.ascii else ScrollBarRender
+        ScrollBar.renderer = PlainScrollBarRender if context.glyphs.ascii else ScrollBarRender
         self.failure: Exception | None = None
         """What nobody expected and ended the application."""
         self._run = run
@@ -111,33 +109,33 @@ class WorkbenchApp(App[None]):
         """Those that were opened; they may have been left since."""
         for name, make in (("presets", self._presets), ("runs", self._runs), ("top", self._top)):
             self.add_mode(name, make)
-        if self._remembered.theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
+        if self._ui_state.theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
             # The first picture has its colours; its classes follow.
-            self.set_reactive(App.theme, self._remembered.theme)
+            self.set_reactive(App.theme, self._ui_state.theme)
             self.stylesheet.set_variables(self.get_css_variables())
         self._first_theme = self.theme
 
     def _presets(self) -> Screen[None]:
         from workbench.tui.screens.presets import PresetsScreen
 
-        return PresetsScreen(self.surroundings)
+        return PresetsScreen(self.context)
 
     def _runs(self) -> Screen[None]:
         from workbench.tui.screens.runs import RunsScreen
 
-        screen = RunsScreen(self.surroundings)
+        screen = RunsScreen(self.context)
         screen.call_after_refresh(self._import_run)
         return screen
 
     def _top(self) -> Screen[None]:
         from workbench.tui.screens.top import TopScreen
 
-        return TopScreen(self.surroundings, hidden=self._remembered.hidden_panels)
+        return TopScreen(self.context, hidden=self._ui_state.hidden_panels)
 
     @work(thread=True, group="import", exit_on_error=False)
     def _import_run(self) -> None:
         """While somebody looks for a run in the list: what opening one would have to wait for."""
-        import workbench.tui.screens.run  # noqa: F401
+        import workbench.tui.run.screen  # noqa: F401
 
     # Beginning and ending
 
@@ -157,7 +155,7 @@ class WorkbenchApp(App[None]):
         """What would hold up the first picture."""
         gc.enable()
         self._set_keys()
-        self.surroundings.monitor.start()
+        self.context.monitor.start()
         self._watch_newest()
 
     @work(thread=True, group="watch", exit_on_error=False)
@@ -165,17 +163,17 @@ class WorkbenchApp(App[None]):
         """Until a run is shown: the newest one that trains here, and the disk of the runs."""
         from workbench.runs.newest_trainer import newest_trainer
 
-        root = self.surroundings.runs_root.absolute()
+        root = self.context.runs_root.absolute()
         folder = next(path for path in (root, *root.parents) if path.exists())
-        self.surroundings.monitor.watch(pid=newest_trainer(root), folders=(folder,))
+        self.context.monitor.watch(pid=newest_trainer(root), folders=(folder,))
 
     def on_unmount(self) -> None:
-        self.surroundings.monitor.stop()
+        self.context.monitor.stop()
         if self.theme != self._first_theme:  # it was chosen here, not in the environment
-            self._remembered = replace(self._remembered, theme=self.theme)
+            self._ui_state = replace(self._ui_state, theme=self.theme)
         if not self._chosen_part:
-            self._remembered = replace(self._remembered, mode=self.current_mode)
-        write_remembered(self._remembered)
+            self._ui_state = replace(self._ui_state, mode=self.current_mode)
+        write_ui_state(self._ui_state)
 
     def _end_by_signal(self, number: int) -> None:
         self.exit(return_code=128 + number)
@@ -226,7 +224,7 @@ class WorkbenchApp(App[None]):
     def on_open_preset(self, message: OpenPreset) -> None:
         from workbench.tui.screens.configure import ConfigureScreen
 
-        form = ConfigureScreen(self.surroundings, message.path)
+        form = ConfigureScreen(self.context, message.path)
         self._forms = [*(each for each in self._forms if each.is_attached), form]
         self._go("presets", form)
 
@@ -236,13 +234,13 @@ class WorkbenchApp(App[None]):
     def on_compare_runs(self, message: CompareRuns) -> None:
         from workbench.tui.screens.compare import CompareScreen
 
-        self._go("runs", CompareScreen(self.surroundings, message.runs))
+        self._go("runs", CompareScreen(self.context, message.runs))
 
     def on_start_run(self, message: StartRun) -> None:
         from workbench.runs import launch
 
         if self._may_change("nothing is started"):
-            self._begin(partial(launch.start, message.text, message.name, self.surroundings.runs_root))
+            self._begin(partial(launch.start, message.text, message.name, self.context.runs_root))
 
     def on_resume_run(self, message: ResumeRun) -> None:
         if self._may_change("nothing is resumed"):
@@ -255,7 +253,7 @@ class WorkbenchApp(App[None]):
         from workbench.tui.run.resuming import ask_changes, overrides_in, steps_done
 
         done = await asyncio.to_thread(steps_done, run)
-        text = await self.push_screen_wait(ask_changes(run, done, self.surroundings.glyphs))
+        text = await self.push_screen_wait(ask_changes(run, done, self.context.glyphs))
         if text is None:
             return
 
@@ -266,13 +264,13 @@ class WorkbenchApp(App[None]):
         self._begin(resume)
 
     def on_hide_panels(self, message: HidePanels) -> None:
-        self._remembered = replace(self._remembered, hidden_panels=message.names)
+        self._ui_state = replace(self._ui_state, hidden_panels=message.names)
 
     def _may_change(self, else_what: str) -> bool:
         """Whether this is more than a look; tells where it is not."""
-        if self.surroundings.read_only:
+        if self.context.read_only:
             self.tell(f"This is a read-only look: {else_what}.", severity="warning")
-        return not self.surroundings.read_only
+        return not self.context.read_only
 
     @work(group="begin")
     async def _begin(self, begin: Callable[[], RunDirectory]) -> None:
@@ -288,9 +286,9 @@ class WorkbenchApp(App[None]):
         self._open_run(run)
 
     def _open_run(self, run: RunDirectory) -> None:
-        from workbench.tui.screens.run import RunScreen
+        from workbench.tui.run.screen import RunScreen
 
-        self._go("runs", RunScreen(self.surroundings, run))
+        self._go("runs", RunScreen(self.context, run))
 
     @work(group="go")
     async def _go(self, part: str, screen: Screen[None]) -> None:
@@ -319,7 +317,7 @@ class WorkbenchApp(App[None]):
         from workbench.tui.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.screen, self.surroundings.glyphs))
+            self.push_screen(HelpScreen(self.screen, self.context.glyphs))
 
     async def action_back(self) -> None:
         """Leave the screen that is on top of a part."""
@@ -361,5 +359,5 @@ class WorkbenchApp(App[None]):
 
 def _run_screen(screen: Screen[Any]) -> RunScreen | None:
     """`screen`, where it shows a run; asked without importing what has not been needed yet."""
-    module = sys.modules.get("workbench.tui.screens.run")
+    module = sys.modules.get("workbench.tui.run.screen")
     return screen if module is not None and isinstance(screen, module.RunScreen) else None

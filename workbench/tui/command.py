@@ -61,16 +61,16 @@ def show(
     # Until the first picture next to nothing becomes garbage, and looking for it takes a tenth of that time.
     gc.disable()
     from workbench.tui.app import WorkbenchApp
+    from workbench.tui.context import AppContext
     from workbench.tui.glyphs import BLOCKS, PLAIN
-    from workbench.tui.surroundings import Surroundings
 
-    surroundings = Surroundings(
+    context = AppContext(
         runs_root=root,
         monitor=LateSampler(),
         glyphs=PLAIN if plain or not draws_blocks() else BLOCKS,
         read_only=read_only,
     )
-    app = WorkbenchApp(surroundings, part=part, run=run)
+    app = WorkbenchApp(context, part=part, run=run)
     if "SSH_CONNECTION" in os.environ and "TEXTUAL_ANIMATIONS" not in os.environ:
         app.animation_level = "none"
     try:

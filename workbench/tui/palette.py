@@ -64,7 +64,7 @@ class PresetsAndRuns(Provider):
             )
 
     def _runs(self) -> Iterator[Row]:
-        root = self.app.surroundings.runs_root  # type: ignore[attr-defined]
+        root = self.app.context.runs_root  # type: ignore[attr-defined]
         for run in RunDirectory.list(root)[:MOST_RUNS]:
             yield Row(f"Run: {run.name}", str(run.path), partial(self.app.post_message, OpenRun(run)))
 

@@ -18,8 +18,8 @@ from textual.pilot import Pilot
 from workbench.runs import RunDirectory, Status, write_status
 from workbench.runs.status import process_started
 from workbench.tui.app import WorkbenchApp
+from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, Glyphs
-from workbench.tui.surroundings import Surroundings
 
 NEVER_S = 1e6
 """An interval that no test lives to see the end of."""
@@ -42,9 +42,9 @@ class Watched(NoMonitor):
 class App(WorkbenchApp):
     """Keeps what it tells."""
 
-    def __init__(self, surroundings: Surroundings, **words: Any) -> None:
+    def __init__(self, context: AppContext, **words: Any) -> None:
         self.told: list[tuple[str, SeverityLevel]] = []
-        super().__init__(surroundings, **words)
+        super().__init__(context, **words)
 
     def notify(self, message: str, *, severity: SeverityLevel = "information", **others: Any) -> None:
         self.told.append((message, severity))
@@ -102,7 +102,7 @@ class House:
         return run
 
     def app(self, *, read_only: bool = False, glyphs: Glyphs = BLOCKS, **words: Any) -> App:
-        around = Surroundings(self.runs, self.monitor, glyphs=glyphs, interval_s=NEVER_S, read_only=read_only)
+        around = AppContext(self.runs, self.monitor, glyphs=glyphs, interval_s=NEVER_S, read_only=read_only)
         return App(around, **words)
 
     def drive(self, scenario: Scenario, *, size: tuple[int, int] = (80, 24), **words: Any) -> App:

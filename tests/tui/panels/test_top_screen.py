@@ -15,9 +15,9 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen, Screen
 
 from workbench.monitor.samples import MonitorSample
+from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.screens.top import LEAST_HEIGHT, TopScreen, arrange
-from workbench.tui.surroundings import Surroundings
 
 SIZES = ((60, 16), (80, 24), (120, 40), (200, 60))
 
@@ -52,7 +52,7 @@ def with_top(
 ) -> None:
     async def run() -> None:
         monitor = FixedMonitor(sample)
-        screen = TopScreen(Surroundings(Path("runs"), monitor, glyphs, interval_s=3600.0))
+        screen = TopScreen(AppContext(Path("runs"), monitor, glyphs, interval_s=3600.0))
         async with OneScreen(screen).run_test(size=size) as pilot:
             await pilot.pause()
             await scenario(pilot, screen, monitor)

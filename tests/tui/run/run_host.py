@@ -29,10 +29,10 @@ from workbench.runs import (
     write_status,
 )
 from workbench.runs.status import process_started
+from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.messages import ResumeRun
-from workbench.tui.screens.run import RunScreen
-from workbench.tui.surroundings import Surroundings
+from workbench.tui.run.screen import RunScreen
 
 GIB = 1 << 30
 SIZES = ((60, 16), (80, 24), (120, 40), (200, 60))
@@ -126,10 +126,10 @@ def drive(
 ) -> None:
     """Run the scenario once the run has been read for the first time."""
     monitor = FixedMonitor(sample)
-    surroundings = Surroundings(run.path.parent, monitor, glyphs, clock, NEVER_S, read_only)
+    context = AppContext(run.path.parent, monitor, glyphs, clock, NEVER_S, read_only)
 
     async def go() -> None:
-        screen = RunScreen(surroundings, run)
+        screen = RunScreen(context, run)
         host = Host(screen, monitor)
         async with host.run_test(size=size) as pilot:
             await until(

@@ -28,7 +28,7 @@ def noisy(count: int, seed: int = 1) -> list[float]:
 
 
 def told(alerts: Alerts, given: MetricRows) -> list[str]:
-    return [happening.text for happening in alerts.of_records(given, 5.0)]
+    return [event.text for event in alerts.of_records(given, 5.0)]
 
 
 def test_a_loss_that_is_not_finite_is_told_once_until_it_is_finite_again() -> None:
@@ -74,7 +74,7 @@ def test_what_was_recorded_before_the_watching_is_learnt_and_not_told() -> None:
 
 
 def samples(alerts: Alerts, given: list[MonitorSample]) -> list[str]:
-    return [happening.text for sample in given for happening in alerts.of_sample(sample)]
+    return [event.text for sample in given for event in alerts.of_sample(sample)]
 
 
 def slowed(time: float, *reasons: str) -> MonitorSample:

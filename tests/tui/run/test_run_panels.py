@@ -20,11 +20,11 @@ from textual.widget import Widget
 from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.plan.outcome import Compared
 from workbench.runs import Event, Metrics
-from workbench.runs.launch import LastWords
+from workbench.runs.launch import ExitReason
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
+from workbench.tui.run.events import Band, RunEvent, clock, run_event_of
 from workbench.tui.run.events_panel import MOST, EventsPanel
 from workbench.tui.run.group_line import GroupLine
-from workbench.tui.run.happenings import Band, Happening, clock, happening_of
 from workbench.tui.run.recorded_panel import RecordedPanel
 from workbench.tui.run.samples_view import SamplesView
 from workbench.tui.run.summary_panel import Outcome, SummaryPanel
@@ -69,14 +69,14 @@ def drawn(widget: AnyWidget, size: tuple[int, int], prepare: Callable[[AnyWidget
 
 
 _KINDS: tuple[tuple[str, Band], ...] = (("evaluation", ""), ("warning", "warning"), ("alert", "bad"))
-HAPPENINGS = [
-    Happening(1e9 + 60 * i, kind, f"{kind} with ünïcode — number {i}", band)
+EVENTS = [
+    RunEvent(1e9 + 60 * i, kind, f"{kind} with ünïcode — number {i}", band)
     for i, (kind, band) in enumerate(_KINDS)
 ]
 OUTCOME = Outcome(
     "failed",
     ended("failed", 1, "außer memory"),
-    LastWords(1, "außer memory", ("Traceback …", "MemoryError: höst"), Path("train.log")),
+    ExitReason(1, "außer memory", ("Traceback …", "MemoryError: höst"), Path("train.log")),
     20_000.0,
     (2.5, 10),
     "/runs/x/checkpoints/step-00000020",
@@ -101,7 +101,7 @@ def test_panels_fit_their_box_and_plain_mode_is_plain(
     sample = tmp_path / "step-00000020.txt"
     sample.write_text("Ünïcode text — and a very long line " * 20)
     texts = [
-        drawn(EventsPanel(glyphs), size, lambda panel: panel.add(HAPPENINGS)),
+        drawn(EventsPanel(glyphs), size, lambda panel: panel.add(EVENTS)),
         drawn(EventsPanel(glyphs), size, lambda panel: panel.set_problems(("ein großes Übel — really",))),
         drawn(SummaryPanel(glyphs), size, lambda panel: panel.show(OUTCOME)),
         drawn(RecordedPanel(glyphs), size, lambda panel: panel.show(recorded(100))),
@@ -115,7 +115,7 @@ def test_panels_fit_their_box_and_plain_mode_is_plain(
 
 def test_events_are_told_in_words_and_what_is_not_known_is_left_out() -> None:
     def said(kind: str, **fields: object) -> str:
-        found = happening_of(Event(kind, 5.0, fields))
+        found = run_event_of(Event(kind, 5.0, fields))
         return "" if found is None else f"{found.band or '-'} {found.text}"
 
     assert said("evaluation", step=40, loss=2.8255, perplexity=16.87, seconds=1.1) == (
@@ -136,22 +136,22 @@ def test_events_are_told_in_words_and_what_is_not_known_is_left_out() -> None:
 def test_the_newest_event_stands_first_and_old_ones_are_forgotten() -> None:
     def prepare(panel: EventsPanel) -> None:
         for first in range(0, MOST + 200, 100):
-            panel.add(Happening(1e9 + i, "warning", f"number {i}.") for i in range(first, first + 100))
+            panel.add(RunEvent(1e9 + i, "warning", f"number {i}.") for i in range(first, first + 100))
 
     text = drawn(EventsPanel(BLOCKS), (60, 8), prepare).split("\n")
     assert f"number {MOST + 199}." in text[1] and f"number {MOST + 198}." in text[2]
     panel = EventsPanel(BLOCKS)
     prepare(panel)
-    assert len(panel.happenings) == MOST
+    assert len(panel.events) == MOST
 
 
 def test_an_event_that_is_being_read_stays_where_it_is_when_others_come() -> None:
     async def scenario(pilot: Pilot[None], panel: EventsPanel) -> None:
-        panel.add(Happening(1e9 + i, "warning", f"number {i}.") for i in range(50))
+        panel.add(RunEvent(1e9 + i, "warning", f"number {i}.") for i in range(50))
         panel.scroll_to_row(20)
         await pilot.pause()
         before = picture(panel).split("\n")[1:-1]
-        panel.add(Happening(2e9 + i, "warning", f"new {i}.") for i in range(3))
+        panel.add(RunEvent(2e9 + i, "warning", f"new {i}.") for i in range(3))
         await pilot.pause()
         assert picture(panel).split("\n")[1:-1] == before
 
@@ -160,7 +160,7 @@ def test_an_event_that_is_being_read_stays_where_it_is_when_others_come() -> Non
 
 def test_problems_stand_above_all_events() -> None:
     def prepare(panel: EventsPanel) -> None:
-        panel.add(HAPPENINGS)
+        panel.add(EVENTS)
         panel.set_problems(("status.json is damaged",))
 
     text = drawn(EventsPanel(BLOCKS), (60, 8), prepare).split("\n")
@@ -192,13 +192,15 @@ def test_plan_and_outcome_stand_in_columns_with_headings() -> None:
 
 
 def test_a_run_that_has_finished_says_its_steps_once() -> None:
-    outcome = Outcome("finished", live(message="100 steps"), LastWords(0, "100 steps", (), Path("train.log")))
+    outcome = Outcome(
+        "finished", live(message="100 steps"), ExitReason(0, "100 steps", (), Path("train.log"))
+    )
     text = drawn(SummaryPanel(BLOCKS), (80, 24), lambda panel: panel.show(outcome))
     assert text.count("100") == 1 and "20 of 100" in text
 
 
 def test_what_is_not_known_of_an_end_is_said_as_such() -> None:
-    outcome = Outcome("died", live(loss=None), LastWords(None, "", (), Path("train.log")))
+    outcome = Outcome("died", live(loss=None), ExitReason(None, "", (), Path("train.log")))
     text = drawn(SummaryPanel(BLOCKS), (80, 24), lambda panel: panel.show(outcome))
     assert "died, exit code N/A" in text and "none was saved" in text and "Nothing of the plan" in text
 

@@ -32,12 +32,12 @@ from workbench.runs import MetricsWriter, RunDirectory, append_event, record_res
 from workbench.runs.glimpse import glimpse
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.readings import newest_value
+from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.panels.panel import Panel
 from workbench.tui.run import reading
-from workbench.tui.run.arrangement import GROUPS
-from workbench.tui.screens.run import CurvesReady, RunScreen
-from workbench.tui.surroundings import Surroundings
+from workbench.tui.run.panel_layout import GROUPS
+from workbench.tui.run.screen import CurvesReady, RunScreen
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -86,7 +86,7 @@ def test_before_anything_was_read_the_screen_says_what_it_reads(tmp_path: Path) 
 
     async def go() -> None:
         monitor = FixedMonitor()
-        screen = RunScreen(Surroundings(tmp_path, monitor, BLOCKS, lambda: 0.0, NEVER_S), run)
+        screen = RunScreen(AppContext(tmp_path, monitor, BLOCKS, lambda: 0.0, NEVER_S), run)
         held = asyncio.Event()
         screen._look = lambda: held.set()  # type: ignore[method-assign]
         async with Host(screen, monitor).run_test(size=(80, 24)) as pilot:
@@ -150,7 +150,7 @@ def test_what_comes_is_drawn_and_only_what_is_new_is_read(tmp_path: Path) -> Non
         await look(host, pilot)
         assert len(screen.charts.loss.curves[0].series) == 40
         assert "step 40/100" in host.text and "loss 2.9000" in host.text
-        assert screen.events.happenings[-1].text.startswith("step 40, saved")
+        assert screen.events.events[-1].text.startswith("step 40, saved")
         assert screen._reader.records.records_read == 40
 
     drive(run, scenario)
@@ -205,7 +205,7 @@ def test_a_resumed_run_has_its_steps_taken_back(tmp_path: Path) -> None:
         await look(host, pilot)
         assert list(curves.positions.along("step")) == list(range(1, 14))
         assert list(curves.loss.values)[10:] == [9.0] * 3
-        assert "goes on from step 11" in host.run_screen.events.happenings[-1].text
+        assert "goes on from step 11" in host.run_screen.events.events[-1].text
 
     drive(run, scenario)
 
@@ -357,9 +357,7 @@ def test_alerts_are_toasts_and_stay_among_the_events_but_ring_no_bell(tmp_path: 
             host.monitor.latest = replace(hot, time=2000.0 + i, gpus=(gpu,))
             await look(host, pilot)
         assert host.toasts == ["step 201: the loss is not finite", "GPU 0 slows itself down: thermal"]
-        kinds = [
-            happening.text for happening in host.run_screen.events.happenings if happening.kind == "alert"
-        ]
+        kinds = [event.text for event in host.run_screen.events.events if event.kind == "alert"]
         assert sorted(kinds) == sorted(host.toasts) and host.bells == 0
 
     drive(run, scenario, sample=sample_at())

@@ -29,11 +29,11 @@ from scenes.picture import Picture, picture_of
 from workbench.monitor.samples import MonitorSample
 from workbench.presets import Preset, list_presets
 from workbench.tui.app import WorkbenchApp
+from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.messages import OpenPreset
 from workbench.tui.screens.configure import ConfigureScreen
 from workbench.tui.screens.presets import PresetsScreen
-from workbench.tui.surroundings import Surroundings
 
 NOW = float(calendar.timegm((2026, 3, 14, 15, 9, 26)))
 """When all scenes play, unix seconds."""
@@ -65,10 +65,10 @@ class StagedApp(WorkbenchApp):
     machine = "desktop-32gb"
 
     def _presets(self) -> Screen[None]:
-        return PresetsScreen(self.surroundings, PlannedMachine(self.machine))
+        return PresetsScreen(self.context, PlannedMachine(self.machine))
 
     def on_open_preset(self, message: OpenPreset) -> None:
-        screen = ConfigureScreen(self.surroundings, message.path, PlannedMachine(self.machine))
+        screen = ConfigureScreen(self.context, message.path, PlannedMachine(self.machine))
         screen.model_profile_after_s = 0.001
         message.prevent_default()
         self._go("presets", screen)
@@ -211,8 +211,8 @@ async def _play(
     play: Callable[[Stage], object], size: tuple[int, int], part: str, glyphs: Glyphs, folder: Path
 ) -> Picture:
     monitor = GivenMonitor()
-    surroundings = Surroundings(folder / "runs", monitor, glyphs, lambda: NOW, NEVER_S)
-    app = StagedApp(surroundings, part=part)
+    context = AppContext(folder / "runs", monitor, glyphs, lambda: NOW, NEVER_S)
+    app = StagedApp(context, part=part)
     app.animation_level = "none"
     app.theme = _THEME
     async with app.run_test(size=size) as pilot:

@@ -17,8 +17,8 @@ from workbench.monitor.samples import MonitorSample
 from workbench.presets import edited_preset
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.messages import OpenPreset
+from workbench.tui.run.screen import RunScreen
 from workbench.tui.screens.configure import ConfigureScreen
-from workbench.tui.screens.run import RunScreen
 from workbench.tui.screens.top import TopScreen
 
 BROKEN = """\

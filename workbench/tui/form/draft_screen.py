@@ -11,20 +11,20 @@ from pathlib import Path
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError
 from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
+from workbench.tui.context import AppContext
 from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.form.checking import FieldProblem
 from workbench.tui.form.draft import Draft
 from workbench.tui.form.planned_screen import PlannedScreen
 from workbench.tui.form.sources import Sources
-from workbench.tui.surroundings import Surroundings
 
 
 class DraftScreen(PlannedScreen):
-    """`path`: the preset's file. `surroundings`: how to draw, and whether anything may be changed."""
+    """`path`: the preset's file. `context`: how to draw, and whether anything may be changed."""
 
-    def __init__(self, surroundings: Surroundings, path: Path, sources: Sources) -> None:
-        super().__init__(sources, "-ascii" if surroundings.glyphs.ascii else None)
-        self.surroundings = surroundings
+    def __init__(self, context: AppContext, path: Path, sources: Sources) -> None:
+        super().__init__(sources, "-ascii" if context.glyphs.ascii else None)
+        self.context = context
         self._take_path(path)
         text, unread = read_text(path)
         self.draft = Draft(text, str(path))
@@ -81,7 +81,7 @@ class DraftScreen(PlannedScreen):
         if self.is_wrong("saved"):
             return
         own = self.path.stem if not is_shipped(self.path) else free_name(self.path.stem)
-        question = AskText("Save as a preset", own, _wrong_name, glyphs=self.surroundings.glyphs)
+        question = AskText("Save as a preset", own, _wrong_name, glyphs=self.context.glyphs)
         self.app.push_screen(question, self._named)
 
     def _named(self, name: str | None) -> None:
@@ -155,7 +155,7 @@ class DraftScreen(PlannedScreen):
         self.dismiss(None)
 
     def _dangerous(self, title: str, text: str, yes: str, no: str) -> Confirm:
-        return Confirm(title, text, yes, no, danger=True, glyphs=self.surroundings.glyphs)
+        return Confirm(title, text, yes, no, danger=True, glyphs=self.context.glyphs)
 
 
 def read_text(path: Path) -> tuple[str, str]:

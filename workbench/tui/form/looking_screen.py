@@ -13,10 +13,10 @@ from typing import Any
 from textual import on, work
 from textual.message import Message
 
+from workbench.tui.context import AppContext
 from workbench.tui.form.checking import Around, look_around
 from workbench.tui.form.draft_screen import DraftScreen
 from workbench.tui.form.sources import Sources
-from workbench.tui.surroundings import Surroundings
 
 
 class LookingScreen(DraftScreen):
@@ -29,8 +29,8 @@ class LookingScreen(DraftScreen):
             super().__init__()
             self.around = around
 
-    def __init__(self, surroundings: Surroundings, path: Path, sources: Sources) -> None:
-        super().__init__(surroundings, path, sources)
+    def __init__(self, context: AppContext, path: Path, sources: Sources) -> None:
+        super().__init__(context, path, sources)
         self.around = Around()
         """What was found last, which may be of a key before."""
         self._looking = False

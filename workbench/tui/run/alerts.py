@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from workbench.formatting import amount, percent
 from workbench.monitor.samples import GpuSample, MonitorSample
-from workbench.tui.run.happenings import Band, Happening
+from workbench.tui.run.events import Band, RunEvent
 from workbench.tui.run.standing import MetricRows
 
 DEVIATIONS = 6.0
@@ -78,22 +78,22 @@ class Alerts:
         for _ in self._of_records(rows, max(0, len(rows) - LEARNED), 0.0):
             pass
 
-    def of_records(self, rows: MetricRows, now: float) -> list[Happening]:
+    def of_records(self, rows: MetricRows, now: float) -> list[RunEvent]:
         """What is noticed in new records."""
         return list(self._of_records(rows, 0, now))
 
-    def of_sample(self, sample: MonitorSample) -> list[Happening]:
+    def of_sample(self, sample: MonitorSample) -> list[RunEvent]:
         """What is noticed in a sample of the machine."""
         out = []
         for key, text, band in self._conditions(sample):
             if text and key not in self._on:
                 self._on.add(key)
-                out.append(Happening(sample.time, "alert", text, band))
+                out.append(RunEvent(sample.time, "alert", text, band))
             elif not text:
                 self._on.discard(key)
         return out
 
-    def _of_records(self, rows: MetricRows, start: int, now: float) -> Iterator[Happening]:
+    def _of_records(self, rows: MetricRows, start: int, now: float) -> Iterator[RunEvent]:
         for name, values, leaps in (
             ("loss", rows.loss, self._loss),
             ("gradient norm", rows.grad_norm, self._norm),
@@ -103,7 +103,7 @@ class Alerts:
                 if not math.isfinite(value):
                     if name not in self._on:
                         self._on.add(name)
-                        yield Happening(now, "alert", f"step {step:,.0f}: the {name} is not finite", "bad")
+                        yield RunEvent(now, "alert", f"step {step:,.0f}: the {name} is not finite", "bad")
                     continue
                 self._on.discard(name)
                 far = leaps.leaps(value)
@@ -112,7 +112,7 @@ class Alerts:
                         f"step {step:,.0f}: the {name} leaps to {value:.4g}, {far:.0f} standard deviations "
                         f"above its average {leaps.mean:.4g}"
                     )
-                    yield Happening(now, "alert", text, "warning")
+                    yield RunEvent(now, "alert", text, "warning")
 
     def _conditions(self, sample: MonitorSample) -> Iterator[tuple[str, str, Band]]:
         """(what, in words or "" where it does not hold, how bad)."""

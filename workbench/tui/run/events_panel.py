@@ -10,7 +10,7 @@ from typing import ClassVar
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean
 from workbench.tui.panels.panel import Panel
-from workbench.tui.run.happenings import Happening, clock
+from workbench.tui.run.events import RunEvent, clock
 
 MOST = 1000
 """Older ones are in `events.jsonl`."""
@@ -31,25 +31,25 @@ Above all stands what is wrong with the run's folder. The last 1,000 are shown; 
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
         super().__init__(glyphs, id=id)
-        self._happenings: deque[Happening] = deque(maxlen=MOST)
+        self._happenings: deque[RunEvent] = deque(maxlen=MOST)
         self._problems: tuple[str, ...] = ()
         self._drawn_rows: tuple[int, deque[Line]] = (0, deque(maxlen=MOST))
-        """The width that they are drawn for, and one line for each happening."""
+        """The width that they are drawn for, and one line for each event."""
 
     @property
-    def happenings(self) -> tuple[Happening, ...]:
+    def events(self) -> tuple[RunEvent, ...]:
         """The oldest first."""
         return tuple(self._happenings)
 
-    def add(self, happenings: Iterable[Happening]) -> None:
-        found = sorted(happenings, key=lambda happening: happening.time)
+    def add(self, events: Iterable[RunEvent]) -> None:
+        found = sorted(events, key=lambda event: event.time)
         if not found:
             return
         before = len(self._happenings)
         self._happenings.extend(found)
         width, rows = self._drawn_rows
         if width:
-            rows.extendleft(self._row(happening) for happening in found)
+            rows.extendleft(self._row(event) for event in found)
         # What is being read stays where it is.
         if self.first_row:
             self.first_row += len(self._happenings) - before
@@ -82,13 +82,11 @@ Above all stands what is wrong with the run's folder. The last 1,000 are shown; 
             return self.note("Nothing has happened yet.", width)
         return out + list(self._drawn_rows[1])
 
-    def _row(self, happening: Happening) -> Line:
+    def _row(self, event: RunEvent) -> Line:
         mark = {"good": self.glyphs.good, "warning": self.glyphs.warning, "bad": self.glyphs.bad}
-        sign = self.write(f"{mark.get(happening.band, ' ')} ", happening.band)
-        kind = self.write(f"{happening.kind} ", "strong")
-        text = self.write(
-            clean(happening.text, self.glyphs), happening.band if happening.band != "good" else ""
-        )
-        when = self.write(f"{clock(happening.time):{_CLOCK}}", "dim")
+        sign = self.write(f"{mark.get(event.band, ' ')} ", event.band)
+        kind = self.write(f"{event.kind} ", "strong")
+        text = self.write(clean(event.text, self.glyphs), event.band if event.band != "good" else "")
+        when = self.write(f"{clock(event.time):{_CLOCK}}", "dim")
         narrow = self.content_size.width < 50
         return [*sign, *([] if narrow else when), *kind, *text]

@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean, ends, filled_up, width_of
-from workbench.tui.run.arrangement import GROUPS, Group
+from workbench.tui.run.panel_layout import GROUPS, Group
 
 
 class GroupLine(Widget):

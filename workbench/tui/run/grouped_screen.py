@@ -14,20 +14,20 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.widget import Widget
 
+from workbench.tui.context import AppContext
 from workbench.tui.kept_lines import KeptLines
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.lane_timeline.lanes import LanesPanel
 from workbench.tui.panels.log.log_view import LogView
 from workbench.tui.panels.status_line import StatusLine
-from workbench.tui.run.arrangement import GROUPS, SIDE, Group, arrange_groups
 from workbench.tui.run.events_panel import EventsPanel
 from workbench.tui.run.group_line import GroupLine
 from workbench.tui.run.linked_chart import ChartGroup
 from workbench.tui.run.machine_group import MachineGroup
+from workbench.tui.run.panel_layout import GROUPS, SIDE, Group, arrange_groups
 from workbench.tui.run.samples_view import SamplesView
 from workbench.tui.run.steering import SteeredScreen
 from workbench.tui.run.summary_panel import SummaryPanel
-from workbench.tui.surroundings import Surroundings
 
 _COMPACT_WIDTH = 80
 _NOT_GROUPS = 3
@@ -64,12 +64,12 @@ class GroupedScreen(SteeredScreen, KeptLines):
         Binding("m", "one_alone", "One alone", id="run.one_alone"),
     ]
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, context: AppContext) -> None:
         super().__init__()
-        self.surroundings = surroundings
+        self.context = context
         self.chosen: Group = "charts"
         self.side: Group = "log"
-        glyphs = surroundings.glyphs
+        glyphs = context.glyphs
         self.line = StatusLine(glyphs, id="run-line")
         self.groups_line = GroupLine(glyphs, id="run-groups")
         self.charts = ChartGroup(glyphs, id="charts")
@@ -94,7 +94,7 @@ class GroupedScreen(SteeredScreen, KeptLines):
         yield self.line
         yield self.groups_line
         yield _Groups(*self._groups.values(), id="groups")
-        yield KeyLine(self.surroundings.glyphs)
+        yield KeyLine(self.context.glyphs)
 
     def group_shown(self, group: Group) -> None:
         """A group has come into sight: what was not worth its while before is brought up to date."""

@@ -14,7 +14,7 @@ from workbench.tui.panels.gpu import GpuPanel
 from workbench.tui.panels.memory import MemoryPanel
 from workbench.tui.panels.pcie import PciePanel
 from workbench.tui.panels.threads import ThreadsPanel
-from workbench.tui.run.arrangement import share_height
+from workbench.tui.run.panel_layout import share_height
 from workbench.tui.run.recorded_panel import RecordedPanel
 
 LEAST_HEIGHT = 3

@@ -31,7 +31,7 @@ from workbench.runs import (
     read_status,
 )
 from workbench.runs.glimpse import glimpse
-from workbench.runs.launch import LastWords, last_words
+from workbench.runs.launch import ExitReason, exit_reason
 from workbench.runs.summary import LIVING, summarize
 from workbench.tui.run.curves import RunCurves
 from workbench.tui.run.optimizer_speed import disk_folder, memory_limit_gb_per_s, update_gb_per_s
@@ -75,7 +75,7 @@ class RunLook:
     """Planned and measured figures."""
     samples: tuple[Path, ...] | None = None
     """The files of generated texts, by their steps."""
-    ended: LastWords | None = None
+    ended: ExitReason | None = None
     """How it ended, once it has."""
     recorded: Metrics | None = None
     """What was recorded of the machine, once the run has ended."""
@@ -145,7 +145,7 @@ class RunReader:
         elif self._was_living is not False or self._changed(self.run.status):
             summary = summarize(self.run, moment)
             self._kept.folder_problem, self._preset = summary.problem, summary.preset
-            ended, recorded = last_words(self.run, LAST_LINES), read_system(self.run)
+            ended, recorded = exit_reason(self.run, LAST_LINES), read_system(self.run)
         if first and living:
             self._preset = summarize(self.run, moment).preset
         self._was_living = living

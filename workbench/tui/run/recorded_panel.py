@@ -11,7 +11,7 @@ from workbench.runs import Metrics
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean
 from workbench.tui.panels.panel import Panel
-from workbench.tui.run.happenings import clock
+from workbench.tui.run.events import clock
 
 _POINTS = 240
 _SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (

@@ -18,12 +18,12 @@ from workbench.errors import WorkbenchError
 from workbench.runs import Event, RunDirectory, liveness, read_status, send_control
 from workbench.runs.steering import Answer, ask
 from workbench.runs.summary import LIVING
+from workbench.tui.context import AppContext
 from workbench.tui.dialogs import Choice, Confirm
 from workbench.tui.messages import ResumeRun
 from workbench.tui.run.ending import end_at_once
 from workbench.tui.run.reading import RunLook
 from workbench.tui.run.resuming import GOES_ON
-from workbench.tui.surroundings import Surroundings
 
 CHANGING = ("pause", "save_now", "stop", "resume")
 """The actions that read-only mode leaves out."""
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class SteeredScreen(Screen[None]):
-    """A screen of one run. The screen gives `run`, `surroundings`, `latest` and `tell_notice`."""
+    """A screen of one run. The screen gives `run`, `context`, `latest` and `tell_notice`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("p", "pause", "Pause/go on", id="run.pause"),
@@ -44,7 +44,7 @@ class SteeredScreen(Screen[None]):
     ]
 
     run: RunDirectory
-    surroundings: Surroundings
+    context: AppContext
     latest: RunLook | None = None
     """The last look; None before the first."""
 
@@ -66,7 +66,7 @@ class SteeredScreen(Screen[None]):
         """Only what can be done to the run as it is now; before the first look, what a living one takes."""
         if action not in CHANGING:
             return True
-        if self.surroundings.read_only:
+        if self.context.read_only:
             return False
         if self.latest is None:
             return action != "resume"
@@ -120,7 +120,7 @@ class SteeredScreen(Screen[None]):
 
     @work(group="stop", exclusive=True, exit_on_error=False)
     async def _stop(self) -> None:
-        glyphs = self.surroundings.glyphs
+        glyphs = self.context.glyphs
         if self.stopping:
             text = (
                 f"{self.run.name} is stopping already: it finishes its step and saves. End it at once? What it did "
@@ -159,12 +159,12 @@ class SteeredScreen(Screen[None]):
 
         For `App.action_quit` as well, which must then be a worker: a dialog is waited for.
         """
-        if self.surroundings.read_only or self._asking_to_leave:
-            return self.surroundings.read_only
+        if self.context.read_only or self._asking_to_leave:
+            return self.context.read_only
         self._asking_to_leave = True
         try:
             status = await asyncio.to_thread(read_status, self.run)
-            if liveness(status, self.surroundings.clock()) not in LIVING:
+            if liveness(status, self.context.clock()) not in LIVING:
                 return True
             dialog = Choice(
                 "Leave",
@@ -174,7 +174,7 @@ class SteeredScreen(Screen[None]):
                     ("stay", "Stay"),
                 ),
                 f"{self.run.name} is {'stopping' if self.stopping else 'training'}.",
-                glyphs=self.surroundings.glyphs,
+                glyphs=self.context.glyphs,
             )
             choice = await self._answer(dialog)
             if choice != "stop":

@@ -8,7 +8,7 @@ from typing import ClassVar
 from workbench.formatting import amount, duration, number
 from workbench.plan.outcome import Compared
 from workbench.runs import Liveness, Status
-from workbench.runs.launch import LastWords
+from workbench.runs.launch import ExitReason
 from workbench.tui.panels.drawing import Line, clean, ends
 from workbench.tui.panels.panel import Panel
 
@@ -26,7 +26,7 @@ class Outcome:
 
     state: Liveness
     status: Status
-    words: LastWords
+    words: ExitReason
     tokens: float | None = None
     best_validation: tuple[float, int] | None = None
     """Nats a token, and the step."""

@@ -1,1 +1,1 @@
-"""One file a screen. A screen knows its surroundings and asks for other screens by messages."""
+"""One file a screen. A screen knows its context and asks for other screens by messages."""

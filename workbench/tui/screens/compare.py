@@ -22,9 +22,9 @@ from workbench.runs.summary import RunSummary, summarize
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.curves import Curve
 from workbench.tui.charts.series import Series, given_rows
+from workbench.tui.context import AppContext
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.screens.difference_table import DifferenceTable, letter
-from workbench.tui.surroundings import Surroundings
 
 SMOOTHING = 0.9
 """Share that the drawn average of the losses keeps of itself at each step; the losses themselves are dots behind it."""
@@ -85,9 +85,9 @@ class CompareScreen(Screen[None]):
         Binding("tab", "app.focus_next", "Chart/table", id="compare.other", show=False),
     ]
 
-    def __init__(self, surroundings: Surroundings, runs: Sequence[RunDirectory]) -> None:
+    def __init__(self, context: AppContext, runs: Sequence[RunDirectory]) -> None:
         super().__init__()
-        self.surroundings = surroundings
+        self.context = context
         self.runs = tuple(runs)
         self.validation = False
         """Whether the validation losses are shown instead of the training losses."""
@@ -97,11 +97,11 @@ class CompareScreen(Screen[None]):
         self._reading = False
 
     def compose(self) -> ComposeResult:
-        glyphs = self.surroundings.glyphs
+        glyphs = self.context.glyphs
         yield Chart("Loss", glyphs=glyphs, id="loss")
         yield Chart("Validation loss", glyphs=glyphs, id="validation")
         yield DifferenceTable(glyphs, id="table")
-        yield KeyLine(self.surroundings.glyphs)
+        yield KeyLine(self.context.glyphs)
 
     @property
     def chart(self) -> Chart:
@@ -112,7 +112,7 @@ class CompareScreen(Screen[None]):
         self.query_one("#validation").display = False
         self.chart.focus()
         self._show_curves()
-        self.set_interval(self.surroundings.interval_s, self._tick)
+        self.set_interval(self.context.interval_s, self._tick)
         self._look()
 
     # Reading.
@@ -129,7 +129,7 @@ class CompareScreen(Screen[None]):
 
     @work(thread=True, group="look", exit_on_error=False)
     def _read(self) -> None:
-        now = self.surroundings.clock()
+        now = self.context.clock()
         curves = [reader.read() for reader in self._readers]
         rows = [summarize(run, now) for run in self.runs]
         # A configuration changes only with a resumption.
@@ -166,7 +166,7 @@ class CompareScreen(Screen[None]):
         """Preset and id, behind the run's letter where the chart does not draw that itself."""
         parts = self.runs[place].name.split("-", 2)
         name = parts[2] if len(parts) == 3 and parts[0].isdecimal() else self.runs[place].name
-        return f"{letter(place)} {name}" if self.surroundings.glyphs.ascii else name
+        return f"{letter(place)} {name}" if self.context.glyphs.ascii else name
 
     # Actions.
 

@@ -23,6 +23,7 @@ from textual.widgets import Static
 from workbench.config import RunConfig
 from workbench.errors import WorkbenchError
 from workbench.plan.fit import Fit
+from workbench.tui.context import AppContext
 from workbench.tui.dialogs import Confirm
 from workbench.tui.form.asking import AskFit
 from workbench.tui.form.draft import FIELDS, Draft
@@ -41,7 +42,6 @@ from workbench.tui.form.verdict import verdict_words
 from workbench.tui.messages import StartRun
 from workbench.tui.panels.drawing import clean
 from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.surroundings import Surroundings
 
 _CHANGING = ("start", "save", "measure")
 """The actions that read-only mode leaves out."""
@@ -107,16 +107,16 @@ class ConfigureScreen(LookingScreen):
     stale_after_s = 5.0
     """What is free is asked anew when the screen comes back after so long."""
 
-    def __init__(self, surroundings: Surroundings, path: Path, sources: Sources | None = None) -> None:
-        super().__init__(surroundings, path, sources or Here(surroundings.runs_root))
-        self._looked_at = surroundings.clock()
+    def __init__(self, context: AppContext, path: Path, sources: Sources | None = None) -> None:
+        super().__init__(context, path, sources or Here(context.runs_root))
+        self._looked_at = context.clock()
         self._title_text = ""
         self._newest: Outlook | None = None
         self._has_unknown = False
         """Whether the draft has keys that no configuration has."""
 
     def compose(self) -> ComposeResult:
-        glyphs = self.surroundings.glyphs
+        glyphs = self.context.glyphs
         yield Static("", id="title")
         yield Static("", id="above")
         with Container(id="body"):
@@ -132,8 +132,8 @@ class ConfigureScreen(LookingScreen):
         self._update()
 
     def on_screen_resume(self) -> None:
-        if self.surroundings.clock() - self._looked_at > self.stale_after_s:
-            self._looked_at = self.surroundings.clock()
+        if self.context.clock() - self._looked_at > self.stale_after_s:
+            self._looked_at = self.context.clock()
             self.plan_anew()
             self.look_around()
 
@@ -186,7 +186,7 @@ class ConfigureScreen(LookingScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "drop_unknown":
             return self._has_unknown
-        return not (self.surroundings.read_only and action in _CHANGING)
+        return not (self.context.read_only and action in _CHANGING)
 
     # From a key to a plan
 
@@ -221,12 +221,12 @@ class ConfigureScreen(LookingScreen):
         above = self.query_one("#above", Static)
         above.set_class(bool(said.above), "-some")
         if said.above:
-            glyphs = self.surroundings.glyphs
+            glyphs = self.context.glyphs
             above.update(Content("\n".join(clean(words, glyphs) for words in said.above)))
         self._help(said.problems)
 
     def _show_title(self, changed: int, wrong: int) -> None:
-        glyphs = self.surroundings.glyphs
+        glyphs = self.context.glyphs
         parts = [self.path.stem]
         parts += [f"{changed} changed"] if changed else []
         parts += [f"{glyphs.bad} {wrong} problem{'s' if wrong > 1 else ''}"] if wrong else []
@@ -325,7 +325,7 @@ class ConfigureScreen(LookingScreen):
                     "Start anyway",
                     "Cancel",
                     danger=True,
-                    glyphs=self.surroundings.glyphs,
+                    glyphs=self.context.glyphs,
                 ),
                 lambda sure: self._start() if sure else None,
             )
@@ -361,7 +361,7 @@ class ConfigureScreen(LookingScreen):
                     self.draft.set(change.field, change.after)
                 self.draft_changed()
 
-        self.app.push_screen(AskFit(found, self.surroundings.glyphs), answered)
+        self.app.push_screen(AskFit(found, self.context.glyphs), answered)
 
     def action_measure(self) -> None:
         """Measure this machine; a second time: leave off."""

@@ -22,6 +22,7 @@ from textual.worker import get_current_worker
 
 from workbench.errors import ConfigurationError
 from workbench.presets import delete_preset, duplicate_preset, remember_preset
+from workbench.tui.context import AppContext
 from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows
@@ -29,7 +30,6 @@ from workbench.tui.form.preset_list import PresetAbout, PresetList
 from workbench.tui.messages import OpenPreset, StartRun
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.screens.filter_field import FilteredScreen, FilterField
-from workbench.tui.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from workbench.tui.form.planning import Planning
@@ -87,9 +87,9 @@ class PresetsScreen(FilteredScreen):
         Binding("x", "delete", "Delete", id="presets.delete"),
     ]
 
-    def __init__(self, surroundings: Surroundings, sources: Sources | None = None) -> None:
+    def __init__(self, context: AppContext, sources: Sources | None = None) -> None:
         super().__init__()
-        self.surroundings = surroundings
+        self.context = context
         self._sources = sources
         self._rows: dict[Path, PresetRow] = {}
         """In the order in which they are shown."""
@@ -104,10 +104,10 @@ class PresetsScreen(FilteredScreen):
         from workbench.tui.form.planning import Planning
         from workbench.tui.form.sources import Here
 
-        return Planning(self._sources or Here(self.surroundings.runs_root))
+        return Planning(self._sources or Here(self.context.runs_root))
 
     def compose(self) -> ComposeResult:
-        glyphs = self.surroundings.glyphs
+        glyphs = self.context.glyphs
         yield FilterField("type to filter by name")
         with Container(id="body"):
             yield PresetList(glyphs, id="presets")
@@ -134,7 +134,7 @@ class PresetsScreen(FilteredScreen):
         self._call_off()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return not (self.surroundings.read_only and action in _CHANGING)
+        return not (self.context.read_only and action in _CHANGING)
 
     # Reading
 
@@ -302,7 +302,7 @@ class PresetsScreen(FilteredScreen):
     def _ask(self, title: str, text: str, yes: str, do: Callable[[], None]) -> None:
         from workbench.tui.dialogs import Confirm
 
-        dialog = Confirm(title, text, yes, "Cancel", danger=True, glyphs=self.surroundings.glyphs)
+        dialog = Confirm(title, text, yes, "Cancel", danger=True, glyphs=self.context.glyphs)
         self.app.push_screen(dialog, lambda sure: do() if sure else None)
 
     def _tell(self, message: str, severity: SeverityLevel = "information") -> None:

@@ -25,11 +25,11 @@ that failed or died, the last lines of its log.
         self._row: RunSummary | None = None
         self._words: tuple[str, ...] = ()
 
-    def show(self, row: RunSummary | None, last_words: tuple[str, ...] = ()) -> None:
-        if (row, last_words) != (self._row, self._words):
+    def show(self, row: RunSummary | None, exit_reason: tuple[str, ...] = ()) -> None:
+        if (row, exit_reason) != (self._row, self._words):
             if self._row is None or row is None or row.run != self._row.run:
                 self.first_row = 0
-            self._row, self._words = row, last_words
+            self._row, self._words = row, exit_reason
             self.changed()
 
     def heading(self) -> tuple[str, ...]:

@@ -22,10 +22,11 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.formatting import amount
 from workbench.runs import RunDirectory
 from workbench.runs.deleting import delete_run, plan_deletion
-from workbench.runs.launch import last_words
+from workbench.runs.launch import exit_reason
 from workbench.runs.steering import ask
 from workbench.runs.summary import RunSummaries, RunSummary
 from workbench.system.folders import expanded
+from workbench.tui.context import AppContext
 from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
 from workbench.tui.panels.key_line import KeyLine
@@ -33,7 +34,6 @@ from workbench.tui.run.resuming import GOES_ON
 from workbench.tui.screens.filter_field import FilteredScreen, FilterField
 from workbench.tui.screens.run_detail import RunDetail
 from workbench.tui.screens.run_list import RunList
-from workbench.tui.surroundings import Surroundings
 
 _CHANGING = ("resume", "stop", "pause", "save", "export", "delete")
 """The actions that read-only mode leaves out."""
@@ -85,10 +85,10 @@ class RunsScreen(FilteredScreen):
         Binding("y", "copy_path", "Copy path", id="runs.copy_path"),
     ]
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, context: AppContext) -> None:
         super().__init__()
-        self.surroundings = surroundings
-        self._summaries = RunSummaries(surroundings.runs_root)
+        self.context = context
+        self._summaries = RunSummaries(context.runs_root)
         self._rows: tuple[RunSummary, ...] | None = None
         """None before the first look."""
         self._reading = False
@@ -98,11 +98,11 @@ class RunsScreen(FilteredScreen):
         """Whether the keys that are shown say that the run under the cursor can go on."""
 
     def compose(self) -> ComposeResult:
-        glyphs = self.surroundings.glyphs
+        glyphs = self.context.glyphs
         yield FilterField("type to filter by name or state")
         yield RunList(glyphs, id="runs")
         yield RunDetail(glyphs, id="detail")
-        yield KeyLine(self.surroundings.glyphs)
+        yield KeyLine(self.context.glyphs)
 
     @property
     def run_list(self) -> RunList:
@@ -111,7 +111,7 @@ class RunsScreen(FilteredScreen):
     def on_mount(self) -> None:
         self.run_list.focus()
         self.run_list.show((), "Reading the runs ...")
-        self.set_interval(self.surroundings.interval_s, self._tick)
+        self.set_interval(self.context.interval_s, self._tick)
         self.look()
 
     def on_screen_resume(self) -> None:
@@ -121,7 +121,7 @@ class RunsScreen(FilteredScreen):
         self.set_class(self.size.height < 20, "-low")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if self.surroundings.read_only and action in _CHANGING:
+        if self.context.read_only and action in _CHANGING:
             return False
         if action == "resume" and not self._may_resume:
             return None
@@ -152,7 +152,7 @@ class RunsScreen(FilteredScreen):
 
     @work(thread=True, group="look", exit_on_error=False)
     def _read(self) -> None:
-        rows = self._summaries.read(self.surroundings.clock())
+        rows = self._summaries.read(self.context.clock())
         self.post_message(RunsRead(rows))
 
     def on_runs_read(self, event: RunsRead) -> None:
@@ -191,7 +191,7 @@ class RunsScreen(FilteredScreen):
 
     @work(thread=True, group="last words", exclusive=True, exit_on_error=False)
     def _read_last_words(self, row: RunSummary) -> None:
-        self.post_message(LastWordsRead(row, last_words(row.run, _LAST_LINES).lines))
+        self.post_message(LastWordsRead(row, exit_reason(row.run, _LAST_LINES).lines))
 
     def on_last_words_read(self, event: LastWordsRead) -> None:
         if event.row == self.run_list.highlighted:
@@ -274,7 +274,7 @@ class RunsScreen(FilteredScreen):
             f"Stop {row.name}? It finishes its step, saves a checkpoint and ends; R resumes it from there."
         )
         self.app.push_screen(
-            Confirm("Stop", question, "Stop and save", "Go on", glyphs=self.surroundings.glyphs), answered
+            Confirm("Stop", question, "Stop and save", "Go on", glyphs=self.context.glyphs), answered
         )
 
     @work(group="steer", exit_on_error=False)
@@ -312,7 +312,7 @@ class RunsScreen(FilteredScreen):
 
         target = Path("exported") / run.name
         dialog = AskText(
-            "Export the model into", str(target), wrong, yes="Export", glyphs=self.surroundings.glyphs
+            "Export the model into", str(target), wrong, yes="Export", glyphs=self.context.glyphs
         )
         folder = await self.app.push_screen_wait(dialog)
         if folder is None:
@@ -342,7 +342,7 @@ class RunsScreen(FilteredScreen):
                 planned.checkpoints, f", {planned.checkpoints} checkpoints among them,"
             )
             text = f"Delete {run.name}? {amount(planned.bytes)} in {files}{saved} will be gone for good."
-            dialog = Confirm("Delete", text, "Delete", "Keep", danger=True, glyphs=self.surroundings.glyphs)
+            dialog = Confirm("Delete", text, "Delete", "Keep", danger=True, glyphs=self.context.glyphs)
             if not await self.app.push_screen_wait(dialog):
                 return
             gone = await asyncio.to_thread(delete_run, run)

@@ -18,6 +18,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 
 from workbench.monitor.samples import MonitorSample
+from workbench.tui.context import AppContext
 from workbench.tui.messages import HidePanels
 from workbench.tui.panels.cores import CoresPanel
 from workbench.tui.panels.disk import DiskPanel
@@ -27,7 +28,6 @@ from workbench.tui.panels.memory import MemoryPanel
 from workbench.tui.panels.pcie import PciePanel
 from workbench.tui.panels.status_line import StatusLine
 from workbench.tui.panels.threads import ThreadsPanel
-from workbench.tui.surroundings import Surroundings
 
 LEAST_HEIGHT = 3
 MonitorPanel = GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel
@@ -85,11 +85,11 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
         Binding("q", "app.quit", "Quit", id="top.quit"),
     ]
 
-    def __init__(self, surroundings: Surroundings, hidden: Collection[str] = ()) -> None:
+    def __init__(self, context: AppContext, hidden: Collection[str] = ()) -> None:
         """`hidden`: the ids of the panels that are not shown at first."""
         super().__init__()
-        self.surroundings = surroundings
-        glyphs = surroundings.glyphs
+        self.context = context
+        glyphs = context.glyphs
         self.line = StatusLine(glyphs, id="top-line")
         self.panels: tuple[MonitorPanel, ...] = (
             GpuPanel(glyphs, id="gpu"),
@@ -110,13 +110,13 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
         yield self.line
         # Panels take the focus, not the container around them.
         yield VerticalScroll(*self.panels, can_focus=False)
-        yield KeyLine(self.surroundings.glyphs)
+        yield KeyLine(self.context.glyphs)
 
     def on_mount(self) -> None:
         self.lay_out()
         self._tell()
         self.look()
-        self.set_interval(self.surroundings.interval_s, self.look)
+        self.set_interval(self.context.interval_s, self.look)
 
     def on_resize(self, event: events.Resize) -> None:
         self.lay_out()
@@ -130,7 +130,7 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
         seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
         if self.frozen or not seen:
             return
-        sample = self.surroundings.monitor.latest
+        sample = self.context.monitor.latest
         if sample is None or (self._sample is not None and sample.time == self._sample.time):
             return
         gpus_before = len(self._sample.gpus) if self._sample else 0
@@ -176,7 +176,7 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
         else:
             self.line.set_notice("")
         trainer = f"training process {sample.trainer.pid}" if sample.trainer else "no training process"
-        separator = f" {self.surroundings.glyphs.separator} "
+        separator = f" {self.context.glyphs.separator} "
         self.line.show_text(separator.join(("workbench top", at, trainer)))
 
     def action_freeze(self) -> None:

@@ -14,7 +14,7 @@ FILE_NAME = "screen.json"
 
 
 @dataclass(frozen=True)
-class Remembered:
+class UiState:
     theme: str = ""
     """A theme's name; empty: the default."""
     mode: str = ""
@@ -23,22 +23,22 @@ class Remembered:
     """Of the monitor, by their ids."""
 
 
-def read_remembered() -> Remembered:
+def read_ui_state() -> UiState:
     """What was written last; the defaults where that cannot be read."""
     try:
         values = json.loads(read_cached(FILE_NAME) or "{}")
     except ValueError:
-        return Remembered()
+        return UiState()
     if not isinstance(values, dict):
-        return Remembered()
+        return UiState()
     theme, mode, hidden = values.get("theme"), values.get("mode"), values.get("hidden_panels")
-    return Remembered(
+    return UiState(
         theme if isinstance(theme, str) else "",
         mode if isinstance(mode, str) else "",
         tuple(name for name in hidden if isinstance(name, str)) if isinstance(hidden, list) else (),
     )
 
 
-def write_remembered(remembered: Remembered) -> None:
+def write_ui_state(remembered: UiState) -> None:
     """Keep it, whole or not at all."""
     write_cached(FILE_NAME, json.dumps(asdict(remembered)))

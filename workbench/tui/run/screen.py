@@ -20,15 +20,15 @@ from workbench.formatting import known
 from workbench.monitor.samples import MonitorSample
 from workbench.plan.outcome import Compared
 from workbench.runs import Lanes, RunDirectory
-from workbench.runs.launch import LastWords
+from workbench.runs.launch import ExitReason
+from workbench.tui.context import AppContext
 from workbench.tui.run.alerts import LEARNED, Alerts
-from workbench.tui.run.arrangement import Group
 from workbench.tui.run.curves import RunCurves
+from workbench.tui.run.events import RunEvent, run_event_of
 from workbench.tui.run.grouped_screen import GroupedScreen
-from workbench.tui.run.happenings import Happening, happening_of
+from workbench.tui.run.panel_layout import Group
 from workbench.tui.run.reading import RunLook, RunReader
 from workbench.tui.run.summary_panel import Outcome
-from workbench.tui.surroundings import Surroundings
 
 _LOG_EVERY = 2
 """Ticks from one look at the log to the next."""
@@ -79,8 +79,8 @@ they stand beside each other and the digits move the focus, on a small one they 
         Binding("y", "copy_path", "Copy path", id="run.copy_path"),
     ]
 
-    def __init__(self, surroundings: Surroundings, run: RunDirectory) -> None:
-        super().__init__(surroundings)
+    def __init__(self, context: AppContext, run: RunDirectory) -> None:
+        super().__init__(context)
         self.run = run
         self.frozen = False
         self.alerts = Alerts()
@@ -96,7 +96,7 @@ they stand beside each other and the digits move the focus, on a small one they 
         self._checkpoints: list[tuple[float, str]] = []
         """Step and folder of those that were saved."""
         self._compared: tuple[Compared, ...] = ()
-        self._words: LastWords | None = None
+        self._words: ExitReason | None = None
 
     def on_mount(self) -> None:
         self.title = self.run.name
@@ -107,7 +107,7 @@ they stand beside each other and the digits move the focus, on a small one they 
         self.log_view.open(self.run.log)
         self._look()
         self._show_sample()
-        self.set_interval(self.surroundings.interval_s, self.tick)
+        self.set_interval(self.context.interval_s, self.tick)
 
     def on_screen_resume(self) -> None:
         self.tick()
@@ -137,7 +137,7 @@ they stand beside each other and the digits move the focus, on a small one they 
         try:
             if self._reader.looks == 0 and (seen := self._reader.glimpse()) is not None:
                 self.post_message(CurvesReady(seen, RunCurves.NAMES))
-            look = self._reader.look(self.surroundings.clock())
+            look = self._reader.look(self.context.clock())
             if look.curves is not None:
                 for name in RunCurves.NAMES:
                     look.curves.work_out(name)
@@ -187,7 +187,7 @@ they stand beside each other and the digits move the focus, on a small one they 
     def _show_curves(self, look: RunLook) -> None:
         rows = look.rows if look.curves is None else look.curves.newest(LEARNED)
         if rows is not None and self._known:
-            self._alert(self.alerts.of_records(rows, self.surroundings.clock()))
+            self._alert(self.alerts.of_records(rows, self.context.clock()))
         elif rows is not None:
             self.alerts.learn(rows)
         if look.rows is not None:
@@ -207,7 +207,7 @@ they stand beside each other and the digits move the focus, on a small one they 
             self.lanes.show_lanes(self._last_lanes)
 
     def _take_events(self, look: RunLook) -> None:
-        self.events.add(said for event in look.events if (said := happening_of(event)) is not None)
+        self.events.add(said for event in look.events if (said := run_event_of(event)) is not None)
         for event in look.events:
             step, path = event.fields.get("step"), event.fields.get("path")
             if event.kind == "checkpoint" and isinstance(step, (int, float)):
@@ -268,10 +268,10 @@ they stand beside each other and the digits move the focus, on a small one they 
         watched = (look.status.pid if look.living and look.here else None, folders)
         if watched != self._watched:
             self._watched = watched
-            self.surroundings.monitor.watch(pid=watched[0] or None, folders=folders)
+            self.context.monitor.watch(pid=watched[0] or None, folders=folders)
 
     def _show_sample(self) -> None:
-        sample = self.surroundings.monitor.latest
+        sample = self.context.monitor.latest
         if sample is None or (self._sample is not None and sample.time == self._sample.time):
             return
         self._sample = sample
@@ -279,16 +279,16 @@ they stand beside each other and the digits move the focus, on a small one they 
         if self.latest is not None and self.latest.living:
             self._alert(self.alerts.of_sample(sample))
 
-    def _alert(self, happenings: list[Happening]) -> None:
-        self.events.add(happenings)
-        for happening in happenings:
-            severity = "error" if happening.band == "bad" else "warning"
-            self.notify(happening.text, title="Alert", severity=severity, markup=False)  # type: ignore[arg-type]
+    def _alert(self, events: list[RunEvent]) -> None:
+        self.events.add(events)
+        for event in events:
+            severity = "error" if event.band == "bad" else "warning"
+            self.notify(event.text, title="Alert", severity=severity, markup=False)  # type: ignore[arg-type]
 
     def action_freeze(self) -> None:
         """Stop redrawing, or go on; nothing but the picture stops."""
         self.frozen = not self.frozen
-        self._frozen_at = time.strftime("%H:%M:%S", time.localtime(self.surroundings.clock()))
+        self._frozen_at = time.strftime("%H:%M:%S", time.localtime(self.context.clock()))
         self.tell_notice()
         self.tick()
 
@@ -300,10 +300,10 @@ they stand beside each other and the digits move the focus, on a small one they 
         notices = []
         if self.frozen:
             notices.append(f"frozen at {self._frozen_at}, z goes on")
-        if self.surroundings.read_only:
+        if self.context.read_only:
             notices.append("read-only")
         if self.stopping:
             notices.append("stopping")
         elif self.asked:
             notices.append(self.asked)
-        self.line.set_notice(f" {self.surroundings.glyphs.separator} ".join(notices))
+        self.line.set_notice(f" {self.context.glyphs.separator} ".join(notices))

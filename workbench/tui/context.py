@@ -33,7 +33,7 @@ class Monitor(Protocol):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class AppContext:
     """Unchanged while the application runs."""
 
     runs_root: Path

@@ -14,7 +14,7 @@ Band = Literal["", "good", "warning", "bad"]
 
 
 @dataclass(frozen=True)
-class Happening:
+class RunEvent:
     """One line of the list of events."""
 
     time: float
@@ -24,13 +24,13 @@ class Happening:
     band: Band = ""
 
 
-def happening_of(event: Event) -> Happening | None:
+def run_event_of(event: Event) -> RunEvent | None:
     """The event in words; None for what the status line tells already, and for kinds that are not known."""
     said = _SAID.get(event.kind)
     if said is None:
         return None
     text, band = said(event.fields)
-    return Happening(event.time, event.kind.replace("_", " "), text, band)
+    return RunEvent(event.time, event.kind.replace("_", " "), text, band)
 
 
 def clock(at: float) -> str:

@@ -11,8 +11,8 @@ from textual.constants import DEFAULT_THEME
 from textual.pilot import Pilot
 from whole_app import App, House, settled
 
-from workbench.tui.remembered import FILE_NAME, Remembered, read_remembered, write_remembered
 from workbench.tui.screens.top import TopScreen
+from workbench.tui.ui_state import FILE_NAME, UiState, read_ui_state, write_ui_state
 
 
 async def nothing(app: App, pilot: Pilot[None]) -> None:
@@ -30,9 +30,9 @@ def test_theme_and_part_come_back_the_next_time(house: House) -> None:
         assert app.has_class("-theme-nord")
 
     house.drive(change)
-    assert read_remembered() == Remembered(theme="nord", mode="runs")
+    assert read_ui_state() == UiState(theme="nord", mode="runs")
     house.drive(look)
-    assert read_remembered() == Remembered(theme="nord", mode="runs")
+    assert read_ui_state() == UiState(theme="nord", mode="runs")
 
 
 def test_hidden_panels_of_the_monitor_come_back_the_next_time(house: House) -> None:
@@ -60,7 +60,7 @@ def test_hidden_panels_of_the_monitor_come_back_the_next_time(house: House) -> N
 def test_the_theme_of_the_environment_stands_above_the_remembered_one_and_is_not_remembered(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_remembered(Remembered(theme="nord"))
+    write_ui_state(UiState(theme="nord"))
     monkeypatch.setenv("TEXTUAL_THEME", "textual-light")
 
     async def look(app: App, pilot: Pilot[None]) -> None:
@@ -68,13 +68,13 @@ def test_the_theme_of_the_environment_stands_above_the_remembered_one_and_is_not
         assert app.theme == DEFAULT_THEME != "nord"
 
     house.drive(look)
-    assert read_remembered().theme == "nord"
+    assert read_ui_state().theme == "nord"
 
 
 def test_a_part_that_was_asked_for_is_not_the_one_remembered(house: House) -> None:
-    write_remembered(Remembered(mode="runs"))
+    write_ui_state(UiState(mode="runs"))
     house.drive(nothing, part="top")
-    assert read_remembered().mode == "runs"
+    assert read_ui_state().mode == "runs"
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_panels_of_another_version_and_all_panels_hidden_leave_something_to_see(
         assert all(panel.display for panel in app.screen.panels)
 
     for names in (("unheard",), ("gpu", "cores", "memory", "threads", "pcie", "disk")):
-        write_remembered(Remembered(hidden_panels=names))
+        write_ui_state(UiState(hidden_panels=names))
         house.drive(look, part="top")
 
 
 def test_a_cache_that_cannot_be_written_is_no_trouble(house: House, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     house.drive(nothing)
-    assert read_remembered() == Remembered()
+    assert read_ui_state() == UiState()
