@@ -11,13 +11,14 @@ import torch
 
 from workbench.engine.devices.device import Device, has_bfloat16, open_device
 from workbench.errors import ConfigurationError
+from workbench.formatting import GIB
 from workbench.optimizer.extension import missing_extension
 from workbench.optimizer.thread_count import candidates
 from workbench.plan.memory.free import free_host_bytes
 from workbench.plan.profile import DeviceProfile, HostProfile, LinkProfile, MachineProfile
 from workbench.profiles.machine.budget import FULL, Budget
 from workbench.profiles.machine.disk import measure_disk
-from workbench.profiles.machine.fingerprint import GIB, cpu_model, machine_fingerprint, total_memory_bytes
+from workbench.profiles.machine.fingerprint import cpu_model, machine_fingerprint, total_memory_bytes
 from workbench.profiles.machine.host_buffers import SHARE_OF_FREE, HostBuffers, buffer_bytes, cache_bytes
 from workbench.profiles.machine.host_optimizer import BYTES_A_PARAMETER, measure_optimizer
 from workbench.profiles.machine.link import measure_link

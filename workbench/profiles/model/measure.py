@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from workbench.engine.arithmetic.precision import DTYPES
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import WorkbenchError
+from workbench.formatting import GIB
 from workbench.plan.memory.free import free_host_bytes
 from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.times import KindTimes, ModelTimes
@@ -32,7 +33,7 @@ from workbench.profiles.model.cut_model import (
 )
 from workbench.profiles.model.masked_attention import attentions, time_attention
 from workbench.profiles.model.stopwatch import MatrixSpeed, Stopwatch
-from workbench.profiles.model.take import GIB, first_blocks, quiet_transformers, room_needed
+from workbench.profiles.model.take import first_blocks, quiet_transformers, room_needed
 
 FEWEST_TOKENS = 16
 LEAST_ROUNDS, MOST_ROUNDS = 3, 7
