@@ -118,8 +118,7 @@ def predict(config: RunConfig) -> tuple[int, float]:
     from workbench.plan.ground import ground_of
     from workbench.plan.planner import Planner
     from workbench.plan.time.times import ModelTimes
-    from workbench.profiles.model.helper_process import ask_helper
-    from workbench.profiles.model.obtain import essential, obtain_model_profile
+    from workbench.profiles.model.obtain import ask_once, essential, obtain_model_profile
 
     machine = probed(config.offload.disk_path)
     table = config.model.model_dump()
@@ -138,7 +137,7 @@ def predict(config: RunConfig) -> tuple[int, float]:
             "fingerprint": "",
             "budget_s": 20.0,
         }
-        return ModelTimes.model_validate(ask_helper(question, tell))
+        return ModelTimes.model_validate(ask_once(question, tell))
 
     plan = Planner(model_profile, ground_of(machine), times_of).plan(config)
     host = next(tier for tier in plan.memory.tiers if tier.tier == "host")

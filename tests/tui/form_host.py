@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ from workbench.plan.profile import load_profile
 from workbench.plan.time.times import ModelTimes
 from workbench.presets import shipped_folder
 from workbench.profiles.model.obtain import read_shipped
+from workbench.system.child_process import CancelledError
 from workbench.tui.context import AppContext
-from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.sources import Sizes, Tell
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.messages import OpenPreset, StartRun
@@ -71,7 +72,7 @@ class PlannedMachine:
         self.machine = known if profile else Ground(known.name, known.free, known.has_bfloat16, None)
         self.measured = known
         self.asked: list[dict[str, Any]] = []
-        self.errands: list[Errand] = []
+        self.cancels: list[Event] = []
         self.grounds = 0
         self.refusal: WorkbenchError | None = None
         self.may_answer = threading.Event()
@@ -91,13 +92,13 @@ class PlannedMachine:
     def known_model_profile(self, model: Mapping[str, Any]) -> ModelProfile | None:
         return read_shipped(model)
 
-    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> ModelProfile:
+    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, cancelled: Event) -> ModelProfile:
         self.asked.append(dict(model))
-        self.errands.append(errand)
+        self.cancels.append(cancelled)
         tell("taking the model profile, as a test")
         while not self.may_answer.wait(0.005):
-            if errand.called_off:
-                raise CalledOffError
+            if cancelled.is_set():
+                raise CancelledError
         if self.refusal is not None:
             raise self.refusal
         return shipped_model_profile(SMALL).model_copy(update={"positions": None})  # whatever the sequences
@@ -111,12 +112,12 @@ class PlannedMachine:
     ) -> ModelTimes | None:
         return None
 
-    def measure(self, device: str, disk_path: str, tell: Tell, errand: Errand) -> None:
-        self.errands.append(errand)
+    def measure(self, device: str, disk_path: str, tell: Tell, cancelled: Event) -> None:
+        self.cancels.append(cancelled)
         tell("the memory's speed")
         while not self.may_answer.wait(0.005):
-            if errand.called_off:
-                raise CalledOffError
+            if cancelled.is_set():
+                raise CancelledError
         self.machine = self.measured
 
 

@@ -617,12 +617,12 @@ def test_a_model_profile_is_called_off_when_the_model_changes_again_and_when_the
             row.control.load_text(f"n_layer = {layers}")
             await until(pilot, lambda wanted=layers - 3: len(machine.asked) == wanted)
         assert [table["config"]["n_layer"] for table in machine.asked] == [4, 5]
-        assert machine.errands[0].called_off and not machine.errands[1].called_off
+        assert machine.cancels[0].is_set() and not machine.cancels[1].is_set()
         await pilot.press("escape")
         await pilot.pause()
         await pilot.press("y")
         await settled(pilot)
-        assert machine.errands[1].called_off and app.screen is not screen
+        assert machine.cancels[1].is_set() and app.screen is not screen
 
     on_screen(scenario, tmp_path, machine=machine)
 
@@ -638,7 +638,7 @@ def test_an_unmeasured_machine_is_measured_when_asked_and_can_be_called_off(tmp_
         await until(pilot, lambda: "measuring: the memory's speed" in text_of(app))
         await pilot.press("f3")
         await settled(pilot)
-        assert machine.errands[0].called_off and screen.plan.time is None
+        assert machine.cancels[0].is_set() and screen.plan.time is None
         machine.may_answer.set()
         await pilot.press("f3")
         await settled(pilot)

@@ -127,7 +127,7 @@ def test_leaving_the_screen_calls_the_model_profile_off(user: Path, tmp_path: Pa
         await until(pilot, lambda: bool(machine.asked))
         app.pop_screen()
         await settled(pilot)
-        assert machine.errands[0].called_off
+        assert machine.cancels[0].is_set()
 
     on_screen(scenario, tmp_path, machine=machine, wait=False)
 

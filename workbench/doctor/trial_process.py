@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from workbench.doctor.findings import one_line
 from workbench.doctor.surroundings import Outcome
 from workbench.doctor.trial import source
+from workbench.system.child_process import package_environment
 
 LIMIT_S = 90.0
 """From the start; torch on a slow disk and a server of eight GPUs together take most of a minute."""
@@ -53,6 +54,7 @@ class TrialProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=[self._answers.fileno()],
+                env=package_environment(),
             )
         except OSError as error:
             self._outcomes = {}

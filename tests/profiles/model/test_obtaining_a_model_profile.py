@@ -17,10 +17,9 @@ from model_tables import FAMILIES, table
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.model_profile import ModelProfile
-from workbench.profiles.model import helper_process, obtain
+from workbench.profiles.model import obtain
 from workbench.profiles.model.__main__ import answer
 from workbench.profiles.model.building import meta_model
-from workbench.profiles.model.helper_process import ask_helper
 from workbench.profiles.model.obtain import (
     model_profile_text,
     obtain_model_profile,
@@ -30,6 +29,7 @@ from workbench.profiles.model.obtain import (
 )
 from workbench.profiles.model.parts import count_parts
 from workbench.profiles.model.ship import FOLDER, shipped_tables
+from workbench.system.child_process import ChildProcess
 from workbench.system.folders import cache_folder
 
 TABLE = FAMILIES["llama"]
@@ -41,7 +41,7 @@ def silent(_: str) -> None:
 
 def played_by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Let the helper process be a small program."""
-    monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
+    monkeypatch.setattr(obtain, "profiling_process", lambda: ChildProcess("-c", textwrap.dedent(program)))
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, model_profile_of: Callable[[str], Mod
             return model_profile_of("llama").model_dump(mode="json")
         return answer({**question, "budget_s": 0.01}, tell)
 
-    monkeypatch.setattr(obtain, "ask_helper", ask)
+    monkeypatch.setattr(obtain, "ask_once", ask)
     return questions
 
 
@@ -150,7 +150,7 @@ def test_a_model_profile_that_lacks_something_is_taken_again_another_time(
     model_profile = model_profile_of("llama")
     kinds = tuple(k.model_copy(update={"costs": None, "problem": "no room"}) for k in model_profile.kinds)
     lacking = model_profile.model_copy(update={"kinds": kinds}).model_dump(mode="json")
-    monkeypatch.setattr(obtain, "ask_helper", lambda *_: lacking)
+    monkeypatch.setattr(obtain, "ask_once", lambda *_: lacking)
     assert obtain_model_profile(TABLE, silent) is not None
     assert obtain_model_profile(TABLE, silent, take=False) is None
 
@@ -223,62 +223,10 @@ def test_a_helper_that_is_killed_is_taken_for_one_that_had_no_memory(
         obtain_model_profile(TABLE, silent)
 
 
-def test_a_helper_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_process, "COMMAND", ("/nowhere/python",))
-    with pytest.raises(WorkbenchError, match="model profile of the model could not be taken"):
+def test_what_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(WorkbenchError, match="model profile of llama could not be taken"):
         obtain_model_profile(TABLE, silent)
-
-
-def test_a_machine_without_a_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise FileNotFoundError(2, "No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with pytest.raises(WorkbenchError, match=r"could not be taken: .*No usable temporary directory"):
-        obtain_model_profile(TABLE, silent)
-
-
-def test_what_libraries_print_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    played_by(
-        monkeypatch,
-        """
-        import json
-        print("loading...")
-        print(json.dumps({"tell": "half way"}))
-        print(json.dumps({"answer": 7}))
-        """,
-    )
-    said: list[str] = []
-    assert ask_helper({"ask": "model_profile"}, said.append) == 7
-    assert said == ["half way"]
-
-
-def test_a_helper_that_lingers_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    played_by(
-        monkeypatch,
-        """
-        import json, os, time
-        print(json.dumps({"answer": os.getpid()}), flush=True)
-        time.sleep(600)
-        """,
-    )
-    pid = ask_helper({"ask": "model_profile"}, silent)
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_the_helper_ends_when_nobody_waits_for_it_any_more() -> None:
-    """Its stdin closes when its parent dies, however that happens."""
-    question = json.dumps({"ask": "model_profile", "model": TABLE}) + "\n"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workbench.profiles.model"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    said, _ = process.communicate(question, timeout=60)
-    assert "answer" not in said
-    assert process.returncode == 1
 
 
 def test_obtaining_brings_in_neither_torch_nor_transformers() -> None:

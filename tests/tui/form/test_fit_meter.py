@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from threading import Event
 
 import pytest
 from form_host import LARGE, PlannedMachine, large_lacks
@@ -12,7 +13,6 @@ from textual.app import App, ComposeResult
 from workbench.config import load_config
 from workbench.plan.fit import with_field
 from workbench.plan.planner import Plan
-from workbench.tui.form.errand import Errand
 from workbench.tui.form.meter import ROWS, FitMeter, letter_of
 from workbench.tui.form.planning import Planning
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
@@ -23,7 +23,7 @@ def plan_of(profile: str | None = "desktop-32gb", **fields: object) -> Plan:
     planning, config = Planning(PlannedMachine(profile)), load_config(LARGE)
     for name, value in fields.items():
         config = with_field(config, name.replace("__", "."), value)
-    planning.obtain(config, lambda sentence: None, Errand())
+    planning.obtain(config, lambda sentence: None, Event())
     plan = planning.look(config).plan
     assert plan is not None
     return plan

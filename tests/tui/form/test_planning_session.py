@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,9 +19,8 @@ from workbench.plan.ground import ground_of
 from workbench.plan.memory.tiers import MemoryPlan, TierNeed
 from workbench.plan.planner import Planner
 from workbench.plan.profile import load_profile
-from workbench.profiles.model import helper_process
+from workbench.system.child_process import CancelledError, ChildProcess
 from workbench.tui.form import sources
-from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.planning import Planning, chosen_plan
 from workbench.tui.form.sources import Here
 from workbench.tui.form.verdict import tier_verdict, verdict, verdict_words
@@ -33,7 +32,7 @@ def silent(sentence: str) -> None:
 
 def session(machine: PlannedMachine | None = None, preset: Path = LARGE) -> tuple[Planning, RunConfig]:
     planning, config = Planning(machine or PlannedMachine()), load_config(preset)
-    planning.obtain(config, silent, Errand())
+    planning.obtain(config, silent, Event())
     return planning, config
 
 
@@ -58,7 +57,7 @@ def test_what_it_lacks_it_obtains_once() -> None:
     machine = PlannedMachine()
     planning, config = session(machine)
     assert planning.look(config).plan is not None
-    planning.obtain(config, silent, Errand())
+    planning.obtain(config, silent, Event())
     assert machine.grounds == 1 and machine.asked == []
 
 
@@ -99,9 +98,9 @@ def test_another_model_needs_a_model_profile_and_the_first_one_keeps_its_own() -
     model = config.model.model_copy(update={"config": {**config.model.config, "n_layer": 3}})
     other = config.model_copy(update={"model": model})
     assert planning.look(other).lacks == {"model_profile"}
-    planning.obtain(other, silent, Errand(), take=False)
+    planning.obtain(other, silent, Event(), take=False)
     assert planning.look(other).lacks == {"model_profile"} and machine.asked == []
-    planning.obtain(other, silent, Errand())
+    planning.obtain(other, silent, Event())
     assert planning.look(other).plan is not None
     assert planning.model_profile(config) is before
     assert [table["config"]["n_layer"] for table in machine.asked] == [3]
@@ -127,13 +126,13 @@ def test_a_model_profile_that_cannot_be_taken_is_a_refusal_at_the_model_until_as
     planning, config = Planning(machine), load_config(LARGE)
     settings = {**config.model.config, "n_embd": 4099}
     config = config.model_copy(update={"model": config.model.model_copy(update={"config": settings})})
-    planning.obtain(config, silent, Errand())
+    planning.obtain(config, silent, Event())
     outlook = planning.look(config)
     assert (outlook.at, outlook.plan) == ("model.config", None)
     assert "is no multiple of n_head" in outlook.refused
     planning.forget_machine()
     machine.refusal = None
-    planning.obtain(config, silent, Errand())
+    planning.obtain(config, silent, Event())
     assert planning.look(config).plan is not None
 
 
@@ -149,7 +148,7 @@ def test_a_machine_without_that_device_is_a_refusal_at_its_field() -> None:
     planning, config = session(PlannedMachine())
     outlook = planning.look(config := with_fields(config, train__device="cpu"))
     assert outlook.lacks == {"ground"}
-    planning.obtain(config, silent, Errand())
+    planning.obtain(config, silent, Event())
     outlook = planning.look(config)
     assert outlook.at == "train.device" and outlook.refused
 
@@ -159,10 +158,10 @@ def test_called_off_nothing_is_known_afterwards() -> None:
     machine.hold()
     planning, config = Planning(machine), load_config(LARGE)
     config = config.model_copy(update={"model": config.model.model_copy(update={"config": {"n_layer": 2}})})
-    errand = Errand()
-    errand.call_off()
-    with pytest.raises(CalledOffError):
-        planning.obtain(config, silent, errand)
+    cancelled = Event()
+    cancelled.set()
+    with pytest.raises(CancelledError):
+        planning.obtain(config, silent, cancelled)
     assert planning.look(config).lacks == {"model_profile"}
 
 
@@ -239,7 +238,7 @@ def test_this_machine_is_looked_at_without_measuring_it(
 def test_what_no_placement_can_mend_has_its_sentence_at_its_field_and_no_plan() -> None:
     config = parse_config(SMALL.read_text(encoding="utf-8"), "", ["data.sequence_length=4096"])
     planning = Planning(PlannedMachine())
-    planning.obtain(config, silent, Errand())
+    planning.obtain(config, silent, Event())
     outlook = planning.look(config)
     assert outlook.plan is None and outlook.at == "data.sequence_length"
     with pytest.raises(ConfigurationError) as caught:
@@ -255,17 +254,18 @@ def test_a_model_profile_is_asked_of_one_process_that_stays_and_is_kept(
     program = f"""
         import json, os, sys
         for line in sys.stdin:
-            print(json.dumps({{"tell": f"process {{os.getpid()}}", "idle_bytes": 7 << 30}}))
+            print(json.dumps({{"report": f"process {{os.getpid()}}"}}))
             print(json.dumps({{"answer": json.loads({model_profile.model_dump_json()!r})}}), flush=True)
         """
-    monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", textwrap.dedent(program)))
+    child = ChildProcess("-c", textwrap.dedent(program))
+    monkeypatch.setattr(sources, "profiling_process", lambda *, warm: child)
     here, said = Here(tmp_path / "runs"), list[str]()
     tables = [{"architecture": "gpt2", "config": {"n_layer": layers}} for layers in (1, 2)]
     try:
         for table in tables:
-            assert here.take_model_profile(table, said.append, Errand()) == model_profile
+            assert here.take_model_profile(table, said.append, Event()) == model_profile
         monkeypatch.setattr(sources, "free_host_bytes", lambda: 1 << 30)
-        assert here.ground("cpu", "").free.host == 8 << 30, "it ends before a run begins"
+        assert here.ground("cpu", "").free.host > 1 << 30, "it ends before a run begins"
     finally:
         here.let_go()
     assert here.ground("cpu", "").free.host == 1 << 30
@@ -276,10 +276,10 @@ def test_a_model_profile_is_asked_of_one_process_that_stays_and_is_kept(
 
 def test_a_question_that_is_called_off_ends_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(helper_process, "COMMAND", (sys.executable, "-c", "input(); input()"))
-    here, errand = Here(tmp_path / "runs"), Errand()
+    monkeypatch.setattr(sources, "profiling_process", lambda *, warm: ChildProcess("-c", "input(); input()"))
+    here, cancelled = Here(tmp_path / "runs"), Event()
     try:
-        with pytest.raises(CalledOffError):
-            here.take_model_profile({"architecture": "gpt2"}, lambda _: errand.call_off(), errand)
+        with pytest.raises(CancelledError):
+            here.take_model_profile({"architecture": "gpt2"}, lambda _: cancelled.set(), cancelled)
     finally:
         here.let_go()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 from form_host import SMALL, PlannedMachine, ship_two_presets
 
 from workbench import presets
 from workbench.presets import Preset, remember_preset
-from workbench.tui.form.errand import Errand
 from workbench.tui.form.planning import Planning
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows
 
@@ -36,7 +36,7 @@ def test_the_ones_used_last_come_first_and_the_others_by_name(in_an_empty_projec
 
 def test_a_forecast_has_parameters_a_plan_and_a_verdict() -> None:
     planning = Planning(PlannedMachine())
-    made = {each.preset.name: each for each in forecasts(preset_rows(), planning, Errand(), lambda: False)}
+    made = {each.preset.name: each for each in forecasts(preset_rows(), planning, Event(), lambda: False)}
     assert made["quickstart"].verdict == "fits" and made["quickstart"].parameters == 842_624
     assert made["gpt2-10b"].verdict == "no" and "lacks" in made["gpt2-10b"].said
 
@@ -48,7 +48,7 @@ def test_a_model_whose_model_profile_is_not_known_is_pending_first_and_taken_las
         SMALL.read_text().replace("n_layer = 4", "n_layer = 5")
     )
     machine = PlannedMachine()
-    made = list(forecasts(preset_rows(), Planning(machine), Errand(), lambda: False))
+    made = list(forecasts(preset_rows(), Planning(machine), Event(), lambda: False))
     assert [(each.preset.name, each.pending) for each in made] == [
         ("a-new-one", True), ("gpt2-10b", False), ("quickstart", False), ("a-new-one", False),
     ]  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_broken_preset_has_an_error_and_no_forecast(in_an_empty_project: Path)
     (in_an_empty_project / "broken.toml").write_text("[model]\narchitecture = 3\n")
     rows = preset_rows()
     assert "architecture = 3" in (rows[0].preset.error or "")
-    made = [each.preset.name for each in forecasts(rows, Planning(PlannedMachine()), Errand(), lambda: False)]
+    made = [each.preset.name for each in forecasts(rows, Planning(PlannedMachine()), Event(), lambda: False)]
     assert "broken" not in made
 
 
@@ -68,12 +68,12 @@ def test_a_preset_that_breaks_after_it_was_listed_is_told(in_an_empty_project: P
     path.write_text(SMALL.read_text())
     rows = [each for each in preset_rows() if each.preset.name == "own"]
     path.write_text("[model\n")
-    (made,) = forecasts(rows, Planning(PlannedMachine()), Errand(), lambda: False)
+    (made,) = forecasts(rows, Planning(PlannedMachine()), Event(), lambda: False)
     assert made.preset.error is not None and made.plan is None
 
 
 def test_nobody_waits_for_what_is_not_wanted_any_more() -> None:
-    assert list(forecasts(preset_rows(), Planning(PlannedMachine()), Errand(), lambda: True)) == []
+    assert list(forecasts(preset_rows(), Planning(PlannedMachine()), Event(), lambda: True)) == []
 
 
 @pytest.mark.parametrize("query", ["gpt2-10b", "10b", "GPT", "g10", "gb", "billion", "billion user"])

@@ -18,20 +18,32 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from workbench.errors import WorkbenchError
 from workbench.plan.model_profile import VERSION, ModelProfile, model_profile_key
 from workbench.plan.time.kept_times import keep_times, read_times
 from workbench.plan.time.times import TIMES_VERSION, ModelTimes
 from workbench.profiles.machine.fingerprint import resolved_device
-from workbench.profiles.model.helper_process import Tell, ask_helper
+from workbench.system.child_process import ChildError, ChildProcess, Report
 from workbench.system.folders import read_cached, write_cached
 
 BUILDERS = ("torch", "transformers")
-Ask = Callable[[Mapping[str, Any], Tell], Any]
-"""Asks a helper process a question; see `workbench.profiles.model.helper_process`."""
+Ask = Callable[[Mapping[str, Any], Report], Any]
+"""Asks a process for a model profile or times: a question for `workbench.profiles.model.__main__.answer`."""
+
+
+def profiling_process(*, warm: bool = False) -> ChildProcess:
+    """Return a process that measures models. `warm`: it imports what questions need at once."""
+    return ChildProcess("-m", "workbench.profiles.model", *(["warm"] if warm else []))
+
+
+def ask_once(question: Mapping[str, Any], report: Report) -> Any:
+    """Return the answer of a process that is gone afterwards. Raises as `ChildProcess.ask`."""
+    with profiling_process() as process:
+        return process.ask(question, report)
 
 
 def obtain_model_profile(
-    model_table: Mapping[str, Any], tell: Tell, *, take: bool = True, ask: Ask | None = None
+    model_table: Mapping[str, Any], tell: Report, *, take: bool = True, ask: Ask | None = None
 ) -> ModelProfile | None:
     """Return the model profile of a [model] table; `tell` is given a sentence where it has to be measured.
 
@@ -50,7 +62,10 @@ def obtain_model_profile(
     if known is not None or not take:
         return known
     tell(f"taking the model profile of {_called(table)}: once, some 30 s for a large model")
-    answer = (ask or ask_helper)({"ask": "model_profile", "model": table}, tell)
+    try:
+        answer = (ask or ask_once)({"ask": "model_profile", "model": table}, tell)
+    except ChildError as error:
+        raise WorkbenchError(f"the model profile of {_called(table)} could not be taken: {error}") from error
     model_profile = ModelProfile.model_validate(answer)
     if not any(kind.problem for kind in model_profile.kinds):
         write_cached(name, model_profile_text(model_profile))
@@ -66,7 +81,7 @@ def obtain_times(
     tokens: int,
     dtype: str,
     device: str,
-    tell: Tell,
+    tell: Report,
     take: bool = True,
     budget_s: float = 30.0,
 ) -> ModelTimes | None:
@@ -97,7 +112,10 @@ def obtain_times(
         "fingerprint": fingerprint,
         "budget_s": budget_s,
     }
-    times = ModelTimes.model_validate(ask_helper(question, tell))
+    try:
+        times = ModelTimes.model_validate(ask_once(question, tell))
+    except ChildError as error:
+        raise WorkbenchError(f"the pieces of {_called(table)} could not be timed: {error}") from error
     keep_times(key, times)
     return times
 

@@ -1,12 +1,14 @@
 """A screen that plans what it edits: plans, what they lack, searches and measuring, each in a thread of its own.
 
 It knows nothing of a form; `ConfigureScreen` says what is to be planned and shows what comes of it. Threads only post
-messages. Invariant: at most one errand runs, for the configuration as it is now; another model or machine calls it off.
+messages. Invariant: at most one thing is obtained at a time, for the configuration as it is now; another model or
+machine cancels it.
 """
 
 from __future__ import annotations
 
 import threading
+from threading import Event
 
 from textual import on, work
 from textual.message import Message
@@ -18,7 +20,7 @@ from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.fit import Fit
 from workbench.plan.planner import Plan
-from workbench.tui.form.errand import CalledOffError, Errand
+from workbench.system.child_process import CancelledError
 from workbench.tui.form.planning import Outlook, Planning
 from workbench.tui.form.sources import Sources
 
@@ -41,19 +43,19 @@ class PlannedScreen(Screen[None]):
             self.outlook = outlook
 
     class Told(Message):
-        """What is going on in an errand."""
+        """Progress of what is being obtained."""
 
-        def __init__(self, errand: Errand, sentence: str) -> None:
+        def __init__(self, cancelled: Event, sentence: str) -> None:
             super().__init__()
-            self.errand = errand
+            self.cancelled = cancelled
             self.sentence = sentence
 
     class Ended(Message):
-        """An errand has ended; `problem` is empty where it went well."""
+        """Obtaining has ended; `problem` is empty where it went well."""
 
-        def __init__(self, errand: Errand, problem: str = "") -> None:
+        def __init__(self, cancelled: Event, problem: str = "") -> None:
             super().__init__()
-            self.errand = errand
+            self.cancelled = cancelled
             self.problem = problem
 
     class Found(Message):
@@ -75,8 +77,8 @@ class PlannedScreen(Screen[None]):
         self.said = ""
         """What is going on, in a sentence."""
         self._turn = threading.Lock()
-        self._errand: Errand | None = None
-        self._errand_for: object = None
+        self._cancel: Event | None = None
+        self._asked_for: object = None
         self._measuring = False
         self._waiting: Timer | None = None
         self._leaving: Timer | None = None
@@ -123,7 +125,7 @@ class PlannedScreen(Screen[None]):
     def plan_it(self) -> None:
         """Work out the plan of the configuration as it is now."""
         config = self.config
-        if self._errand is not None and config is not None and self._errand_for != _key(config):
+        if self._cancel is not None and config is not None and self._asked_for != _key(config):
             self.call_off()
         self._wait_no_more()
         self.outlook = None
@@ -158,41 +160,41 @@ class PlannedScreen(Screen[None]):
         self.outlook = outlook
         if outlook.plan is not None:
             self.plan = outlook.plan
-        if outlook.lacks and self._errand is None:
+        if outlook.lacks and self._cancel is None:
             self._send(outlook.config, take=False)
         self.show_outlook()
 
     # What a plan lacks
 
     def _send(self, config: RunConfig, *, take: bool) -> None:
-        self._errand, self._errand_for = Errand(), _key(config)
+        self._cancel, self._asked_for = Event(), _key(config)
         self.said = "taking the model profile of the model" if take else "looking at the machine"
-        self._obtain(config, self._errand, take)
+        self._obtain(config, self._cancel, take)
 
-    @work(thread=True, group="errand", exit_on_error=False)
-    def _obtain(self, config: RunConfig, errand: Errand, take: bool) -> None:
+    @work(thread=True, group="obtain", exit_on_error=False)
+    def _obtain(self, config: RunConfig, cancelled: Event, take: bool) -> None:
         try:
-            self.planning.obtain(config, lambda said: self._pass_on(errand, said), errand, take=take)
-        except CalledOffError:
+            self.planning.obtain(config, lambda said: self._pass_on(cancelled, said), cancelled, take=take)
+        except CancelledError:
             return
-        self.post_message(self.Ended(errand))
+        self.post_message(self.Ended(cancelled))
 
-    def _pass_on(self, errand: Errand, sentence: str) -> None:
-        self.post_message(self.Told(errand, sentence))
+    def _pass_on(self, cancelled: Event, sentence: str) -> None:
+        self.post_message(self.Told(cancelled, sentence))
 
     @on(Told)
     def _told(self, event: Told) -> None:
         event.stop()
-        if event.errand is self._errand:
+        if event.cancelled is self._cancel:
             self.said = event.sentence
             self.show_outlook()
 
     @on(Ended)
     def _ended(self, event: Ended) -> None:
         event.stop()
-        if event.errand is not self._errand:
+        if event.cancelled is not self._cancel:
             return
-        self._errand, self._measuring, self.said = None, False, ""
+        self._cancel, self._measuring, self.said = None, False, ""
         if event.problem:
             self.notify(event.problem, severity="error", markup=False)
         config = self.config
@@ -209,7 +211,7 @@ class PlannedScreen(Screen[None]):
 
     def _send_for_model_profile(self, config: RunConfig) -> None:
         self._waiting = None
-        if self._errand is None and self.config is not None and _key(self.config) == _key(config):
+        if self._cancel is None and self.config is not None and _key(self.config) == _key(config):
             self._send(config, take=True)
             self.show_outlook()
 
@@ -220,11 +222,11 @@ class PlannedScreen(Screen[None]):
             self.said = ""
 
     def call_off(self) -> None:
-        """End the errand that is under way, if any."""
+        """Cancel what is being obtained, if anything is."""
         self._wait_no_more()
-        if self._errand is not None:
-            self._errand.call_off()
-            self._errand, self._measuring, self.said = None, False, ""
+        if self._cancel is not None:
+            self._cancel.set()
+            self._cancel, self._measuring, self.said = None, False, ""
 
     # Searching
 
@@ -266,29 +268,29 @@ class PlannedScreen(Screen[None]):
             self.plan_it()
             return
         self.call_off()
-        self._errand, self._errand_for, self._measuring = Errand(), _key(config), True
+        self._cancel, self._asked_for, self._measuring = Event(), _key(config), True
         self.said = "measuring this machine, up to a minute"
         self.show_outlook()
-        self._measure(config, self._errand)
+        self._measure(config, self._cancel)
 
-    @work(thread=True, group="errand", exit_on_error=False)
-    def _measure(self, config: RunConfig, errand: Errand) -> None:
+    @work(thread=True, group="obtain", exit_on_error=False)
+    def _measure(self, config: RunConfig, cancelled: Event) -> None:
         problem = ""
         try:
             self.planning.sources.measure(
                 config.train.device,
                 config.offload.disk_path,
-                lambda said: self._pass_on(errand, f"measuring: {said}"),
-                errand,
+                lambda said: self._pass_on(cancelled, f"measuring: {said}"),
+                cancelled,
             )
-        except CalledOffError:
+        except CancelledError:
             return
         except (WorkbenchError, OSError) as error:
             problem = str(error)
         self.planning.forget_machine()
-        self.post_message(self.Ended(errand, problem))
+        self.post_message(self.Ended(cancelled, problem))
 
 
 def _key(config: RunConfig) -> object:
-    """What an errand is for: another of these calls it off."""
+    """Return what is obtained for a configuration: another value of it cancels."""
     return config.model.model_dump_json(), config.train.device, config.offload.disk_path

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Literal
 
 from workbench.config import RunConfig
@@ -27,7 +28,6 @@ from workbench.plan.time.times import ModelTimes
 from workbench.profiles.model.obtain import essential
 from workbench.tui.form.checking import missing_at_fields
 from workbench.tui.form.draft import FIELDS
-from workbench.tui.form.errand import Errand
 from workbench.tui.form.sources import Sources, Tell
 
 Lack = Literal["model_profile", "ground"]
@@ -87,13 +87,13 @@ class Planning:
                 return _refusal(config, str(error))
         return Outlook(config, plan, notes=notes(config, plan, ground))
 
-    def obtain(self, config: RunConfig, tell: Tell, errand: Errand, *, take: bool = True) -> None:
+    def obtain(self, config: RunConfig, tell: Tell, cancelled: Event, *, take: bool = True) -> None:
         """Get what `look` lacks for `config`; what goes wrong is what `look` says from then on.
 
         `take`: whether a model profile that nobody has kept is taken, which lasts seconds.
 
         Raises:
-            CalledOffError: the errand was called off.
+            CancelledError: `cancelled` was set.
         """
         model, place, table = _model_key(config), _place(config), model_table(config)
         if place not in self._grounds:
@@ -109,7 +109,7 @@ class Planning:
             try:
                 model_profile = self.sources.known_model_profile(table)
                 if model_profile is None and take:
-                    model_profile = self.sources.take_model_profile(table, tell, errand)
+                    model_profile = self.sources.take_model_profile(table, tell, cancelled)
             except WorkbenchError as error:
                 model_profile = error
             except OSError as error:

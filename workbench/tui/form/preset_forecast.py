@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING
 
 from workbench.errors import ConfigurationError
@@ -15,7 +16,6 @@ from workbench.tui.form.verdict import Verdict, verdict, verdict_words
 
 if TYPE_CHECKING:
     from workbench.plan.planner import Plan
-    from workbench.tui.form.errand import Errand
     from workbench.tui.form.planning import Planning
 
 
@@ -46,29 +46,29 @@ def preset_rows() -> list[PresetRow]:
 
 
 def forecasts(
-    rows: Iterable[PresetRow], planning: Planning, errand: Errand, unwanted: Callable[[], bool]
+    rows: Iterable[PresetRow], planning: Planning, cancelled: Event, unwanted: Callable[[], bool]
 ) -> Iterator[PresetRow]:
     """The rows with their forecasts, one after the other; those whose model profile has to be taken first come last.
 
     Raises:
-        CalledOffError: the errand was called off.
+        CancelledError: `cancelled` was set.
     """
     later = []
     for row in rows:
         if unwanted():
             return
         if row.preset.error is None:
-            made = _forecast(row, planning, errand, take=False)
+            made = _forecast(row, planning, cancelled, take=False)
             if made.pending:
                 later.append(row)
             yield made
     for row in later:
         if unwanted():
             return
-        yield _forecast(row, planning, errand, take=True)
+        yield _forecast(row, planning, cancelled, take=True)
 
 
-def _forecast(row: PresetRow, planning: Planning, errand: Errand, *, take: bool) -> PresetRow:
+def _forecast(row: PresetRow, planning: Planning, cancelled: Event, *, take: bool) -> PresetRow:
     from workbench.config import load_config
 
     preset, recent = row.preset, row.recent
@@ -76,7 +76,7 @@ def _forecast(row: PresetRow, planning: Planning, errand: Errand, *, take: bool)
         config = load_config(preset.path)
     except ConfigurationError as error:  # it was changed meanwhile
         return PresetRow(preset._replace(error=str(error), description=""), recent)
-    planning.obtain(config, _not_told, errand, take=take)
+    planning.obtain(config, _not_told, cancelled, take=take)
     model_profile = planning.model_profile(config)
     parameters = None if model_profile is None else model_profile.parameters
     outlook = planning.look(config)

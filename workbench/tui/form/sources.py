@@ -1,7 +1,7 @@
 """Where a plan's facts come from: a model's model profile, this machine as it is now, and times measured here before.
 
-The screens stand on `Sources` and not on this machine, so that tests give their own. No torch: what needs it runs as an
-errand in a process of its own. Invariant: nothing here measures or takes anything by itself.
+The screens stand on `Sources` and not on this machine, so that tests give their own. No torch: what needs it runs
+in a process of its own. Invariant: nothing here measures or takes anything by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 
 from workbench.errors import ConfigurationError, WorkbenchError
@@ -20,11 +21,10 @@ from workbench.plan.time.times import ModelTimes
 from workbench.profiles.machine.fingerprint import device_index
 from workbench.profiles.machine.gpus import visible_gpus
 from workbench.profiles.machine.measured import cached_profile
-from workbench.profiles.model.helper_process import GivenUpError, HelperProcess
-from workbench.profiles.model.obtain import obtain_model_profile, obtain_times
+from workbench.profiles.model.obtain import obtain_model_profile, obtain_times, profiling_process
 from workbench.system import processor
+from workbench.system.child_process import run_lines
 from workbench.system.folders import expanded
-from workbench.tui.form.errand import CalledOffError, Errand
 
 Tell = Callable[[str], None]
 THIS_MACHINE = "this machine"
@@ -42,13 +42,13 @@ class Sources(Protocol):
     def known_model_profile(self, model: Mapping[str, Any]) -> ModelProfile | None:
         """The model profile that is shipped or kept for a [model] table."""
 
-    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> ModelProfile:
+    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, cancelled: Event) -> ModelProfile:
         """It, taken now.
 
         Raises:
             ConfigurationError: the table names no model that can be built.
             WorkbenchError: it could not be taken.
-            CalledOffError: the errand was called off.
+            CancelledError: `cancelled` was set.
         """
 
     def ground(self, device: str, disk_path: str) -> Ground:
@@ -63,12 +63,12 @@ class Sources(Protocol):
     ) -> ModelTimes | None:
         """The times of the model's pieces where they have been measured at these very sizes."""
 
-    def measure(self, device: str, disk_path: str, tell: Tell, errand: Errand) -> None:
+    def measure(self, device: str, disk_path: str, tell: Tell, cancelled: Event) -> None:
         """Measure this machine, under a minute, and keep it.
 
         Raises:
             WorkbenchError: it could not be measured; what was said last.
-            CalledOffError: the errand was called off.
+            CancelledError: `cancelled` was set.
         """
 
 
@@ -83,7 +83,7 @@ class Here:
 
     def __init__(self, runs_root: Path) -> None:
         self.runs_root = runs_root
-        self._helper = HelperProcess()
+        self._helper = profiling_process(warm=True)
 
     def make_ready(self) -> None:
         self._helper.start()
@@ -94,14 +94,11 @@ class Here:
     def known_model_profile(self, model: Mapping[str, Any]) -> ModelProfile | None:
         return obtain_model_profile(model, _not_told, take=False)
 
-    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, errand: Errand) -> ModelProfile:
+    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, cancelled: Event) -> ModelProfile:
         def ask(question: Mapping[str, Any], tell: Tell) -> Any:
-            return self._helper.ask(question, tell, lambda: errand.called_off)
+            return self._helper.ask(question, tell, cancelled)
 
-        try:
-            model_profile = obtain_model_profile(model, tell, ask=ask)
-        except GivenUpError:
-            raise CalledOffError from None
+        model_profile = obtain_model_profile(model, tell, ask=ask)
         assert model_profile is not None, "it is taken where there is none"
         return model_profile
 
@@ -135,7 +132,7 @@ class Here:
     @property
     def _ends_first(self) -> int:
         """Bytes of the process that takes model profiles, which are a run's: it is let go before one starts."""
-        return self._helper.idle_bytes or 0
+        return self._helper.held_bytes
 
     def times(
         self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Ground, sizes: Sizes
@@ -155,10 +152,10 @@ class Here:
             take=False,
         )
 
-    def measure(self, device: str, disk_path: str, tell: Tell, errand: Errand) -> None:
+    def measure(self, device: str, disk_path: str, tell: Tell, cancelled: Event) -> None:
         folder = ("--disk", str(expanded(disk_path, "offload.disk_path"))) if disk_path else ()
         last = ""
-        for line in errand.lines(("workbench", "probe", "--device", device, *folder)):
+        for line in run_lines(("workbench", "probe", "--device", device, *folder), cancelled):
             if line.startswith("workbench: "):
                 last = line.removeprefix("workbench: ").removeprefix("probe: ").strip()
                 tell(last)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on, work
@@ -22,8 +23,8 @@ from textual.worker import get_current_worker
 
 from workbench.errors import ConfigurationError
 from workbench.presets import delete_preset, duplicate_preset, remember_preset
+from workbench.system.child_process import CancelledError
 from workbench.tui.context import AppContext
-from workbench.tui.form.errand import CalledOffError, Errand
 from workbench.tui.form.meter import FitMeter
 from workbench.tui.form.preset_forecast import PresetRow, forecasts, matches, preset_rows
 from workbench.tui.form.preset_list import PresetAbout, PresetList
@@ -95,7 +96,7 @@ class PresetsScreen(FilteredScreen):
         """In the order in which they are shown."""
         self._wanted: Path | None = None
         """The preset to put the cursor on as soon as it is read."""
-        self._errand: Errand | None = None
+        self._cancel: Event | None = None
         self._read_once = False
 
     @cached_property
@@ -141,29 +142,29 @@ class PresetsScreen(FilteredScreen):
     def look(self) -> None:
         """Read the presets again, and plan them on the machine as it is now."""
         self._call_off()
-        self._errand = errand = Errand()
-        self._read(errand)
+        self._cancel = cancelled = Event()
+        self._read(cancelled)
 
     def _call_off(self) -> None:
-        if self._errand is not None:
-            self._errand.call_off()
-            self._errand = None
+        if self._cancel is not None:
+            self._cancel.set()
+            self._cancel = None
 
     @work(thread=True, exclusive=True, group="presets", exit_on_error=False)
-    def _read(self, errand: Errand) -> None:
+    def _read(self, cancelled: Event) -> None:
         worker = get_current_worker()
         rows = preset_rows()
         self.post_message(PresetsRead(rows))
         self.planning.forget_machine()
         try:
-            for row in forecasts(rows, self.planning, errand, lambda: worker.is_cancelled):
+            for row in forecasts(rows, self.planning, cancelled, lambda: worker.is_cancelled):
                 if worker.is_cancelled:
                     return
                 self.post_message(PresetPlanned(row))
-        except CalledOffError:
+        except CancelledError:
             return
         finally:
-            if self._errand in (None, errand):  # else the next reading may be asking for a model profile
+            if self._cancel in (None, cancelled):  # else the next reading may be asking for a model profile
                 self.planning.sources.let_go()
 
     def on_presets_read(self, event: PresetsRead) -> None:
