@@ -1,4 +1,4 @@
-"""How the moments of AdamW are kept: which tensors a format has, and how many bytes they take. No torch.
+"""How the optimizer state is kept: which tensors weights and moments have, and how many bytes they take. No torch.
 
 | format | exp_avg | exp_avg_sq | bytes a parameter |
 |---|---|---|---|
@@ -19,33 +19,44 @@ StateFormat = Literal["exact", "half", "compact"]
 BLOCK = 256
 """Elements that share a scale in `compact`."""
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1}
 
 
-class MomentTensor(NamedTuple):
-    """One tensor of a format's moments: an element of `dtype` for each `elements` of the parameter."""
+class StateTensor(NamedTuple):
+    """One tensor of the state: an element of `dtype` for each `elements` of the parameter."""
 
     kind: str
     dtype: str
     elements: int
 
     def count(self, parameters: int) -> int:
-        """Its elements for so many parameters; a block that is not full counts as one."""
+        """Return its elements for so many parameters; a block that is not full counts as one."""
         return -(-parameters // self.elements)
 
+    def bytes(self, parameters: int) -> int:
+        """Return its bytes for so many parameters."""
+        return self.count(parameters) * ITEM_BYTES[self.dtype]
 
-MOMENTS: dict[StateFormat, tuple[MomentTensor, ...]] = {
-    "exact": (MomentTensor("exp_avg", "float32", 1), MomentTensor("exp_avg_sq", "float32", 1)),
-    "half": (MomentTensor("exp_avg", "bfloat16", 1), MomentTensor("exp_avg_sq", "bfloat16", 1)),
+
+WEIGHT_TENSORS: dict[str, tuple[StateTensor, ...]] = {
+    "float32": (StateTensor("master", "float32", 1),),
+    "bfloat16": (StateTensor("high", "bfloat16", 1), StateTensor("low", "int16", 1)),
+    "float16": (StateTensor("master", "float32", 1), StateTensor("working", "float16", 1)),
+}
+"""How the state keeps the weights, by the dtype that the forward's are stored in: bf16 in two lossless halves."""
+
+MOMENTS: dict[StateFormat, tuple[StateTensor, ...]] = {
+    "exact": (StateTensor("exp_avg", "float32", 1), StateTensor("exp_avg_sq", "float32", 1)),
+    "half": (StateTensor("exp_avg", "bfloat16", 1), StateTensor("exp_avg_sq", "bfloat16", 1)),
     "compact": (
-        MomentTensor("exp_avg", "int8", 1),
-        MomentTensor("exp_avg_sq", "uint8", 1),
-        MomentTensor("exp_avg_scale", "float32", BLOCK),
-        MomentTensor("exp_avg_sq_scale", "float32", BLOCK),
+        StateTensor("exp_avg", "int8", 1),
+        StateTensor("exp_avg_sq", "uint8", 1),
+        StateTensor("exp_avg_scale", "float32", BLOCK),
+        StateTensor("exp_avg_sq_scale", "float32", BLOCK),
     ),
 }
 
 
 def moment_bytes(state_format: StateFormat, parameters: int) -> int:
-    """Bytes of both moments of so many parameters, scales included."""
-    return sum(t.count(parameters) * ITEM_BYTES[t.dtype] for t in MOMENTS[state_format])
+    """Return the bytes of both moments of so many parameters, scales included."""
+    return sum(tensor.bytes(parameters) for tensor in MOMENTS[state_format])

@@ -17,6 +17,7 @@ from workbench.engine.devices.device import Device
 from workbench.layout import Layout
 from workbench.placement import Tier, place
 from workbench.routing import Conditions, UnitRoute, lanes_pay, route_unit
+from workbench.sizes import BufferSizes, buffer_sizes, each_unit
 from workbench.state_formats import StateFormat
 from workbench.system.processor import usable_cpus
 from workbench.timeline import Overlap, StepShape
@@ -33,6 +34,7 @@ class Arrangement:
     found: Sequence[FoundUnit]
     layout: Layout
     routes: Sequence[UnitRoute]
+    sizes: BufferSizes
     streamed: frozenset[int]
     computed_in: dict[torch.dtype, torch.dtype]
     overlap: Overlap
@@ -90,4 +92,5 @@ def arrange(
         global_quantity=global_quantity,
         overlap="exact" if overlap == "delayed" else overlap,
     )
-    return Arrangement(found, layout, routes, streamed, computed_in, overlap, shape)
+    sizes = buffer_sizes(each_unit(layout, routes), conditions, chunk_bytes)
+    return Arrangement(found, layout, routes, sizes, streamed, computed_in, overlap, shape)

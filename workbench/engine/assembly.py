@@ -18,10 +18,9 @@ from workbench.engine.devices.device import Device
 from workbench.engine.storage.disk_files import DiskTier
 from workbench.engine.storage.stored_tensor import StoredTensor
 from workbench.engine.storage.unit_memory import UnitMemory
-from workbench.layout import NORM_BLOCK, Layout
+from workbench.layout import Layout
 from workbench.routing import UnitRoute
-
-SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
+from workbench.sizes import BufferSizes
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ def assemble(
     layout: Layout,
     routes: Sequence[UnitRoute],
     computed_in: dict[torch.dtype, torch.dtype],
+    sizes: BufferSizes,
     *,
     storage: torch.dtype,
     device: Device,
@@ -91,16 +91,13 @@ def assemble(
             materialize(source)
         memory = UnitMemory(unit, route, device, computed_in, disk)
         if memory.files:
-            needed = max((memory.staging_bytes(c) for c in unit.chunks), default=0)
-            if buffer is None or buffer.numel() < needed:
-                buffer = device.empty_pages(needed)
+            buffer = device.empty_pages(sizes.state.nbytes) if buffer is None else buffer
         members = [source.parameters[segment.name] for segment in unit.segments]
         memory.adopt(members, on_device if route.on_device else on_host, buffer)
         frozen = [(f.name, source.parameters[f.name], stored[f.name]) for f in unit.frozen]
         if route.streamed:
-            piece_bytes = max(chunk_bytes, SMALLEST_PIECE_BYTES)
             assembly.streamed.append(
-                StreamedUnit(memory, members, frozen, computed_in, device, disk, piece_bytes)
+                StreamedUnit(memory, members, frozen, computed_in, device, disk, chunk_bytes)
             )
         else:
             for _, parameter, dtype in frozen:

@@ -134,6 +134,7 @@ def set_up(
             arrangement.layout,
             routes,
             arrangement.computed_in,
+            arrangement.sizes,
             storage=storage,
             device=device,
             disk=disk,
@@ -143,8 +144,9 @@ def set_up(
             materialize=materialize,
         )
         memories, parameters = assembly.memories, assembly.parameters
-        intake = GradientHooks(memories, parameters, device, clock, bounded=arrangement.overlap != "serial")
-        work = StepWork(memories, intake, device, host, on_device, gradient_clipping)
+        sizes = arrangement.sizes
+        intake = GradientHooks(memories, parameters, device, clock, sizes)
+        work = StepWork(memories, intake, device, host, on_device, sizes, gradient_clipping)
         # Where all updates are compute's own, they are done when backward returns, and no forward waits.
         lanes_work = not all(r.by_compute and r.gradients != "gathered" for r in routes)
         updated = {i for i in range(len(found)) if lanes_work and i not in streamed}
@@ -152,7 +154,7 @@ def set_up(
         gate = ParamReadyBarrier(model, found, updated, watched, clock, intake.block_called)
         window: WeightPrefetcher | None = None
         if assembly.streamed:
-            window = WeightPrefetcher(assembly.streamed, device, lanes, gate.when_ready, clock.waiting)
+            window = WeightPrefetcher(assembly.streamed, sizes, device, lanes, gate.when_ready, clock.waiting)
             intake.retire = window.retire
         moved = ActivationOffload(device) if activations == "host" else None
         checkpointing = BlockCheckpointing(

@@ -13,13 +13,6 @@ from workbench.routing import Conditions, lanes_pay
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
 
-WEIGHT_KINDS: dict[str, dict[str, int]] = {
-    "float32": {"master": 4},
-    "bfloat16": {"high": 2, "low": 2},
-    "float16": {"master": 4, "working": 2},
-}
-"""Bytes an element of what the state keeps of the weights, by the dtype that they are stored in."""
-
 
 @dataclass(frozen=True)
 class WeightDtypes:

@@ -16,9 +16,7 @@ from workbench.engine.devices.device import Device
 from workbench.engine.storage.disk_files import DiskTier, RecordFile
 from workbench.engine.storage.stored_tensor import StoredTensor
 from workbench.engine.storage.unit_memory import UnitMemory
-from workbench.layout import padded
-
-SLOT_ALIGNMENT = 512
+from workbench.sizes import aligned, frozen_pieces
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class StreamedUnit:
         compute_dtypes: dict[torch.dtype, torch.dtype],
         device: Device,
         disk: DiskTier | None,
-        piece_bytes: int,
+        chunk_bytes: int,
     ) -> None:
         self.unit = memory.unit
         self.pieces: list[FetchPiece] = []
@@ -90,7 +88,7 @@ class StreamedUnit:
                         chunk.elements, region.dtype, compute, at, file=file, record=chunk.index
                     )
                 self.pieces.append(piece)
-            end = _aligned(end + region.region.elements * compute.itemsize)
+            end = aligned(end + region.region.elements * compute.itemsize)
         for segment, parameter in zip(memory.unit.segments, trainable, strict=True):
             region = memory.regions[segment.region]
             compute = compute_dtypes.get(region.dtype, region.dtype)
@@ -100,14 +98,12 @@ class StreamedUnit:
         for name, parameter, storage in frozen:
             compute = compute_dtypes.get(storage, storage)
             file_or_tensor = self._keep_frozen(
-                name, parameter, storage, device, disk if on_disk else None, piece_bytes
+                name, parameter, storage, device, disk if on_disk else None, chunk_bytes
             )
             self._frozen.append((name, file_or_tensor, parameter.numel(), storage))
-            self.pieces += _cut_frozen(file_or_tensor, parameter.numel(), storage, compute, end, piece_bytes)
+            self.pieces += _cut_frozen(file_or_tensor, parameter.numel(), storage, compute, end, chunk_bytes)
             self._bind(parameter, end, tuple(parameter.shape), compute, device)
-            end = _aligned(end + parameter.numel() * compute.itemsize)
-        self.slot_bytes = end
-        self.staging_bytes = max((padded(p.nbytes) for p in self.pieces if p.file is not None), default=0)
+            end = aligned(end + parameter.numel() * compute.itemsize)
         self.unbind()
 
     def _bind(
@@ -125,7 +121,7 @@ class StreamedUnit:
         storage: torch.dtype,
         device: Device,
         disk: DiskTier | None,
-        piece_bytes: int,
+        chunk_bytes: int,
     ) -> Tensor | RecordFile:
         if parameter.is_meta:
             raise ValueError(f"parameter {name} is on the meta device: give the engine `materialize`")
@@ -134,8 +130,7 @@ class StreamedUnit:
             kept = device.empty_host(values.numel(), storage)
             kept.copy_(values)
             return kept
-        per = piece_bytes // storage.itemsize
-        parts = [values[at : at + per] for at in range(0, values.numel(), per)]
+        parts = values.split(list(frozen_pieces(values.numel(), storage.itemsize, chunk_bytes)))
         file = disk.create(
             f"{self.unit.index:04d}-{name}.frozen", [p.numel() * storage.itemsize for p in parts]
         )
@@ -183,19 +178,15 @@ def _cut_frozen(
     storage: torch.dtype,
     compute: torch.dtype,
     start: int,
-    piece_bytes: int,
+    chunk_bytes: int,
 ) -> list[FetchPiece]:
-    per = piece_bytes // storage.itemsize
     pieces = []
-    for record, at in enumerate(range(0, count, per)):
-        size = min(per, count - at)
+    at = 0
+    for record, size in enumerate(frozen_pieces(count, storage.itemsize, chunk_bytes)):
         where = start + at * compute.itemsize
         if isinstance(kept, Tensor):
             pieces.append(FetchPiece(size, storage, compute, where, source=kept[at : at + size]))
         else:
             pieces.append(FetchPiece(size, storage, compute, where, file=kept, record=record))
+        at += size
     return pieces
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT

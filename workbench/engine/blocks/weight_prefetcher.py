@@ -26,10 +26,8 @@ from workbench.engine.devices.slot_pool import SlotPool
 from workbench.engine.lanes.execution import LaneError, Span
 from workbench.engine.lanes.lane_threads import LaneThreads
 from workbench.layout import padded
+from workbench.sizes import BufferSizes
 from workbench.timeline import Kind, Lane
-
-SLOTS = 3
-STAGING_BUFFERS = 3
 
 
 @dataclass
@@ -53,6 +51,7 @@ class WeightPrefetcher:
     def __init__(
         self,
         units: Sequence[StreamedUnit],
+        sizes: BufferSizes,
         device: Device,
         lanes: LaneThreads,
         when_ready: Callable[[int, Callable[[], None]], None],
@@ -67,11 +66,10 @@ class WeightPrefetcher:
         self._lanes = lanes
         self._when_ready = when_ready
         self._waiting = waiting
-        slot_bytes = max(s.slot_bytes for s in units)
-        self._slots = [_Slot(device.empty(slot_bytes, torch.uint8)) for _ in range(min(SLOTS, len(units)))]
-        staging = max(s.staging_bytes for s in units)
-        self._staging = SlotPool(lambda: device.empty_pages(staging), STAGING_BUFFERS)
-        self._staging_bytes = staging * STAGING_BUFFERS
+        slots = sizes.weight_slots
+        self._slots = [_Slot(device.empty(slots.nbytes, torch.uint8)) for _ in range(slots.number)]
+        self._fetch = sizes.fetch
+        self._staging = SlotPool(lambda: device.empty_pages(sizes.fetch.nbytes), sizes.fetch.number)
         self._changed = threading.Condition()
         self._current: int | None = None
         """The block that a recompute has bound and whose backward may still run."""
@@ -86,7 +84,7 @@ class WeightPrefetcher:
 
     @property
     def staging_bytes(self) -> int:
-        return self._staging_bytes
+        return self._fetch.total
 
     # What the model's forward and recompute call
 

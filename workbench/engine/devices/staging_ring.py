@@ -13,9 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from workbench.engine.devices.pinned import Stretch
-
-RING_BUFFERS = 4
-RING_BUFFER_BYTES = 8 << 20
+from workbench.sizes import RING_BUFFER_BYTES, RING_BUFFERS
 
 
 class Arrival(Protocol):

@@ -27,12 +27,9 @@ from workbench.engine.devices.slot_pool import SlotPool
 from workbench.engine.lanes.compute_clock import ComputeClock
 from workbench.engine.lanes.execution import StepExecution
 from workbench.engine.storage.unit_memory import UnitMemory
-from workbench.layout import padded
+from workbench.sizes import BufferSizes
 from workbench.timeline import Kind
 
-HOST_SLOTS = 4
-ON_THEIR_WAY = 2
-"""Slots in one memory beside those of a unit that is being filled: summed, measured or written to the disk."""
 NOTICEABLE_S = 1e-4
 
 
@@ -54,8 +51,7 @@ class GradientHooks:
         parameters: Sequence[Sequence[nn.Parameter]],
         device: Device,
         clock: ComputeClock,
-        *,
-        bounded: bool,
+        sizes: BufferSizes,
     ) -> None:
         self.parameters = parameters
         self.has_gradient = [[False] * len(m.unit.segments) for m in memories]
@@ -79,7 +75,7 @@ class GradientHooks:
         self._ring = threading.Lock()
         self._over: set[int] = set()
         self._held: dict[int, int] = {}
-        self._make_pools(bounded)
+        self._make_pools(sizes)
         # Which chunks a segment has slices in: (chunk, where the slice starts in the chunk, start, count).
         self._places: list[list[list[tuple[int, int, int, int]]]] = []
         for memory in memories:
@@ -96,26 +92,16 @@ class GradientHooks:
             for segment, parameter in enumerate(members)
         ]
 
-    def _make_pools(self, bounded: bool) -> None:
+    def _make_pools(self, sizes: BufferSizes) -> None:
         """The slots in which chunks are gathered, and those in which they arrive on the host: the same in one
         memory."""
-        gathered = [m for m in self._memories if m.route.gradients == "gathered"]
-        chunks = [chunk for m in gathered for chunk in m.unit.chunks]
-        slot_bytes = max((padded(chunk.weight_bytes) for chunk in chunks), default=0)
-        largest = max((len(m.unit.chunks) for m in gathered), default=0)
-        outer = sum(len(m.unit.chunks) for m in gathered if m.unit.kind == "outer")
-        # A serial step lets no slot go before its backward has ended: waiting for one would be waiting for ever.
-        open_slots = 2 * largest + 2 if bounded else len(chunks)
-        # Without anything to wait for, gradients are in slots until their unit's backward is over.
-        ring = 2 * largest + outer + 2 if any(m.route.waiting == "ring" for m in gathered) else HOST_SLOTS
-        device = self._device
-        if device.shared_memory:
-            # Nothing comes down: a unit's chunks are open at most, and some are being summed or written.
-            most = max(largest + ON_THEIR_WAY if bounded else open_slots, ring)
-            self.device_slots = self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), most)
-        else:
-            self.device_slots = SlotPool(lambda: device.empty(slot_bytes, torch.uint8), open_slots)
-            self.host_slots = SlotPool(lambda: device.empty_pages(slot_bytes), ring)
+        device, on_device, on_host = self._device, sizes.device_slots, sizes.host_slots
+        self.host_slots = SlotPool(lambda: device.empty_pages(on_host.nbytes), on_host.number)
+        self.device_slots = self.host_slots
+        if not device.shared_memory:
+            self.device_slots = SlotPool(
+                lambda: device.empty(on_device.nbytes, torch.uint8), on_device.number
+            )
 
     # The step
 

@@ -24,12 +24,11 @@ from workbench.engine.steps.gradient_work import GradientWork
 from workbench.engine.steps.state_tables import StateTables
 from workbench.engine.steps.update_work import UpdateWork
 from workbench.engine.storage.unit_memory import UnitMemory
-from workbench.layout import padded
 from workbench.optimizer.settings import AdamW
+from workbench.sizes import BufferSizes
 from workbench.timeline import Kind, Task
 
 NORM_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6
-STAGING_BUFFERS = 4
 
 
 class StepWork:
@@ -42,6 +41,7 @@ class StepWork:
         device: Device,
         on_host: Arithmetic,
         on_device: Arithmetic,
+        sizes: BufferSizes,
         gradient_clipping: float,
     ) -> None:
         self._memories = memories
@@ -49,23 +49,15 @@ class StepWork:
         self._device = device
         self._clipping = gradient_clipping
         self._any_on_device = any(m.route.on_device for m in memories)
-        state_bytes = max((m.staging_bytes(c) for m in memories if m.files for c in m.unit.chunks), default=0)
-        gradient_bytes = max(
-            (
-                padded(c.elements * m.waiting_dtype(c).itemsize)
-                for m in memories
-                if m.gradient_files
-                for c in m.unit.chunks
-            ),
-            default=0,
-        )
         # The update lane may wait only for buffers that come back without it: those of first sums, which go straight
         # to disk, and not those that are read and wait for the update lane's next task.
         staging, waiting, first_sums = self._pools = [
-            SlotPool(lambda size=size: device.empty_pages(size), STAGING_BUFFERS)  # type: ignore[misc]
-            for size in (state_bytes, gradient_bytes, gradient_bytes)
+            SlotPool(lambda size=b.nbytes: device.empty_pages(size), b.number)  # type: ignore[misc]
+            for b in (sizes.state, sizes.gradients, sizes.first_sums)
         ]
-        self.idle_buffer: Tensor | None = device.empty_pages(state_bytes) if state_bytes else None
+        self.idle_buffer: Tensor | None = (
+            device.empty_pages(sizes.state.nbytes) if sizes.state.number else None
+        )
         """A staging buffer for use while no step is under way."""
         self._tables = StateTables(memories, intake, on_host, on_device, self.idle_buffer)
         self._gradients = GradientWork(memories, intake, device, self._tables, waiting, first_sums)

@@ -28,7 +28,7 @@ from workbench.engine.storage.disk_files import DiskTier, RecordFile
 from workbench.engine.storage.stored_tensor import StoredTensor
 from workbench.layout import Chunk, Region, Segment, Unit, padded
 from workbench.routing import WORKING_KIND, UnitRoute
-from workbench.state_formats import MOMENTS
+from workbench.sizes import name_of, state_tensors
 
 PUBLISHED = "published"
 """The kind of the weights that a delayed engine's next forward reads, an update behind the state's own."""
@@ -42,17 +42,8 @@ def state_suffixes(unit: Unit) -> list[str]:
 
 
 def state_kinds(region: Region) -> dict[str, tuple[torch.dtype, int]]:
-    """The kinds of a region's state: dtype, and the elements of the parameter that share one of its elements."""
-    storage = DTYPES[region.dtype]
-    if storage == torch.bfloat16:
-        kinds = {"high": (torch.bfloat16, 1), "low": (torch.int16, 1)}
-    else:
-        kinds = {"master": (torch.float32, 1)}
-    if storage == torch.float16:
-        kinds["working"] = (torch.float16, 1)
-    for moment in MOMENTS[region.state_format]:
-        kinds[moment.kind] = (getattr(torch, moment.dtype), moment.elements)
-    return kinds
+    """Return the kinds of a region's state: dtype, and the elements of the parameter that share one of its elements."""
+    return {t.kind: (getattr(torch, t.dtype), t.elements) for t in state_tensors(region)}
 
 
 @dataclass
@@ -161,10 +152,6 @@ class UnitMemory:
             for kind, (dtype, per) in state_kinds(region).items()
             if self.is_filed(kind, region)
         }
-
-    def staging_bytes(self, chunk: Chunk) -> int:
-        """What the kinds of a chunk that are on disk need of a staging buffer."""
-        return sum(padded(count * dtype.itemsize) for dtype, count in self.filed_kinds(chunk).values())
 
     def stage(self, chunk: Chunk, buffer: Tensor) -> dict[str, Tensor]:
         """Places in `buffer` (uint8, page aligned) for a chunk's kinds on disk, each padded to whole pages."""
@@ -340,20 +327,14 @@ class UnitMemory:
                 add("host", "weights", memory.published.nbytes)
             for kind, tensor in memory.kept.items():
                 if tensor is not memory.weights:
-                    add(tier, _name_of(kind), tensor.nbytes)
+                    add(tier, name_of(kind), tensor.nbytes)
             for gradient in memory.gradients:
                 add(tier, "gradients", gradient.nbytes)
         for kind, file in self.files.items():
-            add("disk", _name_of(kind), file.nbytes)
+            add("disk", name_of(kind), file.nbytes)
         for file in self.gradient_files:
             add("disk", "gradients", file.nbytes)
         return memory_breakdown
-
-
-def _name_of(kind: str) -> str:
-    if kind in ("high", "low", "master"):
-        return "master weights"
-    return "weights" if kind == "working" else "exp_avg and exp_avg_sq"
 
 
 @torch.no_grad()

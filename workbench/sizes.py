@@ -1,0 +1,232 @@
+"""How much memory the engine allocates: buffers by count and bytes, and the memory of each unit. No torch.
+
+The engine allocates by these functions and the plan adds them up, so a plan cannot drift from the run.
+
+Invariant: a size depends on layout, routes and conditions alone, never on what happens during a step. Buffers that
+circulate (`SlotPool`) are given with their limit, which a small model may not reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from workbench.layout import ITEM_BYTES, NORM_BLOCK, Chunk, Layout, Region, Unit, padded
+from workbench.routing import WORKING_KIND, Conditions, UnitRoute
+from workbench.state_formats import MOMENTS, WEIGHT_TENSORS, StateTensor
+
+WEIGHT_SLOTS = 3
+"""Device slots of streamed blocks: the one in use, the next one, and the one that is being left."""
+FETCH_BUFFERS = 3
+"""Host buffers between the disk and the weight slots."""
+STAGING_BUFFERS = 4
+"""Host buffers between the disk and an update, of each kind: state, waiting gradients, first sums."""
+ARRIVAL_SLOTS = 4
+"""Host slots for gradients that are summed, measured or written to disk as soon as they have come down."""
+SUMMING_SLOTS = 2
+"""In one memory: slots beside those of the unit that is being filled."""
+RING_BUFFERS = 4
+RING_BUFFER_BYTES = 8 << 20
+"""Pinned buffers of each stream of copies, for host memory that the driver would not register."""
+SLOT_ALIGNMENT = 512
+SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
+"""The least that a frozen parameter is cut into when it is fetched."""
+
+Breakdown = dict[str, dict[str, int]]
+"""Bytes by tier ("device", "host", "disk") and by name."""
+
+UnitCount = tuple[Unit, UnitRoute, int]
+"""A unit, its route, and how many units are like it."""
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """`number` buffers of `nbytes` bytes each."""
+
+    number: int
+    nbytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.number * self.nbytes
+
+
+@dataclass(frozen=True)
+class BufferSizes:
+    """Buffers that all units share.
+
+    `weight_slots` hold streamed blocks, `fetch` their weights on the way from disk. `state`, `gradients` and
+    `first_sums` lie between disk and update. `device_slots` gather gradients, `host_slots` receive them; in one memory
+    the host's are both.
+    """
+
+    weight_slots: Buffers
+    fetch: Buffers
+    state: Buffers
+    gradients: Buffers
+    first_sums: Buffers
+    device_slots: Buffers
+    host_slots: Buffers
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of all host buffers between memory and disk; one more for state is there while no step runs."""
+        pools = (self.fetch, self.state, self.gradients, self.first_sums)
+        return self.state.nbytes + sum(pool.total for pool in pools)
+
+
+# One unit
+
+
+def state_tensors(region: Region) -> tuple[StateTensor, ...]:
+    """Return the tensors of a region's state: its weights as the state keeps them, then its moments."""
+    return WEIGHT_TENSORS[region.dtype] + MOMENTS[region.state_format]
+
+
+def filed_tensors(region: Region, route: UnitRoute) -> tuple[StateTensor, ...]:
+    """Return those of `state_tensors` that are on disk."""
+    return tuple(t for t in state_tensors(region) if route.is_filed(t.kind, region.dtype))
+
+
+def state_buffer_bytes(unit: Unit, chunk: Chunk, route: UnitRoute) -> int:
+    """Return the bytes of a staging buffer for the state of `chunk` that is on disk, each tensor in whole pages."""
+    filed = filed_tensors(unit.regions[chunk.region], route)
+    return sum(padded(tensor.bytes(chunk.elements)) for tensor in filed)
+
+
+def waiting_bytes(chunk: Chunk, route: UnitRoute) -> int:
+    """Return the bytes of a chunk's gradient while it waits for the update: fp32 where it is a sum."""
+    return 4 * chunk.elements if route.accumulates else chunk.weight_bytes
+
+
+def frozen_pieces(numel: int, item_bytes: int, chunk_bytes: int) -> Iterator[int]:
+    """Return the elements of each piece that a frozen parameter is fetched in."""
+    per = max(chunk_bytes, SMALLEST_PIECE_BYTES) // item_bytes
+    return (min(per, numel - at) for at in range(0, numel, per))
+
+
+def aligned(nbytes: int) -> int:
+    """Return `nbytes` rounded up to the alignment of what lies in a weight slot."""
+    return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
+def slot_bytes(unit: Unit, conditions: Conditions) -> int:
+    """Return the bytes of a unit's weights in a slot: regions, then frozen parameters, in the compute dtypes."""
+    held = [(r.elements, r.dtype) for r in unit.regions] + [(f.numel, f.dtype) for f in unit.frozen]
+    return sum(aligned(count * ITEM_BYTES[conditions.compute_dtype(dtype)]) for count, dtype in held)
+
+
+def name_of(kind: str) -> str:
+    """Return the name by which the memory breakdown shows a kind of the state."""
+    if kind in ("high", "low", "master"):
+        return "master weights"
+    return "weights" if kind == "working" else "exp_avg and exp_avg_sq"
+
+
+def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_bytes: int) -> Breakdown:
+    """Return the memory of one unit's own: weights, state, waiting gradients and frozen weights."""
+    found: Breakdown = {"device": {}, "host": {}, "disk": {}}
+    tier = "device" if route.on_device else "host"
+    sets = 2 if route.delayed else 1
+    for region in unit.regions:
+        for tensor in state_tensors(region):
+            size = tensor.bytes(region.elements)
+            if route.is_filed(tensor.kind, region.dtype):
+                chunks = (c for c in unit.chunks if unit.regions[c.region] is region)
+                size = sum(padded(tensor.bytes(c.elements)) for c in chunks)
+                add(found, "disk", name_of(tensor.kind), size)
+            elif route.aliased and tensor.kind == WORKING_KIND[region.dtype]:
+                add(found, "device", "weights", size)
+            else:
+                add(found, tier, name_of(tensor.kind), size)
+        if not route.aliased and not route.streamed:
+            item = ITEM_BYTES[conditions.compute_dtype(region.dtype)]
+            add(found, "device", "weights", region.elements * item)
+        elif not route.aliased and route.delayed:
+            add(found, "host", "weights", region.elements * ITEM_BYTES[region.dtype])
+        if route.waiting == "memory":
+            item = 4 if route.accumulates else ITEM_BYTES[region.dtype]
+            add(found, tier, "gradients", sets * region.elements * item)
+    if route.waiting == "disk":
+        add(found, "disk", "gradients", sets * sum(padded(waiting_bytes(c, route)) for c in unit.chunks))
+    for spec in unit.frozen:
+        item = ITEM_BYTES[spec.dtype]
+        if not route.streamed:
+            compute = ITEM_BYTES[conditions.compute_dtype(spec.dtype)]
+            add(found, "device", "frozen weights", spec.numel * compute)
+        elif route.placement.weights == "disk":
+            pieces = frozen_pieces(spec.numel, item, chunk_bytes)
+            add(found, "disk", "frozen weights", sum(padded(count * item) for count in pieces))
+        else:
+            add(found, "host", "frozen weights", spec.numel * item)
+    return found
+
+
+def add(breakdown: Breakdown, tier: str, name: str, nbytes: int) -> None:
+    """Add to one entry; nothing where `nbytes` is 0."""
+    if nbytes:
+        breakdown[tier][name] = breakdown[tier].get(name, 0) + nbytes
+
+
+# All units
+
+
+def each_unit(layout: Layout, routes: Iterable[UnitRoute]) -> list[UnitCount]:
+    """Return every unit of `layout` with its route, counted once."""
+    return [(unit, route, 1) for unit, route in zip(layout.units, routes, strict=True)]
+
+
+def buffer_sizes(units: Iterable[UnitCount], conditions: Conditions, chunk_bytes: int) -> BufferSizes:
+    """Return the buffers that `units` share."""
+    units = list(units)
+    streamed = [unit for unit, route, _ in units if route.streamed]
+    blocks = sum(count for _, route, count in units if route.streamed)
+    state = gradient = fetched = 0
+    for unit, route, _ in units:
+        for chunk in unit.chunks:
+            state = max(state, state_buffer_bytes(unit, chunk, route))
+            if route.waiting == "disk":
+                gradient = max(gradient, padded(waiting_bytes(chunk, route)))
+        if route.streamed and route.placement.weights == "disk":
+            fetched = max([fetched, *(padded(chunk.weight_bytes) for chunk in unit.chunks)])
+            for spec in unit.frozen:
+                item = ITEM_BYTES[spec.dtype]
+                pieces = frozen_pieces(spec.numel, item, chunk_bytes)
+                fetched = max([fetched, *(padded(count * item) for count in pieces)])
+    several = conditions.gradient_accumulation > 1
+    device_slots, host_slots = _gradient_slots(units, conditions)
+    return BufferSizes(
+        weight_slots=Buffers(
+            min(WEIGHT_SLOTS, blocks), max((slot_bytes(u, conditions) for u in streamed), default=0)
+        ),
+        fetch=Buffers(FETCH_BUFFERS if fetched else 0, fetched),
+        state=Buffers(STAGING_BUFFERS if state else 0, state),
+        gradients=Buffers(STAGING_BUFFERS if gradient else 0, gradient),
+        first_sums=Buffers(STAGING_BUFFERS if gradient and several else 0, gradient),
+        device_slots=device_slots,
+        host_slots=host_slots,
+    )
+
+
+def _gradient_slots(units: list[UnitCount], conditions: Conditions) -> tuple[Buffers, Buffers]:
+    """Return the slots in which chunks of gradients are gathered, and those in which they arrive on the host."""
+    gathered = [entry for entry in units if entry[1].gradients == "gathered"]
+    chunks = sum(count * len(unit.chunks) for unit, _, count in gathered)
+    nbytes = max((padded(c.weight_bytes) for unit, _, _ in gathered for c in unit.chunks), default=0)
+    largest = max((len(unit.chunks) for unit, _, _ in gathered), default=0)
+    outer = sum(count * len(unit.chunks) for unit, _, count in gathered if unit.kind == "outer")
+    # A serial step lets no slot go before its backward has ended: waiting for one would be waiting for ever.
+    bounded = conditions.overlap != "serial"
+    device = 2 * largest + 2 if bounded else chunks
+    # Without anything to wait for, gradients are in slots until their unit's backward is over.
+    ring = any(route.waiting == "ring" for _, route, _ in gathered)
+    host = 2 * largest + outer + 2 if ring else ARRIVAL_SLOTS
+    if conditions.shared_memory:
+        # Nothing comes down: a unit's chunks are open at most, and some are being summed or written.
+        device, host = 0, max(largest + SUMMING_SLOTS if bounded else chunks, host)
+    elif all(route.waiting == "memory" and not route.accumulates for _, route, _ in gathered):
+        host = 0  # they come down straight into the place where they wait
+    if conditions.gradient_accumulation == 1:
+        device, host = min(device, chunks), min(host, chunks)
+    return Buffers(device, nbytes), Buffers(host if gathered else 0, nbytes)
