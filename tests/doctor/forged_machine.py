@@ -1,4 +1,4 @@
-"""Surroundings in which all is well, with files of their own, to be spoilt one thing at a time."""
+"""Context in which all is well, with files of their own, to be spoilt one thing at a time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.doctor.findings import Finding
+from workbench.doctor.findings import Context, Finding, Interpreter, Outcome, Terminal
 from workbench.doctor.nvidia import NvidiaCard, NvidiaSample
-from workbench.doctor.surroundings import Interpreter, Outcome, Surroundings, Terminal
 
 GIB = 1 << 30
 CARD = NvidiaCard("NVIDIA Forged 24", 24 * GIB, 23 * GIB + GIB // 2, 0)
@@ -44,20 +43,20 @@ def around(
     nvidia: NvidiaSample = ONE_GPU,
     files: Mapping[str, str] | None = None,
     **changes: Any,
-) -> Surroundings:
+) -> Context:
     """A machine whose `proc` and `sys` hold `files`, below `folder`."""
     for name, text in (files or {}).items():
         path = folder / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    made = Surroundings(
+    made = Context(
         environ={"TERM": "xterm-256color"},
         python=Interpreter((3, 11, 7), "CPython", 64, "/home/one/.venv", "/usr"),
         runs=folder / "runs",
         cache=folder / "cache",
         disk=None,
         terminal=Terminal((120, 40), "utf-8"),
-        trial=ForgedTrial(trial or {}),
+        trial=ForgedTrial(trial or {}).outcome,
         nvidia=lambda: nvidia,
         root=folder / "root",
     )

@@ -13,11 +13,8 @@ import pytest
 from forged_machine import around
 
 from workbench.doctor import EXIT_WARNINGS, HELP, command
-from workbench.doctor.checks import CHECKS
-from workbench.doctor.examination import Check, examine
-from workbench.doctor.findings import Finding, exit_code, failure, ok, warning
-from workbench.doctor.surroundings import Once, Surroundings
-from workbench.doctor.table import as_json, lines
+from workbench.doctor.command import CHECKS, Check, exit_code, lines, run_checks
+from workbench.doctor.findings import Context, Finding, failure, ok, warning
 from workbench.errors import (
     EXIT_CONFIGURATION,
     EXIT_DIVERGED,
@@ -70,41 +67,33 @@ def test_colour_only_paints_the_status() -> None:
     assert painted.startswith("\x1b[33mwarning\x1b[0m") and painted.count("\x1b") == 2
 
 
-def test_json_is_a_list_of_objects_with_the_same_four_keys() -> None:
-    rows = json.loads(as_json([OK, WARNING]))
-    assert rows == [
-        {"check": "python", "status": "ok", "finding": "3.11", "remedy": ""},
-        {"check": "threads", "status": "warning", "finding": "idle", "remedy": "`export OMP_NUM_THREADS=4`"},
-    ]
-
-
 def test_a_check_that_raises_becomes_a_warning_and_the_others_go_on(tmp_path: Path) -> None:
-    def broken(_: Surroundings) -> Iterator[Finding]:
+    def broken(_: Context) -> Iterator[Finding]:
         yield OK
         raise ZeroDivisionError("by\nnothing")
 
-    found = examine([Check("broken", broken), Check("python", lambda _: [OK])], around(tmp_path))
+    found = run_checks([Check("broken", broken), Check("python", lambda _: [OK])], around(tmp_path))
     assert [(each.check, each.status) for each in found] == [("broken", "warning"), ("python", "ok")]
     assert found[0].finding == "the check failed: ZeroDivisionError: by nothing" and found[0].remedy
 
 
 def test_a_check_that_misses_a_package_says_to_install_it(tmp_path: Path) -> None:
-    def without(_: Surroundings) -> list[Finding]:
+    def without(_: Context) -> list[Finding]:
         raise ModuleNotFoundError("No module named 'psutil'")
 
-    (found,) = examine([Check("memory", without)], around(tmp_path))
+    (found,) = run_checks([Check("memory", without)], around(tmp_path))
     assert found.status == "warning" and "'psutil'" in found.finding and "pip install" in found.remedy
 
 
 def test_a_check_that_hangs_becomes_a_warning(tmp_path: Path) -> None:
     let_go = threading.Event()
 
-    def hanging(_: Surroundings) -> list[Finding]:
+    def hanging(_: Context) -> list[Finding]:
         let_go.wait(60)
         return [OK]
 
     try:
-        found = examine(
+        found = run_checks(
             [Check("hanging", hanging, limit_s=0.05), Check("python", lambda _: [OK])], around(tmp_path)
         )
     finally:
@@ -120,7 +109,7 @@ def test_checks_are_made_where_no_thread_can_be_started(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert examine([Check("python", lambda _: [OK])], around(tmp_path)) == [OK]
+    assert run_checks([Check("python", lambda _: [OK])], around(tmp_path)) == [OK]
 
 
 def test_a_home_that_is_not_there_is_no_failure_of_doctor_itself() -> None:
@@ -129,22 +118,11 @@ def test_a_home_that_is_not_there_is_no_failure_of_doctor_itself() -> None:
     assert command._expanded(Path("~/x")) == Path.home() / "x"
 
 
-def test_something_that_several_ask_for_is_done_once() -> None:
-    calls: list[int] = []
-    once = Once(lambda: calls.append(1))
-    threads = [threading.Thread(target=once) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert calls == [1]
-
-
 def test_a_good_machine_with_a_gpu_has_no_warning_but_of_what_is_really_here(tmp_path: Path) -> None:
     forged = [
         check for check in CHECKS if check.name not in ("packages", "threads", "memory", "limits", "runs")
     ]
-    found = examine(forged, around(tmp_path))
+    found = run_checks(forged, around(tmp_path))
     assert {each.status for each in found} == {"ok"}
     assert {"python", "torch", "driver", "gpu", "cuda", "pinned memory", "extension", "instructions"} <= {
         each.check for each in found
@@ -156,16 +134,19 @@ def test_the_verb_prints_every_line_and_returns_the_code(
 ) -> None:
     asked: list[tuple[Path | None, Path | None]] = []
 
-    def look_around(disk: Path | None, runs: Path | None) -> list[Finding]:
+    def check_machine(disk: Path | None, runs: Path | None) -> list[Finding]:
         asked.append((disk, runs))
         return [OK, WARNING]
 
-    monkeypatch.setattr(command, "look_around", look_around)
-    assert command.doctor(disk_path=Path("d"), runs=Path("r"), json=False) == EXIT_WARNINGS
+    monkeypatch.setattr(command, "check_machine", check_machine)
+    assert command.doctor(disk_path=Path("d"), runs=Path("r"), as_json=False) == EXIT_WARNINGS
     out = capsys.readouterr().out
     assert "-> `export OMP_NUM_THREADS=4`" in out and "\x1b" not in out
-    assert command.doctor(disk_path=None, runs=None, json=True) == EXIT_WARNINGS
-    assert len(json.loads(capsys.readouterr().out)) == 2
+    assert command.doctor(disk_path=None, runs=None, as_json=True) == EXIT_WARNINGS
+    assert json.loads(capsys.readouterr().out) == [
+        {"check": "python", "status": "ok", "finding": "3.11", "remedy": ""},
+        {"check": "threads", "status": "warning", "finding": "idle", "remedy": "`export OMP_NUM_THREADS=4`"},
+    ]
     assert asked == [(Path("d"), Path("r")), (None, None)]
 
 
@@ -174,7 +155,7 @@ def test_this_machine_is_looked_at_without_torch_in_the_process_that_looks(tmp_p
         "import sys\n"
         "from pathlib import Path\n"
         "from workbench.doctor.command import doctor\n"
-        "code = doctor(disk_path=Path(sys.argv[1]), runs=Path(sys.argv[1]) / 'runs', json=True)\n"
+        "code = doctor(disk_path=Path(sys.argv[1]), runs=Path(sys.argv[1]) / 'runs', as_json=True)\n"
         "heavy = {'torch', 'transformers', 'textual', 'numpy', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "sys.exit(code)\n"

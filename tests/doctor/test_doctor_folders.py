@@ -16,9 +16,8 @@ import pytest
 from forged_machine import GIB, around, only
 
 from workbench.doctor import folders
-from workbench.doctor.findings import Finding
+from workbench.doctor.findings import Context, Finding
 from workbench.doctor.folders import check_cache, check_disk, check_runs, file_system, takes_direct
-from workbench.doctor.surroundings import Surroundings
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +71,7 @@ def test_without_a_folder_for_it_the_disk_tier_has_no_line(tmp_path: Path) -> No
 def test_a_folder_that_cannot_be_written_is_told_with_the_setting_for_another(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    check: Callable[[Surroundings], Iterator[Finding]],
+    check: Callable[[Context], Iterator[Finding]],
     status: str,
     remedy: str,
 ) -> None:
@@ -85,7 +84,7 @@ def test_a_file_where_a_folder_should_be_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for inside in (tmp_path / "file", tmp_path / "file" / "runs"):
         found = only(check_runs(around(tmp_path, runs=inside)))
-        assert found.status == "failure" and found.finding == f"{tmp_path / 'file'} is no folder"
+        assert found.status == "failure" and found.finding == f"{tmp_path / 'file'} is not a folder"
     assert only(check_disk(around(tmp_path, disk=tmp_path / "file"))).status == "failure"
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from forged_machine import GIB, around, only
 
-from workbench.doctor import memory, process_limits, threads
-from workbench.doctor.extension_check import check_extension
-from workbench.doctor.measured_profile import check_profile
-from workbench.doctor.surroundings import Outcome
+from workbench.doctor import host_checks
+from workbench.doctor.findings import Outcome
+from workbench.doctor.host_checks import check_profile
+from workbench.doctor.torch_checks import check_extension
 from workbench.plan.profile import load_profile
 from workbench.profiles.machine.fingerprint import machine_fingerprint
 from workbench.profiles.machine.measured import keep_profile
@@ -104,7 +104,7 @@ def test_slow_instructions_are_a_warning(
         (16, None, "1", 1, "warning", "idle"),
         (16, None, "9", 12, "warning", "disagree"),
         (16, None, "16,2", 16, "ok", "OMP_NUM_THREADS=16,2"),
-        (16, None, "many", 16, "warning", "no number"),
+        (16, None, "many", 16, "warning", "not a number"),
     ],
 )
 def test_threads_are_held_to_the_cores_that_may_be_used(
@@ -118,29 +118,29 @@ def test_threads_are_held_to_the_cores_that_may_be_used(
     words: str,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(threads, "affinity", lambda: allowed)
+    monkeypatch.setattr(host_checks, "affinity", lambda: allowed)
     monkeypatch.setattr("workbench.system.processor.affinity", lambda: allowed)
     files = {"proc/self/cgroup": "0::/\n"}
     if quota is not None:
         files["sys/fs/cgroup/cpu.max"] = f"{quota} 100000\n"
     environ = {"OMP_NUM_THREADS": openmp} if openmp else {}
     machine = around(tmp_path, files=files, environ=environ, trial={"torch": {"threads": taken}})
-    found = only(threads.check_threads(machine))
+    found = only(host_checks.check_threads(machine))
     assert found.status == status and words in found.finding
     assert ("export OMP_NUM_THREADS=" in found.remedy) == (status == "warning")
 
 
 def test_cores_are_told_without_torch_and_without_cgroups(tmp_path: Path) -> None:
     machine = around(tmp_path, trial={"torch": Outcome(problem="ImportError")})
-    assert only(threads.check_threads(machine)).status == "ok"
+    assert only(host_checks.check_threads(machine)).status == "ok"
 
 
 @pytest.mark.parametrize(("free", "status"), [(40 * GIB, "ok"), (GIB, "warning"), (100 << 20, "failure")])
 def test_memory_is_judged_by_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: str
 ) -> None:
-    monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
-    found = only(memory.check_memory(around(tmp_path, files={"proc/meminfo": MEMINFO})))
+    monkeypatch.setattr(host_checks, "free_host_bytes", lambda: free)
+    found = only(host_checks.check_memory(around(tmp_path, files={"proc/meminfo": MEMINFO})))
     assert found.status == status and "of 64.0 GiB, 4.0 GiB of 8.0 GiB swap free" in found.finding
     assert ("docker run --memory" in found.remedy) == (status != "ok")
 
@@ -160,24 +160,24 @@ def test_memory_is_judged_by_what_is_free(
 def test_a_memory_limit_of_either_cgroup_version_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(memory, "free_host_bytes", lambda: 12 * GIB)
-    found = only(memory.check_memory(around(tmp_path, files={"proc/meminfo": MEMINFO, **files})))
+    monkeypatch.setattr(host_checks, "free_host_bytes", lambda: 12 * GIB)
+    found = only(host_checks.check_memory(around(tmp_path, files={"proc/meminfo": MEMINFO, **files})))
     assert "the cgroup's limit is 16.0 GiB" in found.finding
 
 
 def test_memory_is_told_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_host_bytes", lambda: 12 * GIB)
-    assert only(memory.check_memory(around(tmp_path))).finding == "12.0 GiB free"
+    monkeypatch.setattr(host_checks, "free_host_bytes", lambda: 12 * GIB)
+    assert only(host_checks.check_memory(around(tmp_path))).finding == "12.0 GiB free"
 
 
 def test_settings_of_the_kernel_that_hinder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_host_bytes", lambda: 30 * GIB)
+    monkeypatch.setattr(host_checks, "free_host_bytes", lambda: 30 * GIB)
     files = {
         "proc/meminfo": MEMINFO + "Committed_AS: 10485760 kB\n",
         "proc/sys/vm/overcommit_memory": "2\n",
         "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n",
     }
-    size, overcommit = memory.check_memory(around(tmp_path, files=files))
+    size, overcommit = host_checks.check_memory(around(tmp_path, files=files))
     assert size.status == "ok" and "transparent huge pages off" in size.finding
     assert overcommit.status == "warning" and "10.0 GiB more" in overcommit.finding
     assert "sysctl vm.overcommit_memory=0" in overcommit.remedy
@@ -186,17 +186,16 @@ def test_settings_of_the_kernel_that_hinder_are_told(tmp_path: Path, monkeypatch
 def with_limits(monkeypatch: pytest.MonkeyPatch, **limits: tuple[int, int]) -> None:
     kinds = {getattr(resource, f"RLIMIT_{name.upper()}"): pair for name, pair in limits.items()}
     endless = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(process_limits.resource, "getrlimit", lambda kind: kinds.get(kind, endless))
+    monkeypatch.setattr(host_checks.resource, "getrlimit", lambda kind: kinds.get(kind, endless))
 
 
 def test_limits_that_suffice_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_limits(monkeypatch, nofile=(1024, 4096), memlock=(8 << 20, 8 << 20))
-    found = only(process_limits.check_limits(around(tmp_path)))
-    assert found.status == "ok" and "1,024 (at most 4,096), memlock 8 MiB (does not bound" in found.finding
+    found = only(host_checks.check_limits(around(tmp_path)))
+    assert found.status == "ok" and "1,024 (at most 4,096), memlock 8.0 MiB (does not bound" in found.finding
     with_limits(monkeypatch)
     assert (
-        only(process_limits.check_limits(around(tmp_path))).finding
-        == "open files unlimited (at most unlimited)"
+        only(host_checks.check_limits(around(tmp_path))).finding == "open files unlimited (at most unlimited)"
     )
 
 
@@ -215,7 +214,7 @@ def test_a_limit_that_is_too_low_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, tuple[int, int]], remedy: str
 ) -> None:
     with_limits(monkeypatch, **limits)
-    found = only(process_limits.check_limits(around(tmp_path)))
+    found = only(host_checks.check_limits(around(tmp_path)))
     assert found.status == "warning" and remedy in found.remedy
 
 
@@ -227,7 +226,7 @@ def test_a_cgroup_that_leaves_few_threads_is_a_warning(
     with_limits(monkeypatch)
     own = "3:pids:/a\n" if "pids" in folder else "0::/a\n"
     files = {"proc/self/cgroup": own, f"{folder}/pids.max": limit, f"{folder}/pids.current": "100\n"}
-    found = only(process_limits.check_limits(around(tmp_path, files=files)))
+    found = only(host_checks.check_limits(around(tmp_path, files=files)))
     assert found.status == status
     assert ("--pids-limit" in found.remedy) == (status == "warning")
 

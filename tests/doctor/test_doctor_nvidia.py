@@ -11,9 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forged_machine import CARD, GIB, NO_GPU, ONE_GPU
+from forged_machine import CARD, GIB, NO_GPU, ONE_GPU, around
 
-from workbench.doctor.nvidia import NvidiaSample, check_driver, sample
+from workbench.doctor import nvidia
+from workbench.doctor.findings import Finding
+from workbench.doctor.nvidia import NvidiaSample, sample
+
+
+def check_driver(tmp_path: Path, seen: NvidiaSample) -> list[Finding]:
+    return list(nvidia.check_driver(around(tmp_path, nvidia=seen)))
 
 
 class ForgedNvml:
@@ -99,7 +105,7 @@ def test_what_the_driver_does_not_give_is_not_available_and_never_zero(
         "nvmlDeviceGetComputeRunningProcesses",
         "nvmlDeviceGetGraphicsRunningProcesses",
     )
-    driver, gpu = check_driver(sampled(monkeypatch, tmp_path, ForgedNvml(refused=refused)))
+    driver, gpu = check_driver(tmp_path, sampled(monkeypatch, tmp_path, ForgedNvml(refused=refused)))
     assert (driver.status, driver.finding) == ("ok", "NVIDIA 580.10, for CUDA up to N/A")
     assert (gpu.status, gpu.finding) == ("ok", "0: N/A, N/A of N/A free")
 
@@ -109,7 +115,7 @@ def test_without_a_driver_a_machine_without_a_card_is_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: object
 ) -> None:
     seen = sampled(monkeypatch, tmp_path, nvml)
-    (found,) = check_driver(seen)
+    (found,) = check_driver(tmp_path, seen)
     assert found.status == "ok" and "CPU" in found.finding and not seen.present
 
 
@@ -119,14 +125,14 @@ def test_a_card_without_a_driver_is_a_warning(
 ) -> None:
     on_bus(tmp_path)
     seen = sampled(monkeypatch, tmp_path, nvml)
-    (found,) = check_driver(seen)
+    (found,) = check_driver(tmp_path, seen)
     assert found.status == "warning" and "1 NVIDIA card" in found.finding and "--gpus all" in found.remedy
     assert seen.present
 
 
 def test_a_driver_that_does_not_answer_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = sampled(monkeypatch, tmp_path, ForgedNvml(init=18))
-    (found,) = check_driver(seen)
+    (found,) = check_driver(tmp_path, seen)
     assert found.status == "failure" and "NVML error 18" in found.finding and "nvidia-smi" in found.remedy
 
 
@@ -136,15 +142,17 @@ def test_a_gpu_that_somebody_fills_is_a_warning(tmp_path: Path) -> None:
         (20 * GIB, 1, "warning"),
         (20 * GIB, None, "warning"),
     ):
-        _, gpu = check_driver(replace(ONE_GPU, cards=(replace(CARD, free_bytes=free, others=others),)))
+        _, gpu = check_driver(
+            tmp_path, replace(ONE_GPU, cards=(replace(CARD, free_bytes=free, others=others),))
+        )
         assert gpu.status == status
         assert ("train.device=cuda:N" in gpu.remedy) == (status == "warning")
 
 
-def test_each_gpu_has_a_line() -> None:
-    assert [found.check for found in check_driver(replace(ONE_GPU, cards=(CARD, CARD)))] == [
+def test_each_gpu_has_a_line(tmp_path: Path) -> None:
+    assert [found.check for found in check_driver(tmp_path, replace(ONE_GPU, cards=(CARD, CARD)))] == [
         "driver",
         "gpu",
         "gpu",
     ]
-    assert len(list(check_driver(NO_GPU))) == 1
+    assert len(check_driver(tmp_path, NO_GPU)) == 1

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from forged_machine import around, only
 
-from workbench.doctor.surroundings import Terminal
-from workbench.doctor.terminal import check_terminal
+from workbench.doctor.findings import Terminal
+from workbench.doctor.host_checks import check_terminal
 
 COLOURFUL = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
@@ -25,7 +25,7 @@ COLOURFUL = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
         (Terminal((80, 24), "utf_8"), {**COLOURFUL, "NO_COLOR": "1"}, "no colours, by NO_COLOR"),
         (Terminal((80, 24), "utf-8"), {**COLOURFUL, "NO_COLOR": ""}, "all colours"),
         (Terminal((80, 24), "utf-8"), {"TERM": "screen-256color"}, "256 colours"),
-        (Terminal(None, ""), {}, "not looked at"),
+        (Terminal(None, ""), {}, "skipped"),
     ],
 )
 def test_a_terminal_that_does_is_ok(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from forged_machine import GOOD, NO_GPU, around, only
 
-from workbench.doctor.surroundings import Outcome
+from workbench.doctor.findings import Outcome
 from workbench.doctor.torch_checks import check_cuda, check_pinned_memory, check_torch
 
 CPU_BUILD = {

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from workbench.doctor.trial import STAGES
-from workbench.doctor.trial_process import TrialProcess
+from workbench.doctor.trial import STAGES, TrialProcess
 
 TELL = 'import os, signal, sys, time\nfd = int(sys.argv[1])\nos.write(fd, b\'{"stage": "one", "values": {"a": 1}}\\n'
 BEGIN = '{"stage": "two"}\\n'

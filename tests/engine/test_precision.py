@@ -125,8 +125,24 @@ def test_fp16_weights_train_on_an_fp32_master_under_a_loss_scale(
         losses, wanted = reference(start, torch.float16, data, scale=INITIAL_SCALE)
         assert ours == pytest.approx(losses, rel=1e-5)
         for name, master in masters(engine).items():
-            moved = float((wanted[name] - dict(start.named_parameters())[name]).norm())
-            assert float((master - wanted[name]).norm()) <= 1e-3 * moved + 1e-6, name
+            value, truth, before = (
+                without_key_bias(name, t)
+                for t in (master, wanted[name], dict(start.named_parameters())[name])
+            )
+            # A sum in another order may round to the neighbouring fp16 gradient, which is 2^-10 of it away.
+            assert float((value - truth).norm()) <= 2**-10 * float((truth - before).norm()) + 1e-6, name
+
+
+def without_key_bias(name: str, value: torch.Tensor) -> torch.Tensor:
+    """The query and value thirds of GPT-2's attention bias; any other parameter whole.
+
+    Softmax does not change with a key bias, so its true gradient is zero: what is computed is rounding noise that
+    differs from processor to processor, and Adam divides it by itself.
+    """
+    if not name.endswith("c_attn.bias"):
+        return value.detach()
+    query, _, third = value.detach().chunk(3)
+    return torch.cat([query, third])
 
 
 def test_an_overflow_in_fp16_is_skipped_and_lowers_the_scale_when_patience_is_used_up(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def probe(arguments: argparse.Namespace) -> int:
 def doctor(arguments: argparse.Namespace) -> int:
     from workbench.doctor.command import doctor
 
-    return doctor(disk_path=arguments.disk, runs=arguments.runs, json=arguments.json)
+    return doctor(disk_path=arguments.disk, runs=arguments.runs, as_json=arguments.json)
 
 
 def config_show(arguments: argparse.Namespace) -> int:

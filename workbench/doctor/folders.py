@@ -1,6 +1,6 @@
-"""The folders of runs, of the disk tier and of the cache: they can be written, have room, and lie on a disk.
+"""Checks of the folders for runs, the disk tier and the cache: writable, with room, on a local disk.
 
-A folder that is not there yet is judged by the one that it would be made in; nothing is left behind.
+A folder that does not exist is judged by the one that it would be made in. Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.doctor.findings import Finding, failure, gib, ok, warning
-from workbench.doctor.surroundings import Surroundings
+from workbench.doctor.findings import Context, Finding, failure, ok, warning
+from workbench.formatting import amount
 from workbench.profiles.machine.mounts import IN_MEMORY, NOT_TOLD, mount_of
 
 REMOTE = (
@@ -41,7 +41,7 @@ PREFIX = ".workbench-doctor-"
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder tried out. `there`: it exists. `problem`: why nothing can be written there. `kind`: its file system."""
+    """A folder after a trial. `there`: it exists. `problem`: why it cannot be written. `kind`: its file system."""
 
     path: Path
     there: bool
@@ -51,12 +51,12 @@ class Folder:
 
     def __str__(self) -> str:
         made = "" if self.there else " (made by the first run)"
-        return f"{self.path}{made}, {gib(self.free_bytes)} free{f', {self.kind}' if self.kind else ''}"
+        return f"{self.path}{made}, {amount(self.free_bytes)} free{f', {self.kind}' if self.kind else ''}"
 
 
-def check_runs(around: Surroundings) -> Iterator[Finding]:
-    """Where runs and their checkpoints go."""
-    folder = try_folder(around.runs)
+def check_runs(context: Context) -> Iterator[Finding]:
+    """Yield the line of the folder for runs and their checkpoints."""
+    folder = try_folder(context.runs)
     elsewhere = "`--runs DIR`, or `export WORKBENCH_RUNS=DIR`, with DIR"
     if folder.problem:
         yield failure("runs", folder.problem, f"{elsewhere} a folder that you may write")
@@ -80,9 +80,9 @@ def check_runs(around: Surroundings) -> Iterator[Finding]:
         yield ok("runs", str(folder))
 
 
-def check_disk(around: Surroundings) -> Iterator[Finding]:
-    """The folder for the disk tier, where one was named."""
-    path = around.disk
+def check_disk(context: Context) -> Iterator[Finding]:
+    """Yield the line of the folder for the disk tier, where one was named."""
+    path = context.disk
     if path is None:
         return
     elsewhere = "`--set offload.disk_path=DIR`, with DIR"
@@ -117,9 +117,9 @@ def check_disk(around: Surroundings) -> Iterator[Finding]:
         yield ok("disk tier", f"{folder}, direct I/O works")
 
 
-def check_cache(around: Surroundings) -> Iterator[Finding]:
-    """Where measurements are kept; without it they are made again."""
-    folder = try_folder(around.cache)
+def check_cache(context: Context) -> Iterator[Finding]:
+    """Yield the line of the cache, which holds measurements; without it they are repeated."""
+    folder = try_folder(context.cache)
     if folder.problem:
         yield warning(
             "cache",
@@ -140,7 +140,7 @@ def try_folder(path: Path) -> Folder:
     if not _exists(nearest):
         return Folder(path, False, f"{nearest} is a link that leads nowhere", 0, "")
     if not nearest.is_dir():
-        return Folder(path, there, f"{nearest} is no folder", 0, "")
+        return Folder(path, there, f"{nearest} is not a folder", 0, "")
     problem = ""
     try:
         with tempfile.NamedTemporaryFile(prefix=PREFIX, dir=nearest) as file:
@@ -152,7 +152,7 @@ def try_folder(path: Path) -> Folder:
 
 
 def _exists(path: Path) -> bool:
-    """False also where this user may not look."""
+    """Return False also where this user has no access."""
     try:
         return path.exists()
     except OSError:
@@ -160,7 +160,7 @@ def _exists(path: Path) -> bool:
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system that holds `folder`; empty where the system does not tell."""
+    """Return the type of the file system that holds `folder`; empty where it is not known."""
     try:
         kind = mount_of(folder).kind
     except ImportError:  # without psutil, as the packages' line says
@@ -169,7 +169,7 @@ def file_system(folder: Path) -> str:
 
 
 def takes_direct(folder: Path) -> bool:
-    """Whether a file in `folder` can be written past the page cache. OSError where it cannot be written at all."""
+    """Return True where a file in `folder` can be written past the page cache. Raises OSError where not at all."""
     page = mmap.mmap(-1, PAGE_BYTES)
     descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
     try:

@@ -1,4 +1,4 @@
-"""NVIDIA cards as the driver tells of them (NVML), and as the bus does where no driver answers. Not what torch can use.
+"""NVIDIA GPUs as the driver (NVML) reports them, and as the PCI bus does where no driver answers.
 
 Invariant: a value that the driver does not give is None, printed N/A; it is never a zero and never an exception.
 """
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.doctor.findings import Finding, failure, gib, ok, warning
+from workbench.doctor.findings import Context, Finding, failure, ok, warning
+from workbench.formatting import amount
 
 T = TypeVar("T")
 
@@ -33,14 +34,14 @@ class NvidiaCard:
 
 @dataclass(frozen=True)
 class NvidiaSample:
-    """What NVML says. `problem`: why it says nothing. `on_bus`: cards seen without the driver's help."""
+    """The driver's report. `problem`: why there is none. `on_bus`: GPUs that the PCI bus shows."""
 
     cards: tuple[NvidiaCard, ...] = ()
     driver: str | None = None
     cuda: str | None = None
     problem: str = ""
     broken: bool = False
-    """There is a driver, and it does not work."""
+    """A driver is there and does not work."""
     on_bus: int = 0
 
     @property
@@ -49,7 +50,7 @@ class NvidiaSample:
 
 
 def sample(root: Path = Path("/")) -> NvidiaSample:
-    """Ask the driver, once."""
+    """Ask the driver."""
     on_bus = _on_bus(root)
     try:
         import pynvml
@@ -64,19 +65,20 @@ def sample(root: Path = Path("/")) -> NvidiaSample:
         )
         return NvidiaSample(problem=str(error), broken=error.value not in absent, on_bus=on_bus)
     try:
-        count = _given(pynvml.nvmlDeviceGetCount) or 0
+        count = _answer(pynvml.nvmlDeviceGetCount) or 0
         return NvidiaSample(
             cards=tuple(_card(pynvml, index) for index in range(count)),
-            driver=_text(_given(pynvml.nvmlSystemGetDriverVersion)),
-            cuda=_cuda_version(_given(pynvml.nvmlSystemGetCudaDriverVersion)),
+            driver=_text(_answer(pynvml.nvmlSystemGetDriverVersion)),
+            cuda=_cuda_version(_answer(pynvml.nvmlSystemGetCudaDriverVersion)),
             on_bus=on_bus,
         )
     finally:
-        _given(pynvml.nvmlShutdown)
+        _answer(pynvml.nvmlShutdown)
 
 
-def check_driver(seen: NvidiaSample) -> Iterator[Finding]:
-    """One line for the driver and one for each GPU."""
+def check_driver(context: Context) -> Iterator[Finding]:
+    """Yield one line for the driver and one for each GPU."""
+    seen = context.nvidia()
     if seen.problem and seen.broken:
         yield failure(
             "driver",
@@ -86,12 +88,12 @@ def check_driver(seen: NvidiaSample) -> Iterator[Finding]:
     elif seen.problem and seen.on_bus:
         yield warning(
             "driver",
-            f"{seen.on_bus} NVIDIA card(s) on the bus, but {seen.problem}: trainings run on the CPU",
+            f"{seen.on_bus} NVIDIA card(s) on the bus, but {seen.problem}: training runs on the CPU",
             "install NVIDIA's driver and `python -m pip install nvidia-ml-py` until `nvidia-smi` lists the card; "
             "start a container with `--gpus all`",
         )
     elif seen.problem or not seen.cards:
-        yield ok("driver", "no NVIDIA GPU here: trainings run on the CPU")
+        yield ok("driver", "no NVIDIA GPU here: training runs on the CPU")
     else:
         yield ok("driver", f"NVIDIA {seen.driver or 'N/A'}, for CUDA up to {seen.cuda or 'N/A'}")
         for index, card in enumerate(seen.cards):
@@ -99,9 +101,7 @@ def check_driver(seen: NvidiaSample) -> Iterator[Finding]:
 
 
 def _card_finding(index: int, card: NvidiaCard) -> Finding:
-    free = "N/A" if card.free_bytes is None else gib(card.free_bytes)
-    total = "N/A" if card.total_bytes is None else gib(card.total_bytes)
-    finding = f"{index}: {card.name}, {free} of {total} free"
+    finding = f"{index}: {card.name}, {amount(card.free_bytes)} of {amount(card.total_bytes)} free"
     if card.others:
         finding += f", used by {card.others} process{'es' if card.others > 1 else ''}"
     used = None if card.free_bytes is None or card.total_bytes is None else card.total_bytes - card.free_bytes
@@ -109,18 +109,18 @@ def _card_finding(index: int, card: NvidiaCard) -> Finding:
         return ok("gpu", finding)
     return warning(
         "gpu",
-        f"{finding}: {gib(used)} are taken",
+        f"{finding}: {amount(used)} are taken",
         "end what uses it (`nvidia-smi` lists it), or train on another: `--set train.device=cuda:N`",
     )
 
 
 def _card(pynvml: Any, index: int) -> NvidiaCard:
-    handle = _given(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    handle = _answer(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
         return NvidiaCard("N/A", None, None, None)
-    memory = _given(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = _answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     return NvidiaCard(
-        name=_text(_given(lambda: pynvml.nvmlDeviceGetName(handle))) or "N/A",
+        name=_text(_answer(lambda: pynvml.nvmlDeviceGetName(handle))) or "N/A",
         total_bytes=None if memory is None else int(memory.total),
         free_bytes=None if memory is None else int(memory.free),
         others=_others(pynvml, handle),
@@ -130,16 +130,16 @@ def _card(pynvml: Any, index: int) -> NvidiaCard:
 def _others(pynvml: Any, handle: Any) -> int | None:
     """Processes that compute or draw on the card, without this one."""
     lists = [
-        _given(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-        _given(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)),
+        _answer(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        _answer(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)),
     ]
     if lists == [None, None]:
         return None
     return len({process.pid for listed in lists for process in listed or ()} - {os.getpid()})
 
 
-def _given(ask: Callable[[], T]) -> T | None:
-    """What the driver answers; None where it does not support the question, or the old driver does not know it."""
+def _answer(ask: Callable[[], T]) -> T | None:
+    """Return the driver's answer; None where it does not support the question."""
     import pynvml
 
     try:
