@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.screen.forged import ForgedRun
 from benchmarks.screen.terminal import InTerminal, Reached, environment
-from workbench.runs.glimpse import LONG
+from workbench.runs.metrics import LONG
 
 LARGE = (160, 50)
 USUAL = (80, 24)

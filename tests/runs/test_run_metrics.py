@@ -1,10 +1,11 @@
-"""metrics.bin: whole records, an exact account of what a resumption voided, and no end of damage survived."""
+"""metrics.bin: whole records, cut where a resumption begins, and no end of damage survived."""
 
 import json
 import math
 import random
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -12,13 +13,15 @@ from workbench.errors import WorkbenchError
 from workbench.runs import (
     METRIC_COLUMNS,
     Column,
+    MetricsReader,
     MetricsWriter,
     RunDirectory,
-    append_event,
+    read_events,
     read_metrics,
     read_run_metrics,
     record_resume,
 )
+from workbench.runs.metrics import NEWEST, STRETCH, STRETCHES, read_downsampled
 
 
 def steps(run: RunDirectory) -> list[float]:
@@ -155,53 +158,100 @@ def test_a_misspelt_metric_and_a_step_out_of_order_are_refused(run: RunDirectory
         writer.append(step=2)
         with pytest.raises(ValueError, match="step 2"):
             writer.append(step=2)
+    with MetricsWriter(run.metrics) as writer, pytest.raises(ValueError, match="step 2"):
+        writer.append(step=1)
 
 
-def test_a_resumption_voids_the_records_that_it_does_again(run: RunDirectory) -> None:
+@pytest.mark.parametrize(("from_step", "kept"), [(1, 0), (5, 4), (7, 6), (8, 7), (99, 7)])
+def test_resuming_truncates_to_the_step_that_it_resumes_from(
+    run: RunDirectory, from_step: int, kept: int
+) -> None:
     with MetricsWriter(run.metrics) as writer:
         for step in range(1, 8):
             writer.append(step=step, loss=1.0)
     with MetricsWriter(run.metrics) as writer:
-        record_resume(run, writer, from_step=5)
-        for step in range(5, 9):
+        record_resume(run, writer, from_step=from_step, checkpoint="step-00000004")
+        for step in range(from_step, from_step + 3):
             writer.append(step=step, loss=2.0)
-    metrics = read_run_metrics(run)
-    assert metrics.column("step").tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert metrics.column("loss").tolist() == [1.0] * 4 + [2.0] * 4
-    assert len(metrics) == 8
-    assert len(read_metrics(run.metrics)) == 11
+    assert steps(run) == [*range(1, kept + 1), *range(from_step, from_step + 3)]
+    assert read_run_metrics(run).column("loss").tolist() == [1.0] * kept + [2.0] * 3
+    [event] = read_events(run).events
+    assert event.fields == {"from_step": from_step, "record": kept, "checkpoint": "step-00000004"}
 
 
-def test_a_resume_event_that_is_damaged_voids_nothing(run: RunDirectory) -> None:
-    with MetricsWriter(run.metrics) as writer:
-        writer.append(step=1)
-        append_event(run, "resume", from_step="one", record=None)
-    assert steps(run) == [1]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_voiding_is_exact_for_any_history_of_crashes_and_lost_records(run: RunDirectory, seed: int) -> None:
-    """The reference marks each record that a resumption voids; records are lost as in a power failure."""
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reader_has_what_the_file_has_for_any_history_of_crashes_and_lost_records(
+    run: RunDirectory, seed: int
+) -> None:
+    """Records are lost as in a power failure; the reader looks whenever it likes, also between two writes."""
     choose = random.Random(seed)
-    record_bytes = 8 * len(METRIC_COLUMNS)
-    there: list[tuple[int, float]] = []  # (step, number of the record)
-    void: set[float] = set()
+    there: list[tuple[int, float]] = []  # (step, a number that no other record has)
+    reader, held, offset = MetricsReader(run), [], 0
     number, step = 0.0, 0
+
+    def look() -> None:
+        nonlocal offset
+        events = read_events(run, offset)
+        offset = events.offset
+        reader.rewind(events.events)
+        found = reader.read(choose.choice([None, 3]))
+        if not found.problem:
+            held[found.first_record :] = found.column("loss").tolist()
+
     for session in range(choose.randint(1, 8)):
         with MetricsWriter(run.metrics) as writer:
             assert writer.records == len(there)
             if session:
                 step = choose.randint(0, step)
                 record_resume(run, writer, from_step=step + 1)
-                void |= {mark for at, mark in there if at >= step + 1}
+                there = [record for record in there if record[0] <= step]
             for _ in range(choose.randint(0, 12)):
                 step, number = step + choose.randint(1, 2), number + 1
                 writer.append(step=step, loss=number)
                 there.append((step, number))
+                if choose.random() < 0.3:
+                    look()
         lost = min(len(there), choose.choice([0, 0, 1, 3, 9]))
         if lost:
             del there[len(there) - lost :]
-            size = run.metrics.stat().st_size - lost * record_bytes
+            size = run.metrics.stat().st_size - lost * 8 * len(METRIC_COLUMNS)
             with run.metrics.open("r+b") as file:
                 file.truncate(size + choose.choice([0, 5]))
-    assert read_run_metrics(run).column("loss").tolist() == [mark for _, mark in there if mark not in void]
+    with MetricsWriter(run.metrics) as writer:
+        record_resume(run, writer, from_step=step + 1)
+    for _ in range(40):
+        look()
+    assert held == read_run_metrics(run).column("loss").tolist() == [loss for _, loss in there]
+
+
+def test_a_long_run_is_seen_in_evenly_spread_records_and_the_newest(run: RunDirectory) -> None:
+    with MetricsWriter(run.metrics) as writer:
+        for step in range(1, 10_001):
+            writer.append(step=step, loss=step / 2)
+    assert read_downsampled(run.metrics) is None
+    seen = read_downsampled(run.metrics, 9_000)
+    assert seen is not None and seen.total == 10_000
+    places = seen.places.tolist()
+    assert places == sorted(set(places)) and len(places) == STRETCHES * STRETCH + NEWEST
+    assert places[0] == 0 and places[-NEWEST:] == list(range(10_000 - NEWEST, 10_000))
+    assert max(after - before for before, after in pairwise(places)) <= 10_000 // STRETCHES + 1
+    assert seen.metrics.column("step").tolist() == [place + 1 for place in places]
+    with run.metrics.open("r+b") as file:
+        file.write(b"something else")
+    assert read_downsampled(run.metrics, 9_000) is None
+    run.metrics.unlink()
+    assert read_downsampled(run.metrics, 9_000) is None
+
+
+def test_pieces_of_a_file_are_the_whole_file(run: RunDirectory) -> None:
+    with MetricsWriter(run.metrics) as writer:
+        for step in range(1, 201):
+            writer.append(step=step, loss=step / 3)
+    source, losses, left, start = random.Random(4), [], [], 0
+    while start < 200:
+        piece = read_metrics(run.metrics, start, source.randrange(1, 60))
+        losses += piece.column("loss").tolist()
+        start = piece.next_record
+        left.append(piece.records_left)
+    assert losses == read_metrics(run.metrics).column("loss").tolist()
+    assert left == sorted(left, reverse=True) and left[-1] == 0

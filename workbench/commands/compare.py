@@ -58,7 +58,7 @@ def loss_at(curve: Curves, step: int) -> float | None:
     at = bisect_left(curve.step, step)
     if at == len(curve) or curve.step[at] != step or not math.isfinite(curve.loss[at]):
         return None
-    return curve.loss[at]
+    return float(curve.loss[at])
 
 
 def _print(

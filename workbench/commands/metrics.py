@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE, EXIT_ERROR
@@ -59,14 +58,14 @@ def _pieces(found: Metrics, *, empty: str, opening: str, closing: str, between: 
     whole = [column.name in _WHOLE for column in found.columns]
     for start in range(0, len(found), _LINES):
         texts = [
-            _texts(column[start : start + _LINES], count, empty)
+            _texts(column[start : start + _LINES].tolist(), count, empty)
             for column, count in zip(values, whole, strict=True)
         ]
         lines = (opening + ",".join(cells) + closing for cells in zip(*texts, strict=True))
         yield (between if start else "") + between.join(lines)
 
 
-def _texts(values: array[float], whole: bool, empty: str) -> list[str]:
+def _texts(values: Sequence[float], whole: bool, empty: str) -> list[str]:
     if whole:
         return [
             empty if not math.isfinite(value) else str(int(value)) if value.is_integer() else repr(value)

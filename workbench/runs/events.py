@@ -10,8 +10,8 @@ Every line has `version`, `time` (unix seconds) and `kind`; the rest depends on 
 - loss_scale: `step` (the first that has it), `scale`
 - disk: `written_per_day` (bytes a day that the disk tier wrote at this session's rate)
 - control: `id`, `verb`, `message`: the trainer has acted on this command
-- resume: `from_step` (the first step that is done again), `record` (how many metric records there were): the
-  records before it whose step is `from_step` or later are void
+- resume: `from_step` (the first step that is done again), `record` (how many metric records were kept: those of earlier
+  steps), `checkpoint`, and `changed` and `converted` where it goes on under other settings
 - finished: `step`, `exit_code`, `message`
 
 A reader ignores kinds and fields that it does not know.

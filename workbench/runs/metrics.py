@@ -1,37 +1,45 @@
 """`metrics.bin`: one fixed-width record a step, which opens at once however long the run was.
 
-The file is: 8 bytes magic, u32 version, u32 length of a JSON header, the header (`columns` with name and
-unit, `record_bytes`), spaces up to a multiple of 8, then records of little-endian float64, a column each; NaN
-stands for "not given". A record is appended with one `write`. Records are never rewritten: those of steps
-that a resumed run does again are voided by its `resume` event, which names their number, so that voiding is
-exact whatever was lost.
+The file is: 8 bytes magic, u32 version, u32 length of a JSON header, the header (`columns` with name and unit,
+`record_bytes`), spaces up to a multiple of 8, then records of little-endian float64, a column each; NaN stands for "not
+given". A record is appended with one `write`.
+
+Invariant: steps rise from record to record. A resumed run truncates the file to the step that it resumes from before it
+writes its `resume` event, which names how many records were kept. So the file is read and never mapped: a page that is
+cut off under a memory map ends the process that touches it.
 """
 
 from __future__ import annotations
 
-import bisect
+import contextlib
 import json
 import math
 import os
 import struct
-import sys
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
-from workbench.runs.events import Event, append_event, read_events
+from workbench.runs.events import Event, append_event
 from workbench.runs.writing import cannot_write
+from workbench.system.files import write_atomically
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 METRICS_VERSION = 1
 _MAGIC = b"WBMETRIC"
 _PREFIX = struct.Struct("<8sII")
-_NAN = float("nan")
-
+_STEP = struct.Struct("<d")
+_HEADER_BYTES = 1 << 16
+"""More than any header has."""
 
 HOST_LANES = ("download", "update", "upload", "read", "write")
 """The lanes that may be hidden behind compute, as the engine names them."""
@@ -63,57 +71,58 @@ METRIC_COLUMNS = (
     Column("skipped", "1"),
     Column("loss_scale", "1"),
 )
-"""What a run records a step.
+"""The columns of a run's metrics.
 
 `<lane>_s`: seconds in which the lane was busy, of which the model waited `<lane>_exposed_s`; the rest was hidden behind
-it. `compute_s`: in the step's own forwards and backwards, and so within `step_s`; its lanes are waited for in the next
-step's forward too. `exposed_s`: seconds in which it waited, for whatever lane. `skipped`: 1 where the optimizer step
-was left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
+compute. `compute_s`: the step's own forwards and backwards, and so within `step_s`; its lanes are waited for in the
+next step's forward too. `exposed_s`: seconds in which the model waited for any lane. `skipped`: 1 where the optimizer
+step was left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
 """
+
+
+def _no_records() -> Floats:
+    import numpy as np
+
+    return np.empty((0, 0))
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Records of a metrics file, column by column."""
+    """Records of a metrics file."""
 
     columns: tuple[Column, ...] = ()
-    ranges: tuple[tuple[int, int], ...] = ()
-    """The records that count, as half-open ranges into `values`."""
-    next_record: int = 0
-    """What to pass as `since_record` to read what comes after these."""
-    problem: str = ""
-    """What is wrong with the file; empty when nothing is."""
+    values: Floats = field(default_factory=_no_records, repr=False)
+    """float64 [records, columns]; NaN stands for "not given"."""
+    first_record: int = 0
+    """The number in the file of the first of these records."""
     records_left: int = 0
-    """Whole records that come after these."""
-    values: array[float] = field(default_factory=lambda: array("d"), repr=False)
-    """Record after record, void ones too."""
+    """Whole records in the file after these."""
+    problem: str = ""
+    """A sentence on what is wrong with the file; empty when nothing is."""
 
     def __len__(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
+        return len(self.values)
 
-    def column(self, name: str) -> array[float]:
-        """One column, a float64 a record. A column that the file does not have is NaN throughout."""
+    @property
+    def next_record(self) -> int:
+        """The number in the file of the record after these."""
+        return self.first_record + len(self)
+
+    def column(self, name: str) -> Floats:
+        """Return one column, float64 [records], contiguous. A column that the file does not have is NaN throughout."""
+        import numpy as np
+
         index = next((i for i, column in enumerate(self.columns) if column.name == name), None)
         if index is None:
-            return array("d", [_NAN]) * len(self)
-        width = len(self.columns)
-        out = array("d")
-        for start, stop in self.ranges:
-            out += self.values[start * width + index : stop * width : width]
-        return out
+            return np.full(len(self), np.nan)
+        return np.ascontiguousarray(self.values[:, index])
 
     def last(self) -> dict[str, float]:
-        """The last record, without what was not given in it; empty where there is no record."""
-        if not self.ranges:
+        """Return the last record without what was not given in it; empty where there is no record."""
+        if not len(self):
             return {}
-        width = len(self.columns)
-        stop = self.ranges[-1][1]
-        record = self.values[(stop - 1) * width : stop * width]
-        return {
-            column.name: value
-            for column, value in zip(self.columns, record, strict=True)
-            if not math.isnan(value)
-        }
+        record = zip(self.columns, self.values[-1].tolist(), strict=True)
+        return {column.name: value for column, value in record if not math.isnan(value)}
 
 
 class MetricsWriter:
@@ -126,48 +135,65 @@ class MetricsWriter:
     def __init__(self, path: Path, columns: Sequence[Column] = METRIC_COLUMNS) -> None:
         self.path = path
         self._known = {column.name for column in columns}
-        self._last_step = -math.inf
         self._descriptor = -1
+        self._last_step = -math.inf
         try:
             if not path.exists() or path.stat().st_size == 0:
                 _create(path, columns)
-            with path.open("rb") as file:
-                self.columns, self._start, problem = read_header(file.read(1 << 20), path)
-                if problem:
-                    raise WorkbenchError(f"{problem}; move it away to record anew")
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self.columns, self._start, problem = read_header(
+                os.pread(self._descriptor, _HEADER_BYTES, 0), path
+            )
+            if problem:
+                self.close()
+                raise WorkbenchError(f"{problem}; move it away to record anew")
             self._record = struct.Struct(f"<{len(self.columns)}d")
-            self.records = (path.stat().st_size - self._start) // self._record.size
+            names = [column.name for column in self.columns]
+            self._step_offset = 8 * names.index("step") if "step" in names else None
+            self.records = (os.fstat(self._descriptor).st_size - self._start) // self._record.size
             """Whole records in the file."""
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            self._cut()
+            self._cut(self.records)
         except OSError as error:
+            self.close()
             raise cannot_write(path, error) from error
 
     def append(self, **values: float | None) -> None:
-        """Append one record; what is not given, or None, is NaN. Steps must rise between two resumptions."""
+        """Append one record; a value that is None or not given is stored as NaN. Steps must rise.
+
+        Raises:
+            WorkbenchError: the disk is full or refuses; the file then ends with the record before.
+            ValueError: a name is no column, or the step does not come after the last one.
+        """
         unknown = values.keys() - self._known
         if unknown:
             raise ValueError(f"no such metric: {', '.join(sorted(unknown))}")
         step = values.get("step")
-        step = self._last_step + 1 if step is None else step
-        if not step > self._last_step:
+        if step is not None and not step > self._last_step:
             raise ValueError(f"metrics of step {step} come after those of step {self._last_step}")
-        data = self._record.pack(
-            *(_NAN if (value := values.get(column.name)) is None else value for column in self.columns)
-        )
+        given = (values.get(column.name) for column in self.columns)
+        data = self._record.pack(*(math.nan if value is None else value for value in given))
         try:
-            written = os.write(self._descriptor, data)
-            if written != len(data):
-                self._cut()
+            if os.write(self._descriptor, data) != len(data):
+                self._cut(self.records)
                 raise WorkbenchError(f"{self.path}: a record was only written in part; the disk is full")
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        self._last_step = step
+        self._last_step = self._last_step if step is None else step
         self.records += 1
 
-    def start_again(self) -> None:
-        """Let the steps begin anew below the last one; `record_resume` tells the reader."""
-        self._last_step = -math.inf
+    def truncate(self, from_step: int) -> None:
+        """Remove the records of `from_step` and later steps. Raises WorkbenchError where the disk refuses."""
+        low, high = 0, self.records
+        try:
+            while low < high:
+                middle = (low + high) // 2
+                if self._step_of(middle) < from_step:
+                    low = middle + 1
+                else:
+                    high = middle
+            self._cut(low)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -177,109 +203,136 @@ class MetricsWriter:
     def __enter__(self) -> MetricsWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _cut(self) -> None:
-        os.ftruncate(self._descriptor, self._start + self.records * self._record.size)
+    def _cut(self, records: int) -> None:
+        os.ftruncate(self._descriptor, self._start + records * self._record.size)
+        self.records = records
+        self._last_step = self._step_of(records - 1) if records else -math.inf
+
+    def _step_of(self, record: int) -> float:
+        if self._step_offset is None:
+            return -math.inf
+        data = os.pread(self._descriptor, 8, self._start + record * self._record.size + self._step_offset)
+        return float(_STEP.unpack(data)[0])
 
 
 def record_resume(run: RunDirectory, writer: MetricsWriter, from_step: int, **fields: object) -> None:
-    """Append the `resume` event: of the records so far, those of `from_step` and later are void."""
+    """Remove the records of the steps that are done again, from `from_step` on, then append the `resume` event."""
+    writer.truncate(from_step)
     append_event(run, "resume", from_step=from_step, record=writer.records, **fields)
-    writer.start_again()
 
 
 def read_metrics(path: Path, since_record: int = 0, most_records: int | None = None) -> Metrics:
-    """The whole records of a file from `since_record` on, void ones too. Never raises; see `problem`.
+    """Return the whole records of a file from `since_record` on. Never raises; see `problem`.
 
-    At most `most_records` where that is given: a long file is read in pieces of a few MiB with little memory, and
-    faster than at once, as each piece is still in the processor's cache when its columns are taken from it.
+    With `most_records` at most so many: a long file is read in pieces of a few MiB with little memory, and faster than
+    at once, as a piece is still in the processor's cache when its columns are taken from it.
     """
     try:
-        with path.open("rb") as file:
-            columns, start, problem = read_header(file.read(1 << 16), path)
+        with path.open("rb", buffering=0) as file:
+            columns, start, problem = read_header(file.read(_HEADER_BYTES), path)
             if problem:
                 return Metrics(problem=problem)
-            width = len(columns)
-            there = (os.fstat(file.fileno()).st_size - start) // (8 * width)
+            there = (os.fstat(file.fileno()).st_size - start) // (8 * len(columns))
             left = max(0, there - since_record)
             count = left if most_records is None else min(left, most_records)
-            file.seek(start + since_record * 8 * width)
-            values = array("d", bytes(8)) * (count * width)
-            read = file.readinto(memoryview(values).cast("B")) if count else 0
+            values = _read_records(file.fileno(), start, len(columns), since_record, count)
     except FileNotFoundError:
         return Metrics(problem=f"{path} is missing")
     except (OSError, MemoryError) as error:
         return Metrics(problem=f"{path} cannot be read: {error}")
-    count = min(count, read // (8 * width))
-    if sys.byteorder == "big":
-        values.byteswap()
-    ranges = ((0, count),) if count else ()
-    return Metrics(columns, ranges, since_record + count, records_left=left - count, values=values)
+    return Metrics(columns, values, since_record, left - count)
 
 
 def read_run_metrics(run: RunDirectory) -> Metrics:
-    """The records that stand: without those that a resumption voided. Never raises; see `problem`."""
-    metrics = read_metrics(run.metrics)
-    resumes = [event for event in read_events(run).events if event.kind == "resume"]
-    if not resumes or not metrics.ranges:
-        return metrics
-    return replace(metrics, ranges=standing_ranges(metrics.column("step"), resumes))
+    """Return all records of a run. Never raises; see `problem`."""
+    return read_metrics(run.metrics)
 
 
-class Steps(Protocol):
-    """The step of each record, by its number."""
+class MetricsReader:
+    """Reads a run's metrics as they come, each record once. For one thread."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, run: RunDirectory) -> None:
+        self._path = run.metrics
+        self.records = 0
+        """How many of the file's records were read."""
 
-    def __getitem__(self, record: int, /) -> float: ...
+    def rewind(self, events: Iterable[Event]) -> bool:
+        """Count the records that the resumptions among `events` have removed as not read; True where there are any.
+
+        Read the events before the metrics: a resumption that comes in between is then obeyed at the next reading.
+        """
+        before = self.records
+        for event in events:
+            kept = event.fields.get("record")
+            if event.kind == "resume" and isinstance(kept, int):
+                self.records = max(0, min(self.records, kept))
+        return self.records < before
+
+    def read(self, most_records: int | None = None) -> Metrics:
+        """Return the records since the last reading, at most `most_records`. Never raises; see `problem`.
+
+        `first_record` says how many of the earlier ones still stand.
+        """
+        found = read_metrics(self._path, self.records, most_records)
+        if not found.problem:
+            self.records = found.next_record
+        return found
 
 
-def standing_ranges(steps: Steps, resumes: Sequence[Event]) -> tuple[tuple[int, int], ...]:
-    """The ranges of records that no resumption voids; of `steps` only a few are looked at.
+STRETCHES, STRETCH = 256, 16
+"""Stretches of neighbouring records in a sample, and records in each: one or two blocks of a disk, and enough stretches
+that each column of a chart has its own."""
+NEWEST = 256
+"""Records at the end of a sample without a gap: an average of the last values is that of the whole run."""
+LONG = 50_000
+"""Records that take a while to be read and drawn."""
+_PATIENCE_S = 0.5
+"""On a disk that takes longer to find the places, all may as well be read at once."""
 
-    Between two resumptions steps rise, so that each of them cuts off the end of every stretch before it. A
-    resumption that found fewer records than one before it says that the file had lost some: the records that
-    were written in their place are none of the earlier one's business.
+
+@dataclass(frozen=True)
+class DownsampledMetrics:
+    """Some of a long run's records, evenly spread, the newest ones without a gap."""
+
+    metrics: Metrics
+    places: NDArray[np.int64] = field(repr=False)
+    """The number in the file of each record."""
+    total: int
+    """Whole records in the file."""
+
+
+def read_downsampled(path: Path, shortest: int = LONG) -> DownsampledMetrics | None:
+    """Return what the curves of a long run look like without reading all of it. Never raises.
+
+    None where there are fewer than `shortest` records, or they cannot be read soon.
     """
-    cuts: list[tuple[int, float]] = []
-    record = len(steps)
-    for event in reversed(resumes):
-        at, from_step = event.fields.get("record"), event.fields.get("from_step")
-        if isinstance(at, int) and isinstance(from_step, (int, float)) and at >= 0:
-            record = min(record, at)
-            cuts.append((record, from_step))
-    ranges: list[tuple[int, int]] = []
-    start = 0
-    for at, from_step in reversed(cuts):
-        ranges.append((start, at))
-        ranges = [(a, bisect.bisect_left(steps, from_step, a, b)) for a, b in ranges]
-        start = at
-    ranges.append((start, len(steps)))
-    return tuple((a, b) for a, b in ranges if b > a)
+    import numpy as np
 
-
-def _create(path: Path, columns: Sequence[Column]) -> None:
-    header = json.dumps(
-        {
-            "columns": [{"name": column.name, "unit": column.unit} for column in columns],
-            "record_bytes": 8 * len(columns),
-        }
-    ).encode()
-    header += b" " * (-(_PREFIX.size + len(header)) % 8)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(_PREFIX.pack(_MAGIC, METRICS_VERSION, len(header)) + header)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    until = time.monotonic() + _PATIENCE_S
+    pieces = []
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        columns, start, problem = read_header(file.read(_HEADER_BYTES), path)
+        total = 0 if problem else (os.fstat(file.fileno()).st_size - start) // (8 * len(columns))
+        if total < max(shortest, STRETCHES * STRETCH + NEWEST):
+            return None
+        spread = total - NEWEST
+        stretches = [(number * spread // STRETCHES, STRETCH) for number in range(STRETCHES)]
+        stretches.append((spread, NEWEST))
+        for first, count in stretches:
+            piece = _read_records(file.fileno(), start, len(columns), first, count)
+            if len(piece) < count or time.monotonic() > until:
+                return None
+            pieces.append(piece)
+        places = np.concatenate([np.arange(first, first + count) for first, count in stretches])
+        return DownsampledMetrics(Metrics(columns, np.concatenate(pieces)), places, total)
+    return None
 
 
 def read_header(data: bytes, path: Path) -> tuple[tuple[Column, ...], int, str]:
-    """The columns, where the records start, and what is wrong."""
+    """Return the columns, where the records start, and a sentence on what is wrong (empty: nothing)."""
     if len(data) < _PREFIX.size or data[:8] != _MAGIC:
         return (), 0, f"{path} is no metrics file"
     _, version, length = _PREFIX.unpack_from(data)
@@ -294,3 +347,28 @@ def read_header(data: bytes, path: Path) -> tuple[tuple[Column, ...], int, str]:
     except (ValueError, KeyError, TypeError):
         return (), 0, f"{path} has a damaged header"
     return columns, start, ""
+
+
+def _create(path: Path, columns: Sequence[Column]) -> None:
+    header = json.dumps(
+        {
+            "columns": [{"name": column.name, "unit": column.unit} for column in columns],
+            "record_bytes": 8 * len(columns),
+        }
+    ).encode()
+    header += b" " * (-(_PREFIX.size + len(header)) % 8)
+    write_atomically(path, _PREFIX.pack(_MAGIC, METRICS_VERSION, len(header)) + header, durable=True)
+
+
+def _read_records(descriptor: int, start: int, width: int, first: int, count: int) -> Floats:
+    """Return `count` records of `width` columns from number `first` on, fewer where the file ends before."""
+    import numpy as np
+
+    values = np.empty((count, width), "<f8")
+    view = values.data.cast("B") if count else memoryview(b"")
+    done = 0
+    while done < len(view) and (
+        read := os.preadv(descriptor, [view[done:]], start + first * 8 * width + done)
+    ):
+        done += read
+    return values[: done // (8 * width)].astype(np.float64, copy=False)

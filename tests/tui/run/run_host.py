@@ -171,7 +171,7 @@ def add_steps(
 ) -> None:
     """The records of the steps first to last, both with them; every tenth is evaluated."""
     with MetricsWriter(run.metrics) as writer:
-        writer.start_again()
+        writer.truncate(first)
         for step in range(first, last + 1):
             writer.append(
                 step=step,

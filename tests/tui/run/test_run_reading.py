@@ -20,7 +20,7 @@ from workbench.runs import (
     write_plan,
     write_sample,
 )
-from workbench.runs.glimpse import glimpse
+from workbench.runs.metrics import read_downsampled
 from workbench.tui.charts.series import AXES
 from workbench.tui.run import reading
 from workbench.tui.run.reading import RunReader
@@ -88,7 +88,7 @@ def test_thousands_of_spans_are_read_every_other_second_while_the_run_lives(tmp_
 def test_a_long_run_comes_as_curves_and_before_as_a_glimpse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "glimpse", partial(glimpse, shortest=9_000))
+    monkeypatch.setattr(reading, "read_downsampled", partial(read_downsampled, shortest=9_000))
     run = new_run(tmp_path, live(), steps=10_000)
     reader = RunReader(run)
     seen = reader.glimpse()

@@ -29,7 +29,7 @@ from textual.screen import Screen
 
 from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.runs import MetricsWriter, RunDirectory, append_event, record_resume, write_plan
-from workbench.runs.glimpse import glimpse
+from workbench.runs.metrics import read_downsampled
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.readings import newest_value
 from workbench.tui.context import AppContext
@@ -438,7 +438,7 @@ def test_few_new_points_among_many_wait_for_others_but_not_for_long(tmp_path: Pa
 def test_a_long_run_is_seen_from_some_of_its_steps_and_says_so_until_all_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "glimpse", partial(glimpse, shortest=9_000))
+    monkeypatch.setattr(reading, "read_downsampled", partial(read_downsampled, shortest=9_000))
     run = new_run(tmp_path, ended("finished", 0, "done"), steps=10_000)
     said: list[str] = []
     counts: list[int] = []

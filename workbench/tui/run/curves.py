@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import isfinite
 
-from workbench.runs.glimpse import Glimpse
+from workbench.runs.metrics import DownsampledMetrics
 from workbench.tui.charts.series import AXES, Positions, Series, given_rows
 from workbench.tui.run.standing import MetricRows, glimpsed_rows
 
@@ -37,7 +37,7 @@ class RunCurves:
         """Where these are only some of the run's steps, how many it has; 0: all are here."""
 
     @classmethod
-    def glimpsed(cls, seen: Glimpse) -> RunCurves:
+    def glimpsed(cls, seen: DownsampledMetrics) -> RunCurves:
         """Of some of the steps, to be drawn until all are read."""
         curves = cls()
         curves.add(glimpsed_rows(seen))

@@ -30,8 +30,8 @@ from workbench.runs import (
     read_plan,
     read_status,
 )
-from workbench.runs.glimpse import glimpse
 from workbench.runs.launch import ExitReason, exit_reason
+from workbench.runs.metrics import read_downsampled
 from workbench.runs.summary import LIVING, summarize
 from workbench.tui.run.curves import RunCurves
 from workbench.tui.run.optimizer_speed import disk_folder, memory_limit_gb_per_s, update_gb_per_s
@@ -177,7 +177,7 @@ class RunReader:
 
     def glimpse(self) -> RunCurves | None:
         """What the curves of a long run look like, before all of it is read. None where that takes no time."""
-        seen = None if self.records.records_read else glimpse(self.run)
+        seen = None if self.records.records_read else read_downsampled(self.run.metrics)
         return None if seen is None else RunCurves.glimpsed(seen)
 
     def _rows(self, living: bool) -> tuple[MetricRows | None, RunCurves | None]:

@@ -6,6 +6,7 @@ of runs that go on, only what is new.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -58,11 +59,11 @@ class _Drawn:
         return cls(Series(smoothing=SMOOTHING), Series())
 
     def add(self, curves: Curves) -> None:
-        self.loss.positions.extend(curves.step, curves.tokens, curves.seconds)
-        self.loss.extend(curves.loss)
-        values, steps, tokens, seconds = given_rows(
-            curves.validation_loss, curves.step, curves.tokens, curves.seconds
-        )
+        columns = (curves.step, curves.tokens, curves.seconds, curves.loss, curves.validation_loss)
+        step, token, second, loss, validation = (array("d", column.tobytes()) for column in columns)
+        self.loss.positions.extend(step, token, second)
+        self.loss.extend(loss)
+        values, steps, tokens, seconds = given_rows(validation, step, token, second)
         self.validation.positions.extend(steps, tokens, seconds)
         self.validation.extend(values)
 
