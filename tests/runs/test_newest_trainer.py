@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 
 from workbench.runs import RunDirectory, Status, write_status
-from workbench.runs.newest_trainer import MOST_RUNS, newest_trainer
 from workbench.runs.status import process_started
+from workbench.runs.summary import _NEWEST_RUNS, newest_trainer
 
 
 def run_of(root: Path, number: int, **changes: object) -> RunDirectory:
@@ -31,6 +31,6 @@ def test_it_is_the_newest_one_that_trains_on_this_machine(tmp_path: Path) -> Non
 
 def test_a_folder_of_thousands_is_not_read_for_it(tmp_path: Path) -> None:
     run_of(tmp_path, 0)
-    for number in range(1, MOST_RUNS + 1):
+    for number in range(1, _NEWEST_RUNS + 1):
         run_of(tmp_path, number, phase="finished", exit_code=0)
     assert newest_trainer(tmp_path) is None

@@ -9,8 +9,14 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.runs import RunDirectory, Status, append_event, write_status
-from workbench.runs.checkpoints import FORMAT_VERSION, DamagedFileError, check_state_lengths, open_checkpoint
-from workbench.runs.resumable import NotResumableError, check_resumable
+from workbench.runs.checkpoints import (
+    FORMAT_VERSION,
+    DamagedFileError,
+    NotResumableError,
+    check_resumable,
+    check_state_lengths,
+    open_checkpoint,
+)
 from workbench.system.files import crc32
 
 FILES = {"0000-h/exp_avg": ("float32", 4), "0000-h/low": ("int16", 2), "0000-h/code": ("uint8", 1)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench.runs import ControlReader, RunDirectory, Status, read_events, write_status
-from workbench.runs.steering import ask
+from workbench.runs.control import ask
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_a_trainer_that_fell_silent_is_stale_without_a_change_of_any_file(tmp_pa
     assert [row.state for row in summaries.read(time.time())] == ["running"]
     assert [row.state for row in summaries.read(time.time() + 1000)] == ["stale"]
     assert summaries.read_folders == 1
-    assert summarize(run, time.time() + 1000).living
+    assert summarize(run, time.time() + 1000).active
 
 
 def test_a_row_has_what_status_and_metrics_hold(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_a_run_that_is_deleted_while_it_is_looked_at_is_no_folder_of_something_e
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = new_run(tmp_path, status=Status(phase="finished"))
-    real = summary._state_of_files
+    real = summary._stamps
 
-    def deleted_meanwhile(run: RunDirectory, paths: tuple[str, str]) -> tuple[object, ...]:
+    def deleted_meanwhile(folder: str) -> tuple[object, ...]:
         run.path.rename(tmp_path / ".gone")
-        return real(run, paths)
+        return real(folder)
 
-    monkeypatch.setattr(summary, "_state_of_files", deleted_meanwhile)
+    monkeypatch.setattr(summary, "_stamps", deleted_meanwhile)
     assert list_summaries(run.path.parent) == ()

@@ -12,7 +12,7 @@ from tiny_training import build_engine, train
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.runs import MetricsWriter, RunDirectory
-from workbench.runs.resumable import NotResumableError, check_resumable
+from workbench.runs.checkpoints import NotResumableError, check_resumable
 from workbench.training import session
 from workbench.training.checkpoints.checkpoint import save_checkpoint
 

@@ -49,7 +49,7 @@ def top(root: Path | None, *, as_json: bool, plain: bool) -> int:
     """
     if as_json:
         from workbench.monitor.sampler import Sampler
-        from workbench.runs.newest_trainer import newest_trainer
+        from workbench.runs.summary import newest_trainer
 
         runs = runs_root(root).absolute()
         sampler = Sampler()

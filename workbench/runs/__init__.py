@@ -1,15 +1,12 @@
 """The run directory: the one interface between the trainer, the command line and the screen.
 
-Every schema in it is owned here, one file a module. It imports neither torch nor the configuration.
-Invariant: a reader at any moment, also after a crash, sees whole things; it gets what is there and a sentence
-about what is wrong, never an exception.
+Every schema in it is owned here. It imports neither torch nor the configuration. Invariant: a reader at any moment,
+also after a crash, sees whole things; it gets what is there and a sentence about what is wrong, never an exception.
 """
 
 from workbench.runs.control import VERBS, Command, ControlReader, send_control
 from workbench.runs.directory import RunDirectory
-from workbench.runs.done import done_before, still_done
 from workbench.runs.events import EVENT_KINDS, Event, Events, append_event, read_events
-from workbench.runs.lanes import Lanes, LaneSpan, read_lanes, write_lanes
 from workbench.runs.log import LogTee
 from workbench.runs.metrics import (
     METRIC_COLUMNS,
@@ -21,14 +18,36 @@ from workbench.runs.metrics import (
     read_run_metrics,
     record_resume,
 )
-from workbench.runs.records import read_plan, write_config, write_plan, write_sample
-from workbench.runs.status import PHASES, Liveness, Status, liveness, read_status, write_status
+from workbench.runs.records import (
+    Lanes,
+    LaneSpan,
+    read_lanes,
+    read_plan,
+    write_config,
+    write_lanes,
+    write_plan,
+    write_sample,
+)
+from workbench.runs.status import (
+    ACTIVE,
+    PHASES,
+    RESUMABLE,
+    Liveness,
+    Status,
+    done_before,
+    liveness,
+    read_status,
+    still_done,
+    write_status,
+)
 from workbench.system.folders import runs_root
 
 __all__ = [
+    "ACTIVE",
     "EVENT_KINDS",
     "METRIC_COLUMNS",
     "PHASES",
+    "RESUMABLE",
     "VERBS",
     "Column",
     "Command",

@@ -1,18 +1,21 @@
-"""The checkpoints of a run, as they lie on disk: found, and held to their markers and manifests, without torch.
+"""The checkpoints of a run, as they lie on disk: found and checked without torch.
 
-What is in them and how it is written is the business of `training/checkpoints/checkpoint.py`. Invariant: what is given
-from here had its `DONE` fit its manifest, and its model files their lengths.
+`training/checkpoints/` writes them and reads their state. Invariant: a `SavedStep` had a `DONE` marker that fits its
+manifest, and model files of the lengths in it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from workbench.errors import WorkbenchError
+from workbench.runs.directory import RunDirectory
+from workbench.runs.status import done_before
 from workbench.runs.writing import read_json
 from workbench.system.files import crc32
 
@@ -53,29 +56,28 @@ def check_state_lengths(saved: SavedStep) -> None:
 
 
 def _item_bytes(dtype: str) -> int:
-    """What an element takes: the name of a dtype ends in its bits."""
+    """Return the bytes of an element: the name of a dtype ends in its bits."""
     return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
 
 
 def check_model_files(saved: SavedStep, *, weights: bool = True) -> None:
     """Read a checkpoint's model files to their ends, several at once, and hold them to their checksums.
 
-    Without `weights` only what describes the model. A checkpoint that was saved before checksums were is not looked at.
-    Raises DamagedFileError naming the file.
+    Without `weights` only the files that describe the model. Raises DamagedFileError naming the file.
     """
-    told: dict[str, list[list[int]]] = {
+    checksums: dict[str, list[list[int]]] = {
         name: spans
         for name, spans in saved.manifest.get("model_checksums", {}).items()
         if weights or not name.endswith(".safetensors")
     }
     with ThreadPoolExecutor(_READERS, "check-model") as pool:
-        for damage in pool.map(lambda name: _damage(saved.path / name, told[name]), sorted(told)):
+        for damage in pool.map(lambda name: _damage(saved.path / name, checksums[name]), sorted(checksums)):
             if damage is not None:
                 raise damage
 
 
 def checksum(path: Path) -> list[list[int]]:
-    """What a manifest says of a file that is read whole: one span of all its bytes, with its CRC-32."""
+    """Return the manifest's entry for a file that is read whole: one span of all its bytes, [length, CRC-32]."""
     size = seen = 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE_BYTES):
@@ -117,7 +119,7 @@ class BestStep:
 
 
 def read_best(root: Path) -> BestStep | None:
-    """What `best.json` under `root` names; None where there is none that can be read."""
+    """Return what `best.json` under `root` names; None where there is none that can be read."""
     value, _ = read_json(root / BEST_FILE)
     step, loss = value.get("step"), value.get("validation_loss")
     if not isinstance(step, int) or not isinstance(loss, (int, float)):
@@ -130,7 +132,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedStep]:
-    """The checkpoints under `root` that look whole, newest first; `warn` is told why others are passed over."""
+    """Yield the checkpoints under `root` that look whole, newest first; `warn` gets why others are passed over."""
     for path in reversed(step_folders(root)):
         try:
             yield open_checkpoint(path)
@@ -139,15 +141,15 @@ def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedS
 
 
 def checkpoint_bytes(root: Path) -> int:
-    """What the checkpoints under `root` take of the disk."""
+    """Return the bytes that the checkpoints under `root` take."""
     files = (file for folder in step_folders(root) for file in folder.rglob("*"))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def open_checkpoint(path: Path) -> SavedStep:
-    """The checkpoint in the folder `path`, its marker, its manifest and the lengths of its model files found fitting.
+    """Return the checkpoint in the folder `path` once its marker, manifest and model files' lengths were found to fit.
 
-    Raises DamagedFileError saying what is not.
+    Raises DamagedFileError saying what does not.
     """
     try:
         done = json.loads((path / "DONE").read_bytes())
@@ -173,11 +175,94 @@ def open_checkpoint(path: Path) -> SavedStep:
 
 
 def step_folders(root: Path) -> list[Path]:
-    """Every folder under `root` that is named as a checkpoint, the oldest step first."""
+    """Return every folder under `root` that is named as a checkpoint, the oldest step first."""
     named = (p for p in root.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdigit())
     return sorted(named, key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The step that a folder's name tells."""
+    """Return the step in a folder's name."""
     return int(path.name.removeprefix("step-"))
+
+
+class Damage(NamedTuple):
+    """A checkpoint that a run cannot go on from, and why.
+
+    `saved` is None where it has no manifest that fits, or lacks a file of its model.
+    """
+
+    path: Path
+    why: DamagedFileError
+    saved: SavedStep | None = None
+
+    def line(self) -> str:
+        """Return one line, which names files by their place in the checkpoint."""
+        return f"{self.path.name}: {str(self.why).replace(f'{self.path}/', '')}"
+
+    def has_whole_model(self) -> bool:
+        """Return True where the damage is in none of the model's files."""
+        if self.saved is None:
+            return False
+        return not any(f"{self.path / name} " in str(self.why) for name in self.saved.manifest["model_files"])
+
+
+class NotResumableError(WorkbenchError):
+    """None of a run's checkpoints is whole: a line for each, the newest first, and what can be done."""
+
+    def __init__(self, run: RunDirectory, damaged: Sequence[Damage]) -> None:
+        none = (
+            "its only checkpoint is not"
+            if len(damaged) == 1
+            else f"none of its {len(damaged)} checkpoints is"
+        )
+        ways = ["put whole copies of these files in their places, and resume it again"]
+        saved = next((damage.saved for damage in damaged if damage.has_whole_model()), None)
+        if saved is not None:
+            ways.append(
+                f"`workbench export {run.path} DIR --step {saved.step}` writes the model of that step"
+            )
+        ways.append(f"`workbench run {run.config}` begins anew, as another run")
+        super().__init__(
+            "\n".join(
+                (
+                    f"run {run.name} cannot be resumed: {none} whole, and all are left as they are",
+                    *(f"  {damage.line()}" for damage in damaged),
+                    ";\nor ".join(ways),
+                )
+            )
+        )
+
+
+def check_resumable(run: RunDirectory) -> None:
+    """Refuse a run whose checkpoints are all damaged, or that has done all its steps and has none left.
+
+    Only what shows without reading the files is checked: the trainer reads them anyway. A run that never saved a
+    checkpoint begins again at its first step.
+
+    Raises:
+        WorkbenchError: with what is wrong, and what can be done.
+    """
+    folders = step_folders(run.checkpoints)
+    if any(run.checkpoints.glob(".step-*.replaced")):
+        return  # left by a save that was cut off: the trainer puts it back
+    if not folders and done_before(run) is not None:
+        raise WorkbenchError(
+            f"run {run.name} has done all its steps, and no checkpoint to go on from is left in {run.checkpoints}; "
+            f"`workbench run {run.config}` begins anew, as another run"
+        )
+    damaged = list(_damaged(reversed(folders)))
+    if damaged and len(damaged) == len(folders):
+        raise NotResumableError(run, damaged)
+
+
+def _damaged(folders: Iterable[Path]) -> Iterator[Damage]:
+    """Yield the damage of each of `folders` before the first that looks whole."""
+    for path in folders:
+        saved = None
+        try:
+            saved = open_checkpoint(path)
+            check_state_lengths(saved)
+        except DamagedFileError as error:
+            yield Damage(path, error, saved)
+        else:
+            return

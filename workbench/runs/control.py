@@ -1,7 +1,7 @@
-"""`control.jsonl`: commands to a living trainer, and how it learns of them.
+"""`control.jsonl`: commands to a run's trainer; how they are sent, read and answered.
 
 Anybody may append a line `{id, verb}`; the trainer answers each with one `control` event that carries the id.
-A command that was sent while no trainer lived is void: it must not stop the run that somebody starts a day
+Invariant: a command that was sent while no trainer ran is void: it must not stop the run that somebody starts a day
 later.
 """
 
@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
 from workbench.runs.events import append_event, read_events
+from workbench.runs.status import ACTIVE, liveness, read_status
 from workbench.runs.writing import append_line, read_lines
 
 CONTROL_VERSION = 1
 VERBS = ("stop", "save", "pause", "resume")
+ANSWER_S = 30.0
+"""How long an answer is waited for; a step may take longer."""
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -24,11 +31,11 @@ class Command:
     id: str
     verb: str
     time: float | None
-    """When it was sent, unix seconds; None where the sender did not say."""
+    """When it was sent, unix seconds; None where the line has no time."""
 
 
 def send_control(run: RunDirectory, verb: str) -> str:
-    """Ask the run's trainer for one of VERBS; gives the id that the answering `control` event will carry."""
+    """Ask the run's trainer for one of VERBS; return the id that the answering `control` event will carry."""
     if verb not in VERBS:
         raise ValueError(f"no such verb: {verb!r}; there are {', '.join(VERBS)}")
     identity = secrets.token_hex(6)
@@ -40,8 +47,8 @@ def send_control(run: RunDirectory, verb: str) -> str:
 class ControlReader:
     """The trainer's side: each command once, in order.
 
-    Void are the commands that are in the file when the reader is made, unless they were sent after the run
-    was acquired (`RunDirectory.acquire`) and have no answer yet.
+    Commands that are in the file when the reader is made are void, unless they were sent after the run was acquired
+    (`RunDirectory.acquire`) and have no answer yet.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -57,7 +64,7 @@ class ControlReader:
                     self._waiting.append(command)
 
     def poll(self) -> list[Command]:
-        """The commands since the last poll. A line that is none is skipped with a `warning` event."""
+        """Return the commands since the last poll. A line that is none is skipped with a `warning` event."""
         lines = read_lines(self._run.control, self._offset)
         self._offset = lines.offset
         commands, self._waiting = self._waiting, []
@@ -76,8 +83,65 @@ class ControlReader:
         return commands
 
     def acknowledge(self, command: Command, message: str = "") -> None:
-        """Say that the command has been acted on, and in `message` how."""
+        """Record that the command has been carried out, and in `message` how."""
         append_event(self._run, "control", id=command.id, verb=command.verb, message=message)
+
+
+class Answer(NamedTuple):
+    done: bool
+    """True where the trainer has carried the command out."""
+    message: str
+    """One sentence: what it did, or why there is no answer."""
+
+
+def ask(
+    run: RunDirectory,
+    verb: str,
+    *,
+    answer_s: float = ANSWER_S,
+    sleep: Callable[[float], None] = time.sleep,
+    given_up: Callable[[], bool] | None = None,
+) -> Answer:
+    """Send `verb` (one of VERBS) to the trainer of `run` and wait at most `answer_s` seconds. Never raises.
+
+    `given_up` is called every 0.1 s; once it returns True, waiting ends. The command stands nevertheless.
+    """
+    if (ended := _why_ended(run)) is not None:
+        return Answer(False, f"cannot {verb}: {ended}")
+    offset = read_events(run).offset
+    try:
+        identity = send_control(run, verb)
+    except WorkbenchError as error:
+        return Answer(False, str(error))
+    deadline = time.monotonic() + answer_s
+    while True:
+        # The state is read before the events: an answer given just before the end is then not missed.
+        ended = _why_ended(run)
+        events, offset, _ = read_events(run, offset)
+        for event in events:
+            if event.kind == "control" and event.fields.get("id") == identity:
+                return Answer(True, str(event.fields.get("message") or f"{verb} done"))
+        if ended is not None:
+            return Answer(False, f"it ended before it could {verb}: {ended}")
+        if time.monotonic() >= deadline or (given_up is not None and given_up()):
+            return Answer(False, f"no answer to {verb} yet; the run will obey when its present step is done")
+        sleep(_LOOK_EVERY_S)
+
+
+def _why_ended(run: RunDirectory) -> str | None:
+    """Return why no trainer can answer; None where one may be there."""
+    status = read_status(run)
+    state = liveness(status)
+    if state in ACTIVE:
+        return None
+    message = f" ({status.message})" if status.message else ""
+    how = {
+        "finished": "it has finished",
+        "stopped": "it was stopped",
+        "failed": "it failed",
+        "died": f"its process {status.pid} is gone",
+    }.get(state)
+    return f"{how}{message}" if how else status.problem or "it has not begun"
 
 
 def _command(line: dict[str, object]) -> Command | None:

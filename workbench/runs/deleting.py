@@ -1,43 +1,42 @@
-"""Delete a run's folder: everything is checked first, then it vanishes at one instant, then it is taken apart.
+"""Delete a run's folder: everything is checked, then it vanishes at one instant, then its files are removed.
 
-Invariant: nothing outside the folder is touched but the `latest` link that named it, and no trainer loses the ground
-it stands on: the run is held while it goes.
+Invariant: nothing outside the folder is touched but the `latest` link that named it, and no trainer loses its folder:
+the run is locked while it goes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.runs.directory import RunDirectory
-from workbench.runs.status import liveness, read_status
-from workbench.runs.summary import LIVING
+from workbench.runs.status import ACTIVE, liveness, read_status
 from workbench.runs.writing import cannot_write
 
-_GRAVE = ".deleting-"
-"""How a folder's name begins while it is taken apart; what a crash leaves of one, the next deletion removes."""
+_PREFIX = ".deleting-"
+"""How a folder's name begins while its files are removed; the next deletion removes what a crash leaves of one."""
+_BLOCK = 512
+"""POSIX stat counts blocks of 512 bytes, whatever the file system's own."""
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """What deleting a run would take away."""
+    """What deleting a run takes away."""
 
     run: RunDirectory
     files: int
     bytes: int
-    """Freed on the disk: a file that has a name elsewhere, too, frees nothing."""
+    """Freed on the disk: a file with a name outside the run frees nothing."""
     checkpoints: int
-    """Saved models among it."""
+    """Saved models."""
 
 
 def plan_deletion(run: RunDirectory) -> Deletion:
-    """What deleting `run` would take away; nothing is changed.
+    """Return what deleting `run` would take away; nothing is changed.
 
     Raises:
         ConfigurationError: the folder is no run, is a link or a mount point, or a link in it leads out of it.
@@ -51,16 +50,15 @@ def plan_deletion(run: RunDirectory) -> Deletion:
         raise ConfigurationError(f"run {path}: is a mount point; unmount it first")
     status = read_status(run)
     state = liveness(status)
-    if state in LIVING:
+    if state in ACTIVE:
         where = f" on {status.host}" if state == "stale" and status.host else ""
         raise WorkbenchError(f"run {run.name} is {state}{where}: stop it first (workbench stop {run.name})")
     files, size = _count(path)
-    checkpoints = sum(1 for mark in path.glob("checkpoints/*/DONE"))
-    return Deletion(run, files, size, checkpoints)
+    return Deletion(run, files, size, checkpoints=len(list(path.glob("checkpoints/*/DONE"))))
 
 
 def delete_run(run: RunDirectory) -> Deletion:
-    """Delete the folder of `run`, and the `latest` link where it named it; gives what went.
+    """Delete the folder of `run`, and the `latest` link where it named it; return what went.
 
     Raises what `plan_deletion` raises, and WorkbenchError where a trainer holds the run or the folder cannot go.
     """
@@ -69,72 +67,61 @@ def delete_run(run: RunDirectory) -> Deletion:
     held = RunDirectory(run.path)
     held.acquire()
     try:
-        # A status that was written since.
-        if liveness(read_status(run)) in LIVING:
+        if liveness(read_status(run)) in ACTIVE:  # written since the plan
             raise WorkbenchError(
                 f"run {run.name} has been started: stop it first (workbench stop {run.name})"
             )
-        grave = root / f"{_GRAVE}{run.name}-{secrets.token_hex(4)}"
+        hidden = root / f"{_PREFIX}{run.name}-{secrets.token_hex(4)}"
         try:
-            run.path.rename(grave)
+            run.path.rename(hidden)
         except OSError as error:
             raise WorkbenchError(f"run {run.path} cannot be deleted: {error.strerror or error}") from error
-        _forget_latest(root, run.name)
+        _remove_latest(root, run.name)
     finally:
         held.release()
-    for left in [grave, *root.glob(f"{_GRAVE}*")]:
-        _remove(left)
-    if grave.exists():
+    for folder in root.glob(f"{_PREFIX}*"):
+        shutil.rmtree(folder, ignore_errors=True)  # links in it are removed and not followed
+    if hidden.exists():
         raise WorkbenchError(
-            f"run {run.name} is deleted, but {grave} could not be removed whole; remove it by hand"
+            f"run {run.name} is deleted, but {hidden} could not be removed whole; remove it by hand"
         )
     return deletion
 
 
 def _count(path: Path) -> tuple[int, int]:
-    """Files, and bytes that the disk gets back. Raises ConfigurationError for a link that leads out of `path`."""
+    """Return how many files are below `path` and the bytes that the disk gets back.
+
+    Raises ConfigurationError for a link that leads out of `path`, WorkbenchError for a folder that cannot be read.
+    """
     files = size = 0
     inside = path.resolve()
-    linked: dict[tuple[int, int], int] = {}
-    for folder, folders, names in os.walk(path):
-        for name in folders + names:
-            entry = Path(folder, name)
-            try:
-                there = entry.lstat()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise cannot_write(entry, error) from error
-            if stat.S_ISLNK(there.st_mode):
+    names_inside: dict[tuple[int, int], int] = {}
+    try:
+        for entry in path.rglob("*"):
+            if entry.is_symlink():
                 if not entry.resolve().is_relative_to(inside):
                     raise ConfigurationError(
                         f"run {path}: {entry.relative_to(path)} is a link that leads out of it, to {entry.readlink()}; "
                         "remove the link, and what it points to, by hand first"
                     )
                 continue
-            if stat.S_ISDIR(there.st_mode):
+            if entry.is_dir():
                 continue
+            stat = entry.lstat()
             files += 1
-            if there.st_nlink > 1:
-                key = there.st_dev, there.st_ino
-                linked[key] = linked.get(key, 0) + 1
-                if linked[key] < there.st_nlink:
-                    continue
-            size += (
-                there.st_blocks * 512
-            )  # POSIX stat: blocks are of 512 bytes whatever the file system's own
+            inode = stat.st_dev, stat.st_ino
+            names_inside[inode] = names_inside.get(inode, 0) + 1
+            if names_inside[inode] == stat.st_nlink:
+                size += _BLOCK * stat.st_blocks
+    except OSError as error:
+        raise cannot_write(path, error) from error
     return files, size
 
 
-def _forget_latest(root: Path, name: str) -> None:
+def _remove_latest(root: Path, name: str) -> None:
     """Remove `latest` where it names the run; the newest one is found without it."""
     latest = root / "latest"
     with contextlib.suppress(OSError, ValueError):
         named = str(latest.readlink()) if latest.is_symlink() else latest.read_text().strip()
         if Path(named).name == name:
             latest.unlink()
-
-
-def _remove(folder: Path) -> None:
-    """Remove a whole folder; links in it are removed and not followed."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """The run directory: where it lies, what its files are called, and which process may train in it.
 
-It knows names and paths only; what stands in each file is the business of the module of that file.
+Only names and paths are known here; each file's content is the business of its own module. Invariant: at most one
+process at a time holds a run, however processes end.
 """
 
 from __future__ import annotations
@@ -20,12 +21,36 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.runs.writing import write_whole
 from workbench.system.folders import expanded
 
-_MARKS = ("events.jsonl", "status.json", "config.toml")
+_MARKERS = ("events.jsonl", "status.json", "config.toml")
 """A folder with one of these is a run."""
+
+
+class _Entry:
+    """The path of one file or folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, owner: type[RunDirectory]) -> Path:
+        return run.path / self.name
 
 
 class RunDirectory:
     """One run's directory. Two objects are equal when they name the same path."""
+
+    config = _Entry("config.toml")
+    """The resolved configuration."""
+    plan = _Entry("plan.json")
+    status = _Entry("status.json")
+    metrics = _Entry("metrics.bin")
+    events = _Entry("events.jsonl")
+    control = _Entry("control.jsonl")
+    lanes = _Entry("lanes.json")
+    system = _Entry("system.bin")
+    log = _Entry("train.log")
+    lock = _Entry("lock")
+    samples = _Entry("samples")
+    checkpoints = _Entry("checkpoints")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,55 +70,6 @@ class RunDirectory:
     @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, TOML."""
-        return self.path / "config.toml"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.bin"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def control(self) -> Path:
-        return self.path / "control.jsonl"
-
-    @property
-    def lanes(self) -> Path:
-        return self.path / "lanes.json"
-
-    @property
-    def system(self) -> Path:
-        return self.path / "system.bin"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "train.log"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     @classmethod
     def create(cls, root: Path, preset_name: str) -> RunDirectory:
@@ -123,7 +99,7 @@ class RunDirectory:
 
     @staticmethod
     def check_root(root: Path) -> None:
-        """Raise the ConfigurationError of `create` where that would fail; leaves nothing behind."""
+        """Raise the ConfigurationError of `create` where that would fail; leave nothing behind."""
         there = root.absolute()
         while not there.exists() and there != there.parent:
             there = there.parent
@@ -134,22 +110,24 @@ class RunDirectory:
             raise _unwritable(root.absolute(), error) from error
 
     def is_of_preset(self, preset_name: str) -> bool:
-        """Whether `create` gave this run its name for a preset of this name."""
+        """Return True where `create` named this run after a preset of this name."""
         return self.name.split("-", 2)[-1].rpartition("-")[0] == _preset_part(preset_name)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """The run at `path`. Raises ConfigurationError where there is none."""
+        """Return the run at `path`. Raises ConfigurationError where there is none."""
         path = expanded(path, "run").absolute()
         if not path.is_dir():
             raise ConfigurationError(f"run {path}: there is no such folder")
         if not _is_run(path):
-            raise ConfigurationError(f"run {path}: the folder is no run; it has none of {', '.join(_MARKS)}")
+            raise ConfigurationError(
+                f"run {path}: the folder is no run; it has none of {', '.join(_MARKERS)}"
+            )
         return cls(path)
 
     @classmethod
     def find(cls, root: Path, name: str | None) -> RunDirectory:
-        """The run that `name` means: a path, a full name, a unique part of one; None and "latest" the newest.
+        """Return the run that `name` means: a path, a full name, a unique part of one; None and "latest": the newest.
 
         Raises ConfigurationError with the nearest names where there is none or more than one.
         """
@@ -183,7 +161,7 @@ class RunDirectory:
 
     @classmethod
     def list(cls, root: Path) -> tuple[RunDirectory, ...]:
-        """Every run in `root`, the oldest first; none where the folder is missing or cannot be read."""
+        """Return every run in `root`, the oldest first; none where the folder is missing or cannot be read."""
         root = root.expanduser().absolute()
         try:
             names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
@@ -192,13 +170,13 @@ class RunDirectory:
         return tuple(cls(root / name) for name in names if _is_run(root / name))
 
     def acquire(self, announced_at: float | None = None) -> None:
-        """Hold this run for the life of the process, so that no second trainer writes into it.
+        """Lock this run for the life of the process, so that no second trainer writes into it.
 
         `announced_at`: the moment from which on commands were meant for this process, where the run's status had
         named it before it got here (a detached trainer); else that is now.
 
-        Raises WorkbenchError that names the process which holds it. The kernel gives the run free however the
-        process ends. On a file system without locks the run goes unguarded.
+        Raises WorkbenchError that names the process which holds it. The kernel releases the lock however the process
+        ends. On a file system without locks the run goes unguarded.
         """
         if self._lock_descriptor is not None:
             return
@@ -222,7 +200,7 @@ class RunDirectory:
         self.acquired_at = time.time() if announced_at is None else announced_at
 
     def release(self) -> None:
-        """Give the run free; the end of the process does the same."""
+        """Release the lock; the end of the process does the same."""
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
@@ -242,7 +220,7 @@ def _preset_part(preset_name: str) -> str:
 
 
 def why_empty(root: Path) -> str:
-    """Why a folder of runs lists none, as a clause."""
+    """Return why a folder of runs lists none, as a clause."""
     if root.is_dir():
         return "there is no run in it yet"
     return (
@@ -253,7 +231,7 @@ def why_empty(root: Path) -> str:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / mark).is_file() for mark in _MARKS)
+    return any((path / marker).is_file() for marker in _MARKERS)
 
 
 def _point_latest(root: Path, name: str) -> None:

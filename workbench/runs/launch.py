@@ -1,6 +1,6 @@
-"""Start a training in a process and a session of its own, and tell how it ended; nothing heavy is imported for it.
+"""Start a training in a process and a session of its own, and find out how it ended; nothing heavy is imported for it.
 
-What the screen and `run --detach` share. Invariant: the trainer owes nothing to whoever started it: no terminal, no
+The screen and `run --detach` share it. Invariant: the trainer needs nothing of whoever started it: no terminal, no
 pipe, no process group; and from the moment `start` returns, the run's status names its process.
 """
 
@@ -18,13 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.runs import RunDirectory, Status, liveness, read_status, write_config, write_status
-from workbench.runs.resumable import check_resumable
-from workbench.runs.status import process_started
+from workbench.runs.checkpoints import check_resumable
+from workbench.runs.directory import RunDirectory
+from workbench.runs.records import write_config
+from workbench.runs.status import ACTIVE, liveness, process_started, read_status, write_status
 
 _TAIL_BYTES = 64 << 10
-LIVING = ("running", "paused", "stale")
-"""The states in which a run has, or may have, a trainer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class ExitReason:
     """How a run ended, as far as it is known."""
 
     exit_code: int | None
-    """As a shell tells it: 128 and the signal's number where a signal ended it. None: not known, or still alive."""
+    """As a shell has it: 128 and the signal's number where a signal ended it. None: not known, or not ended."""
     message: str
     """One sentence from the run's status; empty where it left none."""
     lines: tuple[str, ...]
@@ -83,7 +82,7 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
 
     status = read_status(run)
     state = liveness(status)
-    if state in LIVING:
+    if state in ACTIVE:
         raise WorkbenchError(f"run {run.name} is {state} already")
     try:
         text = run.config.read_text(encoding="utf-8")
@@ -110,10 +109,10 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
 def start_trainer(
     run: RunDirectory, *, total_steps: int, resuming: bool = False, overrides: Sequence[str] = ()
 ) -> int:
-    """Start the process that trains `run`, whose `config.toml` is there and which nobody holds; gives its pid.
+    """Start the process that trains `run`, whose `config.toml` is there and which nobody holds; return its pid.
 
     The process has /dev/null for its input and the run's log for its output: a pipe would end it with its reader.
-    When it ends while this process still lives, it is collected, and the status gets the exit code it could not write.
+    When it ends before this process does, the status gets the exit code that it could not write itself.
 
     Raises WorkbenchError where it cannot be started.
     """
@@ -136,7 +135,7 @@ def start_trainer(
 
 
 def trainer_command(run: RunDirectory, *, resuming: bool, overrides: Sequence[str] = ()) -> list[str]:
-    """The command line of the process that trains `run`."""
+    """Return the command line of the process that trains `run`."""
     command = [sys.executable, "-m", "workbench", "run", "--run-directory", str(run.path)]
     if resuming:
         command += ["--resume", "auto", *(f"--set={override}" for override in overrides)]
@@ -144,13 +143,13 @@ def trainer_command(run: RunDirectory, *, resuming: bool, overrides: Sequence[st
 
 
 def exit_reason(run: RunDirectory, lines: int = 20) -> ExitReason:
-    """How `run` ended, with the last `lines` lines of its log. Never raises."""
+    """Return how `run` ended, with the last `lines` lines of its log. Never raises."""
     status = read_status(run)
     return ExitReason(status.exit_code, status.message, tail(run.log, lines), run.log)
 
 
 def tail(path: Path, lines: int) -> tuple[str, ...]:
-    """The last `lines` lines of a text file however long it is; none where it cannot be read."""
+    """Return the last `lines` lines of a text file however long it is; none where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -186,27 +185,22 @@ def _announce(run: RunDirectory, pid: int, total_steps: int) -> None:
 
 
 def _collect(run: RunDirectory, child: subprocess.Popen[bytes]) -> None:
-    """Wait for the trainer's end; a trainer that was killed has not written down how it ended."""
+    """Wait for the trainer's end and record its exit code where it could not: it was killed."""
     code = child.wait()
     held = RunDirectory(run.path)
     # Not when another trainer has taken the run over meanwhile, and not when its folder is gone.
     with contextlib.suppress(WorkbenchError, OSError):
-        status = read_status(run)
-        if not _is_silent_about(status, child.pid):
+        if read_status(run).exit_code is not None:
             return
         held.acquire()
         try:
             status = read_status(run)
-            if _is_silent_about(status, child.pid):
+            if status.pid == child.pid and status.exit_code is None:
                 message = status.message or _how(code)
                 ended = replace(status, exit_code=code if code >= 0 else 128 - code, message=message)
                 write_status(run, ended, durable=False)
         finally:
             held.release()
-
-
-def _is_silent_about(status: Status, pid: int) -> bool:
-    return status.pid == pid and status.exit_code is None
 
 
 def _how(code: int) -> str:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 METRICS_VERSION = 1
 _MAGIC = b"WBMETRIC"
 _PREFIX = struct.Struct("<8sII")
-_STEP = struct.Struct("<d")
+_FLOAT = struct.Struct("<d")
 _HEADER_BYTES = 1 << 16
 """More than any header has."""
 
@@ -215,7 +215,7 @@ class MetricsWriter:
         if self._step_offset is None:
             return -math.inf
         data = os.pread(self._descriptor, 8, self._start + record * self._record.size + self._step_offset)
-        return float(_STEP.unpack(data)[0])
+        return float(_FLOAT.unpack(data)[0])
 
 
 def record_resume(run: RunDirectory, writer: MetricsWriter, from_step: int, **fields: object) -> None:
@@ -249,6 +249,30 @@ def read_metrics(path: Path, since_record: int = 0, most_records: int | None = N
 def read_run_metrics(run: RunDirectory) -> Metrics:
     """Return all records of a run. Never raises; see `problem`."""
     return read_metrics(run.metrics)
+
+
+def read_last(path: Path, name: str) -> tuple[float | None, str, bool]:
+    """Return the last record's value in a column, what is wrong with the file, and whether it ends in a torn record.
+
+    The value is None where it is not known; a file that is missing is a run that has not taken a step. Never raises.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            columns, start, problem = read_header(file.read(_HEADER_BYTES), path)
+            if problem:
+                return None, problem, False
+            width = 8 * len(columns)
+            records, rest = divmod(os.fstat(file.fileno()).st_size - start, width)
+            names = [column.name for column in columns]
+            if records <= 0 or name not in names:
+                return None, "", bool(rest)
+            data = os.pread(file.fileno(), 8, start + (records - 1) * width + 8 * names.index(name))
+    except FileNotFoundError:
+        return None, "", False
+    except OSError as error:
+        return None, f"{path} cannot be read: {error.strerror or error}", False
+    value = _FLOAT.unpack(data)[0] if len(data) == 8 else math.nan
+    return value if math.isfinite(value) else None, "", bool(rest)
 
 
 class MetricsReader:

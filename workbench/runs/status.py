@@ -1,6 +1,7 @@
-"""`status.json`: what a run is doing now, and whether the process that should be doing it still lives.
+"""`status.json`: what a run is doing now, and whether the process that should be doing it still runs.
 
 The trainer alone writes it. A reader always gets a `Status`; what could not be read says so in `problem`.
+Invariant: a run that was finished stays so where an attempt to go on with it trains nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ import functools
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from workbench.runs.directory import RunDirectory
+from workbench.runs.events import append_event, read_events
 from workbench.runs.writing import read_json, write_json
 
 STATUS_VERSION = 1
 STALE_AFTER_S = 120.0
-"""A living trainer whose heartbeat is older than this is called stale."""
+"""A trainer whose process is there but whose heartbeat is older than this is called stale."""
 
 PHASES = (
     "starting",
@@ -42,6 +44,10 @@ _SAME_PROCESS_S = 5.0
 """Readings of one process's start time differ by less: the clock it is told against is adjusted."""
 
 Liveness = Literal["running", "paused", "finished", "stopped", "failed", "died", "stale", "unknown"]
+ACTIVE: tuple[str, ...] = ("running", "paused", "stale")
+"""The states of a run that has, or may have, a trainer."""
+RESUMABLE: tuple[str, ...] = ("stopped", "failed", "died", "unknown")
+"""The states from which a run can go on; whether an unknown one has a trainer, its lock knows."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def write_status(run: RunDirectory, status: Status, *, durable: bool = True) -> 
 
 
 def read_status(run: RunDirectory) -> Status:
-    """The run's status. Never raises: what is missing has its default, and `problem` says what is wrong."""
+    """Return the run's status. Never raises: what is missing has its default, and `problem` says what is wrong."""
     values, problem = read_json(run.status)
     problems = [problem] if problem else []
     version = values.get("version", STATUS_VERSION)
@@ -114,10 +120,10 @@ def read_status(run: RunDirectory) -> Status:
 
 
 def liveness(status: Status, now: float | None = None) -> Liveness:
-    """What has become of the run: its phase, unless the process that should be in it is gone or silent.
+    """Return what has become of the run: its phase, unless the process that should be in it is gone or silent.
 
-    "died": the process is gone, or its pid belongs to another now. "stale": it lives but gave no sign for
-    STALE_AFTER_S, or it lives on another machine and cannot be asked.
+    "died": the process is gone, or its pid belongs to another now. "stale": the process is there but its heartbeat is
+    older than STALE_AFTER_S, or it runs on another machine and cannot be asked.
     """
     if status.phase in _ENDED:
         return _ENDED[status.phase]
@@ -133,7 +139,7 @@ def liveness(status: Status, now: float | None = None) -> Liveness:
 
 
 def process_started(pid: int) -> float | None:
-    """When this process started, unix seconds; None where it is gone, or ended and not yet collected."""
+    """Return when this process started, unix seconds; None where it is gone, or ended and not yet collected."""
     import psutil
 
     if pid <= 0:
@@ -143,6 +149,36 @@ def process_started(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.Error:
         return None
+
+
+def done_before(run: RunDirectory) -> Status | None:
+    """Return the status of a run whose last training did all its steps; None where it was begun, went on or ended
+    otherwise.
+
+    The events decide, since the status itself names whoever tries to go on.
+    """
+    last = next((e for e in reversed(read_events(run).events) if e.kind in ("finished", "resume")), None)
+    if last is None or last.fields.get("phase") != "finished":
+        return None
+    step, message = last.fields.get("step"), last.fields.get("message")
+    if not isinstance(step, int) or not isinstance(message, str):
+        return None
+    return replace(
+        read_status(run),
+        phase="finished",
+        step=step,
+        total_steps=step,
+        exit_code=0,
+        message=message,
+        progress="",
+        eta_s=None,
+    )
+
+
+def still_done(run: RunDirectory, done: Status, reason: str) -> Status:
+    """Return the status after an attempt to go on failed for `reason`, which an event keeps. Raises WorkbenchError."""
+    append_event(run, "warning", message=f"the run could not go on, and stays as it was: {reason}")
+    return replace(done, message=f"{done.message}; it could not go on: {reason}")
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,45 +1,39 @@
-"""One row of a run for lists: what it is, how far it got, and what is wrong with its folder.
+"""One row of a run for lists: its state, how far it got, and what is wrong with its folder.
 
 Invariant: every folder in the runs' folder has a row, whatever is in it, and nothing here raises. A file that has not
-changed since the last look is not read again.
+changed since the last reading is not read again.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 import os
 import re
-import struct
+import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from workbench.runs.directory import RunDirectory
-from workbench.runs.metrics import _PREFIX as METRICS_PREFIX
-from workbench.runs.metrics import read_header
-from workbench.runs.status import Status, liveness, read_status
+from workbench.runs.metrics import read_last
+from workbench.runs.status import ACTIVE, Status, liveness, read_status
 
 State = Literal["running", "paused", "finished", "stopped", "failed", "died", "stale", "unknown", "foreign"]
-"""What `liveness` tells, or "foreign": the folder is no run."""
-LIVING: tuple[State, ...] = ("running", "paused", "stale")
-"""The states of a run that has, or may have, a trainer."""
-RESUMABLE: tuple[State, ...] = ("stopped", "failed", "died", "unknown")
-"""The states from which a run can go on; whether an unknown one has a trainer, its lock knows."""
+"""A `Liveness`, or "foreign": the folder is no run."""
 
 _NAME = re.compile(r"(\d{8}-\d{6})-(.+)-[0-9a-f]{6}")
-_HEADER_BYTES = 1 << 13
+_NEWEST_RUNS = 20
+"""A run that is still trained stands among so many, and a folder of thousands is not read for it."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a list says of a run. None means that it is not known."""
+    """A row of a list of runs. None means that the value is not known."""
 
     run: RunDirectory
     state: State
     preset: str
-    """The preset that the run is called after; empty where its name does not tell."""
+    """The preset that the run is called after; empty where its name has none."""
     started: float | None
     """When the run was begun, unix seconds, by its name."""
     phase: str = "unknown"
@@ -58,7 +52,7 @@ class RunSummary:
     tokens_per_s: float | None = None
     exit_code: int | None = None
     message: str = ""
-    """What the run says of itself."""
+    """The status's sentence for the user."""
     problem: str = ""
     """What is wrong with its folder; empty where nothing is."""
 
@@ -67,39 +61,33 @@ class RunSummary:
         return self.run.name
 
     @property
-    def living(self) -> bool:
-        """Whether it has, or may have, a trainer."""
-        return self.state in LIVING
+    def active(self) -> bool:
+        """True where the run has, or may have, a trainer."""
+        return self.state in ACTIVE
 
 
-class _Look(NamedTuple):
-    """What was read of one folder, and of which state of its files."""
+class _Reading(NamedTuple):
+    """The values read from one folder, and the state of its files then."""
 
-    paths: tuple[str, str]
-    """Status and metrics: joining paths would take most of a look."""
-    files: tuple[object, ...]
+    stamps: tuple[object, ...]
     status: Status | None
     """None: the folder is no run."""
-    tokens: int | None
-    metrics_problem: str
-    torn: bool
-    """The metrics end in the middle of a record: a living trainer may be about to finish it."""
-    summary: RunSummary
+    row: RunSummary
 
 
 class RunSummaries:
-    """The rows of one runs' folder, kept between two looks."""
+    """The rows of one runs' folder, kept between two readings."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
-        self._looks: dict[str, _Look] = {}
+        self._readings: dict[str, _Reading] = {}
         self.read_folders = 0
-        """How many folders' files have been read so far, all looks together."""
+        """How many folders' files have been read so far, all readings together."""
 
     def read(self, now: float | None = None) -> tuple[RunSummary, ...]:
-        """Every folder in the root, the newest run first, what is no run last; none where the root is missing.
+        """Return a row for every folder in the root, the newest run first, what is no run last.
 
-        Hidden folders and links are left out. `now`: unix seconds, for telling what has fallen silent.
+        Hidden folders and links are left out. `now`: unix seconds, for finding trainers that have fallen silent.
         """
         moment = time.time() if now is None else now
         try:
@@ -111,81 +99,84 @@ class RunSummaries:
                 ]
         except OSError:
             names = []
-        looks = {name: self._look(name, moment) for name in names}
-        # A run that was deleted while it was looked at is not there, and no folder of something else.
-        looks = {
-            name: look
-            for name, look in looks.items()
-            if look.summary.state != "foreign" or look.summary.run.path.is_dir()
+        readings = {name: self.read_folder(name, moment) for name in names}
+        # A run that was deleted during the reading is not there, and no folder of something else.
+        self._readings = {
+            name: reading
+            for name, reading in readings.items()
+            if reading.row.state != "foreign" or reading.row.run.path.is_dir()
         }
-        self._looks = looks
-        rows = [look.summary for look in looks.values()]
+        rows = [reading.row for reading in self._readings.values()]
         rows.sort(key=lambda row: (row.state != "foreign", row.started or 0.0, row.name), reverse=True)
         return tuple(rows)
 
-    def _look(self, name: str, now: float) -> _Look:
-        before = self._looks.get(name)
-        run = before.summary.run if before else RunDirectory(self.root / name)
-        paths = before.paths if before else (str(run.status), str(run.metrics))
-        files = _state_of_files(run, paths)
-        if before and before.files == files:
-            if before.status is None or before.summary.state not in LIVING:  # a process does not come back
+    def read_folder(self, name: str, now: float) -> _Reading:
+        """Read one folder, or return what was read before where its files are as they were."""
+        before = self._readings.get(name)
+        run = before.row.run if before else RunDirectory(self.root / name)
+        stamps = _stamps(f"{self.root}/{name}")
+        if before and before.stamps == stamps:
+            # A process that is gone does not come back.
+            if before.status is None or before.row.state not in ACTIVE:
                 return before
             state = liveness(before.status, now)
-            if state == before.summary.state:
+            if state == before.row.state:
                 return before
-            return before._replace(summary=_row(before.summary, before, state))
-        self.read_folders += 1
+        self.read_folders += not (before and before.stamps == stamps)
         preset, started = _parts(name)
-        if not any(files):
-            nothing = "the folder is no run: it has no status, no events and no configuration"
-            row = RunSummary(run, "foreign", preset, started, problem=nothing)
-            return _Look(paths, files, None, None, "", False, row)
+        if not any(stamps):
+            problem = "the folder is no run: it has no status, no events and no configuration"
+            return _Reading(stamps, None, RunSummary(run, "foreign", preset, started, problem=problem))
         status = read_status(run)
-        tokens, problem, torn = _end_of_metrics(run.metrics)
-        look = _Look(paths, files, status, tokens, problem, torn, RunSummary(run, "unknown", preset, started))
-        return look._replace(summary=_row(look.summary, look, liveness(status, now)))
+        state = liveness(status, now)
+        tokens, problem, torn = read_last(run.metrics, "tokens_total")
+        problems = [status.problem, problem]
+        if torn and state not in ACTIVE:
+            problems.append("metrics.bin ends in the middle of a record")
+        row = RunSummary(
+            run,
+            state,
+            preset,
+            started,
+            phase=status.phase,
+            progress=status.progress,
+            step=status.step,
+            total_steps=status.total_steps,
+            loss=status.loss,
+            validation_loss=status.validation_loss,
+            duration_s=status.elapsed_s,
+            eta_s=status.eta_s,
+            tokens=None if tokens is None else int(tokens),
+            tokens_per_s=status.tokens_per_s,
+            exit_code=status.exit_code,
+            message=status.message,
+            problem="; ".join(text.replace(f"{run.path}{os.sep}", "") for text in problems if text),
+        )
+        return _Reading(stamps, status, row)
 
 
 def list_summaries(root: Path) -> tuple[RunSummary, ...]:
-    """One look at every folder in `root`, the newest run first."""
+    """Return a row for every folder in `root`, the newest run first."""
     return RunSummaries(root).read()
 
 
 def summarize(run: RunDirectory, now: float | None = None) -> RunSummary:
-    """The row of one run. Never raises."""
-    summaries = RunSummaries(run.path.parent)
-    row = summaries._look(run.path.name, time.time() if now is None else now).summary
-    return replace(row, run=run)
+    """Return the row of one run."""
+    moment = time.time() if now is None else now
+    return replace(RunSummaries(run.path.parent).read_folder(run.path.name, moment).row, run=run)
 
 
-def _row(row: RunSummary, look: _Look, state: State) -> RunSummary:
-    """`row` with what was read."""
-    status = look.status or Status()
-    problems = [status.problem, look.metrics_problem]
-    if look.torn and state not in LIVING:
-        problems.append("metrics.bin ends in the middle of a record")
-    return replace(
-        row,
-        state=state,
-        phase=status.phase,
-        progress=status.progress,
-        step=status.step,
-        total_steps=status.total_steps,
-        loss=status.loss,
-        validation_loss=status.validation_loss,
-        duration_s=status.elapsed_s,
-        eta_s=status.eta_s,
-        tokens=look.tokens,
-        tokens_per_s=status.tokens_per_s,
-        exit_code=status.exit_code,
-        message=status.message,
-        problem="; ".join(problem.replace(f"{row.run.path}{os.sep}", "") for problem in problems if problem),
-    )
+def newest_trainer(root: Path) -> int | None:
+    """Return the process id of the newest run below `root` that trains, or is paused, on this machine; else None."""
+    for run in reversed(RunDirectory.list(root)[-_NEWEST_RUNS:]):
+        status = read_status(run)
+        if liveness(status) in ("running", "paused") and status.host == socket.gethostname():
+            return status.pid
+    return None
 
 
 def _parts(name: str) -> tuple[str, float | None]:
-    """Preset and beginning that a run's name tells."""
+    """Return the preset and the beginning (unix seconds) in a run's name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return "", None
@@ -195,54 +186,18 @@ def _parts(name: str) -> tuple[str, float | None]:
         return "", None
 
 
-def _state_of_files(run: RunDirectory, paths: tuple[str, str]) -> tuple[object, ...]:
-    """What changes whenever a file changes that a row is made of; nothing but None where the folder is no run."""
-    status, metrics = _stamp(paths[0]), _stamp(paths[1])
+def _stamps(folder: str) -> tuple[object, ...]:
+    """Return a value that changes with the files that a row is made of; nothing but None where the folder is no run."""
+    status, metrics = _stamp(f"{folder}/status.json"), _stamp(f"{folder}/metrics.bin")
     if status is not None:
         return status, metrics
-    marked = _stamp(str(run.events)) is not None or _stamp(str(run.config)) is not None
-    return (None, metrics, True) if marked else (None, None)
+    is_run = any(_stamp(f"{folder}/{name}") is not None for name in ("events.jsonl", "config.toml"))
+    return (None, metrics, True) if is_run else (None, None)
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        there = os.stat(path)  # noqa: PTH116 - some thousand times a look
+        stat = os.stat(path)  # noqa: PTH116 - thousands of times a reading; joining paths would take most of it
     except (OSError, ValueError):
         return None
-    return there.st_mtime_ns, there.st_size, there.st_ino
-
-
-def _end_of_metrics(path: Path) -> tuple[int | None, str, bool]:
-    """Tokens by the last whole record, what is wrong with the file, and whether its last record is torn."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            start, width, index, problem = _tokens_column(file.read(_HEADER_BYTES))
-            if not width:
-                return None, problem, False
-            records, rest = divmod(os.fstat(file.fileno()).st_size - start, width)
-            if records <= 0 or index is None:
-                return None, "", bool(rest)
-            data = os.pread(file.fileno(), 8, start + (records - 1) * width + 8 * index)
-    except FileNotFoundError:
-        return None, "", False  # a run that has not taken a step
-    except OSError as error:
-        return None, f"{path.name} cannot be read: {error.strerror or error}", False
-    value = struct.unpack("<d", data)[0] if len(data) == 8 else math.nan
-    return (int(value) if math.isfinite(value) else None), "", bool(rest)
-
-
-def _tokens_column(data: bytes) -> tuple[int, int, int | None, str]:
-    """`_tokens_column_of` the header at the beginning of `data`."""
-    length = METRICS_PREFIX.unpack_from(data)[2] if len(data) >= METRICS_PREFIX.size else 0
-    return _tokens_column_of(data[: METRICS_PREFIX.size + length])
-
-
-@functools.lru_cache(maxsize=16)
-def _tokens_column_of(header: bytes) -> tuple[int, int, int | None, str]:
-    """Where records start, bytes a record (0: unreadable), the tokens' column, and what is wrong.
-
-    Runs of one version have one header: it is understood once.
-    """
-    columns, start, problem = read_header(header, Path("metrics.bin"))
-    index = next((i for i, column in enumerate(columns) if column.name == "tokens_total"), None)
-    return start, 0 if problem else 8 * len(columns), index, problem
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

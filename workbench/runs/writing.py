@@ -1,27 +1,25 @@
 """How a run's files are written and read so that nobody ever sees half of one.
 
-A whole file is replaced by a temporary one and a rename; a line is appended with a single `write`. A process
-may die at any instruction and a disk may fill up: what is left is the old file, or the new one, or a torn
-last line that the next append closes off. Nothing else in `workbench.runs` opens a file for writing, except
-the metrics and the log.
+A whole file is replaced by a temporary one and a rename; a line is appended with a single `write`. A process may die at
+any instruction and a disk may fill up: what is left is the old file, or the new one, or a torn last line that the next
+append closes off. Nothing else in `workbench.runs` opens a file for writing, except the metrics and the log.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.errors import WorkbenchError
+from workbench.system.files import write_atomically
 
 
 class Lines(NamedTuple):
-    """What a file of JSON lines holds from an offset on."""
+    """The content of a file of JSON lines from an offset on."""
 
     records: list[tuple[int, dict[str, Any]]]
     """(offset of the line, the object on it), for every line that holds one."""
@@ -32,40 +30,28 @@ class Lines(NamedTuple):
 
 
 def cannot_write(path: Path, error: OSError) -> WorkbenchError:
-    """The one message for a file of a run that could not be written."""
+    """Return the one error for a file of a run that could not be written."""
     return WorkbenchError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace `path` by `text` (UTF-8) at one instant.
+    """Replace `path` by `text` at one instant; with `durable` a power failure leaves the new file too.
 
-    With `durable` the bytes are on the disk before the name points to them, so that a power failure leaves a
-    whole file too. Raises WorkbenchError where the file cannot be written; the old one then stands.
+    Raises WorkbenchError where the file cannot be written; the old one then stands.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        try:
-            with temporary.open("wb") as file:
-                file.write(text.encode())
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        write_atomically(path, text, durable=durable)
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
 def write_json(path: Path, value: object, *, durable: bool = True) -> None:
-    """`write_whole` for one JSON value."""
+    """Replace `path` by one JSON value, as `write_whole` does."""
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], str]:
-    """The JSON object in `path` and an empty string, or an empty object and what is wrong."""
+    """Return the JSON object in `path` and an empty string, or an empty object and what is wrong."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -100,7 +86,7 @@ def append_line(path: Path, value: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path, offset: int = 0) -> Lines:
-    """The JSON objects on the whole lines of `path` from byte `offset` on. A missing file has no lines.
+    """Return the JSON objects on the whole lines of `path` from byte `offset` on. A missing file has no lines.
 
     A last line without its newline is left for the next reading; a line that is no JSON object is a problem.
     """
@@ -129,7 +115,7 @@ def read_lines(path: Path, offset: int = 0) -> Lines:
 
 
 def plain(value: object) -> object:
-    """`value` as JSON can say it: a number that is not finite becomes null, a path its text."""
+    """Return `value` as JSON can hold it: a number that is not finite becomes null, a path its text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

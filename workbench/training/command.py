@@ -21,9 +21,8 @@ from workbench.runs import (
     runs_root,
     write_config,
 )
-from workbench.runs.checkpoints import step_folders
+from workbench.runs.checkpoints import check_resumable, step_folders
 from workbench.runs.launch import start_trainer
-from workbench.runs.resumable import check_resumable
 from workbench.training.checkpoints.same_model import check_same_model
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.start.announced import Starting

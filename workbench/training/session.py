@@ -22,8 +22,13 @@ from workbench.monitor.recording import SystemRecording
 from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
 from workbench.plan.outcome import compare
 from workbench.runs import RunDirectory, read_plan, read_run_metrics, record_resume, write_config, write_plan
-from workbench.runs.checkpoints import DamagedFileError, open_checkpoint, step_folders
-from workbench.runs.resumable import Damage, NotResumableError
+from workbench.runs.checkpoints import (
+    Damage,
+    DamagedFileError,
+    NotResumableError,
+    open_checkpoint,
+    step_folders,
+)
 from workbench.training.checkpoints.checkpoint import load_state, remove_leftovers, set_aside_after
 from workbench.training.checkpoints.random_state import seed_everything
 from workbench.training.checkpoints.removal import Removal

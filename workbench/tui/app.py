@@ -161,7 +161,7 @@ class WorkbenchApp(App[None]):
     @work(thread=True, group="watch", exit_on_error=False)
     def _watch_newest(self) -> None:
         """Until a run is shown: the newest one that trains here, and the disk of the runs."""
-        from workbench.runs.newest_trainer import newest_trainer
+        from workbench.runs.summary import newest_trainer
 
         root = self.context.runs_root.absolute()
         folder = next(path for path in (root, *root.parents) if path.exists())

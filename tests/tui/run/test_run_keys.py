@@ -12,8 +12,7 @@ from screen_host import until
 from textual.pilot import Pilot
 
 from workbench.runs import RunDirectory, Status, append_event
-from workbench.runs.control import ControlReader
-from workbench.runs.steering import Answer
+from workbench.runs.control import Answer, ControlReader
 from workbench.runs.writing import read_lines
 from workbench.tui.dialogs import Choice, Confirm
 from workbench.tui.panels.key_line import KeyLine

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 from workbench.runs import RunDirectory, read_status
+from workbench.runs.control import Answer
 from workbench.runs.status import process_started
-from workbench.runs.steering import Answer
 
 _SAME_PROCESS_S = 5.0
 _BETWEEN_S = 0.2

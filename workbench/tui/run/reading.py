@@ -18,6 +18,7 @@ from typing import Any
 from workbench.monitor.recording import read_system
 from workbench.plan.outcome import Compared, compare
 from workbench.runs import (
+    ACTIVE,
     Event,
     Lanes,
     Liveness,
@@ -32,7 +33,7 @@ from workbench.runs import (
 )
 from workbench.runs.launch import ExitReason, exit_reason
 from workbench.runs.metrics import read_downsampled
-from workbench.runs.summary import LIVING, summarize
+from workbench.runs.summary import summarize
 from workbench.tui.run.curves import RunCurves
 from workbench.tui.run.optimizer_speed import disk_folder, memory_limit_gb_per_s, update_gb_per_s
 from workbench.tui.run.standing import MetricRows, StandingRecords
@@ -87,7 +88,7 @@ class RunLook:
     @property
     def living(self) -> bool:
         """Whether it has, or may have, a trainer."""
-        return self.state in LIVING
+        return self.state in ACTIVE
 
     @property
     def here(self) -> bool:
@@ -130,7 +131,7 @@ class RunReader:
         first, self.looks = self.looks == 0, self.looks + 1
         status = read_status(self.run)
         state = liveness(status, moment)
-        living = state in LIVING
+        living = state in ACTIVE
         # Events before metrics: a resumption that comes in between is obeyed by the next look.
         events = self._events()
         rows, curves = (None, None) if first else self._rows(living)

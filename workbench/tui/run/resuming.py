@@ -12,16 +12,15 @@ import shlex
 from functools import partial
 
 from workbench.errors import ConfigurationError
-from workbench.runs import RunDirectory, liveness, read_status
-from workbench.runs.summary import RESUMABLE, State
+from workbench.runs import RESUMABLE, RunDirectory, liveness, read_status
 from workbench.tui.dialogs import AskText
 from workbench.tui.glyphs import Glyphs
 
 ABOUT = "It goes on from its last checkpoint. Changes, if any, as table.key=value, blanks between them:"
 EXAMPLE = "none; or such as train.steps=2000 optimizer.learning_rate=1e-4"
 STEPS = "train.steps="
-FINISHED: State = "finished"
-GOES_ON: tuple[State, ...] = (*RESUMABLE, FINISHED)
+FINISHED = "finished"
+GOES_ON = (*RESUMABLE, FINISHED)
 """The states in which a run without a trainer can go on."""
 
 

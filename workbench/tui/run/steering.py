@@ -15,9 +15,8 @@ from textual.screen import ModalScreen, Screen
 from textual.worker import get_current_worker
 
 from workbench.errors import WorkbenchError
-from workbench.runs import Event, RunDirectory, liveness, read_status, send_control
-from workbench.runs.steering import Answer, ask
-from workbench.runs.summary import LIVING
+from workbench.runs import ACTIVE, Event, RunDirectory, liveness, read_status, send_control
+from workbench.runs.control import Answer, ask
 from workbench.tui.context import AppContext
 from workbench.tui.dialogs import Choice, Confirm
 from workbench.tui.messages import ResumeRun
@@ -164,7 +163,7 @@ class SteeredScreen(Screen[None]):
         self._asking_to_leave = True
         try:
             status = await asyncio.to_thread(read_status, self.run)
-            if liveness(status, self.context.clock()) not in LIVING:
+            if liveness(status, self.context.clock()) not in ACTIVE:
                 return True
             dialog = Choice(
                 "Leave",

@@ -40,10 +40,10 @@ that failed or died, the last lines of its log.
         if row is None:
             return []
         facts = [
-            (0, self.write(f"{row.state}: {row.phase}" if row.living else row.state, "strong")),
+            (0, self.write(f"{row.state}: {row.phase}" if row.active else row.state, "strong")),
             (1, self.write(row.progress)),
             (2, self.write("" if row.exit_code is None else f"exit code {row.exit_code}")),
-            (3, self.write("" if row.eta_s is None or not row.living else f"ETA {duration(row.eta_s)}")),
+            (3, self.write("" if row.eta_s is None or not row.active else f"ETA {duration(row.eta_s)}")),
         ]
         lines = [keep(width, [(rank, line) for rank, line in facts if line[0].text])]
         if row.problem:

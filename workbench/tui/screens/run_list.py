@@ -113,7 +113,7 @@ Every folder in the runs' folder, the newest run first.
     def heading(self) -> tuple[str, ...]:
         if not self.rows:
             return ()
-        living = sum(row.living for row in self.rows)
+        living = sum(row.active for row in self.rows)
         count = str(len(self.rows))
         return (f"{count}{self.separator}{living} living" if living else count,)
 

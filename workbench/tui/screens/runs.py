@@ -21,9 +21,9 @@ from textual.worker import get_current_worker
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.formatting import amount
 from workbench.runs import RunDirectory
+from workbench.runs.control import ask
 from workbench.runs.deleting import delete_run, plan_deletion
 from workbench.runs.launch import exit_reason
-from workbench.runs.steering import ask
 from workbench.runs.summary import RunSummaries, RunSummary
 from workbench.system.folders import expanded
 from workbench.tui.context import AppContext
@@ -366,7 +366,7 @@ class RunsScreen(FilteredScreen):
     def _living(self, verb: str) -> RunSummary | None:
         """The run under the cursor where it has a trainer; else None, and the reason told."""
         row = self._run(verb)
-        if row is not None and not row.living:
+        if row is not None and not row.active:
             self._tell(f"{row.name}: cannot {verb}: it is {row.state}.", severity="warning")
             return None
         return row
