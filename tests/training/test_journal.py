@@ -73,7 +73,7 @@ def test_the_step_line_is_the_documented_one() -> None:
 
 def test_what_is_not_known_is_said_to_be_not_available() -> None:
     line = record(mfu=None, device_bytes=None, eta_s=None).line(result())
-    assert "| mfu n/a | gpu n/a | host 81.0 GiB | 8.31s | eta n/a" in line
+    assert "| mfu N/A | gpu N/A | host 81.0 GiB | 8.31s | eta N/A" in line
 
 
 def test_a_skipped_step_says_so_at_the_end_of_its_line() -> None:

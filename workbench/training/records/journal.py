@@ -14,7 +14,7 @@ from types import TracebackType
 
 from workbench.engine import Span, StepResult
 from workbench.errors import WorkbenchError
-from workbench.formatting import GIB, duration
+from workbench.formatting import GIB, NOT_KNOWN, duration
 from workbench.runs import (
     LaneSpan,
     MetricsWriter,
@@ -52,8 +52,8 @@ class StepRecord:
     def line(self, result: StepResult) -> str:
         """The step line."""
         width = max(5, len(str(self.total_steps)))
-        mfu = "n/a" if self.mfu is None else f"{100 * self.mfu:.1f}%"
-        gpu = "n/a"
+        mfu = NOT_KNOWN if self.mfu is None else f"{100 * self.mfu:.1f}%"
+        gpu = NOT_KNOWN
         if self.device_bytes is not None:
             used, total = self.device_bytes
             gpu = f"{used / GIB:.1f}/{total / GIB:.1f} GiB"
