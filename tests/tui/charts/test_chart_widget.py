@@ -107,7 +107,7 @@ def test_arrows_and_letters_pan_and_a_view_at_the_end_follows(back: str, ahead: 
         series = chart.curves[0].series
         series.positions.append(2_000)
         series.append(1.0)
-        chart.data_changed()
+        chart.changed()
         assert chart.view.scale((0, 2_000)).high == pytest.approx(2_000)
 
     play(Chart("loss", [Curve("loss", losses())]), scenario)
@@ -255,7 +255,7 @@ def test_the_title_says_the_newest_average_and_new_data_changes_it() -> None:
         assert chart.border_title == f"loss {series.average_at(999):.5g}"
         series.positions.append(1_000)
         series.append(math.nan)
-        chart.data_changed()
+        chart.changed()
         assert chart.border_title == "loss NaN"
 
     play(Chart("loss", [Curve("loss", losses())]), scenario)
@@ -279,7 +279,7 @@ def test_it_is_drawn_again_only_when_something_changed() -> None:
             drawn(chart)
             drawn(chart)
             assert draw.call_count == 0
-            chart.data_changed()
+            chart.changed()
             drawn(chart)
             assert draw.call_count == 1
             await pilot.resize_terminal(60, 16)

@@ -102,7 +102,6 @@ _MEANT = {
         "render_line",
         "render_lines",
         "refresh",
-        "_set_dirty",
         "notify_style_update",
         "check_consume_key",
     ),
@@ -336,28 +335,3 @@ def test_every_cell_has_the_background_of_its_theme(theme: str) -> None:
         assert len(backgrounds) == 1
 
     with_widget(MemoryPanel(BLOCKS), (60, 14), scenario)
-
-
-def test_a_new_title_paints_the_border_alone() -> None:
-    async def scenario(pilot: Pilot[None], panel: ThreadsPanel) -> None:
-        panel.show(server())
-        await pilot.pause()
-        busier = dataclasses.replace(server().trainer, busy=20.5)
-        panel.show(dataclasses.replace(server(), trainer=busier))
-        assert [(region.y, region.height) for region in panel._repaint_regions] == [(0, 1)]
-        await pilot.pause()
-        assert "20.5 cores" in picture(panel)[0]
-
-    with_widget(ThreadsPanel(BLOCKS), (60, 14), scenario)
-
-
-def test_only_rows_that_changed_are_painted_again() -> None:
-    async def scenario(pilot: Pilot[None], panel: GpuPanel) -> None:
-        panel.show(server(1.0))
-        await pilot.pause()
-        before = list(panel._strips)
-        panel.show(dataclasses.replace(server(2.0), gpus=(gpu(0, temperature_c=63.0), *server().gpus[1:])))
-        assert [y for y, strip in enumerate(panel._strips) if strip != before[y]] == [0]
-        assert [region.y for region in panel._repaint_regions] == [1]
-
-    with_widget(GpuPanel(BLOCKS), (40, 10), scenario)

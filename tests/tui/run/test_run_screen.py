@@ -457,7 +457,7 @@ def test_a_long_run_is_seen_from_some_of_its_steps_and_says_so_until_all_are_rea
         charts = host.run_screen.charts.charts
         assert not any("of 10,000 steps" in str(chart.border_subtitle) for chart in charts)
         charts[0].remark = said[0]
-        charts[0].data_changed()
+        charts[0].changed()
         assert said[0] in str(charts[0].border_subtitle)
 
     drive(run, scenario, size=(200, 60))

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from textual.strip import Strip
 
+from workbench.tui.canvas import CanvasWidget
 from workbench.tui.charts.curves import Curve
 from workbench.tui.charts.labels import plain
 from workbench.tui.charts.plot import Frame, Look, Plot, draw
@@ -18,13 +19,12 @@ from workbench.tui.charts.readings import newest_value, read_out, settings
 from workbench.tui.charts.scale import Scale
 from workbench.tui.charts.series import Axis
 from workbench.tui.charts.view import View, bounds_of
-from workbench.tui.drawn_box import DrawnBox
 from workbench.tui.glyphs import Glyphs
 
 COLOURS = 8
 
 
-class ChartBox(DrawnBox):
+class ChartBox(CanvasWidget):
     """Curves on shared axes. `title` says what is drawn, `unit` what its values are in ("s": times, "%": shares)."""
 
     DEFAULT_CSS = """
@@ -86,8 +86,6 @@ class ChartBox(DrawnBox):
         self._glyphs = glyphs
         self._curves: tuple[Curve, ...] = ()
         self._plot: Plot | None = None
-        self._late = False
-        """Whether there is something that was not drawn because nobody saw it."""
         self._kept_look: Look | None = None
         self.set_curves(curves)
 
@@ -95,47 +93,22 @@ class ChartBox(DrawnBox):
     def curves(self) -> tuple[Curve, ...]:
         return self._curves
 
-    @property
-    def seen(self) -> bool:
-        """Whether it is on the screen."""
-        return self.is_mounted and self.display and bool(self.size) and self.is_on_screen
-
     def set_curves(self, curves: Sequence[Curve]) -> None:
         """Draw these, the later ones above the earlier. The newest value of a single line is in the title."""
         self._curves = tuple(curves)
-        self.data_changed()
-
-    def data_changed(self) -> None:
-        """Series have grown, or were cut: draw what is different now. Nothing is done while nobody sees the chart."""
-        self._late = self.is_mounted and not self.seen
-        if self._late:
-            return
-        self._stale = True
-        self._write_titles()
-        if self.is_mounted:
-            self.draw_again()
+        self.changed()
 
     def view_changed(self) -> None:
         """Draw anew after a change of `view`, `log_y`, `with_spikes`, `cursor` or `unit`."""
-        self.data_changed()
+        self.changed()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._kept_look = None
 
-    def on_show(self) -> None:
-        self._catch_up()
-
-    def on_resize(self) -> None:
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        if self._late:
-            self.data_changed()
-
     # What is shown
 
-    def drawn(self, width: int, height: int) -> list[Strip]:
+    def draw_rows(self, width: int, height: int) -> list[Strip]:
         self._plot = draw(self._frame_of_curves(), self._look(), self._glyphs, width, height)
         return [Strip(segments, width) for segments in self._plot.rows]
 
@@ -171,7 +144,7 @@ class ChartBox(DrawnBox):
             self._kept_look = Look(self.rich_style, axis, cursor, spike, bad, tuple(palette))
         return self._kept_look
 
-    def _write_titles(self) -> None:
+    def border_texts(self) -> tuple[str, str]:
         """The newest value in the title, and beneath what is read out or how the axes are set."""
         lines = [curve.series for curve in self._curves if curve.form == "line"]
         value = newest_value(lines[0], self.unit) if len(lines) == 1 else ""
@@ -182,4 +155,4 @@ class ChartBox(DrawnBox):
         if self.remark:
             said.append(self.remark)
         text = f" {self._glyphs.separator} ".join(said)
-        self.set_titles(f"{self._title} {value}" if value else self._title, plain(text, self._glyphs))
+        return (f"{self._title} {value}" if value else self._title, plain(text, self._glyphs))

@@ -14,9 +14,9 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
+from workbench.tui.canvas import CanvasWidget
 from workbench.tui.charts.bars import stacked_bar
 from workbench.tui.charts.sparkline import sparkline
-from workbench.tui.drawn_box import DrawnBox
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import History, Line, cut, filled_up
 
@@ -24,7 +24,7 @@ _MOST_BARS = 4096
 _PENS = ("good", "warning", "bad", "dim", "strong", "own", "other", "mark")
 
 
-class Panel(DrawnBox, can_focus=True):
+class Panel(CanvasWidget, can_focus=True):
     """One titled box. Subclasses give `TITLE`, `HELP`, `lines` and, where they like, `heading` and `footing`."""
 
     TITLE: ClassVar[str] = ""
@@ -90,19 +90,13 @@ class Panel(DrawnBox, can_focus=True):
 
     # What a subclass uses.
 
-    def changed(self) -> None:
-        """Draw again what is different now; nothing is done while nothing is to be seen."""
-        self._stale = True
-        if self.is_mounted and self.display and self.content_size and self.is_on_screen:
-            self.draw_again()
-            self._set_titles()
-
     def pen(self, name: str) -> Style:
-        """The style of one of the component classes, by the name behind "--"; "" is plain text."""
+        """Return the style of one of the component classes, by the name behind "--"; "" is plain text."""
         style = self._pens.get(name)
         if style is None:
             style = self.get_component_rich_style(f"panel--{name}") if name else self.rich_style
-            self._pens[name] = style
+            if self.content_size:  # what has no place yet may not have been styled either
+                self._pens[name] = style
         return style
 
     def write(self, text: str, pen: str = "") -> Line:
@@ -156,18 +150,15 @@ class Panel(DrawnBox, can_focus=True):
 
     # Drawing.
 
-    def drawn(self, width: int, height: int) -> list[Strip]:
+    def draw_rows(self, width: int, height: int) -> list[Strip]:
         lines = self.lines(width, height)
         self._rows = len(lines)
         self.first_row = max(0, min(self.first_row, len(lines) - height))
         shown = lines[self.first_row : self.first_row + height]
         return [filled_up(line, width, self.glyphs, self.pen("")) for line in shown]
 
-    def _blank(self) -> Strip:
-        return Strip.blank(self._drawn_size.width, self.pen(""))
-
-    def _set_titles(self) -> None:
-        height = self._drawn_size.height
+    def border_texts(self) -> tuple[str, str]:
+        height = self.drawn_size.height
         room = self.outer_size.width - 6
         forms = [f"{self.TITLE} {value}" for value in self.heading()] or [self.TITLE]
         title = next((form for form in forms if len(form) <= room), forms[-1])
@@ -177,20 +168,11 @@ class Panel(DrawnBox, can_focus=True):
             foot = next(
                 (form for form in (f"{what} {seen}", seen) if len(form) <= room), seen.replace(" of ", "/")
             )
-        self.set_titles(cut(title, room, self.glyphs), cut(foot, room, self.glyphs))
-
-    def on_mount(self) -> None:
-        self._set_titles()
-
-    def on_resize(self) -> None:
-        self.changed()
-
-    def on_show(self) -> None:
-        self.changed()
+        return cut(title, room, self.glyphs), cut(foot, room, self.glyphs)
 
     def notify_style_update(self) -> None:
-        self._pens.clear()
         self._known_bars.clear()
+        self._pens.clear()
         super().notify_style_update()
 
     # Scrolling.
@@ -198,7 +180,7 @@ class Panel(DrawnBox, can_focus=True):
     @property
     def overflow_rows(self) -> int:
         """How many lines do not fit."""
-        return max(0, self._rows - self._drawn_size.height)
+        return max(0, self._rows - self.drawn_size.height)
 
     def scroll_to_row(self, row: int) -> bool:
         """Whether anything moved."""
@@ -213,7 +195,7 @@ class Panel(DrawnBox, can_focus=True):
         self.scroll_to_row(self.first_row + rows)
 
     def action_scroll_pages(self, pages: int) -> None:
-        self.scroll_to_row(self.first_row + pages * max(1, self._drawn_size.height - 1))
+        self.scroll_to_row(self.first_row + pages * max(1, self.drawn_size.height - 1))
 
     def action_scroll_first(self) -> None:
         self.scroll_to_row(0)

@@ -14,8 +14,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.widget import Widget
 
+from workbench.tui.canvas import CachedLines
 from workbench.tui.context import AppContext
-from workbench.tui.kept_lines import KeptLines
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.lane_timeline.lanes import LanesPanel
 from workbench.tui.panels.log.log_view import LogView
@@ -34,15 +34,15 @@ _NOT_GROUPS = 3
 """Lines of the screen that are no groups: status, their names, keys."""
 
 
-class _Group(Vertical, KeptLines):
+class _Group(CachedLines, Vertical):
     """Panels above one another."""
 
 
-class _Groups(Container, KeptLines):
+class _Groups(CachedLines, Container):
     """All groups."""
 
 
-class GroupedScreen(SteeredScreen, KeptLines):
+class GroupedScreen(CachedLines, SteeredScreen):
     """Charts, machine, lanes, log, samples and events of one run."""
 
     DEFAULT_CSS = """

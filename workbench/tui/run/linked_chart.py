@@ -11,11 +11,11 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
+from workbench.tui.canvas import CachedLines
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.curves import Curve
 from workbench.tui.charts.view import View
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.kept_lines import KeptLines
 from workbench.tui.run.curves import RunCurves
 from workbench.tui.run.standing import MetricRows
 
@@ -81,10 +81,10 @@ alone. `v` goes to the next chart, `m` shows one alone.
         super().view_changed()
         for other in self.others:
             other.cursor = self.cursor
-            other.data_changed()
+            other.changed()
 
 
-class ChartGroup(Container, KeptLines):
+class ChartGroup(CachedLines, Container):
     """Loss, gradient norm, learning rate, tokens a second, and MFU where it is known."""
 
     DEFAULT_CSS = """
@@ -146,7 +146,7 @@ class ChartGroup(Container, KeptLines):
     def _draw(self) -> None:
         self._waiting = self._looks_waited = 0
         for chart in self.charts:
-            chart.data_changed()
+            chart.changed()
 
     @property
     def available(self) -> tuple[LinkedChart, ...]:

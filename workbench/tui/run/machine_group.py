@@ -6,8 +6,8 @@ from textual.containers import VerticalScroll
 
 from workbench.monitor.samples import MonitorSample
 from workbench.runs import Metrics
+from workbench.tui.canvas import CachedLines
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.kept_lines import KeptLines
 from workbench.tui.panels.cores import CoresPanel
 from workbench.tui.panels.disk import DiskPanel
 from workbench.tui.panels.gpu import GpuPanel
@@ -26,7 +26,7 @@ _LOW = 6
 MonitorPanel = GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel
 
 
-class MachineGroup(VerticalScroll, KeptLines, can_focus=False):
+class MachineGroup(CachedLines, VerticalScroll, can_focus=False):
     """Six panels; the application's monitor samples for them."""
 
     DEFAULT_CSS = """

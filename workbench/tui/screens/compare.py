@@ -152,7 +152,7 @@ class CompareScreen(Screen[None]):
             self._show_curves()
         elif any(len(curves) for curves, _ in event.curves):
             for chart in self.query(Chart):
-                chart.data_changed()
+                chart.changed()
 
     def _show_curves(self) -> None:
         for name in ("loss", "validation"):

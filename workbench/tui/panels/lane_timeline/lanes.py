@@ -149,7 +149,7 @@ wheel zooms, and the pointer reads.
         lane_of_line = self._drawing.lane_of_line
         if self._sight.lane in lane_of_line:
             line = lane_of_line.index(self._sight.lane)
-            height = self._drawn_size.height
+            height = self.drawn_size.height
             self.scroll_to_row(min(line, max(self.first_row, line - height + 1)))
 
     # The mouse.

@@ -64,7 +64,7 @@ Files of any size open at once: only the part around what is seen is read.
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
-        self.reading = LogReading(glyphs, self._in_thread, self.changed, lambda: self._drawn_size.height)
+        self.reading = LogReading(glyphs, self._in_thread, self.changed, lambda: self.drawn_size.height)
         self.searched = ""
         """What is searched for; "" where nothing is."""
         self._drawing = LogLines(glyphs, self.pen)
@@ -162,7 +162,7 @@ Files of any size open at once: only the part around what is seen is read.
         self.reading.go_to(self.reading.window.current + rows)
 
     def action_scroll_pages(self, pages: int) -> None:
-        self.action_scroll_rows(pages * max(1, self._drawn_size.height - 1))
+        self.action_scroll_rows(pages * max(1, self.drawn_size.height - 1))
 
     def action_scroll_first(self) -> None:
         self.reading.go_to_first()
