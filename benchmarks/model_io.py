@@ -167,7 +167,7 @@ def make_model(folder: Path, parameters: int) -> int:
 
     from workbench.engine.blocks.discovery import find_units
     from workbench.model.build import UnitInitializer, build_on_meta, model_config
-    from workbench.model.folder import save_model
+    from workbench.model.saving import save_model
 
     logging.set_verbosity_error()
     layers = 16 if parameters > 10**8 else 2

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from workbench.data.tokenizers import load_tokenizer
 from workbench.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model import hub_reach
+from workbench.model import hub
 
 TEXTS = ["", "hello world", "  two  spaces\n\n\tand a tab ", "naïve 日本語 🎉", "a</s>b<|im_end|>", "x" * 500]
 
@@ -28,7 +28,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         raise errors.OfflineModeIsEnabled("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    monkeypatch.setattr(hub_reach, "why_unreachable", lambda: "")
+    monkeypatch.setattr(hub, "why_unreachable", lambda: "")
 
 
 @pytest.fixture

@@ -25,14 +25,14 @@ from workbench.data.records import RecordEncoder
 from workbench.data.sources import json_files, ready_tokens, tables
 from workbench.data.tokenizers import bpe_training, load_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model import hub_reach
+from workbench.model import hub
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("WORKBENCH_CACHE", str(folder))
-    monkeypatch.setattr(hub_reach, "why_unreachable", lambda: "")
+    monkeypatch.setattr(hub, "why_unreachable", lambda: "")
     return folder / "tokens"
 
 

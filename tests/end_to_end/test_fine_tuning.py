@@ -198,7 +198,7 @@ def llama(trainers: Trainers) -> Tuned:
 
 
 def test_a_fine_tuned_llama_that_moved_on_its_way_is_the_one_that_never_stopped(llama: Tuned) -> None:
-    assert llama.told["looked_at"] == "loaded: its logits are the run's"
+    assert llama.told["checked"] == "loaded: its logits are the run's"
     check_weights_and_logits(trained_without_a_pause(llama), llama)
     check_weights_and_logits(resumed_here(llama), llama)
 
@@ -220,7 +220,7 @@ def test_every_family_comes_out_as_the_engine_has_it_and_two_runs_are_compared(
     trainers: Trainers, llama: Tuned, family: str, precision: str
 ) -> None:
     tuned = llama if (family, precision) == ("llama", "fp32") else fine_tune(trainers, family, precision)
-    assert tuned.told["looked_at"] == "loaded: its logits are the run's"
+    assert tuned.told["checked"] == "loaded: its logits are the run's"
     check_weights_and_logits(trained_without_a_pause(tuned), tuned)
     check_weights_and_logits(resumed_here(tuned), tuned)
     curve = list(read_run_metrics(tuned.run).column("loss"))

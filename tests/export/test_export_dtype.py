@@ -1,4 +1,4 @@
-"""Weights in another dtype are rounded once, in pieces of any size, and a value that does not fit stops the export."""
+"""Weights in another dtype are rounded once, and a value that does not fit stops the export."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.export.conversion import convert, stored_tensors
-from workbench.model import safetensors_reading
+from workbench.export import weights
+from workbench.export.weights import checkpoint_tensors, convert
 
 
 def converted(folder: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -26,14 +26,13 @@ def converted(folder: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> d
     for place in (source, target):
         (place / "config.json").write_text("{}")
     saved: Any = SimpleNamespace(path=source, manifest={"model_files": ["config.json", "model.safetensors"]})
-    entries = stored_tensors([source / "model.safetensors"])
-    convert(saved, entries, target, dtype=dtype, largest_file_bytes=None)
+    convert(saved, checkpoint_tensors(saved), target, dtype=dtype)
     return load_file(target / "model.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16])
-def test_pieces_of_any_size_are_rounded_as_the_whole(
+def test_every_tensor_is_rounded_as_torch_rounds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: torch.dtype, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -44,7 +43,7 @@ def test_pieces_of_any_size_are_rounded_as_the_whole(
         "not finite": torch.tensor([float("inf"), float("nan"), -1.0], dtype=source),
         "whole numbers": torch.arange(50),
     }
-    monkeypatch.setattr(safetensors_reading, "PIECE_BYTES", 100)
+    monkeypatch.setattr(weights, "MAPPED_BYTES", 100)
     found = converted(tmp_path, tensors, dtype)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():

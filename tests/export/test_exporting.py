@@ -15,8 +15,8 @@ from torch import Tensor
 
 from workbench.cli import main
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.export import checking, conversion, run_model
-from workbench.export.export import Wish, export, parse_size
+from workbench.export import check, weights
+from workbench.export.export import ExportOptions, export, parse_size
 from workbench.runs import RunDirectory
 
 IDS = torch.arange(3, 15).view(1, 12)
@@ -46,6 +46,12 @@ def merged_by_peft(base: Path, checkpoint: Path) -> Any:
     return adapted.merge_and_unload().eval()
 
 
+def saved_steps(run: RunDirectory) -> list[Any]:
+    from workbench.runs.checkpoints import find_checkpoints
+
+    return list(find_checkpoints(run.checkpoints, pytest.fail))
+
+
 def newest(run: RunDirectory) -> Path:
     return run.checkpoints / "step-00000004"
 
@@ -57,8 +63,8 @@ def refused(run: RunDirectory, target: Path, *options: str) -> int:
 def test_a_copy_is_the_checkpoint_s_model_bit_for_bit_and_found_so(
     whole: RunDirectory, tmp_path: Path
 ) -> None:
-    exported = export(whole, tmp_path / "out", wish=Wish(check=True))
-    assert exported.looked_at == "loaded: its logits are the run's"
+    exported = export(whole, tmp_path / "out", options=ExportOptions(check=True))
+    assert exported.checked == "loaded: its logits are the run's"
     for path in exported.path.iterdir():
         assert path.read_bytes() == (newest(whole) / path.name).read_bytes()
 
@@ -66,7 +72,7 @@ def test_a_copy_is_the_checkpoint_s_model_bit_for_bit_and_found_so(
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_another_dtype_is_the_weights_rounded_once(whole: RunDirectory, tmp_path: Path, dtype: str) -> None:
     wanted = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
-    exported = export(whole, tmp_path / "out", wish=Wish(dtype=dtype, check=True))
+    exported = export(whole, tmp_path / "out", options=ExportOptions(dtype=dtype, check=True))
     expected = tensors(newest(whole))
     found = tensors(exported.path)
     assert found.keys() == expected.keys()
@@ -74,12 +80,12 @@ def test_another_dtype_is_the_weights_rounded_once(whole: RunDirectory, tmp_path
         assert tensor.dtype == wanted and torch.equal(tensor, expected[name].to(wanted)), name
     described = json.loads((exported.path / "config.json").read_text())
     assert described["dtype"] == str(wanted).removeprefix("torch.")
-    assert exported.looked_at == "loaded: its logits are the run's"
+    assert exported.checked == "loaded: its logits are the run's"
 
 
 def test_files_are_no_larger_than_asked_and_hold_the_same(whole: RunDirectory, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    export(whole, target, wish=Wish(largest_file_bytes=30_000, check=True))
+    export(whole, target, options=ExportOptions(largest_file_bytes=30_000, check=True))
     index = json.loads((target / "model.safetensors.index.json").read_text())
     expected = tensors(newest(whole))
     assert len(set(index["weight_map"].values())) > 2 and index["weight_map"].keys() == expected.keys()
@@ -91,18 +97,18 @@ def test_files_are_no_larger_than_asked_and_hold_the_same(whole: RunDirectory, t
 
 def test_a_merged_adapter_is_what_peft_merges(adapter: RunDirectory, base: Path, tmp_path: Path) -> None:
     reference = merged_by_peft(base, newest(adapter))
-    exported = export(adapter, tmp_path / "fp32", wish=Wish(merge=True, check=True))
+    exported = export(adapter, tmp_path / "fp32", options=ExportOptions(merge=True, check=True))
     with torch.no_grad():
         assert torch.allclose(logits(exported.path), reference(IDS).logits, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(logits(exported.path), logits(base), atol=1e-3), "the adapter does something"
     names = {path.name for path in exported.path.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not any("adapter" in name for name in names)
-    narrow = export(adapter, tmp_path / "bf16", wish=Wish(dtype="bf16", merge=True, check=True))
+    narrow = export(adapter, tmp_path / "bf16", options=ExportOptions(dtype="bf16", merge=True, check=True))
     expected = reference.state_dict()
     for name, tensor in tensors(narrow.path).items():
         assert torch.equal(tensor, expected[name].to(torch.bfloat16)), name
-    assert "bfloat16" in narrow.looked_at
+    assert "bfloat16" in narrow.checked
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
@@ -123,36 +129,30 @@ def test_an_adapter_on_any_family_s_random_weights_is_merged_into_those_of_its_s
     }[family]
     settings = "\n".join(f"{key} = {value}" for key, value in sizes.items())
     run = train(f'architecture = "{family}"\n[model.config]\n{settings}\n[adapter]\nrank = 2\n')
-    config = run_model.run_config(run)
-    [saved] = [s for s in run_model_checkpoints(run) if s.step == 4]
+    config = weights.run_config(run)
+    [saved] = [s for s in saved_steps(run) if s.step == 4]
     with torch.no_grad():
-        expected = run_model.open_adapted(config, saved).whole()(IDS).logits
-    exported = export(run, tmp_path / "out", wish=Wish(merge=True, check=True))
+        expected = weights.open_adapted(config, saved, print).whole()(IDS).logits
+    exported = export(run, tmp_path / "out", options=ExportOptions(merge=True, check=True))
     assert torch.allclose(logits(exported.path), expected, atol=1e-5, rtol=1e-5)
     described = json.loads((exported.path / "config.json").read_text())
     assert described["eos_token_id"] == 256
-    assert export(run, tmp_path / "alone", wish=Wish(check=True)).looked_at.startswith(
-        "not looked at: its base"
+    assert export(run, tmp_path / "alone", options=ExportOptions(check=True)).checked.startswith(
+        "not checked: its base"
     )
-
-
-def run_model_checkpoints(run: RunDirectory) -> list[Any]:
-    from workbench.runs.checkpoints import find_checkpoints
-
-    return list(find_checkpoints(run.checkpoints, pytest.fail))
 
 
 def test_an_adapter_is_exported_alone_and_loads_with_its_base(
     adapter: RunDirectory, base: Path, tmp_path: Path
 ) -> None:
-    exported = export(adapter, tmp_path / "out", wish=Wish(check=True))
-    assert exported.looked_at.startswith("loaded: its logits are the run's")
+    exported = export(adapter, tmp_path / "out", options=ExportOptions(check=True))
+    assert exported.checked.startswith("loaded: its logits are the run's")
     described = json.loads((exported.path / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == str(base)
     with torch.no_grad():
         expected = merged_by_peft(base, newest(adapter))(IDS).logits
     assert torch.allclose(logits(exported.path), expected, atol=1e-5, rtol=1e-5)
-    narrow = export(adapter, tmp_path / "bf16", wish=Wish(dtype="bf16", check=True))
+    narrow = export(adapter, tmp_path / "bf16", options=ExportOptions(dtype="bf16", check=True))
     assert {t.dtype for t in tensors(narrow.path).values()} == {torch.bfloat16}
 
 
@@ -161,7 +161,7 @@ def test_a_base_that_is_gone_is_one_message(adapter: RunDirectory, base: Path, t
     base.rename(hidden)
     try:
         with pytest.raises(ConfigurationError, match=r"model\.pretrained"):
-            export(adapter, tmp_path / "out", wish=Wish(merge=True))
+            export(adapter, tmp_path / "out", options=ExportOptions(merge=True))
     finally:
         hidden.rename(base)
     assert not any(tmp_path.iterdir())
@@ -171,21 +171,25 @@ def test_a_checkpoint_whose_weights_cannot_be_read_is_passed_over_with_a_warning
     broken: RunDirectory, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    exported = export(broken, tmp_path / "out", wish=Wish(dtype="bf16", check=True), tell=said.append)
+    exported = export(
+        broken, tmp_path / "out", options=ExportOptions(dtype="bf16", check=True), log=said.append
+    )
     assert exported.step == 2
     assert any("warning: checkpoint step-00000004 is passed over" in sentence for sentence in said)
-    assert export(broken, tmp_path / "copy", wish=Wish(check=True)).step == 2, "looked at, a copy is too"
+    assert export(broken, tmp_path / "copy", options=ExportOptions(check=True)).step == 2, (
+        "looked at, a copy is too"
+    )
     with pytest.raises(
         ConfigurationError, match=r"no checkpoint that is whole.*step-00000004 is passed over"
     ):
-        export(broken, tmp_path / "four", step=4, wish=Wish(dtype="bf16"))
+        export(broken, tmp_path / "four", step=4, options=ExportOptions(dtype="bf16"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "out", "runs"]
 
 
 def test_what_is_not_the_run_s_model_is_refused_and_nothing_is_left_of_it(
     whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounded = conversion.rounded
+    rounded = weights.rounded
 
     def wrong(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return (
@@ -194,18 +198,18 @@ def test_what_is_not_the_run_s_model_is_refused_and_nothing_is_left_of_it(
             else rounded(name, tensor, dtype)
         )
 
-    monkeypatch.setattr(conversion, "rounded", wrong)
+    monkeypatch.setattr(weights, "rounded", wrong)
     with pytest.raises(WorkbenchError, match="are not the run's"):
-        export(whole, tmp_path / "out", wish=Wish(dtype="bf16", check=True))
+        export(whole, tmp_path / "out", options=ExportOptions(dtype="bf16", check=True))
     assert not list(tmp_path.iterdir())
 
 
 def test_without_memory_for_it_the_look_is_left_out_with_a_sentence(
     whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "free_host_bytes", lambda: 1000)
-    exported = export(whole, tmp_path / "out", wish=Wish(check=True))
-    assert exported.looked_at.startswith("not looked at: loading it takes")
+    monkeypatch.setattr(check, "free_host_bytes", lambda: 1000)
+    exported = export(whole, tmp_path / "out", options=ExportOptions(check=True))
+    assert exported.checked.startswith("not checked: loading it takes")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_no_room_is_said_before_anything_is_written(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(WorkbenchError, match="has no room"):
-        export(whole, tmp_path / "out", wish=Wish(dtype="bf16"))
+        export(whole, tmp_path / "out", options=ExportOptions(dtype="bf16"))
     assert not list(tmp_path.iterdir())
 
 
@@ -244,7 +248,7 @@ def test_the_verb_tells_path_step_and_how_it_was_found(
     assert refused(whole, tmp_path / "out", "--best", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["path"] == str(tmp_path / "out") and told["step"] in (2, 4)
-    assert told["looked_at"] == "loaded: its logits are the run's"
+    assert told["checked"] == "loaded: its logits are the run's"
 
 
 @pytest.mark.parametrize(
@@ -259,11 +263,11 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over(
     whole: RunDirectory, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = RunDirectory(Path(shutil.copytree(whole.path, tmp_path / "damaged")))
-    weights = newest(copy) / "model.safetensors"
-    data = bytearray(weights.read_bytes())
+    file = newest(copy) / "model.safetensors"
+    data = bytearray(file.read_bytes())
     data[-9] ^= 1
-    weights.write_bytes(data)
+    file.write_bytes(data)
     others = len(list(copy.checkpoints.glob("step-*/DONE"))) - 1
     arguments = [str(tmp_path / "out")] if verb == "export" else ["--prompt", "a", "--tokens", "2"]
     assert main([verb, str(copy.path), *arguments]) == (0 if others else 2)
-    assert f"checkpoint {newest(copy).name} is passed over: {weights} is damaged" in capsys.readouterr().err
+    assert f"checkpoint {newest(copy).name} is passed over: {file} is damaged" in capsys.readouterr().err

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from workbench.cli import main
-from workbench.export import speaking
-from workbench.export.spoken_text import SpokenText
+from workbench.export import generate
 from workbench.runs import RunDirectory
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
@@ -110,7 +109,7 @@ def test_a_chat_goes_through_the_tokenizer_s_template_and_only_the_answer_is_pri
     manifest = path.parent / "state" / "manifest.json"
     described = {**json.loads(path.read_text()), "chat_template": TEMPLATE}
     path.write_text(json.dumps(described))
-    monkeypatch.setattr(speaking, "_fitted", keep := Kept(speaking._fitted))
+    monkeypatch.setattr(generate, "_fitted", keep := Kept(generate._fitted))
     sizes = json.loads(manifest.read_text())
     for said in ("model_files", "model_checksums"):
         assert sizes[said].pop("tokenizer_config.json")
@@ -145,11 +144,11 @@ def test_text_beyond_the_model_s_positions_is_told_and_cut(whole: RunDirectory, 
 def test_ctrl_c_ends_it_with_130_and_a_whole_line(
     whole: RunDirectory, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        sys.stdout.write("so f")
+    def interrupted(*_: Any, **__: Any) -> None:
+        sys.stdout.write("one so f")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(speaking, "_generate", interrupted)
+    monkeypatch.setattr(generate, "_generate", interrupted)
     code, out, err = sample(whole, "--prompt", "one ")
     assert code == 130 and out == "one so f\n" and "Traceback" not in err
 
@@ -176,21 +175,7 @@ def test_a_number_out_of_range_is_one_message(
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers(
     whole: RunDirectory, adapter: RunDirectory, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speaking, "free_host_bytes", lambda: 1000)
+    monkeypatch.setattr("workbench.plan.memory.free.free_host_bytes", lambda: 1000)
     for run in (whole, adapter):
         code, out, err = sample(run, "--prompt", "one")
         assert code == 1 and not out and "GiB of host memory, and 0.0 GiB are free" in err
-
-
-def test_text_is_printed_as_soon_as_it_is_text_and_whole_in_the_end(base: Path) -> None:
-    from transformers import AutoTokenizer
-
-    load: Any = AutoTokenizer.from_pretrained
-    said: list[str] = []
-    text = SpokenText(load(base), said.append)
-    text.put(torch.tensor([list(b"one")]))
-    words = "a b\u00e9\u20ac\U0001f600".encode()
-    for byte in (*words, 0xFF, ord("z"), 0xC3):
-        text.put(torch.tensor([byte]))
-    text.end()
-    assert said == ["a", " ", "b", "\u00e9", "\u20ac", "\U0001f600", "\ufffdz", "\ufffd", "\n"]

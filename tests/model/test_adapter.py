@@ -14,14 +14,9 @@ from torch import nn
 from workbench.config.schema import AdapterConfig
 from workbench.engine.blocks.discovery import find_units
 from workbench.errors import ConfigurationError
-from workbench.model.adapter import (
-    AdapterUnits,
-    add_adapter,
-    store_base_as,
-)
-from workbench.model.adapter_targets import find_targets, remarks
+from workbench.model.adapter import AdapterUnits, add_adapter, find_targets, store_base_as, target_warnings
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
-from workbench.model.folder import save_model
+from workbench.model.saving import save_model
 
 FAMILIES = ("gpt2", "llama", "mixtral", "opt")
 IDS = torch.arange(12).view(1, 12)
@@ -138,12 +133,12 @@ def test_a_name_that_means_no_linear_layer_is_refused_with_those_that_do(
 
 def test_what_gets_no_adapter_and_what_cannot_be_merged_is_told() -> None:
     model = meta("mixtral")
-    [fused] = remarks(model, find_targets(model))
+    [fused] = target_warnings(model, find_targets(model))
     assert "3 modules of the blocks" in fused and "MixtralExperts" in fused
     model = meta("gpt2")
-    [tied] = remarks(model, find_targets(model, ["lm_head"]))
+    [tied] = target_warnings(model, find_targets(model, ["lm_head"]))
     assert "lm_head shares its matrix with transformer.wte" in tied and "cannot be merged" in tied
-    assert not list(remarks(model, find_targets(model)))
+    assert not list(target_warnings(model, find_targets(model)))
 
 
 def test_the_base_is_stored_narrow_and_the_adapter_in_fp32() -> None:

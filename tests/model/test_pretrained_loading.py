@@ -16,11 +16,11 @@ from saved_families import MODERN, SETTINGS, build, same_bytes, tensors_in
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks.discovery import find_units
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model import conversion, safetensors_reading
-from workbench.model.build import UnitInitializer, build_on_meta
-from workbench.model.folder import save_model
+from workbench.model import conversion
+from workbench.model.build import build_on_meta
 from workbench.model.loading import PretrainedUnits
-from workbench.model.pretrained import files_in, find_pretrained, pretrained_config
+from workbench.model.pretrained import files_in, pretrained_config
+from workbench.model.saving import save_model
 
 SETTINGS = {
     **SETTINGS,
@@ -92,19 +92,15 @@ def test_every_tensor_of_a_family_is_the_one_that_transformers_loads(
         assert [name for name in other if not same_bytes(mine[name].to(narrow), other[name])] == []
 
 
-def test_both_of_the_models_ways_to_fuse_experts_are_gone_without_transformers_own_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joined_experts_are_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("mixtral", tmp_path)
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("experts were put together in a second copy")
-
     model = on_meta(tmp_path)
     units = PretrainedUnits(model, files_in(tmp_path, ""), 1)
-    monkeypatch.setattr(conversion.Conversion, "convert", refuse)
+    cat, joined = torch.cat, []
+    monkeypatch.setattr(torch, "cat", lambda *args, **kwargs: joined.append(args) or cat(*args, **kwargs))
     for unit in find_units(model):
         units(unit)
+    assert joined == []
     theirs = reference(tmp_path).state_dict()
     assert all(same_bytes(tensor, theirs[name]) for name, tensor in model.state_dict().items())
 
@@ -113,7 +109,13 @@ def test_what_only_transformers_can_put_together_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved("mixtral", tmp_path)
-    monkeypatch.setattr(conversion.Conversion, "_join", lambda _: None)
+
+    def convert(own: Any, model: Any, read: Any) -> Any:
+        if own.converter is None:
+            return {own.first: read(own.sources[0][0])}
+        return own.convert(model, [read(stored) for stored, _ in own.sources])
+
+    monkeypatch.setattr(conversion.Conversion, "carry_out", convert)
     model, _ = loaded(tmp_path)
     theirs = reference(tmp_path).state_dict()
     assert all(same_bytes(tensor, theirs[name]) for name, tensor in model.state_dict().items())
@@ -327,20 +329,34 @@ def test_trainable_weights_that_are_overwritten_anyway_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = on_meta(saved("llama", tmp_path))
-    frozen = model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
     name = "model.layers.1.mlp.up_proj.weight"
-    read: list[str] = []
-    real = safetensors_reading.read_into
-    monkeypatch.setattr(
-        "workbench.model.loading.read_into",
-        lambda pairs: (read.extend(p.name for p, _ in pairs), real(pairs)),
-    )
+    model.get_parameter(name).requires_grad_(False)
     units = PretrainedUnits(model, files_in(tmp_path, ""), 1, blank=True)
+    read: list[str] = []
+    carry_out = conversion.Conversion.carry_out
+    monkeypatch.setattr(
+        conversion.Conversion,
+        "carry_out",
+        lambda own, *rest: read.append(own.first) or carry_out(own, *rest),
+    )
     for unit in find_units(model):
         units(unit)
-    assert read == [name] and frozen.is_meta
+    assert read == [name]
     assert torch.equal(model.get_parameter(name), reference(tmp_path).get_parameter(name))
     assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_frozen_weights_do_not_depend_on_their_files_any_more(tmp_path: Path) -> None:
+    model = on_meta(saved("llama", tmp_path)).requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    expected = {name: tensor.clone() for name, tensor in reference(tmp_path).state_dict().items()}
+    units = PretrainedUnits(model, files_in(tmp_path, ""), 1)
+    for unit in find_units(model):
+        units(unit)
+    model.lm_head = torch.nn.Identity()
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.write(b"\0" * (tmp_path / "model.safetensors").stat().st_size)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_transformers_that_keeps_its_rules_elsewhere_is_named(
@@ -352,24 +368,3 @@ def test_a_transformers_that_keeps_its_rules_elsewhere_is_named(
     )
     with pytest.raises(WorkbenchError, match=r"does not tell how its models are loaded.*5\.17 to 5\.23"):
         loaded(tmp_path)
-
-
-def test_a_whole_initialisation_is_what_it_was_without_files() -> None:
-    models = [build_on_meta(build("gpt2").config) for _ in range(2)]
-    initializers = [UnitInitializer(model, 3) for model in models]
-    for unit in find_units(models[0]):
-        initializers[0](unit)
-    for unit in find_units(models[1]):
-        initializers[1].initialize(unit, list(unit.parameters))
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True)
-    )
-
-
-def test_a_folder_is_found_without_the_hub_being_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "workbench.model.hub", None)
-    files = find_pretrained(str(saved("gpt2", tmp_path, size="20KB")))
-    assert len(files.weights) > 2 and files.index is not None

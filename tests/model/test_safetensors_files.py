@@ -95,16 +95,16 @@ def test_names_of_any_letters_have_room_in_the_header(tmp_path: Path) -> None:
 def test_what_was_not_awaited_is_refused(tmp_path: Path) -> None:
     files = SafetensorsFiles(tmp_path, {"a": (2,)})
     for tensors in ({"b": torch.zeros(2)}, {"a": torch.zeros(3)}, {"a": torch.zeros(2, 1)}):
-        assert not files.await_all(tensors)
+        assert not files.awaits(tensors)
         with (
             pytest.raises(ValueError, match="is not awaited"),
             SafetensorsFiles(tmp_path, {"a": (2,)}) as other,
         ):
             other.add(tensors)
-    assert files.await_all({"a": torch.zeros(2)})
+    assert files.awaits({"a": torch.zeros(2)})
     with files:
         files.add({"a": torch.zeros(2)})
-        assert not files.await_all({"a": torch.zeros(2)})
+        assert not files.awaits({"a": torch.zeros(2)})
         with pytest.raises(ValueError, match="tensor a of shape"):
             files.add({"a": torch.zeros(2)})
 

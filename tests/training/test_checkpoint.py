@@ -17,7 +17,7 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.engine.storage.disk_files import DiskError
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model import folder
+from workbench.model import saving
 from workbench.runs.checkpoints import (
     BestStep,
     DamagedFileError,
@@ -290,7 +290,7 @@ def test_a_flipped_bit_in_a_model_file_is_found_before_anything_is_read_from_the
 def test_model_files_are_held_to_their_checksums_also_where_there_are_several(
     trained: tuple[Any, OffloadEngine], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder.save_model, "__kwdefaults__", {"largest_file_bytes": 6_000})
+    monkeypatch.setattr(saving.save_model, "__kwdefaults__", {"largest_file_bytes": 6_000})
     path = save(root, 3, trained)
     weights = sorted(path.glob("model-*.safetensors"))
     assert len(weights) > 2

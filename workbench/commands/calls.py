@@ -72,10 +72,10 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     from workbench.commands.export import export
-    from workbench.export.export import Wish, parse_size
+    from workbench.export.export import ExportOptions, parse_size
 
     largest = arguments.max_shard_size
-    wish = Wish(
+    options = ExportOptions(
         dtype=arguments.dtype,
         merge=arguments.merge,
         largest_file_bytes=None if largest is None else parse_size(largest),
@@ -87,21 +87,23 @@ def export(arguments: argparse.Namespace) -> int:
         arguments.runs,
         step=arguments.step,
         best=arguments.best,
-        wish=wish,
+        options=options,
         as_json=arguments.json,
     )
 
 
 def sample(arguments: argparse.Namespace) -> int:
     from workbench.commands.sample import sample
-    from workbench.export.manner import Manner
+    from workbench.export.generate import SamplingParams
 
-    manner = Manner(arguments.tokens, arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed)
+    params = SamplingParams(
+        arguments.tokens, arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed
+    )
     return sample(
         arguments.run,
         arguments.runs,
         prompt=arguments.prompt,
-        manner=manner,
+        params=params,
         step=arguments.step,
         best=arguments.best,
         chat=arguments.chat,

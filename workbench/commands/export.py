@@ -7,18 +7,25 @@ import sys
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE
-from workbench.export.export import Wish, wanted_step
+from workbench.export.export import ExportOptions, wanted_step
 from workbench.export.export import export as export_model
 from workbench.runs import RunDirectory, runs_root
 
 
 def export(
-    name: str, target: Path, root: Path | None, *, step: int | None, best: bool, wish: Wish, as_json: bool
+    name: str,
+    target: Path,
+    root: Path | None,
+    *,
+    step: int | None,
+    best: bool,
+    options: ExportOptions,
+    as_json: bool,
 ) -> int:
     """Export the run called `name` into `target`, which is printed. Raises what `workbench.export` raises."""
     run = RunDirectory.find(runs_root(root), name)
-    step = wanted_step(run, step, best=best, verb="export")
-    exported = export_model(run, target, step=step, wish=wish, tell=_tell)
+    step = wanted_step(run, step, best=best, command="export")
+    exported = export_model(run, target, step=step, options=options, log=_tell)
     if as_json:
         print(
             json.dumps(
@@ -26,13 +33,13 @@ def export(
                     "path": str(exported.path),
                     "step": exported.step,
                     "bytes": exported.bytes,
-                    "looked_at": exported.looked_at,
+                    "checked": exported.checked,
                 }
             )
         )
     else:
         print(exported.path)
-        _tell(f"the model of step {exported.step:,}, {exported.bytes / 2**20:,.1f} MiB; {exported.looked_at}")
+        _tell(f"the model of step {exported.step:,}, {exported.bytes / 2**20:,.1f} MiB; {exported.checked}")
     return EXIT_DONE
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.errors import EXIT_DONE, WorkbenchError
 from workbench.export.export import checkpoints, wanted_step
-from workbench.export.manner import Manner
+from workbench.export.generate import SamplingParams, generate
 from workbench.runs import RunDirectory, runs_root
 from workbench.runs.checkpoints import DamagedFileError, check_model_files
 
@@ -20,7 +20,7 @@ def sample(
     root: Path | None,
     *,
     prompt: str | None,
-    manner: Manner,
+    params: SamplingParams,
     step: int | None = None,
     best: bool = False,
     chat: bool = False,
@@ -36,9 +36,9 @@ def sample(
         ConfigurationError: the run, the checkpoint or an option is wrong.
         WorkbenchError: the model does not fit in memory.
     """
-    manner.check()
+    params.check()
     run = RunDirectory.find(runs_root(root), name)
-    step = wanted_step(run, step, best=best, verb="sample")
+    step = wanted_step(run, step, best=best, command="sample")
     text = sys.stdin.read() if prompt == "-" else prompt
     damaged: list[str] = []
 
@@ -47,11 +47,9 @@ def sample(
         _tell(f"warning: {message}")
 
     for saved in checkpoints(run, step, "sample", damaged, passed_over):
-        from workbench.export.speaking import speak
-
         try:
             check_model_files(saved)
-            speak(run, saved, text, manner, chat=chat, device=device, tell=_tell)
+            generate(run, saved, text, params, chat=chat, device=device, log=_tell)
         except DamagedFileError as error:
             passed_over(f"checkpoint {saved.path.name} is passed over: {error}")
             continue

@@ -1,7 +1,7 @@
-"""What comes out of a run: a checkpoint's model as a folder of its own, without the state that only resuming needs.
+"""Export a checkpoint's model into a folder of its own, without the state that only resuming needs.
 
-As it was saved, in another dtype, in files of another size, or with its adapter merged into the weights; and looked at
-by loading it. No torch when imported (`workbench.export` has what needs it).
+As it was saved, in another dtype, in files of another size, or with its adapter merged into the weights; and checked
+by loading it. Imports no torch until a model has to be changed or checked.
 
 Invariant: the target is there whole or not at all, and nothing that was there before is touched.
 """
@@ -26,30 +26,31 @@ from workbench.runs.checkpoints import (
     find_checkpoints,
     read_best,
 )
+from workbench.system.files import sync_folder
 from workbench.system.folders import expanded
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""What `dtype` may be, and torch's name for it."""
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+"""The values of `--dtype`, and torch's names for them."""
+SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A model that was exported. `looked_at`: how it was found to be right, a sentence."""
+    """A model that was exported. `checked`: how it was found to be right, a sentence."""
 
     path: Path
     step: int
     bytes: int
-    looked_at: str = ""
+    checked: str = ""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is to come of a checkpoint. `dtype`: of the weights, a key of `DTYPES`; None leaves it, and for a merged
-    adapter takes the run's own. `merge`: the adapter into the weights of its base. `largest_file_bytes`: None leaves
-    the files as they are. `check`: load what was written and compare its logits."""
+class ExportOptions:
+    """`dtype`: of the weights, a key of `DTYPES`; None leaves it, and for a merged adapter takes the run's own.
+    `merge`: the adapter into the weights of its base. `largest_file_bytes`: None leaves the files as they are.
+    `check`: load the result and compare its logits."""
 
     dtype: str | None = None
     merge: bool = False
@@ -58,6 +59,7 @@ class Wish:
 
     @property
     def is_copy(self) -> bool:
+        """Return True where the files are copied as they are."""
         return self.dtype is None and not self.merge and self.largest_file_bytes is None
 
 
@@ -66,45 +68,46 @@ def export(
     target: Path,
     *,
     step: int | None = None,
-    wish: Wish | None = None,
-    tell: Tell = lambda _: None,
+    options: ExportOptions | None = None,
+    log: Log = lambda _: None,
 ) -> Exported:
     """Write the model of a checkpoint of `run`, the newest whole one or that of `step`, into the new folder `target`.
 
-    `tell` hears of checkpoints that are passed over, and of what takes a while.
+    `log` gets a warning for each checkpoint that is passed over, and the progress.
 
     Raises:
-        ConfigurationError: the run has no such checkpoint, it cannot be had as wished, or `target` is there already and
+        ConfigurationError: the run has no such checkpoint, the options do not fit it, or `target` is there already and
             not an empty folder.
         WorkbenchError: it could not be written, or is not what the run has; nothing is left of it.
     """
-    wish = wish or Wish()
+    options = options or ExportOptions()
     target = expanded(target, "export").absolute()
-    _check_wish(wish)
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise ConfigurationError(f"--dtype {options.dtype}: expected one of {', '.join(DTYPES)}")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigurationError(f"export: {target} is there already; name a new or an empty folder")
     damaged: list[str] = []
 
-    def passed_over(message: str) -> None:
+    def pass_over(message: str) -> None:
         damaged.append(message)
-        tell(f"warning: {message}")
+        log(f"warning: {message}")
 
-    for saved in checkpoints(run, step, "export", damaged, passed_over):
+    for saved in checkpoints(run, step, "export", damaged, pass_over):
         try:
             check_model_files(saved)
             with _new_folder(target) as working:
-                looked_at = _write(run, saved, working, wish, tell)
+                checked = _write(run, saved, working, options, log)
                 size = sum(path.stat().st_size for path in working.iterdir())
-            return Exported(target, saved.step, size, looked_at)
+            return Exported(target, saved.step, size, checked)
         except DamagedFileError as error:
-            passed_over(f"checkpoint {saved.path.name} is passed over: {error}")
+            pass_over(f"checkpoint {saved.path.name} is passed over: {error}")
     raise ConfigurationError("; ".join([f"export: {run.name} has no checkpoint that is whole", *damaged]))
 
 
 def checkpoints(
-    run: RunDirectory, step: int | None, verb: str, damaged: list[str], warn: Tell
+    run: RunDirectory, step: int | None, command: str, damaged: list[str], warn: Log
 ) -> Iterator[SavedStep]:
-    """The checkpoints of `run` that look whole, the newest first; only that of `step` where one is named.
+    """Yield the checkpoints of `run` that look whole, the newest first; only that of `step` where one is named.
 
     Raises:
         ConfigurationError: there is none; `damaged` are the sentences about others.
@@ -120,11 +123,13 @@ def checkpoints(
     if not found:
         what = "no checkpoint" if step is None else f"no checkpoint of step {step:,}"
         there = f"; there are those of step {', '.join(others)}" if others else ""
-        raise ConfigurationError("; ".join([f"{verb}: {run.name} has {what}{there}", *damaged]))
+        raise ConfigurationError("; ".join([f"{command}: {run.name} has {what}{there}", *damaged]))
 
 
-def wanted_step(run: RunDirectory, step: int | None, *, best: bool, verb: str) -> int | None:
-    """The step of the checkpoint that is asked for; None for the newest. `best`: with the lowest validation loss.
+def wanted_step(run: RunDirectory, step: int | None, *, best: bool, command: str) -> int | None:
+    """Return the step of the checkpoint that is asked for; None for the newest.
+
+    `best`: the checkpoint with the lowest validation loss.
 
     Raises:
         ConfigurationError: both are asked for, or the run has kept no best one.
@@ -132,23 +137,23 @@ def wanted_step(run: RunDirectory, step: int | None, *, best: bool, verb: str) -
     if not best:
         return step
     if step is not None:
-        raise ConfigurationError(f"{verb}: --best and --step {step} name a checkpoint each; leave one out")
+        raise ConfigurationError(f"{command}: --best and --step {step} name a checkpoint each; leave one out")
     found = read_best(run.checkpoints)
     if found is None:
         raise ConfigurationError(
-            f"{verb}: {run.name} has kept no best checkpoint; it does with checkpoint.keep_best = true"
+            f"{command}: {run.name} has kept no best checkpoint; it does with checkpoint.keep_best = true"
         )
     return found.step
 
 
 def parse_size(text: str) -> int:
-    """Bytes from "5GB", "512 MiB" or a plain number.
+    """Return the bytes of "5GB", "512 MiB" or a plain number.
 
     Raises:
         ConfigurationError: it is neither, or less than a megabyte.
     """
     parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = UNITS.get(parts[2].upper().removesuffix("YTES") if parts else "?")
+    unit = SIZES.get(parts[2].upper().removesuffix("YTES") if parts else "?")
     if parts is None or unit is None:
         raise ConfigurationError(f"--max-shard-size {text}: expected a size such as 5GB or 500MB")
     size = int(float(parts[1]) * unit)
@@ -157,67 +162,55 @@ def parse_size(text: str) -> int:
     return size
 
 
-def _check_wish(wish: Wish) -> None:
-    if wish.dtype is not None and wish.dtype not in DTYPES:
-        raise ConfigurationError(f"--dtype {wish.dtype}: expected one of {', '.join(DTYPES)}")
-
-
-def _write(run: RunDirectory, saved: SavedStep, working: Path, wish: Wish, tell: Tell) -> str:
-    """Fill `working`; how it was found to be right.
+def _write(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOptions, log: Log) -> str:
+    """Fill `working`; return how it was found to be right.
 
     Raises:
         DamagedFileError: a file of the checkpoint is not what was saved.
     """
-    names = list(saved.manifest["model_files"])
-    adapter = "adapter_config.json" in names
-    if wish.merge and not adapter:
+    sizes = saved.manifest["model_files"]
+    if options.merge and "adapter_config.json" not in sizes:
         raise ConfigurationError(f"export: {run.name} trained no adapter; leave --merge out")
-    if wish.is_copy:
-        _check_room(working, sum(saved.manifest["model_files"].values()))
-        for name in names:
+
+    def check_room(size: int) -> None:
+        free = shutil.disk_usage(working).free
+        if free < size:
+            raise WorkbenchError(
+                f"export: {working.parent} has no room: the model takes {size / 2**20:,.0f} MiB and "
+                f"{free / 2**20:,.0f} MiB are free"
+            )
+
+    if options.is_copy:
+        check_room(sum(sizes.values()))
+        for name in sizes:
             shutil.copyfile(saved.path / name, working / name)
     else:
-        from workbench.export.writing import write_changed
+        from workbench.export.weights import write_changed
 
-        write_changed(run, saved, working, wish, lambda size: _check_room(working, size), tell)
-    if not wish.check:
-        return "not looked at"
-    from workbench.export.checking import check_export
+        write_changed(run, saved, working, options, check_room, log)
+    if not options.check:
+        return "not checked"
+    from workbench.export.check import check_export
 
-    return check_export(run, saved, working, wish, tell)
-
-
-def _check_room(working: Path, size: int) -> None:
-    free = shutil.disk_usage(working).free
-    if free < size:
-        raise WorkbenchError(
-            f"export: {working.parent} has no room: the model takes {size / 2**20:,.0f} MiB and "
-            f"{free / 2**20:,.0f} MiB are free"
-        )
+    return check_export(run, saved, working, options, log)
 
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place when it is full, and is gone where that fails."""
+    """Yield a folder beside `target` that takes its place when it is full, and is gone where that fails."""
     working = target.with_name(f".{target.name}-{secrets.token_hex(4)}.partial")
     try:
         working.mkdir(parents=True)
         yield working
         for path in working.iterdir():
-            _sync(path)
-        _sync(working)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(working)
         if target.exists():
             target.rmdir()
         working.rename(target)
+        sync_folder(target.parent)
     except OSError as error:
         raise WorkbenchError(f"export: {target} could not be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(working, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

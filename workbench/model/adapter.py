@@ -1,7 +1,7 @@
 """LoRA adapters (Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021), put on a model through peft.
 
 The model is adapted on the meta device, in place, and its own weights are frozen; `AdapterUnits` then gives one unit
-at a time real values. Which layers get an adapter is decided by the module tree, never by a model's name.
+at a time real values. The layers that get an adapter are found in the module tree, never by a model's name.
 
 Invariant: the frozen weights are, parameter by parameter, those that the model would have without its adapter, and an
 adapter's first values depend on (seed, unit) alone.
@@ -10,11 +10,11 @@ adapter's first values depend on (seed, unit) alone.
 from __future__ import annotations
 
 import copy
-import hashlib
+import difflib
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +22,106 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config.schema import AdapterConfig
-from workbench.engine.blocks.discovery import FoundUnit, find_units
+from workbench.engine.blocks.discovery import FoundUnit, find_blocks, find_units
 from workbench.errors import ConfigurationError
-from workbench.model.adapter_targets import find_targets, remarks, title_of
+from workbench.model.build import seeded
 
 NAME = "default"
-"""What peft calls an adapter that nobody named."""
+"""The name that peft gives an adapter without one."""
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Modules that get an adapter. `names`: as peft matches them, by the end of a module's path; `excluded`: paths that
+    match and get none; `fused`: paths of modules of the blocks whose matrices are no linear layers."""
+
+    names: tuple[str, ...]
+    paths: tuple[str, ...]
+    excluded: tuple[str, ...]
+    fused: tuple[str, ...]
+
+
+def find_targets(model: nn.Module, wanted: Sequence[str] = ()) -> Targets:
+    """Return the modules of `model` that `wanted` names; where it is empty, every linear layer of the blocks.
+
+    Raises:
+        ConfigurationError: nothing has such a name, what has it cannot be adapted, or the blocks have no linear layer.
+    """
+    modules = dict(model.named_modules())
+    inside = {
+        f"{name}.{path}".rstrip("."): module
+        for name, block in find_blocks(model).items()
+        for path, module in block.named_modules()
+    }
+    linear = [path for path, module in inside.items() if _is_linear(module)]
+    fused = tuple(path for path, module in inside.items() if _is_fused(module))
+    if not wanted:
+        if not linear:
+            raise ConfigurationError(
+                f"[adapter]: {_title(model)} has no linear layer in repeated blocks; name modules in adapter.targets"
+            )
+        names = tuple(dict.fromkeys(path.rpartition(".")[2] for path in linear))
+        others = tuple(path for path in modules if _is_called(path, names) and path not in linear)
+        return Targets(names, tuple(linear), others, fused)
+    paths: list[str] = []
+    excluded: list[str] = []
+    for name in wanted:
+        matched = [path for path in modules if _is_called(path, (name,))]
+        able = [path for path in matched if _can_adapt(modules[path])]
+        if not able:
+            raise ConfigurationError(_wrong_target(model, name, matched, linear))
+        paths += able
+        excluded += [path for path in matched if path not in able]
+    return Targets(
+        tuple(dict.fromkeys(wanted)), tuple(dict.fromkeys(paths)), tuple(dict.fromkeys(excluded)), fused
+    )
+
+
+def target_warnings(model: nn.Module, targets: Targets) -> Iterator[str]:
+    """Yield what a user should know of the modules that get an adapter, and of those that get none."""
+    if targets.fused:
+        path = targets.fused[0]
+        kind = type(model.get_submodule(path)).__name__
+        yield (
+            f"warning: adapter: {len(targets.fused)} modules of the blocks (the first is {path}, a {kind}) hold their "
+            "matrices in one tensor, which is no linear layer: they get no adapter and stay as they are"
+        )
+    for path, other in shared_targets(model, targets):
+        yield (
+            f"warning: adapter.targets: {path} shares its matrix with {other}, which keeps it as it is: this "
+            "adapter cannot be merged into the model"
+        )
+
+
+def shared_targets(model: nn.Module, targets: Targets) -> list[tuple[str, str]]:
+    """Return (path, other path) for each target whose matrix another module holds too."""
+    places: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append(path)
+    weights: dict[str, Any] = {path: model.get_submodule(path).weight for path in targets.paths}
+    others = {path: [o for o in places[id(weight)] if o != path] for path, weight in weights.items()}
+    return [(path, found[0]) for path, found in others.items() if found]
 
 
 def require_peft() -> Any:
-    """The module `peft`.
+    """Return the module `peft`.
 
     Raises:
         ConfigurationError: it is not installed, or too old for this transformers.
     """
     try:
         peft = importlib.import_module("peft")
+        oldest = getattr(
+            importlib.import_module("transformers.integrations.peft"), "MIN_PEFT_VERSION", "0.17.0"
+        )
         checks: Any = importlib.import_module("transformers.utils")
-        checks.check_peft_version(min_version=_oldest_peft())
+        checks.check_peft_version(min_version=str(oldest))
     except ImportError as error:
         raise ConfigurationError(
             f'[adapter]: adapters need peft ({error}); pip install "workbench[peft]", or leave the table out'
@@ -53,27 +131,22 @@ def require_peft() -> Any:
     return peft
 
 
-def _oldest_peft() -> str:
-    integration: Any = importlib.import_module("transformers.integrations.peft")
-    return str(getattr(integration, "MIN_PEFT_VERSION", "0.17.0"))
-
-
 def add_adapter(
-    model: nn.Module, adapter: AdapterConfig, *, base: str = "", revision: str = "", tell: Tell | None = None
+    model: nn.Module, adapter: AdapterConfig, *, base: str = "", revision: str = "", log: Log | None = None
 ) -> nn.Module:
-    """Freeze `model` (on the meta device) and put an adapter on it, in place; returns the model as it was.
+    """Freeze `model` (on the meta device) and put an adapter on it, in place; return a copy of it as it was.
 
-    `base`, `revision`: where its weights come from, which is written beside a saved adapter. `tell` hears of matrices
-    that get none.
+    `base`, `revision`: the origin of its weights, which is written beside a saved adapter. `log` gets a warning for
+    matrices without an adapter.
 
     Raises:
         ConfigurationError: peft is missing, or `adapter` names what is not there.
     """
     peft = require_peft()
     targets = find_targets(model, adapter.targets)
-    if tell is not None:
-        for sentence in remarks(model, targets):
-            tell(sentence)
+    if log is not None:
+        for sentence in target_warnings(model, targets):
+            log(sentence)
     plain = copy.deepcopy(model)
     model.requires_grad_(False)
     settings = peft.LoraConfig(
@@ -92,15 +165,13 @@ def add_adapter(
             warnings.simplefilter("ignore")  # that a Conv1D keeps its matrix the other way round
             peft.inject_adapter_in_model(settings, model, NAME, low_cpu_mem_usage=True)
     except ValueError as error:
-        raise ConfigurationError(f"[adapter]: {title_of(model)} takes no such adapter: {error}") from error
+        raise ConfigurationError(f"[adapter]: {_title(model)} takes no such adapter: {error}") from error
     adapted: Any = model
-    found = [path for path, module in model.named_modules() if _is_adapted(module)]
-    if sorted(found) != sorted(targets.paths) or getattr(
-        adapted.peft_config[NAME], "target_parameters", None
-    ):
-        odd = next(iter(set(found).symmetric_difference(targets.paths)), "parameters")
+    odd = {path for path, module in model.named_modules() if _is_adapted(module)} ^ set(targets.paths)
+    if odd or getattr(adapted.peft_config[NAME], "target_parameters", None):
         raise ConfigurationError(
-            f"[adapter]: peft and {title_of(model)} do not agree on {odd}: name adapter.targets"
+            f"[adapter]: peft and {_title(model)} do not agree on {min(odd, default='parameters')}: "
+            "name adapter.targets"
         )
     # What saves the model looks at this, to save the adapter alone.
     adapted._hf_peft_config_loaded = True
@@ -127,7 +198,7 @@ class AdapterUnits:
 
     Args:
         model: adapted by `add_adapter`.
-        plain: what that returned.
+        plain: the copy that `add_adapter` returned.
         base: gives a unit of `plain` real values.
         seed: of the adapter's first values, which are fp32 and drawn as peft draws them.
     """
@@ -138,13 +209,12 @@ class AdapterUnits:
         self._base = base
         self._seed = seed
         self._plain = {unit.name: unit for unit in find_units(plain)}
-        adapted = {name: (path, module) for name, path, module in _base_modules(model)}
-        self._pairs = [(module, adapted[name][1]) for name, module in plain.named_modules()]
+        paths = {module: _adapted_path(model, name) for name, module in plain.named_modules()}
+        self._pairs = [(module, model.get_submodule(path)) for module, path in paths.items()]
         self._untie()
-        paths = {id(module): adapted[name][0] for name, module in plain.named_modules()}
         self._names = {
             unit.name: {
-                name: f"{paths[id(places[0].module)]}.{places[0].attribute}".lstrip(".")
+                name: f"{paths[places[0].module]}.{places[0].attribute}".lstrip(".")
                 for name, places in unit.owners.items()
             }
             for unit in self._plain.values()
@@ -170,8 +240,9 @@ class AdapterUnits:
         for name, parameter in list(unit.parameters.items()):
             if parameter.is_meta:
                 unit.replace(name, nn.Parameter(torch.empty(parameter.shape), requires_grad=True))
-        with _drawn_from(self._seed, f"{unit.name}/adapter"), torch.no_grad():
-            for layer in self._layers_of(unit):
+        found = (self._layers.get(id(module)) for module in unit.modules())
+        with seeded(self._seed, f"{unit.name}/adapter"), torch.no_grad():
+            for layer in {id(layer): layer for layer in found if layer is not None}.values():
                 layer.reset_lora_parameters(NAME, True)
 
     def _untie(self) -> None:
@@ -185,13 +256,8 @@ class AdapterUnits:
                 if known.setdefault(id(there), id(parameter)) != id(parameter):
                     target._parameters[name] = nn.Parameter(torch.empty_like(there), requires_grad=False)
 
-    def _layers_of(self, unit: FoundUnit) -> list[Any]:
-        """The LoRA layers whose adapters are the unit's, each once."""
-        found = (self._layers.get(id(module)) for module in unit.modules())
-        return list({id(layer): layer for layer in found if layer is not None}.values())
-
     def _move_buffers(self) -> None:
-        """Buffers of the plain model that have values now."""
+        """Put the plain model's buffers that have values by now into the adapted one."""
         for source, target in self._pairs:
             for name, buffer in source._buffers.items():
                 there = target._buffers.get(name)
@@ -200,12 +266,12 @@ class AdapterUnits:
 
 
 def adapter_layers(modules: Iterable[nn.Module]) -> list[Any]:
-    """peft's LoRA layers among `modules`, each once."""
+    """Return peft's LoRA layers among `modules`, each once."""
     return list({id(module): module for module in modules if _is_adapted(module)}.values())
 
 
 def adapter_file_names(model: nn.Module) -> dict[str, str]:
-    """For each parameter of the adapter, by its name in `model`, what it is called in the file of a saved adapter."""
+    """Return the name in the file of a saved adapter of each of its parameters, by the name in `model`."""
     peft = require_peft()
     whole = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -218,18 +284,10 @@ def adapter_file_names(model: nn.Module) -> dict[str, str]:
     return {known[id(tensor)]: f"base_model.model.{name}" for name, tensor in kept.items()}
 
 
-def is_saved_here(model: nn.Module) -> bool:
-    """Whether `save_adapter` can save it: a transformers model with one adapter, put on it in place."""
-    from transformers import PreTrainedModel
-
-    return isinstance(model, PreTrainedModel) and list(getattr(model, "peft_config", ())) == [NAME]
-
-
 def save_adapter(model: nn.Module, units: Iterable[dict[str, Tensor]], folder: Path) -> None:
-    """Write the adapter alone, as `PeftModel.from_pretrained` loads it, into `folder`.
+    """Write the adapter that `add_adapter` put on `model`, as `PeftModel.from_pretrained` loads it, into `folder`.
 
-    `units` gives the parameters by their names in `model`. What of the base peft might save along with it, for which
-    it would ask the hub, is left out: the base's own files have it.
+    `units` gives the parameters by their names in `model`. Nothing of the base is written, its own files have it.
 
     Raises:
         ValueError: `units` lacks a parameter of the adapter.
@@ -257,43 +315,66 @@ def save_adapter(model: nn.Module, units: Iterable[dict[str, Tensor]], folder: P
     described.save_pretrained(str(folder))
 
 
-@contextmanager
-def _drawn_from(seed: int, name: str) -> Iterator[None]:
-    """Random numbers of their own, which depend on (`seed`, `name`) alone."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-        yield
-
-
 def _is_adapted(module: nn.Module) -> bool:
     layers: Any = importlib.import_module("peft.tuners.lora")
     return isinstance(module, layers.LoraLayer)
 
 
-def _base_modules(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """(its path without adapters, its path, module) for every module that was there before the adapters."""
-    layers: set[str] = set()
-    for path, module in model.named_modules():
-        parent, _, last = path.rpartition(".")
-        if any(path.startswith(f"{layer}.") for layer in _prefixes(path, layers)):
-            if parent in layers and last == "base_layer":
-                yield parent, path, module
-        elif _is_adapted(module):
-            layers.add(path)
-        else:
-            yield path, path, module
+def _adapted_path(model: nn.Module, path: str) -> str:
+    """Return the path in the adapted `model` of the module that was at `path` before."""
+    return f"{path}.base_layer" if _is_adapted(model.get_submodule(path)) else path
 
 
-def _prefixes(path: str, among: set[str]) -> Iterator[str]:
-    end = path.rfind(".")
-    while end > 0:
-        if path[:end] in among:
-            yield path[:end]
-        end = path.rfind(".", 0, end)
+def _is_linear(module: nn.Module) -> bool:
+    """Return True for a module that multiplies by one matrix: a Linear, or the Conv1D of transformers."""
+    from transformers.pytorch_utils import Conv1D
+
+    return any(
+        isinstance(module, kind) and type(module).forward is kind.forward for kind in (nn.Linear, Conv1D)
+    )
+
+
+def _is_fused(module: nn.Module) -> bool:
+    """Return True for a module that holds several matrices in one tensor, as fused experts do."""
+    several = any(p is not None and p.dim() >= 3 for p in module._parameters.values())
+    return several and not isinstance(module, nn.modules.conv._ConvNd)
+
+
+def _can_adapt(module: nn.Module) -> bool:
+    return _is_linear(module) or type(module) is nn.Embedding
+
+
+def _is_called(path: str, names: Sequence[str]) -> bool:
+    """Return True where peft would match the module at `path` by one of `names`."""
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def _wrong_target(model: nn.Module, name: str, matched: Sequence[str], linear: Sequence[str]) -> str:
+    able = list(dict.fromkeys(path.rpartition(".")[2] for path in linear))
+    layers = (
+        f"the linear layers of its blocks are {', '.join(able)}"
+        if able
+        else "its blocks have no linear layer"
+    )
+    if matched:
+        module = model.get_submodule(matched[0])
+        why = "holds its matrices in one tensor" if _is_fused(module) else "is no linear layer"
+        return f'adapter.targets: "{name}" of {_title(model)} is a {type(module).__name__}, which {why}; {layers}'
+    others = [path.rpartition(".")[2] for path, module in model.named_modules() if _can_adapt(module)]
+    near = difflib.get_close_matches(name, dict.fromkeys([*able, *others]), n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    if name == "all-linear":
+        hint = "; leave the array empty for that"
+    return f'adapter.targets: {_title(model)} has no module "{name}"{hint} ({layers})'
+
+
+def _title(model: nn.Module) -> str:
+    config: Any = getattr(model, "config", None)
+    kind = getattr(config, "model_type", None)
+    return f"the {kind} model" if kind else type(model).__name__
 
 
 def _lasting_name(base: str) -> str:
-    """A folder by its absolute path, so that the adapter finds it from anywhere; a hub id as it is."""
+    """Return a folder's absolute path, by which the adapter finds it from anywhere; a hub id as it is."""
     folder = Path(base).expanduser()
     return str(folder.resolve()) if base and folder.is_dir() else base

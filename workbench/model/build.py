@@ -11,18 +11,18 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workbench.engine.blocks.discovery import FoundUnit, find_blocks
 from workbench.errors import ConfigurationError
-from workbench.model.constructed import ConstructedValues, mark
 
 
 def model_config(architecture: str, settings: dict[str, Any]) -> Any:
-    """The transformers configuration of `architecture` with `settings` on top of its defaults.
+    """Return the transformers configuration of `architecture` with `settings` on top of its defaults.
 
     Raises:
         ConfigurationError: transformers has no such causal language model, knows no such setting, or refuses a value.
@@ -61,7 +61,7 @@ def model_config(architecture: str, settings: dict[str, Any]) -> Any:
 
 
 def build_on_meta(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
-    """The causal language model of `config` with every parameter on the meta device, in training mode.
+    """Return the causal language model of `config` with every parameter on the meta device, in training mode.
 
     Raises:
         ConfigurationError: transformers cannot build it from these settings.
@@ -93,7 +93,7 @@ class UnitInitializer:
     def __init__(self, model: nn.Module, seed: int) -> None:
         self._model: Any = model
         self._seed = seed
-        self._constructed = ConstructedValues(model)
+        self._names = {id(module): name for name, module in model.named_modules()}
         blocks = find_blocks(model).values()
         inside = {id(m) for block in blocks for m in block.modules()}
         self._outer = [m for m in _post_order(model) if id(m) not in inside]
@@ -101,35 +101,55 @@ class UnitInitializer:
             # The meta build marked everything as initialised.
             module.__dict__.pop("_is_hf_initialized", None)
         bare = [m for m in _post_order(model) if not any(p is not None for p in m._parameters.values())]
-        for module in (placed := [module for module in bare if _place_buffers(module)]):
-            self._initialize([module], "buffers")
-        self._tables = [module for module in placed if id(module) not in inside]
+        for module in bare:
+            if _place_buffers(module):
+                self._initialize([module], "buffers")
 
     def __call__(self, unit: FoundUnit) -> None:
-        """Replace the unit's meta parameters by initialised fp32 ones on the CPU."""
+        """Replace the unit's meta parameters by initialised fp32 ones on the CPU.
+
+        Raises:
+            ConfigurationError: the architecture leaves a value unset.
+        """
         self.initialize(unit, unit.parameters)
+        self.check_set(unit)
 
     def initialize(self, unit: FoundUnit, names: Collection[str]) -> None:
-        """Likewise those called `names` alone, and give the unit's modules their buffers.
+        """Do the same for the parameters called `names` alone, unchecked, and give the unit's modules their buffers.
 
         The others are passed over as transformers itself passes over what was loaded, and stay on the meta device,
         where whatever is drawn for them all the same costs nothing.
         """
         for name in list(names):
             parameter = unit.parameters[name]
-            memory = mark(torch.empty(parameter.shape, dtype=torch.float32))
+            memory = _unset(torch.empty(parameter.shape, dtype=torch.float32))
             unit.replace(name, nn.Parameter(memory, requires_grad=parameter.requires_grad))
         placed = [_place_buffers(module) for module in unit.modules()]
-        modules = self._modules_of(unit)
         if names or any(placed):
             for name, parameter in unit.parameters.items():
                 if name not in names:
                     parameter._is_hf_initialized = True  # type: ignore[attr-defined]
-            self._initialize(modules, unit.name)
-        self._constructed.fill(modules if unit.block is not None else [*self._tables, *modules])
+            self._initialize(self._modules_of(unit), unit.name)
+
+    def check_set(self, unit: FoundUnit) -> None:
+        """Refuse a unit of which neither the architecture's initialisation nor a file has set every value.
+
+        An architecture may set some only where its modules are made, which is lost on the meta device.
+
+        Raises:
+            ConfigurationError: naming the parameter or buffer.
+        """
+        modules = self._outer if unit.block is None else unit.block.modules()
+        buffers = {f"{self._names[id(m)]}.{name}": b for m in modules for name, b in m._buffers.items()}
+        for name, tensor in (*unit.parameters.items(), *buffers.items()):
+            if tensor is not None and not tensor.is_meta and _is_unset(tensor):
+                raise ConfigurationError(
+                    f"model: {type(self._model).__name__} sets {name} only where the whole model is made in memory, "
+                    "so it cannot be trained from random weights here; start from pretrained ones (model.pretrained)"
+                )
 
     def _modules_of(self, unit: FoundUnit) -> list[nn.Module]:
-        """Those whose initialisation sets the unit's parameters, children first."""
+        """Return the modules whose initialisation sets the unit's parameters, children first."""
         if unit.block is not None:
             return list(_post_order(unit.block))
         # A container may redraw what its children hold, so it comes after them.
@@ -137,11 +157,18 @@ class UnitInitializer:
         return [m for m in self._outer if id(m) in owners or any(id(c) in owners for c in m.children())]
 
     def _initialize(self, modules: Iterable[nn.Module], name: str) -> None:
-        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        with seeded(self._seed, name), torch.no_grad():
             for module in modules:
                 self._model._init_weights(module)
+
+
+@contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """Draw random numbers that depend on (`seed`, `name`) alone; the generator outside is left as it was."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        yield
 
 
 def check_positions(config: Any, sequence_length: int) -> None:
@@ -170,13 +197,29 @@ def _post_order(module: nn.Module, seen: set[int] | None = None) -> Iterator[nn.
 
 
 def _place_buffers(module: nn.Module) -> bool:
-    """Give a module's meta buffers memory; True where it has any."""
+    """Give a module's meta buffers memory; return True where it has any."""
     on_meta = {name: b for name, b in module._buffers.items() if b is not None and b.is_meta}
     for name, buffer in on_meta.items():
-        module._buffers[name] = mark(torch.empty_like(buffer, device="cpu"))
+        module._buffers[name] = _unset(torch.empty_like(buffer, device="cpu"))
     return bool(on_meta)
 
 
+def _unset(tensor: Tensor) -> Tensor:
+    """Return the tensor with NaN at both ends, which no initialisation writes."""
+    if tensor.is_floating_point() and tensor.numel():
+        flat = tensor.view(-1)
+        flat[0] = flat[-1] = torch.nan
+    return tensor
+
+
+def _is_unset(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return False
+    flat = tensor.detach().reshape(-1)
+    return bool(flat[0].isnan() or flat[-1].isnan())
+
+
 def brief(error: Exception) -> str:
+    """Return the first lines of an error's message as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[:3]) or type(error).__name__

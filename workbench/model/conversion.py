@@ -1,17 +1,17 @@
-"""Which tensors of the files become which of the model's: renamed, joined or cut as transformers itself does it.
+"""The tensors of the files become those of the model: renamed, joined or cut as transformers itself does it.
 
 transformers fuses what files hold apart (experts), renames, and puts a prefix on or takes it off. Its own rules are
-asked, with the names and shapes in the files' headers, before a byte of a weight is read; each `Conversion` can then be
+asked, with the names and shapes of the files' headers, before a byte of a weight is read; each `Conversion` can then be
 carried out by itself.
 
-Invariant: what a conversion gives is known, by name and shape, before it is carried out.
+Invariant: names and shapes of a conversion's result are known before it is carried out.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,117 +20,77 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model.build import brief
-from workbench.model.safetensors_reading import TensorInFile, read_into, room_for
+from workbench.model.safetensors_files import Read, StoredTensor
 
 
 @dataclass(eq=False)
 class Conversion:
     """Tensors of the files that become one or several of the model's together.
 
-    `sources`: with the pattern that each matched, in order. `converter`: transformers' own; None where one tensor goes
-    by another name at most. `first`: of the model's tensors. `targets`: the shapes of all, by name.
+    `sources`: with the pattern that each matched, in order. `converter`: transformers' own; None where a tensor is at
+    most renamed. `first`: the name of the first result. `targets`: the shapes of all results, by name.
     """
 
     first: str
     converter: Any = None
-    sources: list[tuple[TensorInFile, str]] = field(default_factory=list)
+    sources: list[tuple[StoredTensor, str]] = field(default_factory=list)
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def carry_out(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's tensors by name, in the dtype of the files, in memory of their own.
+    def carry_out(self, model: nn.Module, read: Read) -> dict[str, Tensor]:
+        """Return the model's tensors by name, in the dtype of the files; what is only renamed stays mapped.
 
         Raises:
-            WorkbenchError: a file cannot be read any more.
+            ConfigurationError: a file cannot be read any more.
         """
         if self.converter is None:
-            place = self.sources[0][0]
-            whole = room_for(place.shape, place.dtype)
-            read_into([(place, whole)])
-            return {self.first: whole}
-        joined = self._join()
-        if joined is not None:
-            return joined
-        tensors = [room_for(place.shape, place.dtype) for place, _ in self.sources]
-        read_into(zip((place for place, _ in self.sources), tensors, strict=True))
-        return self.convert(model, tensors)
+            return {self.first: read(self.sources[0][0])}
+        operations = [type(operation).__name__ for operation in self.converter.operations]
+        alike = len(self.targets) == 1 and len({stored.dtype for stored, _ in self.sources}) == 1
+        if alike and operations == ["MergeModulelist", "Concatenate"]:
+            return self._stack_and_join(read)
+        return self.convert(model, [read(stored) for stored, _ in self.sources])
 
     def convert(self, model: nn.Module, tensors: list[Tensor]) -> dict[str, Tensor]:
-        """Let transformers' converter work on `tensors`, one for each source, and let go of them; meta ones will do."""
+        """Return what transformers' converter makes of `tensors`, one for each source; meta tensors will do."""
         described: Any = model
         converter = copy.deepcopy(self.converter)
-        tensors.reverse()
-        for place, pattern in self.sources:
-            converter.add_tensor(self.first, place.name, pattern, tensors.pop())
+        for (stored, pattern), tensor in zip(self.sources, tensors, strict=True):
+            converter.add_tensor(self.first, stored.name, pattern, tensor)
         found = converter.convert(self.first, model=model, config=described.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
 
-    def _join(self) -> dict[str, Tensor] | None:
-        """The same where tensors are only put beside each other: each is read straight to where it goes.
-
-        None where the converter does more than that.
-        """
-        kinds = [type(operation).__name__ for operation in self.converter.operations]
-        by_pattern = self._by_pattern()
-        if len(self.targets) != 1 or len({place.dtype for place, _ in self.sources}) != 1:
-            return None
-        if kinds not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"], ["Concatenate"]):
-            return None
+    def _stack_and_join(self, read: Read) -> dict[str, Tensor]:
+        """Stack the tensors of each pattern and join the stacks in place: transformers would hold the experts twice."""
+        stack, join = self.converter.operations
         ((name, shape),) = self.targets.items()
-        whole = room_for(shape, self.sources[0][0].dtype)
-        last = self.converter.operations[-1]
-        stacked = self.converter.operations[0].dim if kinds[0] == "MergeModulelist" else None
-        pairs: list[tuple[TensorInFile, Tensor]] = []
+        whole = torch.empty(shape, dtype=self.sources[0][0].dtype)
         begin = 0
-        for places in by_pattern:
-            part = whole
-            if kinds[-1] == "Concatenate":
-                size = sum(place.shape[last.dim] for place in places)
-                if stacked is not None:
-                    # Stacking puts one dimension in: the joined one is counted with it.
-                    size = len(places) if last.dim == stacked else _stacked_shape(places, stacked)[last.dim]
-                part = whole.narrow(last.dim, begin, size)
-                begin += size
-            if stacked is not None:
-                pairs += [(place, part.select(stacked, number)) for number, place in enumerate(places)]
-            else:
-                at = 0
-                for place in places:
-                    pairs.append((place, part.narrow(last.dim, at, place.shape[last.dim])))
-                    at += place.shape[last.dim]
-        if any(place.shape != tuple(target.shape) for place, target in pairs):
-            return None
-        if sum(place.nbytes for place, _ in pairs) != whole.nbytes:
-            return None
-        read_into(pairs)
+        for wanted in self.converter.source_patterns:
+            group = [stored for stored, pattern in self.sources if pattern == wanted]
+            if not group:
+                continue
+            stacked = list(group[0].shape)
+            stacked.insert(stack.dim, len(group))
+            part = whole.narrow(join.dim, begin, stacked[join.dim])
+            for number, stored in enumerate(group):
+                part.select(stack.dim, number).copy_(read(stored))
+            begin += stacked[join.dim]
         return {name: whole}
-
-    def _by_pattern(self) -> list[list[TensorInFile]]:
-        """The sources as the converter goes through them: by its patterns, in order."""
-        found: dict[str, list[TensorInFile]] = {pattern: [] for pattern in self.converter.source_patterns}
-        for place, pattern in self.sources:
-            found[pattern].append(place)
-        return [places for places in found.values() if places]
-
-
-def _stacked_shape(places: Sequence[TensorInFile], dim: int) -> list[int]:
-    shape = list(places[0].shape)
-    shape.insert(dim, len(places))
-    return shape
 
 
 @dataclass
 class Conversions:
-    """All of them. `of`: the conversion that gives each of the model's tensors that the files have, by name in the
-    state dictionary. `unexpected`: tensors of the files that the model has no place for."""
+    """All conversions of a model. `of`: the conversion that gives each tensor of the state dictionary that the files
+    have, by its name. `unexpected`: tensors of the files that the model has no place for."""
 
     of: dict[str, Conversion]
     unexpected: list[str]
 
 
-def find_conversions(model: nn.Module, places: Mapping[str, TensorInFile]) -> Conversions:
-    """How the tensors at `places` become those of `model`, which may be on the meta device.
+def find_conversions(model: nn.Module, stored: Mapping[str, StoredTensor]) -> Conversions:
+    """Return how the tensors `stored` become those of `model`, which may be on the meta device.
 
-    What saves the model afterwards takes the same way back: `model` is told which of transformers' rules were used.
+    Notes in `model` which of transformers' rules were used: saving it takes the same way back.
 
     Raises:
         ConfigurationError: tensors do not go together, or have not the shapes that the model needs.
@@ -145,7 +105,7 @@ def find_conversions(model: nn.Module, places: Mapping[str, TensorInFile]) -> Co
         prefix = described.base_model_prefix
         state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
         # A rule may depend on what it has seen: names come in transformers' own order.
-        names = sorted(places, key=core.dot_natural_key)
+        names = sorted(stored, key=core.dot_natural_key)
         core.rename_source_key("", renamings, converters, prefix, state)
     except (ImportError, AttributeError, TypeError) as error:
         # No promised part of transformers: it may move or change.
@@ -168,14 +128,14 @@ def find_conversions(model: nn.Module, places: Mapping[str, TensorInFile]) -> Co
         if conversion.converter is None and conversion.sources:
             unexpected.append(name)
             continue
-        conversion.sources.append((places[name], pattern if pattern is not None else name))
+        conversion.sources.append((stored[name], pattern if pattern is not None else name))
     described._weight_conversions = [rule for rule in rules if rule.was_used()]
     of: dict[str, Conversion] = {}
     for conversion in found.values():
         conversion.targets = _targets(model, conversion)
         for target, shape in conversion.targets.items():
             if target not in state:
-                unexpected += [place.name for place, _ in conversion.sources]
+                unexpected += [source.name for source, _ in conversion.sources]
                 continue
             _check_shape(conversion, target, shape, tuple(state[target].shape))
             of.setdefault(target, conversion)
@@ -185,7 +145,7 @@ def find_conversions(model: nn.Module, places: Mapping[str, TensorInFile]) -> Co
 def _targets(model: nn.Module, conversion: Conversion) -> dict[str, tuple[int, ...]]:
     if conversion.converter is None:
         return {conversion.first: conversion.sources[0][0].shape}
-    tensors = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p, _ in conversion.sources]
+    tensors = [torch.empty(s.shape, dtype=s.dtype, device="meta") for s, _ in conversion.sources]
     try:
         return {name: tuple(t.shape) for name, t in conversion.convert(model, tensors).items()}
     except Exception as error:
@@ -200,10 +160,10 @@ def _check_shape(
 ) -> None:
     if shape == needed:
         return
-    place = conversion.sources[0][0]
+    source = conversion.sources[0][0]
     if conversion.converter is None:
         raise ConfigurationError(
-            f"{place.path}: tensor {place.name} has the shape {list(shape)}, and config.json beside it makes it "
+            f"{source.path}: tensor {source.name} has the shape {list(shape)}, and config.json beside it makes it "
             f"{list(needed)}: the two are not of one model"
         )
     raise ConfigurationError(
@@ -213,5 +173,5 @@ def _check_shape(
 
 
 def _title(conversion: Conversion) -> str:
-    place = conversion.sources[0][0]
-    return f"{place.path}: the {len(conversion.sources)} tensors that begin with {place.name}"
+    source = conversion.sources[0][0]
+    return f"{source.path}: the {len(conversion.sources)} tensors that begin with {source.name}"

@@ -9,23 +9,23 @@ download begins that the disk has no room for.
 
 from __future__ import annotations
 
+import errno
 import importlib
-import os
+import io
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.formatting import GIB
-from workbench.model import hub_reach
-from workbench.model.safetensors_files import INDEX_FILE, WEIGHTS_FILE
 
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 DESCRIPTION = ("config.json", "generation_config.json", "adapter_config.json")
 TOKENIZER = (
     "tokenizer.json",
@@ -44,22 +44,19 @@ TOKENIZER = (
 CODE = ("*.py",)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
-TELL_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
+ANSWER_S = 5.0
+"""The longest wait for a connection to the hub, and then for its answer; its libraries wait longer, or for ever."""
+OFFLINE = "HF_HUB_OFFLINE keeps the hub from being asked"
+
+Log = Callable[[str], None]
 
 
-def fetch(
-    name: str,
-    revision: str = "",
-    *,
-    weights: bool,
-    fresh: bool,
-    code: bool,
-    tell: Callable[[str], None],
-) -> Path:
-    """The folder of the hub's cache with the files of the model `name`, all of which are there.
+def fetch(name: str, revision: str = "", *, weights: bool, fresh: bool, code: bool, log: Log) -> Path:
+    """Return the folder of the hub's cache with the files of the model `name`, all of which are there.
 
     Without network, what was fetched before is taken; unless `fresh`, a description is taken from there in any case.
-    `code`: the model's own code is fetched too.
+    `code`: the model's own code is fetched too. `log` gets the progress.
 
     Raises:
         ConfigurationError: there is no such model or revision, it may not be read, or it has no safetensors.
@@ -73,37 +70,58 @@ def fetch(
         with _explained(name, revision):
             sizes = _listed(name, revision)
             files = _wanted(name, sizes, weights=weights, code=code)
-            return _download(name, revision, {file: sizes[file] for file in files}, tell)
+            return _download(name, revision, {file: sizes[file] for file in files}, log)
     except _UnreachableError as unreachable:
         kept = _cached(name, revision)
         if kept is None or (weights and not _has_weights(kept)):
-            raise WorkbenchError(str(unreachable)) from unreachable.__cause__
+            raise WorkbenchError(
+                f'model.pretrained = "{name}": there is no such folder, {unreachable}, and not all of this model is in '
+                f"the cache of the hub; fetch it once where there is a network (hf download {name}), or name a folder"
+            ) from unreachable.__cause__
         if weights:
-            tell(
-                f'warning: model.pretrained = "{name}": {unreachable.reason}; what was fetched before is taken'
-            )
+            log(f'warning: model.pretrained = "{name}": {unreachable}; what was fetched before is taken')
         return kept
 
 
-class _UnreachableError(Exception):
-    """The hub cannot be asked. `reason`: why, in a few words."""
+def why_unreachable() -> str:
+    """Return the reason why the hub cannot be asked, in a few words; empty where it answers, whatever it says."""
+    hub: Any = importlib.import_module("huggingface_hub")
+    if hub.constants.is_offline_mode():
+        return OFFLINE
+    try:
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=ANSWER_S)
+    except Exception as error:  # whatever the network, a proxy or an address that is none raises
+        return _reason(error)
+    return ""
 
-    def __init__(self, name: str, reason: str) -> None:
-        self.reason = reason
-        super().__init__(
-            f'model.pretrained = "{name}": there is no such folder, {reason}, and not all of this model is in the '
-            f"cache of the hub; fetch it once where there is a network (hf download {name}), or name a folder"
-        )
+
+@contextmanager
+def hub_offline(offline: bool) -> Iterator[None]:
+    """Let the libraries of the hub take what is in their caches and ask nobody, where `offline`."""
+    modules: list[Any] = [importlib.import_module("huggingface_hub.constants")]
+    with suppress(ImportError):
+        modules.append(importlib.import_module("datasets.config"))
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    for module, was in zip(modules, before, strict=True):
+        module.HF_HUB_OFFLINE = was or offline
+    try:
+        yield
+    finally:
+        for module, was in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = was
+
+
+class _UnreachableError(Exception):
+    """The hub cannot be asked; the message is why, in a few words."""
 
 
 def _listed(name: str, revision: str) -> dict[str, int]:
-    """The files of the repository with their sizes in bytes."""
+    """Return the files of the repository with their sizes in bytes."""
     from huggingface_hub import HfApi
 
-    unreachable = hub_reach.why_unreachable()
-    if unreachable:
-        raise _UnreachableError(name, unreachable)
-    info = HfApi(library_name="workbench").model_info(name, revision=revision or None, files_metadata=True)
+    info = HfApi(library_name="workbench").model_info(
+        name, revision=revision or None, files_metadata=True, timeout=ANSWER_S
+    )
     return {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
@@ -115,9 +133,9 @@ def _wanted(name: str, sizes: dict[str, int], *, weights: bool, code: bool) -> l
     if WEIGHTS_FILE in sizes:
         return [*found, WEIGHTS_FILE]
     if INDEX_FILE in sizes:
-        units = [file for file in sizes if "/" not in file and fnmatch(file, "*.safetensors")]
-        named = [file for file in units if fnmatch(file, "model-*-of-*.safetensors")]
-        return [*found, INDEX_FILE, *(named or units)]
+        parts = [file for file in sizes if "/" not in file and fnmatch(file, "*.safetensors")]
+        named = [file for file in parts if fnmatch(file, "model-*-of-*.safetensors")]
+        return [*found, INDEX_FILE, *(named or parts)]
     pickles = [file for file in sizes if fnmatch(file, "*.bin") or fnmatch(file, "*.pt*")]
     because = (
         f"only pickle files ({min(pickles)}), which can run any code when they are loaded and are never loaded here"
@@ -129,75 +147,62 @@ def _wanted(name: str, sizes: dict[str, int], *, weights: bool, code: bool) -> l
     )
 
 
-def _download(name: str, revision: str, sizes: dict[str, int], tell: Callable[[str], None]) -> Path:
+def _download(name: str, revision: str, sizes: dict[str, int], log: Log) -> Path:
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
     cache = Path(constants.HF_HUB_CACHE)
-    missing = {
-        file: size
+    missing = [
+        size
         for file, size in sizes.items()
         if not isinstance(try_to_load_from_cache(name, file, revision=revision or None), str)
-    }
-    need = sum(missing.values())
-    free = shutil.disk_usage(_existing(cache)).free
+    ]
+    need = sum(missing)
+    free = shutil.disk_usage(next((p for p in (cache, *cache.parents) if p.exists()), "/")).free
     if need + MARGIN_BYTES > free:
         raise WorkbenchError(
             f'model.pretrained = "{name}": it needs {need / GIB:,.1f} GiB in {cache}, and that disk has '
             f"{free / GIB:,.1f} GiB free; make room, or set HF_HOME to a folder on another disk"
         )
     if need:
-        tell(f"fetching {name} from the hub: {len(missing)} files, {need / GIB:,.2f} GiB")
-    with _progress(cache, name, need, tell):
-        folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=sorted(sizes), library_name="workbench"
-        )
+        log(f"fetching {name} from the hub: {len(missing)} files, {need / GIB:,.2f} GiB")
+    folder = snapshot_download(
+        name,
+        revision=revision or None,
+        allow_patterns=sorted(sizes),
+        library_name="workbench",
+        etag_timeout=ANSWER_S,
+        tqdm_class=_progress_class(name, log),
+    )
     return Path(folder)
 
 
-@contextmanager
-def _progress(cache: Path, name: str, need: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell every few seconds how much has come, by what the cache has grown; the hub's own bars are not shown."""
-    bars: Any = importlib.import_module("huggingface_hub.utils")
-    folder = cache / f"models--{name.replace('/', '--')}" / "blobs"
-    before = _bytes_in(folder)
-    over = threading.Event()
-    began = time.monotonic()
+def _progress_class(name: str, log: Log) -> Any:
+    """Return a progress bar for `snapshot_download` that draws nothing and logs every few seconds."""
+    bar: Any = importlib.import_module("tqdm").tqdm
+    began = logged = time.monotonic()
 
-    def watch() -> None:
-        while not over.wait(TELL_EVERY_S):
-            come = _bytes_in(folder) - before
-            rate = come / (time.monotonic() - began)
-            tell(f"fetched {come / GIB:,.2f} of {need / GIB:,.2f} GiB of {name}, {rate / 1e6:,.0f} MB/s")
+    class LoggedProgress(bar):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
 
-    thread = threading.Thread(target=watch, name="fetch-progress", daemon=True)
-    thread.start()
-    shown = not bars.are_progress_bars_disabled()
-    bars.disable_progress_bars()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        if shown:
-            bars.enable_progress_bars()
+        def update(self, n: float | None = 1) -> Any:
+            nonlocal logged
+            drawn = super().update(n)
+            now = time.monotonic()
+            # The bars that count the bytes of all files know their sum; another counts files.
+            if self.unit == "B" and self.total and now - logged >= REPORT_EVERY_S:
+                logged = now
+                rate = self.n / (now - began)
+                log(
+                    f"fetched {self.n / GIB:,.2f} of {self.total / GIB:,.2f} GiB of {name}, {rate / 1e6:,.0f} MB/s"
+                )
+            return drawn
 
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    try:
-        for entry in os.scandir(folder):
-            total += entry.stat().st_blocks * 512
-    except OSError:
-        return total
-    return total
-
-
-def _existing(folder: Path) -> Path:
-    return next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+    return LoggedProgress
 
 
 def _cached(name: str, revision: str) -> Path | None:
-    """The folder of what was fetched before; None where there is no description of a model in it."""
+    """Return the folder of what was fetched before; None where there is no description of a model in it."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json", revision=revision or None)
@@ -205,7 +210,7 @@ def _cached(name: str, revision: str) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether all files of weights are in `folder`."""
+    """Return True where all files of weights are in `folder`."""
     from workbench.model.pretrained import read_index
 
     if (folder / WEIGHTS_FILE).is_file():
@@ -239,8 +244,8 @@ def _explained(name: str, revision: str) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
     except errors.OfflineModeIsEnabled as error:
-        raise _UnreachableError(name, hub_reach.OFFLINE) from error
-    except (WorkbenchError, _UnreachableError):
+        raise _UnreachableError(OFFLINE) from error
+    except WorkbenchError:
         raise
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -248,7 +253,20 @@ def _explained(name: str, revision: str) -> Iterator[None]:
             raise ConfigurationError(
                 f"{where}: the hub does not let it be read ({status}); log in"
             ) from error
-        if isinstance(error, OSError) and getattr(error, "errno", None) == 28:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise WorkbenchError(f"{where}: the disk became full while it was fetched") from error
-        words = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise _UnreachableError(name, f"the hub cannot be reached ({words})") from error
+        raise _UnreachableError(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return in a few words why the hub did not answer, by the innermost of the error's causes."""
+    from huggingface_hub import constants
+
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    if any("Timeout" in type(one).__name__ for one in chain):
+        words = f"no answer within {ANSWER_S:.0f} s"
+    else:
+        words = next(iter(str(chain[-1]).splitlines()), "") or type(chain[-1]).__name__
+    return f"the hub cannot be reached ({constants.ENDPOINT}: {words})"

@@ -4,13 +4,14 @@ What the files lack is drawn as the architecture draws it, what they have beside
 files that lack most of a model are refused, for they are another's.
 
 Invariant: above what the engine keeps, one unit is in memory, in the dtype of the files. A unit's values depend on
-the files and, where these lack something, on (seed, unit) alone.
+the files and, where these lack something, on (seed, unit) alone. Trainable parameters are mapped from their files until
+the engine has copied them; frozen ones, which an engine on the CPU may keep as they are, are copied.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from workbench.errors import ConfigurationError
 from workbench.model.build import UnitInitializer
 from workbench.model.conversion import Conversion, find_conversions
 from workbench.model.pretrained import PretrainedFiles
-from workbench.model.safetensors_reading import TensorInFile, read_header, read_into, room_for, same_bytes
+from workbench.model.safetensors_files import StoredTensor, mapped_files, stored_tensors
 
 MOST_MISSING = 0.25
 """Of the elements outside the head: files that lack more are of another model."""
@@ -53,8 +54,7 @@ class PretrainedUnits:
         self._model = model
         self._blank = blank
         self.warnings: list[str] = []
-        places = read_places(files)
-        conversions = find_conversions(model, places)
+        conversions = find_conversions(model, find_tensors(files))
         self._of = conversions.of
         self._untie(model, files)
         self._names: dict[int, list[str]] = {}
@@ -95,37 +95,33 @@ class PretrainedUnits:
                 # No later drawing touches it.
                 parameter._is_hf_initialized = True  # type: ignore[attr-defined]
                 unit.replace(name, parameter)
+        if not self._blank:
+            self._initializer.check_set(unit)
 
     def _read(self, unit: FoundUnit, wanted: Mapping[str, list[str]]) -> Iterator[tuple[str, Tensor]]:
-        """The values of the model's tensors in `wanted`, a conversion at a time."""
-        fused = []
-        plain: list[tuple[TensorInFile, Tensor]] = []
-        targets = []
-        for target, names in wanted.items():
-            parameter = unit.parameters[names[0]]
-            conversion = self._of[target]
-            if self._blank and parameter.requires_grad:
-                yield target, room_for(parameter.shape, torch.float32)
-            elif conversion.converter is not None:
-                fused += [conversion] if conversion not in fused else []
-            else:
-                place = conversion.sources[0][0]
-                plain.append((place, room_for(place.shape, place.dtype)))
-                targets.append(target)
-        read_into(plain)
-        for target in targets:
-            yield target, _narrowed(plain.pop(0)[1])
-        for conversion in fused:
-            found = conversion.carry_out(self._model)
-            for target in [name for name in found if name in wanted]:
-                yield target, _narrowed(found.pop(target))
+        """Yield the values of the model's tensors in `wanted`, a conversion at a time."""
+        fused: list[Conversion] = []
+        with mapped_files() as read:
+            for target, names in wanted.items():
+                parameter, conversion = unit.parameters[names[0]], self._of[target]
+                if self._blank and parameter.requires_grad:
+                    yield target, torch.empty(parameter.shape)
+                elif conversion.converter is not None:
+                    fused += [conversion] if conversion not in fused else []
+                else:
+                    yield target, _value(conversion.carry_out(self._model, read)[target], parameter)
+            for conversion in fused:
+                found = conversion.carry_out(self._model, read)
+                for target in [name for name in found if name in wanted]:
+                    yield target, _narrowed(found.pop(target))
 
-    def _read_buffers(self, of: Any) -> None:
+    def _read_buffers(self, of: Callable[[nn.Module], bool]) -> None:
         """Give the persistent buffers of the modules that `of` picks what the files have for them."""
         for module, attribute, tensor, given in self._buffers:
             if given is not None and of(module):
-                value = self._of[given].carry_out(self._model)[given]
-                module._buffers[attribute] = value.to(tensor.dtype)
+                with mapped_files() as read:
+                    value = self._of[given].carry_out(self._model, read)[given]
+                module._buffers[attribute] = value.to(tensor.dtype, copy=True)
 
     def _given(self, tensor: Tensor) -> str | None:
         """The name under which the files have `tensor`; None where they have it under none."""
@@ -142,8 +138,9 @@ class PretrainedUnits:
             if any(conversion is None or conversion.converter is not None for conversion in ends):
                 continue
             one, other = (conversion.sources[0][0] for conversion in ends if conversion is not None)
-            if same_bytes(one, other):
-                continue
+            with mapped_files() as read:
+                if same_bits(read(one), read(other)):
+                    continue
             path, _, attribute = end.rpartition(".")
             owner = model.get_submodule(path)
             before = owner._parameters[attribute]
@@ -209,23 +206,34 @@ class PretrainedUnits:
                 )
 
 
-def read_places(files: PretrainedFiles) -> dict[str, TensorInFile]:
-    """Where every tensor of `files` lies, by its name.
+def find_tensors(files: PretrainedFiles) -> dict[str, StoredTensor]:
+    """Return every tensor of `files` by its name.
 
     Raises:
         ConfigurationError: a file is damaged, or lacks a tensor that the index has in it.
     """
-    places: dict[str, TensorInFile] = {}
+    found: dict[str, StoredTensor] = {}
     for path in files.weights:
-        header = read_header(path)
-        if files.index is not None:
-            for name, file in files.index.items():
-                if file == path.name and name not in header:
-                    raise ConfigurationError(
-                        f"{path} lacks tensor {name}, which the index has in it; get it again"
-                    )
-        places |= header
-    return places
+        tensors = stored_tensors(path)
+        for name, file in (files.index or {}).items():
+            if file == path.name and name not in tensors:
+                raise ConfigurationError(
+                    f"{path} lacks tensor {name}, which the index has in it; get it again"
+                )
+        found |= tensors
+    return found
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return True where two contiguous tensors have the same dtype, shape and bits."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def _value(tensor: Tensor, parameter: Tensor) -> Tensor:
+    tensor = _narrowed(tensor)
+    return tensor if parameter.requires_grad else tensor.clone()
 
 
 def _narrowed(tensor: Tensor) -> Tensor:

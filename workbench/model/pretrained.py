@@ -1,41 +1,51 @@
-"""Where a pretrained model's files are, and what model its `config.json` describes.
+"""Find a pretrained model's files, and hold its `config.json` to the [model] table.
 
 A folder is taken as it stands and no network is touched; anything else is a hub id (`hub.py`). Weights are safetensors
 and nothing else: pickle files can run any code when they are loaded, and are never opened.
 
-Invariant: what is given from here was found whole as far as names tell: every file that the index names is there.
-Sizes and shapes are looked at when the weights are (`loading.py`).
+Invariant: every file that an index names is there. Sizes and shapes are looked at when the weights are (`loading.py`).
+Whatever changes shapes, or was written in the table and changes arithmetic, is the same in table and files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from workbench.config.references import HUB_ID
 from workbench.errors import ConfigurationError
-from workbench.model.build import brief
-from workbench.model.safetensors_files import INDEX_FILE, WEIGHTS_FILE
+from workbench.model.build import brief, build_on_meta
+from workbench.model.hub import INDEX_FILE, WEIGHTS_FILE
 
 CONFIG_FILE = "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+HARMLESS = re.compile(
+    r"(.*_token_id|architectures|auto_map|transformers_version|_?name_or_path|dtype|torch_dtype|use_cache|"
+    r"initializer_range|.*_initializer_range|init_std|output_.*|return_dict|use_return_dict|id2label|label2id|"
+    r"num_labels|problem_type|task_specific_params|gradient_checkpointing|summary_.*|is_decoder|pretraining_tp)"
+)
+"""Settings that change neither shapes nor what a forward in training computes."""
+NAMED = 3
+"""Settings that a message names before it counts the rest."""
 
 
 @dataclass(frozen=True)
 class PretrainedFiles:
-    """A model's files. `name`: what the user calls it. `weights`: the safetensors files; empty where only the
-    description was asked for. `index`: the file of each tensor by its name, where there is an index.
-    """
+    """A model's files. `name`: as the configuration has it. `weights`: the safetensors files; empty where only the
+    description was asked for. `index`: the file of each tensor by its name, where there is an index. `commit`: of the
+    hub's repository that they are from."""
 
     name: str
     folder: Path
     weights: tuple[Path, ...] = ()
     index: Mapping[str, str] | None = None
     commit: str = ""
-    """Of the hub's repository that they are from."""
 
 
 def find_pretrained(
@@ -45,13 +55,13 @@ def find_pretrained(
     weights: bool = True,
     fresh: bool = True,
     trust_remote_code: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> PretrainedFiles:
-    """The files of the model called `name`: a folder, or an id of the hub, from where what is missing is fetched.
+    """Return the files of the model called `name`: a folder, or a hub id, from where what is missing is fetched.
 
     Without `weights` only what describes the model is looked for, and unless `fresh` the hub is not asked for what is
-    in its cache. `tell` is given how far a download is. Whether the hub may be asked is decided by its own settings
-    (HF_HUB_OFFLINE, HF_HOME, HF_TOKEN).
+    in its cache. `log` gets the progress of a download. The hub's own settings (HF_HUB_OFFLINE, HF_HOME, HF_TOKEN) are
+    respected.
 
     Raises:
         ConfigurationError: there is no such folder or id, or it holds no model that can be loaded.
@@ -62,12 +72,12 @@ def find_pretrained(
         return files_in(folder, name, weights=weights)
     from workbench.model.hub import fetch
 
-    folder = fetch(name, revision, weights=weights, fresh=fresh, code=trust_remote_code, tell=tell)
+    folder = fetch(name, revision, weights=weights, fresh=fresh, code=trust_remote_code, log=log)
     return replace(files_in(folder, name, weights=weights), commit=folder.name)
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder called `name`; None where it can only be an id of the hub.
+    """Return the folder called `name`; None where it can only be an id of the hub.
 
     Raises:
         ConfigurationError: it is neither.
@@ -90,7 +100,7 @@ def local_folder(name: str) -> Path | None:
 
 
 def files_in(folder: Path, name: str, *, weights: bool = True) -> PretrainedFiles:
-    """The files of the model in `folder`; see `find_pretrained`."""
+    """Return the files of the model in `folder`; see `find_pretrained`."""
     if not (folder / CONFIG_FILE).is_file():
         raise ConfigurationError(f'model.pretrained = "{name}": {_no_config(folder)}')
     if not weights:
@@ -113,7 +123,7 @@ def files_in(folder: Path, name: str, *, weights: bool = True) -> PretrainedFile
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor by its name, as an index of safetensors files has it.
+    """Return the file of each tensor by its name, as an index of safetensors files has it.
 
     Raises:
         ConfigurationError: it cannot be read, or names a file outside of its folder.
@@ -129,7 +139,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises ConfigurationError where `path` is no JSON object."""
+    """Return the JSON object in `path`; raise ConfigurationError where there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -166,7 +176,7 @@ def _no_weights(folder: Path) -> str:
 
 
 def pretrained_config(files: PretrainedFiles, *, trust_remote_code: bool = False) -> Any:
-    """The transformers configuration of a pretrained model.
+    """Return the transformers configuration of a pretrained model.
 
     Raises:
         ConfigurationError: it cannot be read, is of no causal language model that transformers has, needs code that is
@@ -214,3 +224,66 @@ def _transformers_version() -> str:
     from importlib import metadata
 
     return metadata.version("transformers")
+
+
+def check_description(
+    described: Any, written: Iterable[str], actual: Any, model: nn.Module, where: str
+) -> None:
+    """Refuse a table whose model is another than that of the files.
+
+    Args:
+        described: the transformers configuration made of the table.
+        written: the keys that the table sets itself.
+        actual: the configuration of the files; `model` is built of it, on the meta device.
+        where: the name of the files in messages.
+
+    Raises:
+        ConfigurationError: naming a setting and both its values.
+    """
+    if described.model_type != actual.model_type:
+        raise ConfigurationError(
+            f'model.architecture = "{described.model_type}": {where} is of the architecture "{actual.model_type}"'
+        )
+    keys = {key for key in written if not HARMLESS.fullmatch(key)}
+    if any(key.startswith("rope") for key in keys):
+        keys.add("rope_parameters")
+    differing = [key for key in sorted(keys) if _differ(described, actual, key)]
+    if differing:
+        raise ConfigurationError(_message(differing, described, actual, where))
+    if _shapes(build_on_meta(described)) != _shapes(model):
+        every = {*described.to_dict(), *actual.to_dict()}
+        differing = [
+            key for key in sorted(every) if not HARMLESS.fullmatch(key) and _differ(described, actual, key)
+        ]
+        raise ConfigurationError(_message(differing, described, actual, where))
+
+
+def _differ(described: Any, actual: Any, key: str) -> bool:
+    nothing = object()
+    values = [getattr(config, key, nothing) for config in (described, actual)]
+    return nothing not in values and _plain(values[0]) != _plain(values[1])
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if not HARMLESS.fullmatch(str(key))}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _message(keys: list[str], described: Any, actual: Any, where: str) -> str:
+    parts = [
+        f"model.config.{key} is {getattr(described, key)!r} and there it is {getattr(actual, key)!r}"
+        for key in keys[:NAMED]
+    ]
+    more = f", and {len(keys) - NAMED} more differ" if len(keys) > NAMED else ""
+    what = "; ".join(parts) + more if parts else "their parameters have other shapes"
+    return (
+        f"[model] describes another model than {where}: {what}; write there what the files have, or leave "
+        "architecture and [model.config] out"
+    )

@@ -1,17 +1,19 @@
-"""Write tensors, as they come, into safetensors files of bounded size with an index.
+"""Safetensors files: read through the format's own library, written as the tensors come.
 
-A file is a length (8 bytes), a JSON header that says where each tensor lies, and their bytes without a gap. The header
-comes first and its contents are known last: room for the longest that it can become is left, and filled with spaces.
+Reading maps a file, so that a tensor takes no memory of its own until it is copied. Writing is not `save_file`, which
+needs every tensor of a file (5 GB) in memory at once and leaves it in the page cache.
 
-Invariant: no tensor is held, except the few whose size would put what follows them out of alignment; those close
-the file.
+Invariant: the writer holds no tensor, except the few whose odd size would put the next ones out of alignment; those
+close the file.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,14 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.errors import ConfigurationError
 from workbench.model.direct_file import PAGE, DirectFile
+from workbench.model.hub import INDEX_FILE, WEIGHTS_FILE
 from workbench.system.files import crc32
 
 LARGEST_FILE_BYTES = 5 * 10**9
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
 ALIGNMENT = 8
+METADATA = {"__metadata__": {"format": "pt"}}
+Spans = tuple[tuple[int, int], ...]
+"""The bytes and the CRC-32 of each span of a file, from its beginning to its end."""
+WIDEST = {"dtype": "F8_E4M3", "data_offsets": [10**15, 10**15]}
 DTYPE_NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -45,26 +50,90 @@ DTYPE_NAMES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
 }
-METADATA = {"__metadata__": {"format": "pt"}}
-Spans = tuple[tuple[int, int], ...]
-"""A file from its beginning to its end, in spans of so many bytes, each with its CRC-32."""
-WIDEST = {"dtype": "F8_E4M3", "data_offsets": [10**15, 10**15]}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in the safetensors file at `path`."""
+
+    name: str
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the tensor takes in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+Read = Callable[[StoredTensor], Tensor]
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors in the file at `path` by name, in the order in which they lie there.
+
+    Raises:
+        ConfigurationError: it cannot be read, is no safetensors file, is damaged or was cut off.
+    """
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+        return {name: StoredTensor(name, path, t.dtype, tuple(t.shape)) for name, t in tensors.items()}
+
+
+@contextmanager
+def mapped_files() -> Iterator[Read]:
+    """Yield a function that returns a stored tensor mapped from its file; each file is opened once.
+
+    A tensor stays valid after the end, and its file mapped until the last one is gone. Writing to it leaves the file
+    as it is. The function raises ConfigurationError where a file cannot be read or was cut off.
+    """
+    with ExitStack() as stack:
+        files: dict[Path, Any] = {}
+
+        def read(stored: StoredTensor) -> Tensor:
+            if stored.path not in files:
+                files[stored.path] = stack.enter_context(_opened(stored.path))
+            tensor: Tensor = files[stored.path].get_tensor(stored.name)
+            return tensor
+
+        yield read
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        size = path.stat().st_size
+        raise ConfigurationError(
+            f"{path} is no whole safetensors file ({size:,} bytes; {error}); get it again from where it came from"
+        ) from error
 
 
 class SafetensorsFiles:
-    """Writes `model.safetensors` into `folder`, or `model-00001-of-0000N.safetensors` and their index, when it is left.
+    """Writes `model.safetensors` into `folder`, or `model-00001-of-0000N.safetensors` and their index.
+
+    A context manager: the files get their names, and the index is written, at its end. A file is a length (8 bytes), a
+    JSON header that says where each tensor lies, and their bytes without a gap. The header comes first and is known
+    last: room for the longest that it can become is left, and filled with spaces.
 
     Args:
-        folder: exists, and holds no weights yet.
+        folder: an existing folder without weights.
         awaited: the shape of every tensor that will be added, by name.
-        largest_bytes: of the tensors in a file; a tensor that is larger has a file of its own.
+        largest_bytes: the most bytes of tensors in a file; a larger tensor has a file of its own.
     """
 
     def __init__(
         self, folder: Path, awaited: Mapping[str, tuple[int, ...]], largest_bytes: int = LARGEST_FILE_BYTES
     ) -> None:
         self.checksums: dict[str, Spans] = {}
-        """Of each file, by its name, once all are written."""
+        """The checksums of each file by its name, once all are written."""
         self._folder = folder
         self._awaited = dict(awaited)
         self._largest = largest_bytes
@@ -87,12 +156,12 @@ class SafetensorsFiles:
         elif self._file is not None:
             self._file.__exit__(kind, error, trace)
 
-    def await_all(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether all of `tensors` are awaited, in the shapes they have."""
+    def awaits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return True where all of `tensors` are awaited, in the shapes they have."""
         return all(self._awaited.get(name) == tuple(tensor.shape) for name, tensor in tensors.items())
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write `tensors`, wherever they live.
+        """Write `tensors`, which may be on any device.
 
         Raises:
             ValueError: one is not awaited, or not in its shape.

@@ -22,7 +22,7 @@ from workbench.engine.blocks.discovery import FoundUnit, find_blocks, find_units
 from workbench.errors import ConfigurationError
 from workbench.model.adapter import AdapterUnits, add_adapter
 from workbench.model.build import UnitInitializer, brief, build_on_meta, model_config
-from workbench.model.folder import has_adapter
+from workbench.model.saving import has_adapter
 from workbench.plan.model_profile import model_table
 from workbench.profiles.model.building import shape_of
 

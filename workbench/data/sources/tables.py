@@ -13,7 +13,7 @@ from typing import Any
 from workbench.data.parts import HubPart, ParquetPart, part_bytes
 from workbench.data.quiet_hub import quiet_hub
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model import hub_reach
+from workbench.model import hub
 
 _ROWS_AT_ONCE = 256
 _READERS = ("arrow", "csv", "json", "parquet", "text", "xml")
@@ -75,9 +75,9 @@ def open_hub(name: str, subset: str, split: str) -> Any:
     called = f'data.source = "hub:{name}"'
     bars = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
-    unreachable = hub_reach.why_unreachable()
+    unreachable = hub.why_unreachable()
     try:
-        with quiet_hub(), hub_reach.hub_offline(bool(unreachable)):
+        with quiet_hub(), hub.hub_offline(bool(unreachable)):
             builder = datasets.load_dataset_builder(name, subset or None)
             _check_format(called, builder)
             found = datasets.load_dataset(name, subset or None, split=split)

@@ -14,7 +14,7 @@ from typing import Any
 from workbench.data.quiet_hub import quiet_hub
 from workbench.data.tokenizers.pretrained_tokenizer import OWN_FILES, PretrainedTokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model import hub_reach
+from workbench.model import hub
 from workbench.system.folders import expanded
 
 _KNOWN_FILES = (
@@ -95,7 +95,7 @@ def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> 
     no_folder = f"{called}: there is no such folder{nearest}"
     if name.startswith(("/", ".", "~")):
         raise ConfigurationError(no_folder)
-    unreachable = hub_reach.why_unreachable()
+    unreachable = hub.why_unreachable()
     try:
         with quiet_hub():
             folder = snapshot_download(
@@ -124,7 +124,7 @@ def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> 
         ) from error
     except Exception as error:  # whatever the network raises
         if isinstance(error, errors.OfflineModeIsEnabled):
-            unreachable = hub_reach.OFFLINE
+            unreachable = hub.OFFLINE
         reason = unreachable or f"the hub cannot be reached ({_root(error)})"
         raise WorkbenchError(
             f"{no_folder}, the hub's cache does not have it, and {reason}; fetch it once where there is a network "

@@ -17,7 +17,7 @@ from workbench.engine.arithmetic.precision import dtype_name
 from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import WorkbenchError
-from workbench.model.folder import has_adapter
+from workbench.model.saving import has_adapter
 from workbench.plan.model_profile import BlockKind, Curve, ModelProfile, ParameterProfile
 
 

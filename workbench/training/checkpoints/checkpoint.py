@@ -31,8 +31,8 @@ from workbench.engine.arithmetic.precision import dtype_name
 from workbench.engine.storage.disk_files import DiskError
 from workbench.errors import WorkbenchError
 from workbench.layout import ITEM_BYTES
-from workbench.model.folder import has_adapter, save_model
 from workbench.model.safetensors_files import Spans
+from workbench.model.saving import has_adapter, save_model
 from workbench.runs.checkpoints import (
     BEST_FILE,
     FORMAT_VERSION,

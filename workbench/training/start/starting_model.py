@@ -21,10 +21,10 @@ from workbench.engine.blocks.discovery import FoundUnit
 from workbench.errors import ConfigurationError
 from workbench.model.adapter import AdapterUnits, add_adapter, store_base_as
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
-from workbench.model.description import check_description
 from workbench.model.loading import PretrainedUnits
 from workbench.model.pretrained import (
     PretrainedFiles,
+    check_description,
     files_in,
     find_pretrained,
     local_folder,
@@ -66,7 +66,7 @@ class StartingModel:
             )
         commit = "" if self.files is None else self.files.commit
         base = self.settings.pretrained
-        plain = add_adapter(self.model, adapter, base=base, revision=commit, tell=tell)
+        plain = add_adapter(self.model, adapter, base=base, revision=commit, log=tell)
         store_base_as(self.model, storage)
         return replace(self, plain=plain)
 
@@ -100,7 +100,7 @@ class StartingModel:
                 files.name,
                 files.commit,
                 trust_remote_code=self.settings.trust_remote_code,
-                tell=tell,
+                log=tell,
             )
         units = PretrainedUnits(model, files, seed, blank=self.resumed)
         for sentence in units.warnings:
@@ -132,7 +132,7 @@ def starting_model(config: RunConfig, directory: RunDirectory | None, tell: Tell
         )
     trusted = settings.trust_remote_code
     files = find_pretrained(
-        settings.pretrained, settings.revision, weights=False, trust_remote_code=trusted, tell=tell
+        settings.pretrained, settings.revision, weights=False, trust_remote_code=trusted, log=tell
     )
     start = _built(settings, files)
     if described is not None:

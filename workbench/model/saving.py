@@ -1,7 +1,8 @@
 """Write a model as the Hugging Face folder that `from_pretrained` loads, from weights that come unit by unit.
 
 Names and shapes in the files are transformers' own: what it fused when it built the model (experts) is taken apart
-again, a unit at a time. What the whole model gives is found first on the meta device, where it costs nothing.
+again, a unit at a time. The names of the whole model's files are found first, on the meta device, where it costs
+nothing.
 
 Invariant: at most one unit is held at a time, except where taking apart needs tensors of several.
 """
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.arithmetic.precision import dtype_name
-from workbench.model.adapter import is_saved_here, save_adapter
+from workbench.model.adapter import save_adapter
 from workbench.model.safetensors_files import LARGEST_FILE_BYTES, SafetensorsFiles, Spans
 
 Tensors = dict[str, Tensor]
@@ -34,9 +35,14 @@ def save_model(
 ) -> dict[str, Spans]:
     """Write safetensors with their index, `config.json` and the generation configuration into an empty `folder`.
 
-    `units` gives every parameter once, by its first name in `model.named_parameters()`; what the parameters of `model`
-    itself hold is not looked at. Of a model with adapters (PEFT) only these are written, as it saves them itself. What
-    comes back are the checksums of the files that were written from here, by name.
+    Returns the checksums of the files of weights by their names. Of a model with an adapter only that is written, by
+    `save_adapter`.
+
+    Args:
+        model: a transformers model; the values of its own parameters are not looked at.
+        units: gives every parameter once, by its first name in `model.named_parameters()`.
+        folder: made where it is missing.
+        largest_file_bytes: the most bytes of tensors in a file.
 
     Raises:
         ValueError: `units` lacks a parameter.
@@ -44,7 +50,7 @@ def save_model(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if has_adapter(model):
-        (save_adapter if is_saved_here(model) else _save_adapter)(model, units, folder)
+        save_adapter(model, units, folder)
         return {}
     checksums: dict[str, Spans] = {}
     revert = _reversal(model)
@@ -63,7 +69,7 @@ def save_model(
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Whether `save_model` writes the model's adapters alone."""
+    """Return True where `save_model` writes the model's adapter alone."""
     return bool(getattr(model, "peft_config", None))
 
 
@@ -74,8 +80,8 @@ def _write_weights(
     folder: Path,
     largest_file_bytes: int,
 ) -> tuple[torch.dtype | None, dict[str, Spans]]:
-    """Write the files of weights; the dtype of the first floating-point parameter, which stands for the model's, and
-    the files' checksums."""
+    """Write the files of weights; return the dtype of the first floating-point parameter, which stands for the
+    model's, and the files' checksums."""
     names = _saved_names(model)
     buffers = _buffers(model)
     whole = _on_meta(dict(model.named_parameters()))
@@ -90,7 +96,7 @@ def _write_weights(
             dtype = unit[first].dtype if first in unit else dtype
             given = unit if unit is buffers else _gather([unit], names)
             reverted = _try(revert, given)
-            if reverted is not None and files.await_all(reverted):
+            if reverted is not None and files.awaits(reverted):
                 files.add(reverted)
             else:
                 held.update(given)
@@ -102,7 +108,7 @@ def _write_weights(
 
 
 def _write_gathered(model: nn.Module, units: Iterable[Tensors], folder: Path) -> torch.dtype | None:
-    """The same with the whole model in memory, for a transformers that only does it all at once."""
+    """Write the same with the whole model in memory, for a transformers that only does it all at once."""
     names = _saved_names(model)
     tensors = _gather(units, names)
     missing = {name for saved in names.values() for name in saved}.difference(tensors)
@@ -112,29 +118,6 @@ def _write_gathered(model: nn.Module, units: Iterable[Tensors], folder: Path) ->
     dtype = tensors[first[0]].dtype if first else None
     _save_pretrained(model, folder, tensors | _buffers(model))
     return dtype
-
-
-def _save_adapter(model: nn.Module, units: Iterable[Tensors], folder: Path) -> None:
-    """Let PEFT save what it keeps of the model, with no more of it in memory than that."""
-    peft: Any = importlib.import_module("peft")
-    adapted: Any = model
-    whole = _on_meta(model.state_dict(keep_vars=True))
-    kept = [
-        tensor
-        for adapter in adapted.peft_config
-        for tensor in peft.get_peft_model_state_dict(
-            model, state_dict=dict(whole), adapter_name=adapter
-        ).values()
-    ]
-    known = {id(tensor): name for name, tensor in whole.items()}
-    wanted = {known[id(tensor)] for tensor in kept if id(tensor) in known}
-    # Where PEFT makes something new of the tensors, nobody can say of which: it gets them all.
-    everything = any(id(tensor) not in known for tensor in kept)
-    names = {
-        first: [name for name in places if everything or name in wanted]
-        for first, places in _places(model).items()
-    }
-    _save_pretrained(model, folder, whole | _buffers(model) | _gather(units, names))
 
 
 def _save_pretrained(model: nn.Module, folder: Path, tensors: Tensors) -> None:
@@ -149,7 +132,7 @@ def _save_pretrained(model: nn.Module, folder: Path, tensors: Tensors) -> None:
 
 
 def _reversal(model: nn.Module) -> Callable[[Tensors], Tensors] | None:
-    """From tensors as the model has them to those of its files; None where transformers cannot tell."""
+    """Return a function from tensors as the model has them to those of its files; None where transformers has none."""
     try:
         loading: Any = importlib.import_module("transformers.core_model_loading")
         loading.revert_weight_conversion(model, {})
@@ -171,7 +154,7 @@ def _try(revert: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors | No
 
 
 def _places(model: nn.Module) -> dict[str, list[str]]:
-    """For each parameter, by its first name, all its names in the state dictionary."""
+    """Return all names of each parameter in the state dictionary, by its first one."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     places: dict[str, list[str]] = {name: [] for name in first.values()}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -185,7 +168,7 @@ def _first_of_floating_point(model: nn.Module) -> str | None:
 
 
 def _saved_names(model: nn.Module) -> dict[str, list[str]]:
-    """For each parameter, by its first name, those that it is saved under: one, unless a tie is undeclared."""
+    """Return the names that each parameter is saved under, by its first one: one name, unless a tie is undeclared."""
     tied = [
         re.compile(f"{path}.{key}" if path else key)
         for path, module in model.named_modules()
@@ -203,7 +186,7 @@ def _saved_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _buffers(model: nn.Module) -> Tensors:
-    """The persistent buffers by name."""
+    """Return the persistent buffers by name."""
     parameters = {id(parameter) for parameter in model.parameters()}
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     return {
@@ -214,7 +197,7 @@ def _buffers(model: nn.Module) -> Tensors:
 
 
 def _gather(units: Iterable[Tensors], names: dict[str, list[str]]) -> Tensors:
-    """The tensors of `units` under all of their `names`."""
+    """Return the tensors of `units` under all of their `names`."""
     return {name: t for unit in units for first, t in unit.items() for name in names[first]}
 
 

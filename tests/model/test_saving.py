@@ -1,4 +1,4 @@
-"""A model's folder is what `save_pretrained` writes, from units that come and go."""
+"""A saved model is what `save_pretrained` writes, from units that come and go."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from saved_families import SETTINGS, blank, build, same_bytes, tensors_in, units_of
 from torch import Tensor
 
-from workbench.model import folder as folder_module
-from workbench.model.folder import save_model
+from workbench.model import saving
+from workbench.model.saving import save_model
 
 IDS = torch.arange(20).reshape(2, 10)
 
@@ -166,7 +166,7 @@ def test_a_transformers_without_the_conversion_saves_the_same_all_at_once(
     model.save_pretrained(tmp_path / "theirs")
     units = list(units_of(model))
     blank(model)
-    monkeypatch.setattr(folder_module, "_reversal", lambda _: None)
+    monkeypatch.setattr(saving, "_reversal", lambda _: None)
     save_model(model, iter(units), tmp_path / "mine")
     assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
     assert torch.equal(load(tmp_path / "mine")(IDS).logits, load(tmp_path / "theirs")(IDS).logits)
@@ -179,12 +179,12 @@ def test_a_transformers_that_moved_the_conversion_is_noticed(
     monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     model = build("gpt2")
-    assert folder_module._reversal(model) is not None
+    assert saving._reversal(model) is not None
     if gone.endswith("loading"):
         monkeypatch.setitem(__import__("sys").modules, gone, None)
     else:
         monkeypatch.delattr(gone)
-    assert folder_module._reversal(model) is None
+    assert saving._reversal(model) is None
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all at once", "unit by unit"])
@@ -195,35 +195,6 @@ def test_a_parameter_that_no_unit_gives_is_told_by_name(
     units = list(units_of(model))
     del units[2]["model.layers.1.mlp.up_proj.weight"]
     if whole:
-        monkeypatch.setattr(folder_module, "_reversal", lambda _: None)
+        monkeypatch.setattr(saving, "_reversal", lambda _: None)
     with pytest.raises(ValueError, match=r"1 tensors were not given, one of them model.layers.1.mlp.up_proj"):
         save_model(model, iter(units), tmp_path)
-
-
-def test_of_a_model_with_adapters_only_these_are_saved(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(
-        build("llama"),
-        peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False),
-    )
-    model.save_pretrained(tmp_path / "theirs")
-    units = list(units_of(model))
-    expected = model(IDS).logits
-    blank(model)
-    save_model(model, iter(units), tmp_path / "mine")
-    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
-    assert not (tmp_path / "mine" / "model.safetensors").exists()
-    loaded = peft.PeftModel.from_pretrained(build("llama"), tmp_path / "mine").eval()
-    assert torch.equal(loaded(IDS).logits, expected)
-
-
-def test_of_a_transformers_model_with_an_adapter_added_only_that_is_saved(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    model = build("llama")
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
-    model.save_pretrained(tmp_path / "theirs")
-    units = list(units_of(model))
-    blank(model)
-    save_model(model, iter(units), tmp_path / "mine")
-    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
-    assert len(tensors_in(tmp_path / "mine")) == 6
