@@ -129,8 +129,8 @@ def _token_ids(model: Any) -> Tensor:
 
 @torch.no_grad()
 def _logits(model: Any, ids: Tensor) -> Tensor:
-    logits: Tensor = model.eval()(input_ids=ids, use_cache=False).logits
-    return logits.float().clone()
+    logits: Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float().clone()
+    return logits
 
 
 def _first_line(error: Exception) -> str:
