@@ -10,8 +10,8 @@ import pytest
 
 from workbench.config import RunConfig, parse_config, rules
 from workbench.imports import Imported, import_text
-from workbench.imports.key_names import DECIDING, is_known
-from workbench.imports.known_keys import HARMFUL, MEANINGLESS
+from workbench.imports.deepspeed.keys import DECIDING, is_known
+from workbench.imports.deepspeed.known_keys import HARMFUL, MEANINGLESS
 
 ZERO = "zero_optimization"
 BATCH = {"train_micro_batch_size_per_gpu": 4}

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from workbench.config.problems import LONGEST_VALUE_SHOWN, on_one_line
 from workbench.config.schema import TABLES, fields
-from workbench.imports.forgiving_json import KeyPath
+from workbench.imports.lenient_json import KeyPath
 
 Judgement = Literal["used", "mapped", "meaningless here", "unknown", "refused"]
 JUDGEMENTS: tuple[Judgement, ...] = get_args(Judgement)

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from workbench.config import parse_config
 from workbench.errors import ConfigurationError
-from workbench.imports.batch import read_batch
+from workbench.imports.deepspeed.batch import read_batch
+from workbench.imports.deepspeed.keys import judge_leftovers
+from workbench.imports.deepspeed.log import read_logging
+from workbench.imports.deepspeed.misplaced_keys import put_in_place
+from workbench.imports.deepspeed.optimizer import read_optimizer
+from workbench.imports.deepspeed.placement import read_placement
+from workbench.imports.deepspeed.precision import read_precision
+from workbench.imports.deepspeed.scheduler import read_scheduler
 from workbench.imports.findings import Assumed, Findings, Setting, Verdict
-from workbench.imports.forgiving_json import LONGEST_TEXT, Repair, read_document
-from workbench.imports.leftover_keys import judge_leftovers
-from workbench.imports.logging import read_logging
-from workbench.imports.misplaced_keys import settled
-from workbench.imports.optimizer import read_optimizer
-from workbench.imports.placement import read_placement
-from workbench.imports.precision import read_precision
+from workbench.imports.lenient_json import LONGEST_TEXT, Repair, read_document
 from workbench.imports.preset_text import names_a_model, preset_text
-from workbench.imports.scheduler import read_scheduler
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def import_text(
 ) -> Imported:
     """The same as `import_file` on a text; `name` stands for the file in messages."""
     document = read_document(text, name)
-    values, lines, moves = settled(document.values, document.lines)
+    values, lines, moves = put_in_place(document.values, document.lines)
     found = Findings(values, lines)
     for read in (read_batch, read_precision, read_optimizer, read_scheduler, read_placement, read_logging):
         read(found)
