@@ -143,7 +143,7 @@ def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
 def test_schedules_and_settings_import_without_torch() -> None:
     program = (
         "import sys\n"
-        "from workbench.optimizer import cpu_count, schedules, settings\n"
+        "from workbench.optimizer import schedules, settings\n"
         "sys.exit('torch' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
