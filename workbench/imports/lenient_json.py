@@ -178,9 +178,10 @@ def _lines_of(values: dict[str, Any], text: str) -> dict[KeyPath, int]:
             found = re.compile(rf"""(?:"{written}"|'{written}'|(?<![\w"']){written})\s*:""").search(text, at)
             if found is not None:
                 at = found.end()
-            lines[(*path, key)] = 1 + bisect_right(starts, at if found is None else found.start())
+            place = (*path, key)
+            lines[place] = 1 + bisect_right(starts, at if found is None else found.start())
             if isinstance(value, Mapping):
-                search(value, (*path, key))
+                search(value, place)
 
     search(values, ())
     return lines

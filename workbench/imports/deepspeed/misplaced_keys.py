@@ -43,7 +43,7 @@ def put_in_place(values: Values, lines: Mapping[KeyPath, int]) -> tuple[Values, 
             )
         )
         for old in [each for each in lines if each[: len(path)] == path]:
-            lines[(*home, path[-1], *old[len(path) :])] = lines.pop(old)
+            lines[home + path[-1:] + old[len(path) :]] = lines.pop(old)
     return values, lines, repairs
 
 
