@@ -167,12 +167,12 @@ def _load_libraries(folder: Path) -> Any:
 
 def _train(text: Path, folder: Path, size: int) -> None:
     from workbench.config import DataConfig
-    from workbench.data.material import find_material
+    from workbench.data.sources import find_source
     from workbench.data.tokenizers.bpe_training import trained_tokenizer
 
     os.environ["WORKBENCH_CACHE"] = str(folder.parent / "training")
     config = DataConfig(source=str(text), tokenizer=f"bpe:{size}")
-    trained_tokenizer(config, find_material(config)).save_pretrained(folder)
+    trained_tokenizer(config, find_source(config)).save_pretrained(folder)
 
 
 def _write_text(path: Path, size: int) -> None:

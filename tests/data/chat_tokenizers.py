@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from workbench.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from workbench.data.tokenizers.pretrained import PretrainedTokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -37,6 +37,11 @@ RETURNING = (  # ends the last answer otherwise than those before it
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 WITHOUT_PROMPT = "{% for m in messages %}<|start|>{{ m.role }}<|stop|>{{ m.content }}<|eot|>\n{% endfor %}"
+OPENING_THOUGHT = (  # opens a thought in the header of an answer, which no answer has
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}User: {{ m.content }}\n"
+    "{% else %}Assistant: {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant: <think>\n{% endif %}"
+)
 PLAIN = (  # without a special token anywhere
     "{% for m in messages %}{{ 'Q: ' if m.role == 'user' else 'A: ' }}{{ m.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}A: {% endif %}"

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoTokenizer
 
 from workbench.config import DataConfig
-from workbench.data.material import find_material
 from workbench.data.prepare import prepare
+from workbench.data.sources import find_source
 from workbench.data.tokenizers import bpe_training
 from workbench.data.tokenizers.bpe_training import bpe_size, trained_tokenizer
-from workbench.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from workbench.data.tokenizers.pretrained import PretrainedTokenizer
 from workbench.errors import ConfigurationError
 
 
@@ -31,7 +31,7 @@ def text(tmp_path: Path) -> Path:
 
 def train(source: Path | str, size: int = 300, **options: object) -> PretrainedTokenizer:
     config = DataConfig.model_validate({"source": str(source), "tokenizer": f"bpe:{size}", **options})
-    return trained_tokenizer(config, find_material(config))
+    return trained_tokenizer(config, find_source(config))
 
 
 def test_the_same_text_gives_the_same_tokenizer_which_is_found_again(
@@ -99,13 +99,13 @@ def test_a_source_too_small_for_the_size_is_said(text: Path) -> None:
 
 def test_a_large_source_is_trained_on_parts_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.txt"
-    path.write_text("".join(f"word{n} " for n in range(300_000)))
-    monkeypatch.setattr(bpe_training, "SAMPLE_BYTES", 1 << 20)
-    config = DataConfig(source=str(path))
-    parts = find_material(config).parts_with_text()
-    chosen = bpe_training._sample(parts)
-    assert 0.5 * 2**20 < sum(part.size for part in chosen) < 1.3 * 2**20
-    assert chosen[0] == parts[0] and chosen[-1] in parts[-4:]
+    path.write_text("".join(f"word{n}\n" for n in range(500_000)))
+    monkeypatch.setattr(bpe_training, "SAMPLE_BYTES", 2 << 20)
+    text, source = path.read_text(), find_source(DataConfig(source=str(path)))
+    chosen = list(bpe_training._sample(source, "text", None))
+    assert 1.5 * 2**20 < sum(map(len, chosen)) < 2.5 * 2**20
+    places = [text.index(one) / len(text) for one in chosen]
+    assert places[0] == 0 and places[-1] > 0.5
 
 
 @pytest.mark.parametrize("spec", ["bpe:", "bpe:many", "bpe:256", "bpe:-5", "bpe:1048577", "bpe:1e4"])

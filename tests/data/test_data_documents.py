@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from workbench.data.batches import Batch, TokenStream, documents
-from workbench.data.batches.documents import DocumentSampler
-from workbench.data.batches.packing import pack
+from workbench.data.batches.documents import DocumentSampler, pack
 from workbench.data.batches.sampling import evaluation_batches, open_sampler
 from workbench.errors import ConfigurationError
 
@@ -83,8 +82,8 @@ def test_an_epoch_has_every_document_once_and_cuts_only_what_is_too_long(separat
     firsts = {
         start + piece for start, n in zip(starts, lengths, strict=True) for piece in range(0, n, LENGTH)
     }
-    assert stream.is_counted is not None
-    expected = {int(place) for place in np.flatnonzero(stream.is_counted)} - firsts
+    assert stream.loss_mask is not None
+    expected = {int(place) for place in np.flatnonzero(stream.loss_mask)} - firsts
     assert expected <= learnt <= expected | firsts  # the first of a row has a label that the shift leaves out
     assert len(ids) == len(set(ids))
     assert sum(batch.tokens for batch in batches) == len(ids)
@@ -102,8 +101,8 @@ def test_labels_are_the_counted_tokens_and_padding_is_none() -> None:
                 assert labels[at] == -100 and batch.tokens <= at
             else:
                 begins = token in stream.starts
-                assert labels[at] == (token if stream.is_counted[token] and not begins else -100)
-        assert batch.counted == int((labels[1:] != -100).sum()) > 0
+                assert labels[at] == (token if stream.loss_mask[token] and not begins else -100)
+        assert batch.loss_tokens == int((labels[1:] != -100).sum()) > 0
         assert batch.position_ids is None
 
 
@@ -201,4 +200,4 @@ def test_the_kind_of_data_chooses_the_sampler_and_evaluation_is_the_same_rows_ev
     everything = list(evaluation_batches(stream, LENGTH, 4, 10**9, padding=PADDING))
     ids = torch.cat([b.input_ids.flatten() for b in everything])
     ids = ids[ids != PADDING]
-    assert len(ids) == len(ids.unique()) and all(batch.counted for batch in everything)
+    assert len(ids) == len(ids.unique()) and all(batch.loss_tokens for batch in everything)

@@ -13,7 +13,7 @@ from huggingface_hub import errors
 from transformers import AutoTokenizer
 
 from workbench.data.tokenizers import load_tokenizer
-from workbench.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from workbench.data.tokenizers.pretrained import PretrainedTokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 
@@ -55,7 +55,6 @@ def test_a_folder_gives_the_ids_of_transformers_before_and_after_it_is_saved(
     expected = [reference(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     assert tokenizer.encode_batch(TEXTS) == expected
     assert [tokenizer.encode(text) for text in TEXTS] == expected
-    assert tokenizer.encode(TEXTS[3].encode()) == expected[3]
     assert [tokenizer.decode(ids) for ids in expected] == TEXTS
     assert tokenizer.vocabulary_size == len(reference)
     assert tokenizer.end_of_text == reference.eos_token_id

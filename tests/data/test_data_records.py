@@ -1,4 +1,4 @@
-"""Records to ids: of prompts and chats the answers are learnt, each to the token that ends it, and nothing else."""
+"""Records to ids: the answers of prompts and chats are in the loss, each with the token that ends it, nothing else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import chat_tokenizers as templates
 import pytest
 from chat_tokenizers import chat_tokenizer
 
-from workbench.data.records import RecordEncoder, RecordError
-from workbench.data.tokenizers import Tokenizer, load_tokenizer
-from workbench.data.tokenizers.byte_tokenizer import ByteTokenizer
+from workbench.data.record_errors import RecordError
+from workbench.data.records import RecordEncoder
+from workbench.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 
 CHAT = [
     {"role": "user", "content": "what is it?"},
@@ -20,20 +20,14 @@ CHAT = [
     {"role": "user", "content": "who asks"},
     {"role": "assistant", "content": "good bye"},
 ]
-THOUGHT = [
-    *CHAT[:1],
-    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nnothing but the answer"},
-    *CHAT[2:3],
-    {"role": "assistant", "content": "<think>\nwho?\n</think>\n\ngood bye"},
-]
 
 
 def encoder(tokenizer: Tokenizer, text_field: str = "text", loss_on: str = "answers") -> RecordEncoder:
     return RecordEncoder(tokenizer, text_field=text_field, loss_on=loss_on)
 
 
-def learnt(template: str, record: dict[str, Any], **options: Any) -> list[str]:
-    """The stretches that are learnt, as text; the ids are checked to be the template's own and what ends them."""
+def in_loss(template: str, record: dict[str, Any], **options: Any) -> list[str]:
+    """The spans in the loss, as text; the ids are checked to be the template's own and what ends them."""
     tokenizer = chat_tokenizer(template)
     ids, counted = encoder(tokenizer, **options).encode(record)
     assert counted is not None and len(counted) == len(ids)
@@ -55,46 +49,50 @@ def learnt(template: str, record: dict[str, Any], **options: Any) -> list[str]:
         ("CHATML", ["nothing but the answer<|im_end|>", "good bye<|im_end|>"]),
         ("HEADERS", ["nothing but the answer<|eot|>", "good bye<|eot|>"]),
         ("INST", [" nothing but the answer</s>", " good bye</s>"]),
-        ("WITHOUT_PROMPT", ["nothing but the answer<|eot|>", "good bye<|eot|>"]),
+        (  # at inference the model writes the header as well
+            "WITHOUT_PROMPT",
+            [f"<|start|>assistant<|stop|>{words}<|eot|>" for words in ("nothing but the answer", "good bye")],
+        ),
         ("PLAIN", [" nothing but the answer\n\n", " good bye\n\n</s>"]),
         ("MARKED", ["nothing but the answer<|im_end|>", "good bye<|im_end|>"]),
-        ("RETURNING", ["<|stop|>nothing but the answer<|eot|>", "<|stop|>good bye<|return|>"]),
-        ("THINKING", ["nothing but the answer<|im_end|>", "<think>\n\n</think>\n\ngood bye<|im_end|>"]),
+        ("OPENING_THOUGHT", [" nothing but the answer</s>", " good bye</s>"]),
     ],
 )
-def test_of_a_chat_the_assistants_words_are_learnt_with_what_ends_each_turn(
+def test_of_a_chat_the_assistants_words_are_in_the_loss_with_what_ends_each_turn(
     template: str, expected: list[str]
 ) -> None:
-    assert learnt(getattr(templates, template), {"messages": CHAT}) == expected
+    assert in_loss(getattr(templates, template), {"messages": CHAT}) == expected
 
 
-def test_a_turn_is_learnt_as_it_is_rendered_in_the_whole_chat() -> None:
-    assert learnt(templates.THINKING, {"messages": THOUGHT}) == [
-        "nothing but the answer<|im_end|>",
-        "<think>\nwho?\n</think>\n\ngood bye<|im_end|>",
-    ]
+@pytest.mark.parametrize("template", ["THINKING", "RETURNING", "NUMBERED"])
+def test_a_template_that_changes_a_turn_when_others_follow_is_refused_and_its_last_answer_is_not(
+    template: str,
+) -> None:
+    source = getattr(templates, template)
+    with pytest.raises(RecordError, match=r"message 2: .*differently.*data\.loss_on") as error:
+        encoder(chat_tokenizer(source)).encode({"messages": CHAT})
+    assert "\n" not in str(error.value)
+    if template != "NUMBERED":
+        (last,) = in_loss(source, {"prompt": CHAT[:3], "completion": CHAT[3:]})
+        assert "good bye" in last and last.endswith(("<|im_end|>", "<|return|>"))
 
 
-def test_a_call_of_a_tool_is_among_the_assistants_words() -> None:
+def test_a_call_of_a_tool_is_in_the_loss() -> None:
     call = {"type": "function", "function": {"name": "ask", "arguments": {"who": "you"}}}
-    chat = [
-        CHAT[0],
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "me"},
-        CHAT[3],
-    ]
-    first, last = learnt(templates.THINKING, {"messages": chat})
-    assert first.startswith("<tool_call>\n{") and first.endswith("</tool_call><|im_end|>")
-    assert '"who": "you"' in first and last.endswith("good bye<|im_end|>")
+    (words,) = in_loss(
+        templates.THINKING,
+        {"messages": [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [call]}]},
+    )
+    assert words.endswith("</tool_call><|im_end|>") and '"who": "you"' in words
 
 
 @pytest.mark.parametrize("template", ["CHATML", "PLAIN", "MARKED"])
-def test_what_is_not_the_assistants_is_never_learnt(template: str) -> None:
+def test_what_is_not_the_assistants_is_never_in_loss(template: str) -> None:
     source = getattr(templates, template)
-    assert learnt(source, {"messages": CHAT[:3]}) == learnt(source, {"messages": CHAT})[:1]
-    assert learnt(source, {"messages": CHAT[:1]}) == []
+    assert in_loss(source, {"messages": CHAT[:3]}) == in_loss(source, {"messages": CHAT})[:1]
+    assert in_loss(source, {"messages": CHAT[:1]}) == []
     system = [{"role": "system", "content": "good bye"}, *CHAT]
-    assert learnt(templates.CHATML, {"messages": system}) == learnt(templates.CHATML, {"messages": CHAT})
+    assert in_loss(templates.CHATML, {"messages": system}) == in_loss(templates.CHATML, {"messages": CHAT})
 
 
 def test_an_answer_may_come_first_be_empty_or_repeat_what_was_asked() -> None:
@@ -106,7 +104,7 @@ def test_an_answer_may_come_first_be_empty_or_repeat_what_was_asked() -> None:
     }
     for chat, expected in chats.values():
         for template in (templates.CHATML, templates.MARKED):
-            assert learnt(template, {"messages": chat}) == expected
+            assert in_loss(template, {"messages": chat}) == expected
 
 
 def test_with_loss_on_everything_nothing_is_marked() -> None:
@@ -121,7 +119,7 @@ def test_a_chat_ends_with_one_token_that_ends_a_text() -> None:
         assert ids.count(tokenizer.end_of_text) == ends
 
 
-def test_of_a_prompt_the_completion_is_learnt_and_the_end_of_text() -> None:
+def test_of_a_prompt_the_completion_is_in_the_loss_and_the_end_of_text() -> None:
     tokenizer = chat_tokenizer(None, adds_front=True)
     ids, counted = encoder(tokenizer).encode({"prompt": "who asks", "completion": " the answer"})
     assert tokenizer.decode(ids) == "<s>who asks the answer</s>" and counted is not None
@@ -134,19 +132,19 @@ def test_of_a_prompt_the_completion_is_learnt_and_the_end_of_text() -> None:
     assert ids[: counted.index(True)] == list(tokenizer.backend("wh")["input_ids"])
 
 
-def test_prompt_and_completion_may_be_messages_and_only_the_completion_is_learnt() -> None:
+def test_prompt_and_completion_may_be_messages_and_only_the_completion_is_in_loss() -> None:
     record = {"prompt": CHAT[:3], "completion": CHAT[3:]}
     for template in (templates.CHATML, templates.MARKED):
-        assert learnt(template, record) == ["good bye<|im_end|>"]
-    assert learnt(templates.PLAIN, record) == [" good bye\n\n</s>"]
+        assert in_loss(template, record) == ["good bye<|im_end|>"]
+    assert in_loss(templates.PLAIN, record) == [" good bye\n\n</s>"]
 
 
 def test_conversations_with_from_and_value_are_chats() -> None:
     chat = [{"from": "human", "value": "what is it?"}, {"from": "gpt", "value": "good bye"}]
-    assert learnt(templates.CHATML, {"id": 3, "conversations": chat}) == ["good bye<|im_end|>"]
+    assert in_loss(templates.CHATML, {"id": 3, "conversations": chat}) == ["good bye<|im_end|>"]
 
 
-def test_plain_text_is_learnt_whole_and_ends_with_the_end_of_text() -> None:
+def test_plain_text_is_in_the_loss_whole_and_ends_with_the_end_of_text() -> None:
     tokenizer = ByteTokenizer()
     assert encoder(tokenizer).encode({"text": "hé"}) == ([*"hé".encode(), 256], None)
     assert encoder(tokenizer).encode({"text": ""}) == ([], None)
@@ -193,8 +191,6 @@ def test_a_chat_that_the_tokenizer_cannot_take_is_refused_with_the_reason() -> N
     system = [{"role": "system", "content": "be brief"}, *CHAT]
     with pytest.raises(RecordError, match="refuses this chat: only user and assistant take turns"):
         encoder(chat_tokenizer(templates.INST)).encode({"messages": system})
-    with pytest.raises(RecordError, match=r"message 2: .*set data\.loss_on"):
-        encoder(chat_tokenizer(templates.NUMBERED)).encode({"messages": CHAT})
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_batch_is_whole_windows_of_consecutive_tokens() -> None:
     assert ids.dtype == torch.int64
     assert torch.equal(ids, ids[:, :1] + torch.arange(LENGTH))
     assert torch.equal(batch.labels, ids) and batch.position_ids is None
-    assert (batch.counted, batch.tokens) == (5 * (LENGTH - 1), 5 * LENGTH)
+    assert (batch.loss_tokens, batch.tokens) == (5 * (LENGTH - 1), 5 * LENGTH)
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.uint16, 2**16 - 1), (torch.uint32, 2**32 - 1)])
@@ -182,14 +182,14 @@ def test_documents_kept_apart_begin_at_position_0_and_are_not_predicted_from_the
                 assert positions[at] == at - begin
                 if at:
                     assert labels[at] == (-100 if inside[token] == 0 else token)
-        assert batch.counted == int((batch.labels[:, 1:] != -100).sum()) > 0
+        assert batch.loss_tokens == int((batch.labels[:, 1:] != -100).sum()) > 0
 
 
 def test_windows_of_which_nothing_is_learnt_are_passed_over() -> None:
     stream = in_documents([1] * 40 + [20] + [1] * 40)
     sampler = WindowSampler(stream, LENGTH, 1, seed=4, separate=True)
-    assert all(sampler.next().counted for _ in range(20))
-    assert all(batch.counted for batch in evaluation_batches(stream, LENGTH, 1, 10**6, separate=True))
+    assert all(sampler.next().loss_tokens for _ in range(20))
+    assert all(batch.loss_tokens for batch in evaluation_batches(stream, LENGTH, 1, 10**6, separate=True))
     with pytest.raises(ConfigurationError, match="a token each"):
         WindowSampler(in_documents([1] * 80), LENGTH, 1, seed=4, separate=True).next()
     with pytest.raises(ConfigurationError, match="nothing to learn"):

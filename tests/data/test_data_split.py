@@ -1,13 +1,9 @@
-"""Which text is kept for validation."""
-
-from pathlib import Path
+"""The documents that are held out for validation."""
 
 import numpy as np
 import pytest
 
-from workbench.data.sources import Document
-from workbench.data.split import choose_sides, cut_text, document_share, is_near
-from workbench.errors import ConfigurationError
+from workbench.data.split import choose_sides, document_share, is_near
 
 
 def shares_of(count: int) -> list[float]:
@@ -18,14 +14,14 @@ def held(count: int, fraction: float) -> set[int]:
     """Of documents that are all of the same length and stay whole."""
     shares = np.array(shares_of(count))
     sides = choose_sides(shares, np.full(count, 100), np.zeros(count, bool), fraction)
-    assert sides.cut == -1 and sides.by_name
+    assert sides.cut == -1
     return set(np.flatnonzero(sides.held).tolist())
 
 
 def reference(
     shares: list[float], tokens: list[int], free: list[bool], fraction: float
 ) -> tuple[list[int], list[int]]:
-    """How many tokens of each document are for training and for validation: said once more, in plain Python."""
+    """The tokens of each document for training and for validation, in plain Python."""
     by_name = [share < fraction for share in shares]
     if True not in by_name:
         by_name[shares.index(min(shares))] = True
@@ -65,7 +61,7 @@ def test_the_sides_are_those_of_the_reference_and_near_the_fraction_where_texts_
         if free.all():
             assert is_near(validation.sum() / tokens.sum(), fraction)
         cuts += sides.cut >= 0
-        whole += sides.by_name
+        whole += sides.cut < 0
     assert cuts > 50 and whole > 50
 
 
@@ -82,25 +78,3 @@ def test_more_files_or_a_greater_fraction_move_no_file_back() -> None:
 @pytest.mark.parametrize("fraction", [1e-9, 0.5])
 def test_either_side_has_a_document(count: int, fraction: float) -> None:
     assert 0 < len(held(count, fraction)) < count
-
-
-@pytest.mark.parametrize("text", ["x" * 1000, "é" * 500, "a€" * 250, "🎉" * 250])
-@pytest.mark.parametrize("fraction", [0.0001, 0.1, 0.333, 0.9])
-def test_a_single_file_is_cut_near_its_end_between_two_characters(
-    tmp_path: Path, text: str, fraction: float
-) -> None:
-    data = text.encode()
-    path = tmp_path / "one.txt"
-    path.write_bytes(data)
-    sides = cut_text(Document("one.txt", path, len(data)), fraction)
-    training, validation = sides.training, sides.validation
-    assert (training.start, training.stop, validation.stop) == (0, validation.start, len(data))
-    assert (data[: training.stop].decode() + data[validation.start :].decode()) == text
-    assert abs((validation.stop - validation.start) - len(data) * fraction) <= 4
-
-
-def test_a_file_too_short_to_be_cut_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "one.txt"
-    path.write_bytes("é".encode())
-    with pytest.raises(ConfigurationError, match="too short"):
-        cut_text(Document("one.txt", path, 2), 0.5)

@@ -146,7 +146,7 @@ def trained_without_a_pause(tuned: Tuned) -> OffloadEngine:
         engine.learning_rate = schedule.at(step)
         for _ in range(config.train.gradient_accumulation):
             batch = sampler.next()
-            engine.backward(batch_loss(loss, batch, CPU, None), tokens=batch.counted)
+            engine.backward(batch_loss(loss, batch, CPU, None), tokens=batch.loss_tokens)
         engine.step()
     engine.wait()
     return engine

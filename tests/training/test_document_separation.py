@@ -109,7 +109,7 @@ def test_the_loss_of_a_packed_row_is_that_of_its_documents_alone(name: str, atte
     batch, documents = packed()
     separation = DocumentSeparation(model, CPU, 32)
     loss = batch_loss(ChunkedLoss(model), batch, CPU, separation)
-    assert batch.counted == sum(LENGTHS) - len(LENGTHS)
+    assert batch.loss_tokens == sum(LENGTHS) - len(LENGTHS)
     assert loss.item() == pytest.approx(alone(model, documents).item(), rel=1e-6)
     # They do see each other where nobody keeps them apart, or this would show nothing.
     plain = model(input_ids=batch.input_ids, labels=batch.labels).loss
@@ -131,7 +131,7 @@ def test_the_engine_trains_on_packed_documents_as_on_each_alone(name: str, weigh
         chunked = ChunkedLoss(model, chunk_tokens=5)
         for _ in range(3):
             loss = batch_loss(chunked, batch, CPU, separation)
-            engine.backward(loss, tokens=batch.counted)
+            engine.backward(loss, tokens=batch.loss_tokens)
             engine.step()
             expected = alone(reference, documents)
             optimizer.zero_grad()

@@ -11,7 +11,7 @@ import torch
 
 from workbench.config import RunConfig, parse_config
 from workbench.data.prepare import TokenData
-from workbench.data.tokenizers.byte_tokenizer import ByteTokenizer
+from workbench.data.tokenizers import ByteTokenizer
 from workbench.errors import ConfigurationError
 from workbench.training.batches import rows
 from workbench.training.batches.rows import check_rows, training_sampler, with_steps
@@ -38,8 +38,8 @@ def tokens(count: int, documents: Sequence[int] = (0,), marks: Sequence[int] | N
         documents=len(documents),
         train_documents=starts,
         validation_documents=starts,
-        train_counted=counted,
-        validation_counted=counted,
+        train_loss_mask=counted,
+        validation_loss_mask=counted,
     )
 
 
@@ -56,7 +56,7 @@ def test_an_epoch_of_answers_has_as_many_sequences_as_packing_gives() -> None:
     sampler = training_sampler(config, data)
     batches = [sampler.next() for _ in range(25)]
     assert torch.cat([batch.input_ids[:, :6] for batch in batches]).unique().numel() == 300
-    assert sum(batch.counted for batch in batches) == 200
+    assert sum(batch.loss_tokens for batch in batches) == 200
 
 
 def test_too_many_epochs_are_refused_with_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_data_without_an_answer_on_either_side_is_refused() -> None:
     (told,) = check_rows(configured(), tokens(40, range(0, 40, 5), [0] * 15 + [0, 0, 1, 1, 1] * 5))
     assert told.startswith("3 of 8 documents to train on have nothing to learn")
     none = torch.zeros(40, dtype=torch.uint8)
-    for side in ("train_counted", "validation_counted"):
+    for side in ("train_loss_mask", "validation_loss_mask"):
         with pytest.raises(ConfigurationError, match="nothing to learn from"):
             check_rows(configured(), replace(good, **{side: none}))
 

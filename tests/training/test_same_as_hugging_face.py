@@ -217,8 +217,8 @@ def test_micro_batches_weigh_by_their_answers_so_that_accumulation_equals_one_ba
                 for _ in range(accumulation):
                     batch = sampler.next()
                     loss = batch_loss(ChunkedLoss(model), batch, torch.device("cpu"), None)
-                    engine.backward(loss, tokens=batch.counted)
-                    counts.append(batch.counted)
+                    engine.backward(loss, tokens=batch.loss_tokens)
+                    counts.append(batch.loss_tokens)
                     means.append(loss.item())
                 reports.append(engine.step())
                 assert accumulation == 1 or len(set(counts)) > 1

@@ -1,8 +1,9 @@
-"""Training and validation: which document goes where.
+"""Decide which documents are for training and which for validation.
 
-A document's side depends on its name alone, a record's on what it says, so that adding one moves no other one across.
-Only where whole documents do not come near the fraction that was asked for, one that is text is cut and its end held
-out. Invariant: the sides follow from the documents and the fraction, never from threads, parts or the machine.
+A document's side follows from a hash of its name (a record's, from its content), so that adding one document moves no
+other. Only if whole documents do not come near the fraction, one text is cut and its end held out.
+
+Invariant: the sides follow from the documents and the fraction, never from threads, blocks or the machine.
 """
 
 from __future__ import annotations
@@ -13,78 +14,65 @@ from typing import Any
 
 import numpy as np
 
-from workbench.data.sources import Document
-from workbench.errors import ConfigurationError
-
-NEAR_FRACTION = 0.02
-"""Of the tokens: so much more than asked for may be held out for documents to stay whole."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes `start` to `stop` of a document."""
-
-    document: Document
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Split:
-    """One text, cut in two."""
-
-    training: Piece
-    validation: Piece
+TRAINING, VALIDATION = 2.0, -1.0
+"""Shares of documents whose side is fixed, whatever the fraction is."""
+_NEAR_FRACTION = 0.02
+"""Up to this much more of the tokens than the fraction may be held out for documents to stay whole."""
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Which documents are for validation, counted from 0."""
+    """The documents for validation, by their numbers from 0."""
 
     held: Any
-    """bool [documents]: held out whole."""
+    """bool [documents]: the whole document is held out."""
     cut: int = -1
-    """The document whose end is held out, its beginning being for training; -1 where none is."""
+    """The document of which only the end is held out; -1 if there is none."""
     tail: int = 0
-    """How many tokens of it are held out."""
-    by_name: bool = True
-    """Whether all that counted was each document's share."""
+    """The tokens of that end."""
+
+
+def document_share(name: str) -> float:
+    """Return a number in [0, 1) that follows from a document's name."""
+    return share_of(name.encode("utf-8", "surrogateescape"))
+
+
+def share_of(content: bytes) -> float:
+    """Return a number in [0, 1) that follows from `content`, so that equal records are always on one side."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big") / 2**48
 
 
 def is_near(held: float, fraction: float) -> bool:
-    """Whether a part of the tokens that is held out is near the `fraction` that was asked for."""
+    """Return whether `held`, the fraction of the tokens that is held out, is near the `fraction` asked for."""
     return fraction / 2 <= held <= _most(fraction)
 
 
 def _most(fraction: float) -> float:
-    return min(max(2 * fraction, fraction + NEAR_FRACTION), (1 + fraction) / 2)
+    return min(max(2 * fraction, fraction + _NEAR_FRACTION), (1 + fraction) / 2)
 
 
-def sides_by_name(shares: Any, fraction: float) -> Any:
-    """bool [documents]: those whose share is below `fraction`, at least one on either side. `shares`: float64."""
+def choose_sides(shares: Any, tokens: Any, may_be_cut: Any, fraction: float) -> Sides:
+    """Hold out about `fraction` of the tokens.
+
+    Documents whose share is below the fraction are held out, at least one and not all. If their tokens are not near the
+    fraction, texts are taken in the order of their shares until half of the fraction is reached; one that would exceed
+    it is cut, so that exactly `fraction` is held out.
+
+    Args:
+        shares: float64 [documents, one or more]. Outside [0, 1) the side is fixed.
+        tokens: int64 or uint64 [documents], each at least 1.
+        may_be_cut: bool [documents]. A document that may not be cut keeps the side of its share.
+    """
     held = shares < fraction
     if not held.any():
         held[int(shares.argmin())] = True
     elif held.all():
         held[int(shares.argmax())] = False
-    return held
-
-
-def choose_sides(shares: Any, tokens: Any, may_be_cut: Any, fraction: float) -> Sides:
-    """Put about `fraction` of the tokens aside for validation.
-
-    Where names alone do not come near it, texts are taken in the order of their shares until half of it is there; one
-    that would be too much is cut, so that exactly `fraction` is held out.
-
-    Args:
-        shares: float64 [documents, two or more], see `share_of`. Outside [0, 1): the side is given.
-        tokens: int64 [documents], more than 0.
-        may_be_cut: bool [documents]. The side of others is that of their share.
-    """
-    held = sides_by_name(shares, fraction)
     total = int(tokens.sum())
+    if is_near(int(tokens[held].sum()) / total, fraction):
+        return Sides(held)
     free = may_be_cut & (tokens > 1) & (shares >= 0) & (shares < 1)
-    if is_near(int(tokens[held].sum()) / total, fraction) or not free.any():
+    if not free.any():
         return Sides(held)
     held &= ~free
     there = int(tokens[held].sum())
@@ -95,43 +83,7 @@ def choose_sides(shares: Any, tokens: Any, may_be_cut: Any, fraction: float) -> 
             continue
         length = int(tokens[number])
         if there + length > _most(fraction) * total:
-            tail = min(max(1, round(fraction * total) - there), length - 1)
-            return Sides(held, number, tail, by_name=False)
+            return Sides(held, number, min(max(1, round(fraction * total) - there), length - 1))
         held[number] = True
         there += length
-    return Sides(held, by_name=False)
-
-
-def document_share(name: str) -> float:
-    """A number in [0, 1) that only the document's name decides."""
-    return share_of(name.encode("utf-8", "surrogateescape"))
-
-
-def share_of(content: bytes) -> float:
-    """A number in [0, 1) that only `content` decides: a document's name, or all of a record, so that the records around
-    it do not matter and two that are the same are never on different sides."""
-    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big") / 2**48
-
-
-def cut_text(document: Document, validation_fraction: float) -> Split:
-    """The only text of a source, cut between two characters: its last `validation_fraction` is for validation.
-
-    Raises ConfigurationError where it is too short for that.
-    """
-    size = document.size
-    at = size - max(1, round(size * validation_fraction))
-    try:
-        with document.path.open("rb") as file:
-            file.seek(max(0, at - 3))
-            before = file.read(min(at, 3) + 1)
-    except OSError as error:
-        raise ConfigurationError(
-            f"data.source: {document.path} cannot be read: {error.strerror or error}"
-        ) from error
-    while at > 0 and len(before) > 1 and before[-1] & 0xC0 == 0x80:  # inside a UTF-8 character
-        before, at = before[:-1], at - 1
-    if at <= 0:
-        raise ConfigurationError(
-            f"data.source: {document.path} has {size} bytes; too short to cut a validation text from"
-        )
-    return Split(Piece(document, 0, at), Piece(document, at, size))
+    return Sides(held)

@@ -36,8 +36,8 @@ def validation_loss(
             if interrupted():
                 return None
             mean = batch_loss(loss, batch, device, separation)
-            total += float(mean) * batch.counted
-            counted += batch.counted
+            total += float(mean) * batch.loss_tokens
+            counted += batch.loss_tokens
     finally:
         model.train(training)
     return total / counted

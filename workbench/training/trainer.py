@@ -199,9 +199,9 @@ class Trainer:
             if not micro_batch:
                 # The forward waited for the update before, which waited for its verdict: this costs no time.
                 engine.learning_rate = self._schedule.at(self._updates())
-            engine.backward(loss, tokens=batch.counted)
-            losses.append(loss.detach() * batch.counted)
-            counted += batch.counted
+            engine.backward(loss, tokens=batch.loss_tokens)
+            losses.append(loss.detach() * batch.loss_tokens)
+            counted += batch.loss_tokens
             tokens += batch.tokens
         # The step before is settled now: the engine has waited for it before this one's backward.
         self._record(None)

@@ -1,41 +1,44 @@
-"""What goes through the model at once: rows of token ids, which of them are learnt, and where documents begin.
+"""Batches: rows of token ids with labels and positions, cut from a token stream.
 
-A row is filled with stretches of the token stream. Labels are the ids themselves, -100 where nothing is learnt, and
-the model shifts them by one, as every causal language model of transformers does.
+A row is filled with spans of the stream. Labels are the ids themselves, -100 for tokens outside the loss; the model
+shifts them by one, as every causal language model of transformers does.
 
-Invariant: `counted` is the number of labels that the model's mean loss is taken over.
+Invariant: `Batch.loss_tokens` is the number of labels over which the model takes its mean loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-NOT_COUNTED = -100
+from workbench.errors import ConfigurationError
 
-Stretch = tuple[int, int]
-"""Tokens of the stream, from the first to before the second."""
+IGNORED = -100
+
+Span = tuple[int, int]
+"""Tokens of the stream: the first, and the one after the last."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one micro-batch."""
+    """The rows of one micro-batch."""
 
     input_ids: Tensor
-    """int64 [rows, length]; a row that is not full ends in padding."""
+    """int64 [rows, length]; a row that is not full ends with padding."""
     labels: Tensor
-    """int64 [rows, length], unshifted; -100 is not learnt."""
+    """int64 [rows, length], not shifted; -100 outside the loss."""
     position_ids: Tensor | None
-    """int64 [rows, length], from 0 again where a document begins; None where documents are not kept apart."""
-    counted: int
-    """Labels that count after the shift by one; never 0 in a batch for training."""
+    """int64 [rows, length], from 0 in each document; None if documents are not kept apart."""
+    loss_tokens: int
+    """Labels in the loss after the shift by one; never 0 in a batch for training."""
     tokens: int
-    """Ids that are no padding."""
+    """Ids without the padding."""
 
 
 @dataclass(frozen=True)
@@ -45,67 +48,66 @@ class Row:
     input_ids: Any
     labels: Any
     position_ids: Any | None
-    counted: int
+    loss_tokens: int
     tokens: int
 
 
 class TokenStream:
-    """Token ids one after the other, where their documents begin, and which of them are learnt.
+    """The tokens of one side with their document starts and loss mask.
 
     Args:
         tokens: ids [tokens] of any integer dtype, memory-mapped or not.
-        documents: int64 or uint64 [documents], the first token of each, ascending, the first of them 0; None for a
-            single document.
-        counted: uint8 or bool [tokens], whether it is learnt; None where every token is.
+        documents: int64 or uint64 [documents], the first token of each, ascending from 0; None for a single document.
+        loss_mask: uint8 or bool [tokens], 1 for a token in the loss; None if every token is.
     """
 
     def __init__(
-        self, tokens: Tensor, documents: Tensor | None = None, counted: Tensor | None = None
+        self, tokens: Tensor, documents: Tensor | None = None, loss_mask: Tensor | None = None
     ) -> None:
         self.ids = tokens.numpy()
         # Bisecting mixed integer types would turn all of them to floating point.
         self.starts = np.zeros(1, np.int64) if documents is None else documents.view(torch.int64).numpy()
-        self.is_counted = None if counted is None else counted.view(torch.uint8).numpy()
+        self.loss_mask = None if loss_mask is None else loss_mask.view(torch.uint8).numpy()
         if len(self.starts) == 0 or self.starts[0] != 0:
             raise ValueError("the first document must begin at the first token")
-        if self.is_counted is not None and len(self.is_counted) != len(self.ids):
-            raise ValueError(f"{len(self.is_counted)} marks of what is learnt for {len(self.ids)} tokens")
+        if self.loss_mask is not None and len(self.loss_mask) != len(self.ids):
+            raise ValueError(f"a loss mask of {len(self.loss_mask)} for {len(self.ids)} tokens")
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def stop(self, document: int) -> int:
-        """Where a document ends: the first token that is not its own."""
+        """Return the token after the last one of a document."""
         return int(self.starts[document + 1]) if document + 1 < len(self.starts) else len(self.ids)
 
-    def learns(self, first: int, stop: int) -> bool:
-        """Whether anything of this stretch is learnt where nothing is known before it."""
-        return stop - first > 1 and (self.is_counted is None or bool(self.is_counted[first + 1 : stop].any()))
+    def has_loss(self, first: int, stop: int) -> bool:
+        """Return whether a span that stands alone has a token in the loss; its first one is never predicted."""
+        return stop - first > 1 and (self.loss_mask is None or bool(self.loss_mask[first + 1 : stop].any()))
 
-    def row(self, stretches: Sequence[Stretch], length: int, *, separate: bool, padding: int) -> Row:
-        """Stretches side by side, then `padding` up to `length`. With `separate`, documents are kept apart.
+    def row(self, spans: Sequence[Span], length: int, *, separate: bool, padding: int) -> Row:
+        """Spanes side by side, then `padding` up to `length`. With `separate`, documents are kept apart.
 
-        The first token of a stretch is not predicted from the stretch before it, and with `separate` that of no
+        The first token of a span is not predicted from the span before it, and with `separate` that of no
         document from the document before it.
         """
         input_ids = np.full(length, padding, np.int64)
-        labels = np.full(length, NOT_COUNTED, np.int64)
+        labels = np.full(length, IGNORED, np.int64)
         begins = np.zeros(length, bool)
         at = 0
-        for first, stop in stretches:
+        for first, stop in spans:
             here = slice(at, at + stop - first)
             input_ids[here] = self.ids[first:stop]
             labels[here] = input_ids[here]
-            if self.is_counted is not None:
-                labels[here][self.is_counted[first:stop] == 0] = NOT_COUNTED
+            if self.loss_mask is not None:
+                labels[here][self.loss_mask[first:stop] == 0] = IGNORED
             if at:
-                labels[at] = NOT_COUNTED
+                labels[at] = IGNORED
             begins[at] = True
             if separate:
                 low, high = np.searchsorted(self.starts, (first + 1, stop))
                 inside = self.starts[low:high] - first + at
                 begins[inside] = True
-                labels[inside] = NOT_COUNTED
+                labels[inside] = IGNORED
             at = here.stop
         if at < length:
             begins[at] = True
@@ -113,16 +115,71 @@ class TokenStream:
         if separate:
             places = np.arange(length, dtype=np.int64)
             positions = places - np.maximum.accumulate(np.where(begins, places, 0))
-        return Row(input_ids, labels, positions, int((labels[1:] != NOT_COUNTED).sum()), at)
+        return Row(input_ids, labels, positions, int((labels[1:] != IGNORED).sum()), at)
 
 
 def stack(rows: Sequence[Row]) -> Batch:
-    """The rows as one batch."""
+    """Return the rows as one batch."""
     positions = [row.position_ids for row in rows if row.position_ids is not None]
     return Batch(
         torch.from_numpy(np.stack([row.input_ids for row in rows])),
         torch.from_numpy(np.stack([row.labels for row in rows])),
         torch.from_numpy(np.stack(positions)) if positions else None,
-        sum(row.counted for row in rows),
+        sum(row.loss_tokens for row in rows),
         sum(row.tokens for row in rows),
+    )
+
+
+class Sampler(Protocol):
+    """Endless training batches, epoch after epoch. `state` decides everything that follows."""
+
+    def next(self) -> Batch:
+        """Return the next batch, which has tokens in the loss."""
+
+    def state(self) -> dict[str, int]:
+        """Return the cursor, with the properties of the data that it points into."""
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Continue where `state` was taken. The batch size may differ.
+
+        Raises:
+            ConfigurationError: the state was taken with other tokens, another sequence length or another seed.
+        """
+
+    def sequences_per_epoch(self) -> int:
+        """Return the rows of the first epoch; later ones have about as many."""
+
+
+def generator(*seed: int | str) -> torch.Generator:
+    """Return a random generator for this seed; torch's global generator is neither read nor moved."""
+    digest = hashlib.blake2b("/".join(map(str, seed)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def check_state(state: Mapping[str, int], data: Mapping[str, int], cursor: tuple[str, ...]) -> None:
+    """Raise ConfigurationError unless `state` was taken on this `data` and has the numbers named in `cursor`."""
+    for name, value in data.items():
+        if state.get(name, value) != value:
+            moved = "put the files of data.source back as they were, and " if name == "tokens" else ""
+            raise ConfigurationError(
+                f"the data cursor was saved with {name} = {state[name]}, and now it is {value}; "
+                f"{moved}resume with the data settings that the run was started with"
+            )
+    missing = [name for name in cursor if name not in state]
+    if missing:
+        raise ConfigurationError(
+            f"the data cursor was saved with data of another kind (it has no {missing[0]}): plain text is read in "
+            "windows, prompts and chats document by document; resume with the data settings that the run was "
+            "started with"
+        )
+
+
+def damaged_cursor(what: str, epoch: int) -> ConfigurationError:
+    return ConfigurationError(f"the data cursor is damaged: {what} in epoch {epoch}")
+
+
+def nothing_in_loss() -> ConfigurationError:
+    return ConfigurationError(
+        "data.source has nothing to learn from: no prompt has a completion and no chat an answer on one of its sides; "
+        'add some, raise data.validation_fraction, or set data.loss_on = "everything"'
     )

@@ -1,50 +1,58 @@
-"""Whole documents packed into rows, for training on prompts and chats: none is cut that fits in a row.
+"""Prompts and chats packed into rows as whole documents, for training: no document that fits in a row is cut.
 
-An epoch shuffles the documents, takes them in blocks worth some hundred rows, packs each block by itself and shuffles
-its rows. So the cursor is three numbers (epoch, the first document of the block, rows of the block that are done), and
-no more than one block is looked at to resume.
+An epoch shuffles the documents, takes them in blocks of some hundred rows, packs each block and shuffles its rows. So
+the cursor is three numbers (epoch, first document of the block, rows of the block that are done), and resuming packs
+one block.
 
-Invariant: (seed, epoch, data) alone decide the rows and their order, never the batch size.
+Invariant: the rows and their order follow from (seed, epoch, data) alone, never from the batch size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from workbench.data.batches import Batch, Row, Stretch, TokenStream, stack
-from workbench.data.batches.cursor import check_ground, damaged, generator
-from workbench.data.batches.packing import pack
-from workbench.errors import ConfigurationError
+from workbench.data.batches import (
+    Batch,
+    Row,
+    Span,
+    TokenStream,
+    check_state,
+    damaged_cursor,
+    generator,
+    nothing_in_loss,
+    stack,
+)
 
 BLOCK_ROWS = 256
-"""The last row of a block is rarely full: of so many that is little."""
+"""Rows in a block; only its last row is far from full."""
 _SCAN_TOKENS = 1 << 24
 _COUNTED_DOCUMENTS = 500_000
 _LOOKED_UP = 1024
 
-_Rows = list[list[Stretch]]
+_Rows = list[list[Span]]
 
 
 class DocumentSampler:
-    """Endless training batches of whole documents, side by side in rows that end in padding.
+    """Endless training batches of whole documents, side by side in rows that end with padding.
 
-    A document longer than a row is cut into pieces, each of which stands as a document of its own. A document or piece
-    of which nothing is learnt is left out. A batch may reach over the end of an epoch.
+    A document longer than a row is cut into pieces that are treated as documents. Documents and pieces without a token
+    in the loss are left out. A batch may go on in the next epoch.
 
     Args:
         stream: the documents.
         sequence_length: tokens in a row.
         batch_size: rows in a batch.
         seed: decides the order.
-        separate: whether documents in a row are kept apart.
-        padding: the id that fills a row up.
+        separate: keep the documents of a row apart.
+        padding: the id that fills a row.
 
     Raises:
-        ConfigurationError: nothing of any document is learnt.
+        ConfigurationError: no document has a token in the loss.
     """
 
     def __init__(
@@ -65,34 +73,33 @@ class DocumentSampler:
         self._seed = seed
         self._separate = separate
         self._padding = padding
-        learnt = _learnt(stream)
-        self._learnt: Any | None = None if learnt.all() else np.flatnonzero(learnt)
-        self._documents = len(learnt) if self._learnt is None else len(self._learnt)
-        self.left_out = len(learnt) - self._documents
-        """Documents of which nothing is learnt."""
+        with_loss = _with_loss(stream)
+        self._numbers: Any | None = None if with_loss.all() else np.flatnonzero(with_loss)
+        self._documents = int(with_loss.sum())
+        self.left_out = len(with_loss) - self._documents
+        """Documents without a token in the loss."""
         if not self._documents:
-            raise nothing_to_learn()
+            raise nothing_in_loss()
         self._rows: _Rows = []
         self._begin(0, 0, 0)
 
     def next(self) -> Batch:
-        """The next batch: of every row something is learnt."""
+        """Return the next batch; every row has a token in the loss."""
         return stack([self._next_row() for _ in range(self._batch_size)])
 
     def state(self) -> dict[str, int]:
-        """The cursor, and what it is a cursor into."""
-        return {"epoch": self._epoch, "document": self._document, "row": self._row, **self._ground()}
+        """Return the cursor (epoch, document, row) and the properties of the data."""
+        return {"epoch": self._epoch, "document": self._document, "row": self._row, **self._data()}
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """See `Sampler.load_state`."""
-        check_ground(state, self._ground(), ("epoch", "document", "row"))
+        check_state(state, self._data(), ("epoch", "document", "row"))
         self._begin(state["epoch"], state["document"], state["row"])
 
     def sequences_per_epoch(self) -> int:
-        """Rows of the first epoch; later epochs have nearly as many.
+        """Return the rows of the first epoch, counted by packing it; later epochs have nearly as many.
 
-        Counted by packing it. Of a great many documents only the first `_COUNTED_DOCUMENTS` of its order are packed,
-        and the others taken to fill as many rows each.
+        Of many documents only the first `_COUNTED_DOCUMENTS` in its order are packed, and the rest is extrapolated.
         """
         counted = rows = 0
         for block, counted in self._blocks(0):
@@ -102,10 +109,10 @@ class DocumentSampler:
         return round(rows * (self._documents / counted))
 
     def rows_of_epoch(self, epoch: int) -> Iterator[Row]:
-        """Its rows in order; the cursor stays."""
+        """Yield the rows of an epoch in order, without moving the cursor."""
         for rows, _ in self._blocks(epoch):
-            for stretches in rows:
-                yield self._fill(stretches)
+            for spans in rows:
+                yield self._fill(spans)
 
     def _next_row(self) -> Row:
         epochs = 0
@@ -113,19 +120,17 @@ class DocumentSampler:
             if self._next_document == self._documents:
                 epochs += 1
                 if epochs > 1:
-                    raise nothing_to_learn()
+                    raise nothing_in_loss()
                 self._begin(self._epoch + 1, 0, 0)
             else:
                 self._open_block(self._next_document)
         self._row += 1
         return self._fill(self._rows[self._row - 1])
 
-    def _fill(self, stretches: list[Stretch]) -> Row:
-        return self._stream.row(
-            stretches, self._sequence_length, separate=self._separate, padding=self._padding
-        )
+    def _fill(self, spans: list[Span]) -> Row:
+        return self._stream.row(spans, self._sequence_length, separate=self._separate, padding=self._padding)
 
-    def _ground(self) -> dict[str, int]:
+    def _data(self) -> dict[str, int]:
         return {
             "seed": self._seed,
             "sequence_length": self._sequence_length,
@@ -135,12 +140,12 @@ class DocumentSampler:
 
     def _begin(self, epoch: int, document: int, row: int) -> None:
         if not 0 <= document <= self._documents:
-            raise damaged(f"document {document} of {self._documents}", epoch)
+            raise damaged_cursor(f"document {document} of {self._documents}", epoch)
         self._epoch = epoch
         self._order = self._shuffled(epoch)
         self._open_block(document)
         if not 0 <= row <= len(self._rows):
-            raise damaged(f"row {row} of {len(self._rows)}", epoch)
+            raise damaged_cursor(f"row {row} of {len(self._rows)}", epoch)
         self._row = row
 
     def _open_block(self, document: int) -> None:
@@ -148,21 +153,21 @@ class DocumentSampler:
         self._rows, self._next_document = self._block(self._order, self._epoch, document)
 
     def _blocks(self, epoch: int) -> Iterator[tuple[_Rows, int]]:
-        """The rows of each block, and how many documents there are up to its end."""
+        """Yield the rows of each block of an epoch, and the number of documents up to its end."""
         order, document = self._shuffled(epoch), 0
         while document < self._documents:
             rows, document = self._block(order, epoch, document)
             yield rows, document
 
     def _shuffled(self, epoch: int) -> Any:
-        """The documents of an epoch in order: int64 [documents of which something is learnt]."""
+        """Return the documents of an epoch in order: int64 [documents with a token in the loss]."""
         order = torch.randperm(self._documents, generator=generator(self._seed, epoch)).numpy()
-        return order if self._learnt is None else self._learnt[order]
+        return order if self._numbers is None else self._numbers[order]
 
     def _block(self, order: Any, epoch: int, document: int) -> tuple[_Rows, int]:
-        """The rows of the block that begins at `document` of `order`, and where the next block begins."""
+        """Return the rows of the block that begins at `document` of `order`, and the next block's first document."""
         length = self._sequence_length
-        pieces: list[Stretch] = []
+        pieces: list[Span] = []
         tokens = 0
         here = document
         for first, stop in self._places(order, document):
@@ -172,7 +177,7 @@ class DocumentSampler:
                 pieces.append((first, stop))
             else:
                 cuts = ((at, min(at + length, stop)) for at in range(first, stop, length))
-                pieces.extend(cut for cut in cuts if self._stream.learns(*cut))
+                pieces.extend(cut for cut in cuts if self._stream.has_loss(*cut))
             if tokens >= BLOCK_ROWS * length:
                 break
         packed = pack([stop - first for first, stop in pieces], length)
@@ -180,8 +185,8 @@ class DocumentSampler:
         shuffled = torch.randperm(len(packed), generator=draws).tolist()
         return [[pieces[index] for index in packed[row]] for row in shuffled], here
 
-    def _places(self, order: Any, document: int) -> Iterator[Stretch]:
-        """Where the documents of `order` from `document` on lie; looked up some at a time."""
+    def _places(self, order: Any, document: int) -> Iterator[Span]:
+        """Yield the spans of the documents of `order` from `document` on, looked up some at a time."""
         starts, end = self._stream.starts, len(self._stream)
         for at in range(document, len(order), _LOOKED_UP):
             some = order[at : at + _LOOKED_UP]
@@ -190,27 +195,44 @@ class DocumentSampler:
             yield from zip(starts[some].tolist(), stops.tolist(), strict=True)
 
 
-def _learnt(stream: TokenStream) -> Any:
-    """Of which documents something is learnt: bool [documents]. A document's first token is never predicted."""
+def _with_loss(stream: TokenStream) -> Any:
+    """Return which documents have a token in the loss: bool [documents]. Their first token is never predicted."""
     starts = stream.starts
-    if stream.is_counted is None:
+    if stream.loss_mask is None:
         return np.diff(starts, append=len(stream)) > 1
-    learnt = np.empty(len(starts), bool)
+    with_loss = np.empty(len(starts), bool)
     first = 0
     while first < len(starts):
-        # Some documents at a time, at least one: the marks are mapped from a file as large as the text.
+        # Some documents at a time, at least one: the mask is mapped from a file as large as the text.
         stop = max(first + 1, int(np.searchsorted(starts, starts[first] + _SCAN_TOKENS)))
         begin, end = int(starts[first]), stream.stop(stop - 1)
-        marks = np.array(stream.is_counted[begin:end])
+        mask = np.array(stream.loss_mask[begin:end])
         places = starts[first:stop] - begin
-        marks[places] = 0
-        learnt[first:stop] = np.maximum.reduceat(marks, places) > 0
+        mask[places] = 0
+        with_loss[first:stop] = np.maximum.reduceat(mask, places) > 0
         first = stop
-    return learnt
+    return with_loss
 
 
-def nothing_to_learn() -> ConfigurationError:
-    return ConfigurationError(
-        "data.source has nothing to learn from: no prompt has a completion and no chat an answer on one of its sides; "
-        'add some, raise data.validation_fraction, or set data.loss_on = "everything"'
-    )
+def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Distribute pieces to rows by best fit, the longest first (Johnson, Near-optimal bin packing algorithms, 1973).
+
+    Returns rows of indices into `lengths`, ascending in each row, whose lengths (1 to `capacity` each) add up to
+    `capacity` at most. There are at most 11/9 of the fewest rows possible, in practice 1 % more.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # of rows that are not full, ascending
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[index]
+        at = bisect_left(room, (length, 0))
+        if at < len(room):
+            free, row = room.pop(at)
+            rows[row].append(index)
+        else:
+            free, row = capacity, len(rows)
+            rows.append([index])
+        if free > length:
+            insort(room, (free - length, row))
+    for row_indices in rows:
+        row_indices.sort()
+    return rows

@@ -1,7 +1,7 @@
-"""Windows of a token stream for training: plain text, cut wherever a sequence is full.
+"""Plain text in windows of one sequence, for training.
 
-Training sees every window once an epoch in an order that (seed, epoch) alone decide, so that a cursor of two numbers
-resumes exactly.
+Invariant: every window comes once an epoch, in an order that follows from (seed, epoch) alone, so that a cursor of two
+numbers resumes exactly.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from collections.abc import Mapping
 
 import torch
 
-from workbench.data.batches import Batch, Row, TokenStream, stack
-from workbench.data.batches.cursor import check_ground, damaged, generator
+from workbench.data.batches import Batch, Row, TokenStream, check_state, damaged_cursor, generator, stack
 from workbench.errors import ConfigurationError
 
 
 class WindowSampler:
     """Endless training batches of windows.
 
-    An epoch cuts the tokens into windows of `sequence_length` from an offset of its own, which leaves out fewer than
-    `sequence_length` tokens at either end, and shuffles them. A batch may reach over the end of an epoch. A window of
-    which nothing is learnt (with `separate`, one of documents of a single token) is passed over.
+    Each epoch cuts the tokens into windows of `sequence_length` from a random offset, which leaves out fewer than
+    `sequence_length` tokens at either end, and shuffles them. A batch may go on in the next epoch. A window without a
+    token in the loss (with `separate`, one of documents of a single token) is left out.
     """
 
     def __init__(
@@ -36,17 +35,17 @@ class WindowSampler:
         self._begin(0, 0)
 
     def next(self) -> Batch:
-        """The next batch, every row full."""
+        """Return the next batch; every row is full."""
         rows: list[Row] = []
-        barren = 0
+        empty = 0
         while len(rows) < self._batch_size:
             row = self._next_row()
-            if row.counted:
+            if row.loss_tokens:
                 rows.append(row)
-                barren = 0
+                empty = 0
             else:
-                barren += 1
-                if barren > 2 * len(self._starts):
+                empty += 1
+                if empty > 2 * len(self._starts):
                     raise ConfigurationError(
                         "data.separate_documents = true: the documents of data.source have a token each, and nothing "
                         "can be learnt from one token; set it to false, or join the documents"
@@ -54,16 +53,16 @@ class WindowSampler:
         return stack(rows)
 
     def state(self) -> dict[str, int]:
-        """The cursor, and what it is a cursor into."""
-        return {"epoch": self._epoch, "position": self._position, **self._ground()}
+        """Return the cursor (epoch, position) and the properties of the data."""
+        return {"epoch": self._epoch, "position": self._position, **self._data()}
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """See `Sampler.load_state`."""
-        check_ground(state, self._ground(), ("epoch", "position"))
+        check_state(state, self._data(), ("epoch", "position"))
         self._begin(state["epoch"], state["position"])
 
     def sequences_per_epoch(self) -> int:
-        """Windows of an epoch; one with an unlucky offset has one less."""
+        """Return the windows of an epoch; with a large offset there is one less."""
         return len(self._stream) // self._sequence_length
 
     def _next_row(self) -> Row:
@@ -74,7 +73,7 @@ class WindowSampler:
         length = self._sequence_length
         return self._stream.row([(first, first + length)], length, separate=self._separate, padding=0)
 
-    def _ground(self) -> dict[str, int]:
+    def _data(self) -> dict[str, int]:
         return {"seed": self._seed, "sequence_length": self._sequence_length, "tokens": len(self._stream)}
 
     def _begin(self, epoch: int, position: int) -> None:
@@ -85,5 +84,5 @@ class WindowSampler:
         windows = (tokens - offset) // length
         self._starts = torch.randperm(windows, generator=draws).mul_(length).add_(offset)
         if not 0 <= position <= windows:
-            raise damaged(f"position {position} of {windows}", epoch)
+            raise damaged_cursor(f"position {position} of {windows}", epoch)
         self._epoch, self._position = epoch, position

@@ -1,19 +1,22 @@
-"""Which documents `data.source` means. It finds and names files; it reads no more of them than tells what they hold.
+"""Find the files and datasets that `data.source` names. Only the beginning of a file is read, to find its kind.
 
-A document's name is relative to where it was found, so that the split (`workbench.data.split`) is the same
-wherever the folder lies.
+Invariant: a document's name is relative to the folder in which it was found, so that the split (`workbench.data.split`)
+is the same wherever that folder is.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from workbench.config import DataConfig
 from workbench.data.sources.file_kinds import Kind, kind_of_file
 from workbench.errors import ConfigurationError
 from workbench.system.folders import expanded
@@ -22,30 +25,89 @@ HUB = "hub:"
 _STDLIB_LEFT_OUT = frozenset(
     ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"]
 )
-"""What is installed beside the library is none of it. Its tests hold wrong encodings on purpose, and
-distributions package them apart, so that one Python would give different texts. lib2to3 left with 3.13."""
+"""Installed packages, and the tests: distributions package those apart, so that one Python would give different texts,
+and some have wrong encodings on purpose. Python 3.13 has no lib2to3."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file: one document where it is text, many where it holds records or tokens."""
+    """A file. A text file is one document, a file of records or tokens holds many."""
 
     name: str
-    """Relative to the folder it was found in, with "/" between the parts."""
+    """The path relative to the folder in which it was found, with "/" as the separator."""
     path: Path
     size: int
-    """Bytes, as they lie on the disk."""
+    """Bytes on the disk."""
     kind: Kind = "text"
     compression: str = ""
-    """The suffix that says how it is compressed; empty where it is not."""
+    """".gz", ".bz2" or ".xz"; empty if it is not compressed."""
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """Everything that `data.source` names."""
+
+    documents: list[Document]
+    hub: dict[str, Any] = field(default_factory=dict)
+    """The `datasets.Dataset` of each hub dataset by its name, in the order of `data.source`."""
+    prepared: Path | None = None
+    """A prepared folder, which is then the only source."""
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self.hub) or any(d.kind not in ("text", "tokens") for d in self.documents)
+
+    def identity(self) -> Iterator[str]:
+        """Yield lines that change if the source changes. Raises ConfigurationError if a file is gone."""
+        for document in self.documents:
+            try:
+                modified = document.path.stat().st_mtime_ns
+            except OSError as error:
+                raise ConfigurationError(
+                    f"data.source: {document.path} cannot be read: {error.strerror or error}"
+                ) from error
+            place = [document.kind, document.name, str(document.path)]
+            yield json.dumps([*place, document.size, modified])
+        for name, dataset in self.hub.items():
+            yield json.dumps([HUB, name, getattr(dataset, "_fingerprint", ""), len(dataset)])
+
+
+def find_source(config: DataConfig) -> SourceFiles:
+    """Find what `config.source` names. Raises ConfigurationError if a part of it is missing or cannot be read."""
+    prepared = [source for source in config.sources if _is_prepared(source)]
+    if prepared:
+        if len(config.sources) > 1:
+            raise ConfigurationError(
+                f'data.source: "{prepared[0]}" is a prepared folder of tokens, which has its own split: it stands alone'
+            )
+        return SourceFiles([], prepared=expanded(prepared[0], "data.source").absolute())
+    paths = [source for source in config.sources if not source.startswith(HUB)]
+    documents = find_documents(paths, config.text_field) if paths else []
+    hub: dict[str, Any] = {}
+    for source in config.sources:
+        if source.startswith(HUB):
+            from workbench.data.sources.tables import open_hub
+
+            name = source.removeprefix(HUB).strip("/")
+            hub[name] = open_hub(name, config.subset, config.split)
+    return SourceFiles(documents, hub)
+
+
+def _is_prepared(source: str) -> bool:
+    if source == "stdlib" or source.startswith(HUB):
+        return False
+    folder = expanded(source, "data.source")
+    return (folder / "tokens.json").is_file() and (folder / "train.tokens").is_file()
 
 
 def find_documents(source: str | Sequence[str], text_field: str = "text") -> list[Document]:
-    """The documents of `source`, sorted by name, none of them empty.
+    """Return the documents of `source`, sorted by name, without empty ones.
 
-    "stdlib" is the source of this interpreter's standard library. Anything else is a file, or a folder that
-    is walked without its hidden files, its binary files and linked folders. `text_field` tells records from other
-    JSON. Raises ConfigurationError where a source is missing, cannot be read or has nothing to train on.
+    "stdlib" is the source code of this Python's standard library. Anything else is a file or a folder; in a folder,
+    hidden files, binary files and links to folders are left out. `text_field` distinguishes records from other JSON.
+
+    Raises:
+        ConfigurationError: a source does not exist, cannot be read or has nothing to train on.
     """
     sources = [source] if isinstance(source, str) else list(source)
     if not sources:
@@ -62,7 +124,7 @@ def _stdlib() -> list[Document]:
     documents = [
         document
         for document in _walk("stdlib", root, _STDLIB_LEFT_OUT)
-        if document.name.endswith(".py") and _looked_at("stdlib", document, "") is not None
+        if document.name.endswith(".py") and _with_kind("stdlib", document, "") is not None
     ]
     if not documents:
         raise ConfigurationError(
@@ -82,8 +144,8 @@ def _from_path(source: str, text_field: str) -> list[Document]:
     except (OSError, ValueError) as error:
         raise _unreadable(source, path, error) from error
     if stat.S_ISDIR(mode.st_mode):
-        looked_at = (_looked_at(source, document, text_field) for document in _walk(source, path))
-        documents = [document for document in looked_at if document is not None]
+        candidates = (_with_kind(source, document, text_field) for document in _walk(source, path))
+        documents = [document for document in candidates if document is not None]
         if not documents:
             raise ConfigurationError(f"data.source = {source!r}: there is no text file in this folder")
         return documents
@@ -91,7 +153,7 @@ def _from_path(source: str, text_field: str) -> list[Document]:
         raise ConfigurationError(f"data.source = {source!r}: neither a file nor a folder")
     if not mode.st_size:
         raise ConfigurationError(f"data.source = {source!r}: the file is empty")
-    found = _looked_at(source, Document(path.name, path.resolve(), mode.st_size), text_field, named=True)
+    found = _with_kind(source, Document(path.name, path.resolve(), mode.st_size), text_field, named=True)
     if found is None:
         raise ConfigurationError(
             f"data.source = {source!r}: not a text file (it has NUL bytes); expected UTF-8 text"
@@ -100,7 +162,7 @@ def _from_path(source: str, text_field: str) -> list[Document]:
 
 
 def _walk(source: str, root: Path, left_out: frozenset[str] = frozenset()) -> Iterator[Document]:
-    """Every regular file below `root` that is neither hidden nor empty, always in the same order."""
+    """Yield every regular file below `root` that is neither hidden nor empty, always in the same order."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(source, Path(error.filename or root), error)
@@ -121,10 +183,10 @@ def _walk(source: str, root: Path, left_out: frozenset[str] = frozenset()) -> It
                 yield Document(path.relative_to(root).as_posix(), path.resolve(), status.st_size)
 
 
-def _looked_at(source: str, document: Document, text_field: str, *, named: bool = False) -> Document | None:
-    """`document` with what it holds; None where that is nothing to train on.
+def _with_kind(source: str, document: Document, text_field: str, *, named: bool = False) -> Document | None:
+    """Return `document` with its kind; None if it has nothing to train on.
 
-    `named`: the user named the very file, so that what its suffix promises and it does not hold is refused.
+    With `named` (the user named this very file) a file that is not what its suffix says is refused.
     """
     try:
         found = kind_of_file(document.path, text_field, named=named)
@@ -141,6 +203,7 @@ def _unreadable(source: str, path: Path, error: OSError | ValueError) -> Configu
 
 
 def _nearest(source: str, path: Path) -> str:
+    """Return advice for a source that does not exist: the file with the most similar name, or "hub:"."""
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:

@@ -1,7 +1,7 @@
-"""What a file holds: text, records (a JSON object a line, or one array of them), a parquet table, or tokens.
+"""The kind of a file: text, records (JSON lines or one JSON array), a parquet table, or token ids.
 
-The name's suffix promises it, a look at the first bytes decides. Invariant: what is neither promised nor recognised is
-text if it has no NUL byte, and nothing to train on if it has, so that a folder of anything can be walked.
+The suffix suggests the kind and the first bytes confirm it. Invariant: any other file is text, or left out if it has a
+NUL byte, so that every folder can be walked.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
+from workbench.data.records import CHAT_FIELDS
 from workbench.errors import ConfigurationError
 
 Kind = Literal["text", "lines", "array", "parquet", "tokens"]
 
 _HEAD_BYTES = 8192
-"""A file with a NUL byte among its first so many is not text (git's rule)."""
+"""A file with a NUL byte among these first bytes is not text (git's rule)."""
 _JSON_HEAD_BYTES = 1 << 18
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
@@ -31,14 +32,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def open_bytes(path: Path, compression: str) -> BinaryIO:
-    """The file's bytes as they were before they were compressed."""
+    """Open a file for reading, decompressed. Raises OSError."""
     opened = _OPENERS[compression](path) if compression else path.open("rb")
     return cast(BinaryIO, opened)
 
 
 @contextlib.contextmanager
-def damaged(path: Path) -> Iterator[None]:
-    """Raises ConfigurationError for what reading `path` runs into."""
+def reading(path: Path) -> Iterator[None]:
+    """Turn the errors of reading `path` in this context into a ConfigurationError that names it."""
     try:
         yield
     except _DAMAGED as error:
@@ -47,14 +48,14 @@ def damaged(path: Path) -> Iterator[None]:
 
 
 def kind_of_file(path: Path, text_field: str, *, named: bool = False) -> tuple[Kind, str] | None:
-    """What `path` holds, and the suffix of its compression; None where it is nothing to train on.
+    """Return the kind of `path` and the suffix of its compression; None if it has nothing to train on.
 
     Args:
-        text_field: the field that tells records from other JSON.
-        named: the user named this very file; what its suffix promises must then be there.
+        text_field: the field that distinguishes records from other JSON.
+        named: the user named this very file, which then must be what its suffix says.
 
     Raises:
-        ValueError: it is not, in words.
+        ValueError: it is not; the message says why.
         OSError: the file cannot be read.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -79,7 +80,7 @@ def _head(path: Path, compression: str, size: int, *, named: bool) -> bytes | No
     if not compression:
         with path.open("rb") as file:
             return file.read(size)
-    path.open("rb").close()  # what the file system refuses is said in its own words
+    path.open("rb").close()  # an error of the file system keeps its own message
     try:
         with open_bytes(path, compression) as file:
             return file.read(size)
@@ -95,7 +96,7 @@ def _binary(path: Path, suffix: str, head: bytes, *, named: bool) -> tuple[Kind,
             return "parquet", ""
         wrong = f"{path} is no parquet file: it does not begin with PAR1"
     else:
-        wrong = wrong_tokens(path)
+        wrong = _why_no_tokens(path)
         if not wrong:
             return "tokens", ""
     if named:
@@ -103,8 +104,8 @@ def _binary(path: Path, suffix: str, head: bytes, *, named: bool) -> tuple[Kind,
     return None
 
 
-def wrong_tokens(path: Path) -> str:
-    """Why a .npy file holds no token ids; empty where it does."""
+def _why_no_tokens(path: Path) -> str:
+    """Return why a .npy file holds no token ids; empty if it does."""
     import numpy as np
 
     try:
@@ -140,7 +141,7 @@ def _kind_of_json(head: bytes, text_field: str, *, named: bool) -> Kind | None:
         try:
             first, _ = json.JSONDecoder().raw_decode(inside.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
-            # Longer than what was read, or no JSON.
+            # The first record is longer than the part that was read, or this is no JSON.
             return "array" if inside.startswith(b"{") and len(head) == _JSON_HEAD_BYTES else None
         return "array" if _is_record(first, text_field, named=named) else None
     line, end, _ = text.partition(b"\n")
@@ -153,7 +154,5 @@ def _kind_of_json(head: bytes, text_field: str, *, named: bool) -> Kind | None:
 
 
 def _is_record(value: Any, text_field: str, *, named: bool) -> bool:
-    from workbench.data.records import CHAT_FIELDS
-
     known = {text_field, "prompt", *CHAT_FIELDS}
     return isinstance(value, dict) and (named or not known.isdisjoint(value))

@@ -1,141 +1,308 @@
-"""What a part of a source holds, as bytes of text or as records, some at a time.
+"""Read a source an item at a time: blocks of text, records, and blocks of ready token ids.
 
-Invariant: whatever cannot be read is a ConfigurationError that names the file, and the line or row where there is one.
+Invariant: memory holds one item, however large the source is; whatever cannot be read becomes a ConfigurationError or
+a record with an error, with the file and the line or row.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-from workbench.data.parts import ArrayPart, HubPart, LinesPart, ParquetPart, TextSpan
-from workbench.data.sources.file_kinds import damaged, open_bytes
-from workbench.data.sources.json_files import Found, MalformedJsonError, array_items, json_lines
+import numpy as np
+
+from workbench.data.record_errors import RecordError
+from workbench.data.sources import Document, SourceFiles
+from workbench.data.sources.file_kinds import open_bytes, reading
+from workbench.data.sources.json_files import LONGEST, array_items, as_object, json_lines, parse_object
+from workbench.data.split import TRAINING, VALIDATION, document_share
+from workbench.data.tokenizers import ByteTokenizer, Tokenizer
+from workbench.data.tokenizers.long_texts import text_blocks
 from workbench.errors import ConfigurationError
 
-READ_BYTES = 1 << 20
-_INSIDE = bytes(range(0x80, 0xC0))
-"""The bytes that continue a UTF-8 character."""
+_CHUNK_BYTES = 1 << 18
+_CHUNK_ITEMS = 1024
+_READ_BYTES = 1 << 20
+_TOKENS = 1 << 20
+"""Ready tokens in a block."""
 
-RecordPart = LinesPart | ArrayPart | ParquetPart | HubPart
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """A text document, or a part of a long one."""
+
+    text: str | bytes
+    """Bytes for the byte tokenizer, else a str."""
+    share: float
+    """Decides the side, see `workbench.data.split`."""
+    begins: bool
+    """The document begins with this block."""
+    ends: bool
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record as its source has it, with the bytes that decide its side."""
+    """A JSON object or a row of a table: one document."""
 
-    value: Mapping[str, Any]
-    content: bytes
-    place: Callable[[], str]
-    """Says where it stands; asked only when something is wrong with it."""
-    wrong: str = ""
-    """Why it is no record, and has no value."""
+    place: str
+    """File and line, or file and number, for messages."""
+    source: bytes
+    """The bytes that decide the side; a JSON line's own bytes."""
+    value: Any = None
+    """The parsed record; None if `source` is still to be parsed."""
+    error: str = ""
+    """The reason why there is no record here; empty if there is one."""
+
+    def parsed(self) -> Any:
+        """Return the record's fields. Raises RecordError if there is no record."""
+        if self.error:
+            raise RecordError(self.error)
+        return parse_object(self.source) if self.value is None else self.value
 
 
-def records_of(part: RecordPart, hub: Mapping[str, Any]) -> Iterator[tuple[Record, int]]:
-    """The records of a part, each with about how many bytes it has. `hub`: the datasets that parts name.
+@dataclass(frozen=True)
+class TokenBlock:
+    """Token ids of a .npy file, all for one side. Documents in it end with the end of text."""
 
-    Raises ConfigurationError for what is no record.
+    ids: Any
+    """uint16 or uint32 [tokens]."""
+    share: float
+    begins: bool
+    """A document begins with this block."""
+    ends: bool
+    """The side's part of the file ends with this block."""
+
+
+Item = TextBlock | Record | TokenBlock
+Chunk = tuple[list[Item], int]
+"""Items, and the bytes of the source that they stand for."""
+
+
+class SourceReader:
+    """Reads `source`.
+
+    Args:
+        tokenizer: decides whether text is read as bytes, and where ready tokens are cut. Without one, ready tokens are
+            left out.
+        validation_fraction: the fraction of ready tokens that is held out.
     """
-    for record, length in every_record(part, hub):
-        if record.wrong:
-            raise ConfigurationError(f"data.source: {record.place()}: {record.wrong}")
-        yield record, length
+
+    def __init__(
+        self, source: SourceFiles, tokenizer: Tokenizer | None = None, validation_fraction: float = 0.0
+    ) -> None:
+        self._source = source
+        self._tokenizer = tokenizer
+        self._fraction = validation_fraction
+        self.total = sum(d.size for d in source.documents) + sum(map(_hub_bytes, source.hub.values()))
+        """Bytes of the source on the disk."""
+        self.notes: dict[str, None] = {}
+        """Sentences for the user about what was read so far."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield all items in chunks that are worth a thread's call; their sizes add up to `total`.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+        chunk: list[Item] = []
+        size = held = 0
+        for item, part in self._sized_items():
+            chunk.append(item)
+            size += part
+            held += _item_bytes(item)
+            if held >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ITEMS:
+                yield chunk, size
+                chunk, size, held = [], 0, 0
+        if chunk:
+            yield chunk, size
+
+    def records(self) -> Iterator[Iterator[Record]]:
+        """Yield an iterator over the records for every file and dataset that holds records."""
+        for document in self._source.documents:
+            if document.kind not in ("text", "tokens"):
+                yield _records(document)
+        for name, dataset in self._source.hub.items():
+            yield _hub_records(name, dataset)
+
+    def _sized_items(self) -> Iterator[tuple[Item, int]]:
+        for document in self._source.documents:
+            yield from _sized(self._items(document), document.size)
+        for name, dataset in self._source.hub.items():
+            yield from _sized(_hub_records(name, dataset), _hub_bytes(dataset))
+
+    def _items(self, document: Document) -> Iterator[Item]:
+        if document.kind == "text":
+            return self._text(document)
+        if document.kind == "tokens":
+            return (
+                iter(())
+                if self._tokenizer is None
+                else _token_blocks(document, self._tokenizer, self._fraction)
+            )
+        return _records(document)
+
+    def _text(self, document: Document) -> Iterator[TextBlock]:
+        share = document_share(document.name)
+        with _opened(document) as file, reading(document.path):
+            pieces: Iterable[str | bytes] = iter(lambda: file.read(_READ_BYTES), b"")
+            if not isinstance(self._tokenizer, ByteTokenizer):
+                pieces = text_blocks(self._decoded(file, document.path))
+            begins = True
+            for text, ends in _with_last(pieces):
+                yield TextBlock(text, share, begins, ends)
+                begins = False
+
+    def _decoded(self, file: BinaryIO, path: Path) -> Iterator[str]:
+        """Yield the text of `file`; a file that is not UTF-8 gets a note, and U+FFFD for the wrong bytes."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        data = None
+        while data != b"":
+            data = file.read(_READ_BYTES)
+            state = decoder.getstate()
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError:
+                self.notes[f"{path} is not all UTF-8: U+FFFD stands for the rest"] = None
+                decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+                decoder.setstate(state)
+                text = decoder.decode(data, final=not data)
+            if text:
+                yield text
 
 
-def every_record(part: RecordPart, hub: Mapping[str, Any]) -> Iterator[tuple[Record, int]]:
-    """`records_of` with what is no record among them."""
-    if isinstance(part, LinesPart):
-        return _lines(part)
-    if isinstance(part, ArrayPart):
-        return _items(part)
-    return _rows(part, hub)
+def _opened(document: Document) -> BinaryIO:
+    """Open a document's file. Raises ConfigurationError."""
+    try:
+        return open_bytes(document.path, document.compression)
+    except OSError as error:
+        raise ConfigurationError(
+            f"data.source: {document.path} cannot be read: {error.strerror or error}"
+        ) from error
 
 
-def _rows(part: ParquetPart | HubPart, hub: Mapping[str, Any]) -> Iterator[tuple[Record, int]]:
-    from workbench.data.sources.tables import hub_rows, parquet_rows
+def _records(document: Document) -> Iterator[Record]:
+    if document.kind == "lines":
+        return _lines(document)
+    if document.kind == "array":
+        return _array(document)
+    from workbench.data.sources.tables import parquet_rows
 
-    rows: Iterable[tuple[str, Mapping[str, Any]]]
-    rows = parquet_rows(part) if isinstance(part, ParquetPart) else hub_rows(part, hub[part.name])
+    return _rows(parquet_rows(document.path))
+
+
+def _lines(document: Document) -> Iterator[Record]:
+    with _opened(document) as file, reading(document.path):
+        for number, line in json_lines(file):
+            place = f"{document.path}:{number}"
+            if len(line) > LONGEST:
+                what = f"the line has more than {LONGEST >> 20} MiB: expected a JSON object on each line"
+                yield Record(place, b"", error=what)
+            else:
+                yield Record(place, line)
+
+
+def _array(document: Document) -> Iterator[Record]:
+    number = 0
+    with _opened(document) as file, reading(document.path):
+        try:
+            for source, value in array_items(file):
+                number += 1
+                place, content = f"{document.path}: record {number}", source.encode("utf-8", "surrogatepass")
+                try:
+                    yield Record(place, content, as_object(value))
+                except RecordError as error:
+                    yield Record(place, content, error=str(error))
+        except RecordError as error:
+            yield Record(f"{document.path}: record {number + 1}", b"", error=str(error))
+
+
+def _rows(rows: Iterable[tuple[str, Any]]) -> Iterator[Record]:
     for place, row in rows:
         content = json.dumps(row, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")
-        yield Record(row, content, partial(str, place)), len(content)
+        yield Record(place, content, row)
 
 
-def _lines(part: LinesPart) -> Iterator[tuple[Record, int]]:
-    def place(before: int) -> str:
-        return f"{part.path}:{1 + before + (_count_lines(part.path, begin) if part.begin else 0)}"
+def _hub_records(name: str, dataset: Any) -> Iterator[Record]:
+    """Yield the rows of a hub dataset as records."""
+    from workbench.data.sources.tables import hub_rows
 
-    begin = part.begin
-    with opened(part.path, part.compression) as file, damaged(part.path):
-        if part.begin:
-            file.seek(part.begin - 1)
-            begin += len(file.readline()) - 1
-        end = None if part.compression else part.end
-        for before, line, found in json_lines(file, begin, end):
-            yield _record(found, line, partial(place, before)), len(line)
+    return _rows(hub_rows(name, dataset))
 
 
-def _items(part: ArrayPart) -> Iterator[tuple[Record, int]]:
-    def place(index: int) -> str:
-        return f"{part.path}: record {index + 1}"
-
-    with opened(part.path, part.compression) as file, damaged(part.path):
-        for index, text, found in array_items(file):
-            content = text.encode("utf-8", "surrogatepass")
-            yield _record(found, content, partial(place, index)), len(content)
+def _hub_bytes(dataset: Any) -> int:
+    """Return the bytes of a hub dataset's table, at least 1."""
+    return max(1, int(dataset.data.nbytes))
 
 
-def _record(found: Found, content: bytes, place: Callable[[], str]) -> Record:
-    if isinstance(found, MalformedJsonError):
-        return Record({}, content, place, str(found))
-    return Record(found, content, place)
+def _token_blocks(
+    document: Document, tokenizer: Tokenizer, validation_fraction: float
+) -> Iterator[TokenBlock]:
+    """Yield the ids of a .npy file. Its last `validation_fraction` is for validation.
 
-
-def character(span: TextSpan, at: int) -> int:
-    """The next place after `at` where a UTF-8 character begins."""
-    if not span.start < at < span.stop:
-        return at
-    ahead = read_bytes(span.path, at, min(at + 3, span.stop))
-    return at + len(ahead) - len(ahead.lstrip(_INSIDE))
-
-
-def _count_lines(path: Path, stop: int) -> int:
-    count = 0
-    with path.open("rb") as file:
-        while stop > 0 and (data := file.read(min(stop, READ_BYTES))):
-            count += data.count(b"\n")
-            stop -= len(data)
-    return count
-
-
-def opened(path: Path, compression: str = "") -> BinaryIO:
+    Raises:
+        ConfigurationError: the file cannot be read, or an id is outside the tokenizer's vocabulary.
+    """
     try:
-        return open_bytes(path, compression)
-    except OSError as error:
-        raise unreadable(path, error) from error
+        tokens = np.load(document.path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigurationError(f"data.source: {document.path} cannot be read: {error}") from error
+    border = _border(tokens, tokenizer.end_of_text, validation_fraction)
+    for start, stop, share in ((0, border, TRAINING), (border, len(tokens), VALIDATION)):
+        for begin, end in pairwise([*range(start, stop, _TOKENS), stop]):
+            ids = np.array(tokens[begin:end])
+            if int(ids.max()) >= tokenizer.vocabulary_size:
+                place = begin + int(ids.argmax())
+                raise ConfigurationError(
+                    f"data.source: {document.path}: token {place} is {int(ids.max()):,}, and the vocabulary of "
+                    f'data.tokenizer = "{tokenizer.spec}" has {tokenizer.vocabulary_size:,}; name the tokenizer that '
+                    "the tokens were made with"
+                )
+            begins = begin == start or int(tokens[begin - 1]) == tokenizer.end_of_text
+            yield TokenBlock(ids, share, begins, end == stop)
 
 
-def read_compressed(file: BinaryIO, path: Path) -> bytes:
-    with damaged(path):
-        return file.read(READ_BYTES)
+def _border(tokens: Any, end_of_text: int, validation_fraction: float) -> int:
+    """Return the index at which validation begins.
+
+    It is the beginning of the document nearest to the fraction's place, if one holds out between half and twice the
+    fraction, else the place itself.
+    """
+    count = len(tokens)
+    wanted = max(1, round(count * validation_fraction))
+    at = count - wanted
+    first, last = max(1, at - wanted), min(count - 1, at + wanted // 2)
+    begins = first + np.flatnonzero(tokens[first - 1 : last] == end_of_text)
+    return int(begins[np.abs(begins - at).argmin()]) if len(begins) else at
 
 
-def read_bytes(path: Path, begin: int, end: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(begin)
-            data = file.read(end - begin)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if len(data) < end - begin:
-        raise ConfigurationError(f"data.source: {path} became shorter while it was read")
-    return data
+def _item_bytes(item: Item) -> int:
+    """Return about how many bytes an item has."""
+    if isinstance(item, TokenBlock):
+        return int(item.ids.nbytes)
+    return len(item.text if isinstance(item, TextBlock) else item.source)
 
 
-def unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"data.source: {path} cannot be read: {error.strerror or error}")
+def _sized(items: Iterable[Item], total: int) -> Iterator[tuple[Item, int]]:
+    """Yield `items` with sizes that add up to `total`: a compressed file holds more bytes than it has on the disk."""
+    left = total
+    for item, is_last in _with_last(items):
+        size = left if is_last else min(_item_bytes(item), left)
+        left -= size
+        yield item, size
+
+
+def _with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Yield each of `items`, and True with the last one."""
+    iterator = iter(items)
+    for item in iterator:
+        for following in iterator:
+            yield item, False
+            item = following
+        yield item, True

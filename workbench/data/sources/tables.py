@@ -1,53 +1,42 @@
-"""Tables as records: parquet files, and datasets of the hub through the datasets library.
+"""Tables as records: parquet files, and hub datasets through the `datasets` library.
 
-Both libraries come with the extra [data] and are imported when a table is met. Invariant: nothing is unpickled: of the
-formats that the datasets library reads, those that are programs or pickles are refused.
+Both libraries come with the extra [data] and are imported only for a table. Invariant: nothing is unpickled and no
+program is run: `datasets` may only load formats that are plain data.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.data.parts import HubPart, ParquetPart, part_bytes
-from workbench.data.quiet_hub import quiet_hub
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 
 _ROWS_AT_ONCE = 256
 _READERS = ("arrow", "csv", "json", "parquet", "text", "xml")
-"""The formats of a hub dataset that are data and nothing else."""
+"""The formats of `datasets` that are plain data."""
 
 
-def parquet_parts(path: Path) -> Iterator[ParquetPart]:
-    """A part for each row group of a parquet file. Raises ConfigurationError where it cannot be read."""
-    metadata = _parquet(path).metadata
-    first = 0
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        if group.num_rows:
-            yield ParquetPart(path, index, first, max(1, group.total_byte_size))
-        first += group.num_rows
+def parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the place (file and row) and the fields of each row of a parquet file.
 
-
-def parquet_rows(part: ParquetPart) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a row group, each with its place in words."""
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    table = _parquet(path)
     import pyarrow
 
-    row = part.first_row
+    row = 0
     try:
-        batches = _parquet(part.path).iter_batches(
-            _ROWS_AT_ONCE, row_groups=[part.row_group], use_threads=False
-        )
-        for batch in batches:
+        for batch in table.iter_batches(_ROWS_AT_ONCE, use_threads=False):
             for record in batch.to_pylist():
                 row += 1
-                yield f"{part.path}: row {row}", record
+                yield f"{path}: row {row}", record
     except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigurationError(
-            f"data.source: {part.path} cannot be read after row {row}: {error}"
-        ) from error
+        raise ConfigurationError(f"data.source: {path} cannot be read after row {row}: {error}") from error
 
 
 def _parquet(path: Path) -> Any:
@@ -63,51 +52,52 @@ def _parquet(path: Path) -> Any:
 
 
 def open_hub(name: str, subset: str, split: str) -> Any:
-    """The dataset `name` of the hub, from its cache or fetched, as the datasets library maps it.
+    """Return the hub dataset `name` as a `datasets.Dataset`, from the cache or fetched.
 
-    Raises ConfigurationError where there is no such dataset, subset or split, and where its files are programs or
-    pickles; WorkbenchError where the hub is out of reach.
+    Raises:
+        ConfigurationError: there is no such dataset, subset or split, or its files are programs or pickles.
+        WorkbenchError: the hub cannot be reached and the cache does not have the dataset.
     """
     try:
         import datasets
     except ImportError as error:
         raise _missing_extra(f"hub:{name}", "a dataset of the hub") from error
     called = f'data.source = "hub:{name}"'
-    bars = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
     unreachable = hub.why_unreachable()
     try:
-        with quiet_hub(), hub.hub_offline(bool(unreachable)):
+        with _no_progress_bars(), hub.hub_offline(bool(unreachable)):
             builder = datasets.load_dataset_builder(name, subset or None)
             _check_format(called, builder)
             found = datasets.load_dataset(name, subset or None, split=split)
     except ConfigurationError:
         raise
-    except Exception as error:  # whatever the network, the hub and the readers of a dozen formats raise
+    except Exception as error:  # the network and the readers of a dozen formats raise errors of every type
         raise _explained(called, error, subset, split, unreachable) from error
-    finally:
-        if not bars:
-            datasets.enable_progress_bars()
     if not len(found):
         raise ConfigurationError(f'{called}: the split "{split}" has no rows')
     return found
 
 
-def hub_parts(name: str, dataset: Any) -> Iterator[HubPart]:
-    """Rows of a hub dataset in parts of about the same size."""
-    rows, size = len(dataset), max(1, int(dataset.data.nbytes))
-    count = max(1, min(rows, size // part_bytes(size)))
-    for index in range(count):
-        begin, end = index * rows // count, (index + 1) * rows // count
-        yield HubPart(name, begin, end, max(1, size // count))
-
-
-def hub_rows(part: HubPart, dataset: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a part, each with its place in words."""
-    for begin in range(part.begin, part.end, _ROWS_AT_ONCE):
-        columns = dataset[begin : min(begin + _ROWS_AT_ONCE, part.end)]
+def hub_rows(name: str, dataset: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the place (dataset and row) and the fields of each row of a hub dataset."""
+    for begin in range(0, len(dataset), _ROWS_AT_ONCE):
+        columns = dataset[begin : begin + _ROWS_AT_ONCE]
         for index, values in enumerate(zip(*columns.values(), strict=True)):
-            yield f"hub:{part.name}: row {begin + index + 1}", dict(zip(columns, values, strict=True))
+            yield f"hub:{name}: row {begin + index + 1}", dict(zip(columns, values, strict=True))
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep the bars of `datasets` and `huggingface_hub` off the terminal."""
+    libraries: list[Any] = [importlib.import_module(name) for name in ("datasets", "huggingface_hub.utils")]
+    shown = [library for library in libraries if not library.are_progress_bars_disabled()]
+    for library in shown:
+        library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bars()
 
 
 def _check_format(called: str, builder: Any) -> None:
@@ -125,6 +115,7 @@ _UNREACHABLE = {"ConnectionError", "OfflineModeIsEnabled", "ConnectError", "Conn
 
 
 def _explained(called: str, error: Exception, subset: str, split: str, unreachable: str) -> WorkbenchError:
+    """Return the error for what went wrong while the dataset was loaded."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     words = " ".join(str(error).split())
     words = words if len(words) < 300 else words[:297] + "..."

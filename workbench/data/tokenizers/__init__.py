@@ -1,18 +1,17 @@
-"""Which tokenizer `data.tokenizer` names, and what the data and the trainer need of it.
+"""The tokenizer that `data.tokenizer` names: bytes, a pretrained one, or a BPE trained on the source.
 
-Invariant of every tokenizer: `encode` and the saved tokenizer give the same ids for any UTF-8 text, and no special
-token is added to it.
+Invariant of every tokenizer: `encode` and the tokenizer that `save_pretrained` writes give the same ids for any UTF-8
+text, and neither adds a special token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from workbench.data.tokenizers.byte_tokenizer import END_OF_TEXT, ByteTokenizer
-
-__all__ = ["END_OF_TEXT", "ByteTokenizer", "Tokenizer", "load_tokenizer"]
+END_OF_TEXT = "<|endoftext|>"
 
 
 class Tokenizer(Protocol):
@@ -20,7 +19,7 @@ class Tokenizer(Protocol):
 
     @property
     def spec(self) -> str:
-        """What the configuration calls it."""
+        """The value of `data.tokenizer`."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -28,45 +27,123 @@ class Tokenizer(Protocol):
 
     @property
     def end_of_text(self) -> int:
-        """The id that stands between two documents."""
+        """The id that separates documents."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that give the same ids and have the same chat template."""
+        """Equal for tokenizers with the same ids and the same chat template."""
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja source that turns messages into text; None where it has none."""
+        """The Jinja source of the chat template; None without one."""
 
     @property
     def backend(self) -> Any:
-        """The same as a transformers tokenizer, for `apply_chat_template`."""
+        """The transformers tokenizer with the same ids, for `apply_chat_template`."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know of it, a sentence each."""
+        """Warnings for the user, one sentence each."""
 
-    def encode(self, text: bytes | str) -> list[int]:
-        """The ids of one text; bytes are UTF-8, and what of them is none becomes U+FFFD where bytes are no tokens."""
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`. Half a surrogate pair becomes U+FFFD."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """`encode` of each text, faster."""
+        """Return the ids of each text; faster than `encode` for each."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; what is no UTF-8 becomes U+FFFD, the end of a text its name."""
+        """Return the text of `ids`; invalid UTF-8 becomes U+FFFD, the end of text its name."""
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write what `AutoTokenizer.from_pretrained(folder)` loads. Raises OSError where the disk refuses."""
+        """Write the files that `AutoTokenizer.from_pretrained(folder)` loads. Raises OSError."""
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of UTF-8, 256 is the end of text. It needs no files and has no chat template."""
+
+    spec = "bytes"
+    vocabulary_size = 257
+    end_of_text = 256
+    fingerprint = "bytes"
+    chat_template: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def backend(self) -> Any:
+        """The transformers tokenizer with the same ids."""
+        from tokenizers import AddedToken, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as Backend
+        from transformers import PreTrainedTokenizerFast
+
+        backend = Backend(models.BPE(vocab=_byte_alphabet(), merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+        make: Any = PreTrainedTokenizerFast  # has no annotations
+        return make(
+            tokenizer_object=backend,
+            bos_token=END_OF_TEXT,
+            eos_token=END_OF_TEXT,
+            pad_token=END_OF_TEXT,
+            clean_up_tokenization_spaces=False,
+            split_special_tokens=True,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return list(without_surrogates(text).encode())
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        data = b"".join(bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
+        return data.decode(errors="replace")
+
+    def save_pretrained(self, folder: Path) -> None:
+        save_backend(self.backend, folder)
 
 
 def load_tokenizer(spec: str, *, revision: str = "", trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer that `data.tokenizer` names, but for "bpe:SIZE", which is `bpe_training`'s.
+    """Return the tokenizer that `data.tokenizer = spec` names, except "bpe:SIZE" (see `bpe_training`).
 
-    `revision` is of a hub id. Raises ConfigurationError for one that cannot be had, WorkbenchError where the hub is out
-    of reach.
+    Args:
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: run Python code that comes with the tokenizer.
+
+    Raises:
+        ConfigurationError: there is no such tokenizer, or it cannot be loaded.
+        WorkbenchError: the hub cannot be reached and its cache does not have the tokenizer.
     """
     if spec == "bytes":
         return ByteTokenizer()
-    from workbench.data.tokenizers.tokenizer_folders import load_pretrained_tokenizer
+    from workbench.data.tokenizers.pretrained import load_pretrained_tokenizer
 
     return load_pretrained_tokenizer(spec, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def save_backend(backend: Any, folder: Path) -> None:
+    """Save a transformers tokenizer. Raises OSError."""
+    try:
+        backend.save_pretrained(str(folder))
+    except OSError:
+        raise
+    except Exception as error:  # the tokenizers library's exception for a full disk
+        raise OSError(f"{folder}: {error}") from error
+
+
+def without_surrogates(text: str) -> str:
+    """Return `text` with U+FFFD for each half of a surrogate pair: JSON can hold them, UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return each byte's printable character in byte-level BPE (GPT-2, Radford et al. 2019), mapped to the byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return alphabet

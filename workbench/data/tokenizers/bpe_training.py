@@ -1,7 +1,7 @@
-"""A byte-level BPE tokenizer trained on the source: `data.tokenizer = "bpe:SIZE"`.
+"""A byte-level BPE tokenizer (GPT-2, Radford et al. 2019) trained on the source: `data.tokenizer = "bpe:SIZE"`.
 
-Byte-level BPE as of GPT-2 (Radford et al. 2019), trained by the tokenizers library. Invariant: the same text and size
-give the same tokenizer, so that it is made once and found again.
+The tokenizers library trains it. Invariant: the same text and size give the same tokenizer, which is made once and then
+found in the cache.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.config import DataConfig, tokenizers
 from workbench.config.tokenizers import BPE, LARGEST, SMALLEST
-from workbench.data.material import Material
-from workbench.data.parts import CompressedTextPart, Part, TextPart, TokensPart
-from workbench.data.sources.reading import READ_BYTES, opened, read_bytes, read_compressed, records_of
-from workbench.data.tokenizers.byte_tokenizer import END_OF_TEXT, sound
-from workbench.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from workbench.data.record_errors import RecordError
+from workbench.data.sources import SourceFiles
+from workbench.data.sources.reading import Item, Record, SourceReader, TextBlock
+from workbench.data.tokenizers import END_OF_TEXT, without_surrogates
+from workbench.data.tokenizers.pretrained import PretrainedTokenizer
 from workbench.errors import ConfigurationError
 from workbench.system.folders import cache_folder
 
 SAMPLE_BYTES = 1 << 29
-"""A larger source is trained on parts of it, evenly spread, of so many bytes together."""
-_VERSION = 1
+"""Of a larger source, about this much is used, evenly spread."""
+_VERSION = 2
 _FIELDS = ("prompt", "completion", "messages", "conversations")
-_TEXT_BYTES = 1 << 16
+_TEXT_CHARACTERS = 1 << 16
+"""Characters in each text that is handed to the library, which holds some hundred of them."""
 
 
 def bpe_size(spec: str) -> int:
-    """The vocabulary that "bpe:SIZE" asks for. Raises ConfigurationError where it is no number or out of range."""
+    """Return the vocabulary size in "bpe:SIZE". Raises ConfigurationError if it is no number or out of range."""
     size = tokenizers.bpe_size(spec)
     if size is None:
         raise ConfigurationError(
@@ -46,23 +46,24 @@ def bpe_size(spec: str) -> int:
 
 
 def trained_tokenizer(
-    config: DataConfig, material: Material, progress: Callable[[str, int, int], None] | None = None
+    config: DataConfig, source: SourceFiles, progress: Callable[[str, int, int], None] | None = None
 ) -> PretrainedTokenizer:
-    """The tokenizer of `config.tokenizer`, from the cache where it is there.
+    """Return the tokenizer of `config.tokenizer`, from the cache if it is there.
 
-    Raises ConfigurationError for a size out of range, a source that cannot be read or has no text.
+    Raises:
+        ConfigurationError: the size is out of range, or the source cannot be read or has no text.
     """
     size = bpe_size(config.tokenizer)
-    folder = cache_folder() / "tokenizers" / _key(config, material, size)
+    folder = cache_folder() / "tokenizers" / _key(config, source, size)
     try:
         return _open(config.tokenizer, folder, size)
     except (OSError, ValueError):
         pass
-    backend = _train(config, material, size, progress)
+    backend = _train(config, source, size, progress)
     tokenizer = PretrainedTokenizer(config.tokenizer, backend)
-    with contextlib.suppress(OSError):  # without a cache it is trained anew each time
+    with contextlib.suppress(OSError):  # without a cache it is trained again each time
         _keep(tokenizer, folder)
-    return _said(tokenizer, size)
+    return _with_warning(tokenizer, size)
 
 
 def _open(spec: str, folder: Path, size: int) -> PretrainedTokenizer:
@@ -72,12 +73,12 @@ def _open(spec: str, folder: Path, size: int) -> PretrainedTokenizer:
         raise FileNotFoundError(folder)
     try:
         backend = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # whatever a damaged file makes the library raise
+    except Exception as error:  # the library raises errors of every type
         raise ValueError(str(error)) from error
-    return _said(PretrainedTokenizer(spec, backend), size)
+    return _with_warning(PretrainedTokenizer(spec, backend), size)
 
 
-def _said(tokenizer: PretrainedTokenizer, size: int) -> PretrainedTokenizer:
+def _with_warning(tokenizer: PretrainedTokenizer, size: int) -> PretrainedTokenizer:
     if tokenizer.vocabulary_size < size:
         tokenizer.warnings += (
             f'data.tokenizer = "{tokenizer.spec}": the source has so little text that there are only '
@@ -86,19 +87,19 @@ def _said(tokenizer: PretrainedTokenizer, size: int) -> PretrainedTokenizer:
     return tokenizer
 
 
-def _key(config: DataConfig, material: Material, size: int) -> str:
+def _key(config: DataConfig, source: SourceFiles, size: int) -> str:
     options: list[Any] = [_VERSION, size]
-    if not material.is_text:
+    if source.has_records:
         options.append(config.text_field)
     digest = hashlib.sha256(json.dumps(options).encode())
-    for line in material.identity():
+    for line in source.identity():
         digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
     return digest.hexdigest()[:32]
 
 
 def _train(
     config: DataConfig,
-    material: Material,
+    source: SourceFiles,
     size: int,
     progress: Callable[[str, int, int], None] | None,
 ) -> Any:
@@ -115,21 +116,14 @@ def _train(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    parts = _sample(material.parts_with_text())
-    total = sum(part.size for part in parts)
-    hear = partial(progress, "training the tokenizer") if progress else None
     seen = False
 
     def texts() -> Iterator[str]:
         nonlocal seen
-        done = 0
-        for part in parts:
-            for text in _texts_of(part, config, material.hub):
-                seen = True
-                yield sound(text)
-            done += part.size
-            if hear is not None:
-                hear(done, total)
+        for text in _sample(source, config.text_field, progress):
+            seen = True
+            for begin in range(0, len(text), _TEXT_CHARACTERS):
+                yield without_surrogates(text[begin : begin + _TEXT_CHARACTERS])
 
     backend.train_from_iterator(texts(), trainer)
     if not seen:
@@ -146,37 +140,37 @@ def _train(
     )
 
 
-def _sample(parts: Sequence[Part]) -> list[Part]:
-    """Parts of at most about SAMPLE_BYTES together, evenly spread."""
-    total = sum(part.size for part in parts)
-    every = max(1, -(-total // SAMPLE_BYTES))
-    return list(parts[::every])
+def _sample(
+    source: SourceFiles, text_field: str, progress: Callable[[str, int, int], None] | None
+) -> Iterator[str]:
+    """Yield the texts of the source; of one larger than `SAMPLE_BYTES`, those of every n-th chunk."""
+    reader = SourceReader(source)
+    every = max(1, -(-reader.total // SAMPLE_BYTES))
+    done = 0
+    for number, (items, size) in enumerate(reader.chunks()):
+        if number % every == 0:
+            for item in items:
+                yield from _texts_of(item, text_field)
+        done += size
+        if progress is not None:
+            progress("training the tokenizer", done, reader.total)
 
 
-def _texts_of(part: Part, config: DataConfig, hub: Mapping[str, Any]) -> Iterator[str]:
-    if isinstance(part, TextPart):
-        for span in part.spans:
-            for begin in range(span.begin, span.end, READ_BYTES):
-                data = read_bytes(span.path, begin, min(begin + READ_BYTES, span.end))
-                yield from _some_lines(data.decode(errors="replace"))
-    elif isinstance(part, CompressedTextPart):
-        with opened(part.path, part.compression) as file:
-            while data := read_compressed(file, part.path):
-                yield from _some_lines(data.decode(errors="replace"))
-    elif not isinstance(part, TokensPart):
-        for record, _ in records_of(part, hub):
-            for field in (config.text_field, *_FIELDS):
-                yield from _strings(record.value.get(field))
-
-
-def _some_lines(text: str) -> Iterator[str]:
-    """`text` in pieces: the library holds some hundreds of them."""
-    for begin in range(0, len(text), _TEXT_BYTES):
-        yield text[begin : begin + _TEXT_BYTES]
+def _texts_of(item: Item, text_field: str) -> Iterator[str]:
+    if isinstance(item, TextBlock):
+        assert isinstance(item.text, str)
+        yield item.text
+    elif isinstance(item, Record):
+        try:
+            value = item.parsed()
+        except RecordError as error:
+            raise ConfigurationError(f"data.source: {item.place}: {error}") from error
+        for field in (text_field, *_FIELDS):
+            yield from _strings(value.get(field))
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in a field: the messages of a chat as well, not what they are called."""
+    """Yield every text in a field's value; of a chat's messages the contents, not the roles."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -199,7 +193,7 @@ def _keep(tokenizer: PretrainedTokenizer, folder: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        if folder.exists():  # damaged, or another process's
+        if folder.exists():  # damaged, or made by another process meanwhile
             shutil.rmtree(folder, ignore_errors=True)
         working.rename(folder)
     finally:

@@ -124,19 +124,12 @@ def _data(
         revision=config.model.revision if config.data.tokenizer == config.model.pretrained else "",
         trust_remote_code=config.model.trust_remote_code,
         progress=TextProgress(tell, check_stop),
-        begun_with="" if directory is None else _begun_with(directory),
     )
     for warning in (*data.warnings, *check_rows(config, data)):
         tell(f"warning: {warning}")
     for sentence in filter(None, check_vocabulary(config, start.shape, data)):
         tell(f"warning: {sentence}")
     return data
-
-
-def _begun_with(directory: RunDirectory) -> str:
-    """The fingerprint of the tokens that a run which goes on has trained on; empty where it has no checkpoint."""
-    saved = next(find_checkpoints(directory.checkpoints, lambda _: None), None)
-    return "" if saved is None else str(saved.manifest["progress"].get("data_fingerprint", ""))
 
 
 def _with_tokenizer(config: RunConfig, directory: RunDirectory, tell: Callable[[str], None]) -> DataConfig:

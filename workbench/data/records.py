@@ -1,13 +1,12 @@
-"""One record of JSON lines or of a table to the token ids of one document, and which of them are learnt.
+"""Encode one record of JSON lines or of a table as one document: token ids and a loss mask.
 
-    {"text": "…"}                                    plain text: learnt whole; `text_field` may call it otherwise
-    {"prompt": "…", "completion": "…"}               the completion is learnt; either may be a list of messages
-    {"messages": [{"role": …, "content": …}, …]}     a chat: what the assistant says is learnt; "tools" may stand beside
+    {"text": "…"}                                    plain text, all in the loss; `text_field` renames the field
+    {"prompt": "…", "completion": "…"}               the completion is in the loss; both may be lists of messages
+    {"messages": [{"role": …, "content": …}, …]}     a chat; the assistant's turns are in the loss; "tools" is passed on
 
-"conversations" is read as "messages", with "from" and "value" for "role" and "content" too. Other fields do not matter.
-A field that is null is not there.
+ShareGPT's "conversations" with "from" and "value" is read as "messages". Other fields and null fields are ignored.
 
-Invariant: a record is read or refused with a sentence, never guessed at.
+Invariant: a record is read or refused with one sentence, never guessed at.
 """
 
 from __future__ import annotations
@@ -17,40 +16,36 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from workbench.data.records.chats import ASSISTANT, ChatEncoder
-from workbench.data.records.record_error import RecordError, kind_of, names_of
+from workbench.data.chats import ASSISTANT, ChatEncoder
+from workbench.data.record_errors import RecordError, kind_of, names_of
 from workbench.data.tokenizers import Tokenizer
-
-__all__ = ["RecordEncoder", "RecordError"]
 
 DEFAULT_TEXT_FIELD = "text"
 CHAT_FIELDS = ("messages", "conversations")
 _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
-"""Of chats with "from" and "value", which call the two sides otherwise."""
-_ELSEWHERE = {
+"""ShareGPT's names of the roles."""
+_OTHER_NAMES = {
     "instruction": "prompt",
-    "input": "prompt",
     "question": "prompt",
     "query": "prompt",
     "output": "completion",
     "response": "completion",
     "answer": "completion",
-    "chosen": "completion",
     "conversation": "messages",
     "chat": "messages",
     "dialog": "messages",
     "content": "text",
 }
-"""What other collections call these fields."""
+"""Names of these fields in other collections."""
 
 
 class RecordEncoder:
-    """Encodes records with `tokenizer`.
+    """Encodes records with `tokenizer`. Several threads may use one encoder.
 
     Args:
-        tokenizer: gives the ids and, for chats, the template.
-        text_field: the field of plain text. One that is named otherwise than "text" comes before any other field.
-        loss_on: "answers" or "everything", as `data.loss_on`.
+        tokenizer: the tokenizer and, for chats, its template.
+        text_field: the field of plain text. If it is not "text", it takes precedence over all other fields.
+        loss_on: "answers" or "everything", the value of `data.loss_on`.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, text_field: str, loss_on: str) -> None:
@@ -62,12 +57,13 @@ class RecordEncoder:
         self._chats = ChatEncoder(tokenizer, answers_only=self._answers_only)
 
     def encode(self, record: Mapping[str, Any]) -> tuple[list[int], list[bool] | None]:
-        """Ids of the document, its end included, and whether each of them is learnt (None: all are).
+        """Return the ids of the document with its end of text, and its loss mask (None: every token is in the loss).
 
-        No ids for a text that is empty: such a record is to be passed over. With `loss_on` "answers" a prompt or a chat
-        always has marks, all of them False where there is no answer.
+        An empty text gives no ids. With `loss_on` "answers", a prompt or a chat always has a mask; without an answer
+        all of it is False.
 
-        Raises RecordError for a record that cannot be read.
+        Raises:
+            RecordError: the record cannot be read.
         """
         if not isinstance(record, Mapping):
             raise RecordError(f"a record must be an object with fields, not {kind_of(record)}")
@@ -84,7 +80,7 @@ class RecordEncoder:
         raise RecordError(self._unknown(record))
 
     def plain_text(self, record: Any) -> str | None:
-        """The text of a record that is plain text, so that many can be encoded at once; None for any other record."""
+        """Return the text of a plain text record, so that many can be encoded in one call; None for other records."""
         if not isinstance(record, Mapping):
             return None
         text = record.get(self._text_field)
@@ -101,7 +97,7 @@ class RecordEncoder:
     def _prompt(self, prompt: Any, completion: Any, tools: Any) -> tuple[list[int], list[bool] | None]:
         if isinstance(prompt, (list, tuple)) and isinstance(completion, (list, tuple)):
             before, after = _messages(prompt), _messages(completion)
-            return self._chats.encode([*before, *after], tools=tools, learnt_from=len(before))
+            return self._chats.encode([*before, *after], tools=tools, first_in_loss=len(before))
         for name, value in (("prompt", prompt), ("completion", completion)):
             if not isinstance(value, str):
                 raise RecordError(
@@ -111,7 +107,7 @@ class RecordEncoder:
         encode = self._tokenizer.encode
         begin = [*self._prefix, *encode(prompt)] if prompt else [*self._prefix]
         whole = [*self._prefix, *encode(prompt + completion)]
-        # The prompt's tokens are what stands there when the model is asked; the two may join in one token.
+        # At inference the prompt is tokenized alone, so that a token may not span prompt and completion here either.
         if whole[: len(begin)] != begin:
             whole = [*begin, *encode(completion)]
         whole.append(self._tokenizer.end_of_text)
@@ -121,7 +117,7 @@ class RecordEncoder:
 
     @cached_property
     def _prefix(self) -> list[int]:
-        """What the tokenizer by itself puts before a text: a prompt begins with it when the model is asked."""
+        """The special tokens that the tokenizer puts before a text; at inference a prompt begins with them."""
         backend, some = self._tokenizer.backend, "a"
         bare = list(backend(some, add_special_tokens=False)["input_ids"])
         given = list(backend(some)["input_ids"])
@@ -131,27 +127,28 @@ class RecordEncoder:
         return []
 
     def _unknown(self, record: Mapping[str, Any]) -> str:
+        """Return the message for a record without any known field."""
         wanted = [f'"{self._text_field}"', '"prompt" with "completion"', '"messages"']
-        there = {name: value for name, value in record.items() if value is not None}
-        message = f"a record needs {', '.join(wanted[:-1])} or {wanted[-1]}; this one has {names_of(there)}"
+        present = {name: value for name, value in record.items() if value is not None}
+        message = f"a record needs {', '.join(wanted[:-1])} or {wanted[-1]}; this one has {names_of(present)}"
         known = (self._text_field, "prompt", "completion", *CHAT_FIELDS)
         advice = []
-        for name in there:
+        for name in present:
             near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.75)
-            meant = near[0] if near else _ELSEWHERE.get(str(name).lower())
-            if meant is not None and meant not in there:
+            meant = near[0] if near else _OTHER_NAMES.get(str(name).lower())
+            if meant is not None and meant not in present:
                 advice.append(f'"{name}" as "{meant}"')
         if advice:
             return f"{message}; write {' and '.join(dict.fromkeys(advice))}"
         for one, other in (("prompt", "completion"), ("completion", "prompt")):
-            if one in there:
+            if one in present:
                 return f'{message}; "{other}" is missing'
-        texts = [name for name, value in there.items() if isinstance(value, str)]
+        texts = [name for name, value in present.items() if isinstance(value, str)]
         return f'{message}; set data.text_field = "{texts[0]}"' if len(texts) == 1 else message
 
 
 def _messages(chat: Any) -> Any:
-    """A chat with "role" and "content", where it has "from" and "value"."""
+    """Return `chat` with "role" and "content" in place of ShareGPT's "from" and "value"."""
     if not isinstance(chat, (list, tuple)):
         return chat
     return [

@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from workbench.config import DataConfig
-from workbench.data import encoding, parts
 from workbench.data import prepare as module
+from workbench.data import tokenizing
 from workbench.data.prepare import TokenData, prepare
 from workbench.data.records import RecordEncoder
-from workbench.data.sources import json_files, ready_tokens, tables
-from workbench.data.tokenizers import bpe_training, load_tokenizer
+from workbench.data.sources import json_files, reading, tables
+from workbench.data.tokenizers import bpe_training, load_tokenizer, long_texts
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 
@@ -85,7 +84,7 @@ def test_each_json_line_is_a_document_that_ends_with_the_end_of_text(tmp_path: P
     assert all(ids[-1] == 256 for side in ("train", "validation") for ids in documents(found, side))
     assert found.documents == 50
     assert 3 < len(documents(found, "validation")) < 20
-    assert found.train_counted is None
+    assert found.train_loss_mask is None
 
 
 @pytest.mark.parametrize(
@@ -113,21 +112,6 @@ def test_the_same_records_in_any_form_give_the_same_documents(tmp_path: Path, fo
     assert sorted(texts(data(tmp_path, sequence_length=4))) == sorted(row["text"] for row in records)
 
 
-def test_records_do_not_depend_on_how_the_file_is_cut_into_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    records = [{"text": f"{index} " + "word " * (index * 37 % 200)} for index in range(300)]
-    path = write_lines(tmp_path / "a.jsonl", records)
-    expected = data(path)
-    for size in (997, 20_011):
-        monkeypatch.setattr(parts, "part_bytes", lambda total, size=size: size)
-        monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"cache-{size}"))
-        found = data(path)
-        assert torch.equal(found.train, expected.train)
-        assert torch.equal(found.validation, expected.validation)
-        assert found.fingerprint == expected.fingerprint
-
-
 def test_plain_text_in_batches_is_what_the_record_encoder_says(tmp_path: Path, tokenizer: str) -> None:
     records = [{"text": "hello"}, {"text": ""}, {"text": "what\n"}, {"text": "x", "prompt": None}]
     path = write_lines(tmp_path / "a.jsonl", records * 3)
@@ -148,7 +132,7 @@ def test_chats_and_prompts_carry_what_is_learnt_and_texts_beside_them_are_learnt
     encoder = RecordEncoder(load_tokenizer(tokenizer), text_field="text", loss_on="answers")
     wanted = {tuple(ids): marks for ids, marks in map(encoder.encode, records)}
     for side in ("train", "validation"):
-        counted = getattr(found, f"{side}_counted")
+        counted = getattr(found, f"{side}_loss_mask")
         assert counted.dtype == torch.uint8 and len(counted) == len(getattr(found, side))
         at = 0
         for ids in documents(found, side):
@@ -156,7 +140,7 @@ def test_chats_and_prompts_carry_what_is_learnt_and_texts_beside_them_are_learnt
             assert here == (wanted.get(tuple(ids)) or [True] * len(ids))
             at += len(ids)
     everything = data([path, tmp_path / "b.txt"], tokenizer, loss_on="everything")
-    assert everything.train_counted is None
+    assert everything.train_loss_mask is None
     assert everything.fingerprint != found.fingerprint
 
 
@@ -268,16 +252,8 @@ def test_compressed_text_is_the_document_that_it_was(tmp_path: Path, tokenizer: 
         assert sorted(map(len, documents(packed, "train")))[-1] > 1000
 
 
-def test_a_single_compressed_text_is_cut_at_its_end(tmp_path: Path) -> None:
-    (tmp_path / "one.txt.gz").write_bytes(gzip.compress(b"0123456789" * 100))
-    found = data(tmp_path / "one.txt.gz", validation_fraction=0.1)
-    assert bytes(found.train.tolist()) == b"0123456789" * 90
-    assert bytes(found.validation.tolist()) == b"0123456789" * 10
-    assert found.train_documents is not None and found.train_documents.tolist() == [0]
-
-
 def test_ready_tokens_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready_tokens, "PART_TOKENS", 10)
+    monkeypatch.setattr(reading, "_TOKENS", 10)
     ids = np.array([*range(100, 137), 256, *range(50), 256, *range(9)], np.uint16)
     np.save(tmp_path / "a.npy", ids)
     found = data(tmp_path / "a.npy", validation_fraction=0.1)
@@ -362,14 +338,6 @@ def test_a_records_side_follows_from_what_it_says_alone(tmp_path: Path) -> None:
     assert held(records) & {row["text"] for row in records[:60]} == first
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("fraction", [1e-9, 0.5])
-def test_either_side_has_a_record(tmp_path: Path, count: int, fraction: float) -> None:
-    for records in (rows(count), rows(1) * count):
-        found = data(write_lines(tmp_path / "a.jsonl", records), validation_fraction=fraction)
-        assert len(documents(found, "train")) + len(documents(found, "validation")) == count
-
-
 def test_a_single_record_is_cut_unless_it_is_a_chat(tmp_path: Path) -> None:
     found = data(write_lines(tmp_path / "a.jsonl", [{"text": "0123456789"}]))
     assert found.tokenizer.decode(found.train.tolist()) + found.tokenizer.decode(
@@ -393,8 +361,8 @@ def test_prompts_are_never_cut_but_a_text_beside_them_is(tmp_path: Path) -> None
     assert mixed.warnings == ()
     total = len(mixed.train) + len(mixed.validation)
     assert abs(len(mixed.validation) - 0.05 * total) < 3
-    assert mixed.train_counted is not None
-    assert len(mixed.train_counted) == len(mixed.train)
+    assert mixed.train_loss_mask is not None
+    assert len(mixed.train_loss_mask) == len(mixed.train)
     found = texts(mixed)
     assert len(found) == 5
     assert {p["prompt"] + p["completion"] for p in prompts} < set(found)
@@ -424,8 +392,8 @@ def test_a_wrong_line_is_named_with_its_number(
     before = [json.dumps(row) for row in rows(30)]
     path = tmp_path / "a.jsonl"
     path.write_bytes("\n".join([*before, "", line, *before]).encode("latin-1"))
-    for size in (1 << 20, 300):
-        monkeypatch.setattr(parts, "part_bytes", lambda total, size=size: size)
+    for first in (100, 0):
+        monkeypatch.setattr(tokenizing, "FIRST_RECORDS", first)
         with pytest.raises(ConfigurationError, match=rf"data\.source: .*a\.jsonl:32: {reason}"):
             data(path)
 
@@ -437,7 +405,7 @@ def test_wrong_records_at_the_beginning_of_any_file_are_told_together_before_any
     def refuse(*arguments: object) -> None:
         raise AssertionError("nothing is to be made yet")
 
-    monkeypatch.setattr(encoding.PartEncoder, "encode", refuse)
+    monkeypatch.setattr(tokenizing.ChunkEncoder, "__call__", refuse)
     monkeypatch.setattr(bpe_training, "_train", refuse)
     good = json.dumps(rows(1)[0])
     (tmp_path / "a.jsonl").write_text("\n".join([good] * 90 + ["{", '{"text": 3}', good]))
@@ -528,7 +496,8 @@ def test_text_that_is_not_utf_8_is_said_once_and_again_from_the_cache(tmp_path: 
 def test_a_line_that_never_ends_is_refused_before_memory_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_files, "LONGEST", 1000)
+    for module_with_limit in (json_files, reading):
+        monkeypatch.setattr(module_with_limit, "LONGEST", 1000)
     write_lines(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "x" * 2000}])
     with pytest.raises(ConfigurationError, match=r"a\.jsonl:2: the line has more than"):
         data(tmp_path / "a.jsonl")
@@ -537,43 +506,26 @@ def test_a_line_that_never_ends_is_refused_before_memory_is(
 # How it is done
 
 
-def test_any_number_of_threads_gives_the_same_tokens(
+def test_any_number_of_threads_and_any_size_of_chunks_give_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
-    write_lines(tmp_path / "a.jsonl", rows(500))
-    (tmp_path / "b.txt").write_text("".join(f"line {index} and so on\n" for index in range(8000)))
-    for module_with_size in (encoding, parts):
-        monkeypatch.setattr(module_with_size, "WHOLE", 5000)
-    monkeypatch.setattr(parts, "part_bytes", lambda total: 10_000)
-    prints = set()
-    for threads in (1, 2, 7):
-        monkeypatch.setattr(module, "usable_cpus", lambda threads=threads: threads)
-        monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"cache-{threads}"))
-        found = data([tmp_path / "a.jsonl", tmp_path / "b.txt"], tokenizer)
-        prints.add(
-            (
-                found.fingerprint,
-                found.train_documents.sum().item() if found.train_documents is not None else 0,
-            )
-        )
-    assert len(prints) == 1
-
-
-def test_a_long_file_has_the_tokens_of_the_whole_whatever_characters_are_at_its_cuts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
-) -> None:
-    text = "".join(f"{'äö€🎉' * (index % 5)} line {index}\r\n" for index in range(4000))
-    (tmp_path / "a.txt").write_text(text, newline="")
-    (tmp_path / "b.txt").write_text("another", newline="")
-    for module_with_size in (encoding, parts):
-        monkeypatch.setattr(module_with_size, "WHOLE", 2001)
-    monkeypatch.setattr(parts, "part_bytes", lambda total: 3 * 2001)
-    found = data(tmp_path, tokenizer)
-    expected = load_tokenizer(tokenizer).backend(text, add_special_tokens=False)["input_ids"]
-    every = [*documents(found, "train"), *documents(found, "validation")]
-    long = [i for ids in every if len(ids) > 100 for i in ids]  # its end is held out
-    assert [i for i in long if i != found.tokenizer.end_of_text] == expected
-    assert len(every) == 3
+    write_lines(tmp_path / "a.jsonl", [*rows(300), {"prompt": "a", "completion": "b"}, *rows(400)[300:]])
+    (tmp_path / "b.txt").write_text("".join(f"{'äö€🎉' * (n % 5)} line {n} and so on\n" for n in range(3000)))
+    np.save(tmp_path / "c.npy", np.arange(5000, dtype=np.uint16) % 300)
+    monkeypatch.setattr(reading, "_TOKENS", 700)
+    for text_bytes in (1 << 20, 4001):
+        found = set()
+        monkeypatch.setattr(long_texts, "BLOCK", text_bytes)
+        for threads, chunk, read in ((1, 1 << 18, 1 << 20), (2, 5000, 1009), (7, 100, 64)):
+            monkeypatch.setattr(module, "usable_cpus", lambda threads=threads: threads)
+            monkeypatch.setattr(reading, "_CHUNK_BYTES", chunk)
+            monkeypatch.setattr(reading, "_READ_BYTES", read)
+            monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"cache-{text_bytes}-{threads}"))
+            result = data([tmp_path / "a.jsonl", tmp_path / "b.txt", tmp_path / "c.npy"], tokenizer)
+            assert result.train_documents is not None and result.validation_documents is not None
+            starts = (*result.train_documents.tolist(), *result.validation_documents.tolist())
+            found.add((result.fingerprint, result.documents, starts))
+        assert len(found) == 1
 
 
 def test_progress_of_every_kind_reaches_its_whole(tmp_path: Path, tokenizer: str) -> None:
@@ -583,14 +535,10 @@ def test_progress_of_every_kind_reaches_its_whole(tmp_path: Path, tokenizer: str
     np.save(tmp_path / "d.npy", np.ones(500, np.uint16))
     seen: list[tuple[str, int, int]] = []
     config = DataConfig(source=str(tmp_path), tokenizer=tokenizer, sequence_length=2)
-    prepare(config, progress=lambda *told: seen.append(told))
+    prepare(config, progress=lambda *call: seen.append(call))
     assert {what for what, _, _ in seen} == {"tokenizing"}
-    assert seen[-1][1] == seen[-1][2] > 0
+    assert seen[-1][1:] == (sum(path.stat().st_size for path in tmp_path.iterdir()),) * 2
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-
-
-def _values(found: Iterator[Any]) -> list[Any]:
-    return [value for _, _, value in found]
 
 
 def test_an_array_is_read_a_record_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,6 +548,6 @@ def test_an_array_is_read_a_record_at_a_time(tmp_path: Path, monkeypatch: pytest
     path.write_text(json.dumps(records, ensure_ascii=False, indent=1))
     with path.open("rb") as file:
         found = json_files.array_items(file)
-        assert next(found)[2] == records[0]
+        assert next(found)[1] == records[0]
         assert file.tell() < 200
-        assert _values(found) == records[1:]
+        assert [value for _, value in found] == records[1:]
