@@ -117,8 +117,8 @@ def predict(config: RunConfig) -> tuple[int, float]:
     """Bytes of the host beside the runtime, and seconds of a step, by the machine as it is now."""
     from workbench.plan.ground import ground_of
     from workbench.plan.planner import Planner
-    from workbench.plan.time.times import ModelTimes
-    from workbench.profiles.model.obtain import ask_once, essential, obtain_model_profile
+    from workbench.profiles.model_profile import ModelTimes
+    from workbench.profiles.obtain import ask_once, essential, obtain_model_profile
 
     machine = probed(config.offload.disk_path)
     table = config.model.model_dump()
@@ -150,7 +150,7 @@ def predict(config: RunConfig) -> tuple[int, float]:
 
 def probed(disk_path: str) -> Any:
     """This machine, measured now."""
-    from workbench.plan.profile import parse_profile
+    from workbench.profiles.machine_profile import parse_profile
 
     outcome = run_case("benchmarks.plan_accuracy.probing", {"disk": disk_path})
     assert outcome.result is not None, outcome.failure

@@ -11,9 +11,9 @@ from benchmarks.engine.processes import serve_case
 
 def probe(case: dict[str, Any]) -> dict[str, Any]:
     """The profile as TOML, with the disk under `case["disk"]` where that is named; in a few seconds."""
-    from workbench.plan.profile import profile_text
-    from workbench.profiles.machine.budget import QUICK
-    from workbench.profiles.machine.run import measure_machine
+    from workbench.profiles.machine_profile import profile_text
+    from workbench.profiles.probe import measure_machine
+    from workbench.profiles.sampling import QUICK
 
     disk = Path(case["disk"]) if case["disk"] else None
     return {"profile": profile_text(measure_machine("cpu", disk, budget=QUICK))}

@@ -16,7 +16,7 @@ from workbench.config import parse_config
 from workbench.engine import OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
-from workbench.plan.memory.free import free_host_bytes
+from workbench.system.free_space import free_host_bytes
 from workbench.training.checkpoints.random_state import seed_everything
 from workbench.training.records.peak_memory import peak_host_bytes
 from workbench.training.start.engine_options import engine_options

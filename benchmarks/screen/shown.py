@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.screen.forged import ForgedMonitor
 from workbench.plan.ground import Ground, ground_of
-from workbench.plan.profile import load_profile
 from workbench.presets import shipped_folder
+from workbench.profiles.machine_profile import load_profile
 from workbench.runs import RunDirectory
 from workbench.tui.app import WorkbenchApp
 from workbench.tui.context import AppContext

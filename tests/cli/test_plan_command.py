@@ -10,9 +10,9 @@ import pytest
 from workbench.cli import main
 from workbench.commands import plan as verb
 from workbench.config import load_config
-from workbench.plan.profile import MachineProfile, load_profile
 from workbench.presets import find_preset
-from workbench.profiles.model.obtain import read_shipped
+from workbench.profiles.machine_profile import MachineProfile, load_profile
+from workbench.profiles.obtain import read_shipped
 
 
 def test_the_large_preset_does_not_fit_a_24_gb_card_and_the_exit_code_says_so(
@@ -79,7 +79,7 @@ def test_the_tutorials_case_fits_in_compact_and_says_why_exact_does_not(
 def test_what_makes_no_sense_is_refused_in_one_message_before_anything_is_measured(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.profiles.machine.command.measured_machine", pytest.fail)
+    monkeypatch.setattr("workbench.profiles.probe_command.measured_machine", pytest.fail)
     assert main(["plan", "quickstart", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -122,7 +122,7 @@ def measured_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path | Non
         asked.append((device, folder))
         return load_profile(Path("desktop-24gb"))
 
-    monkeypatch.setattr("workbench.profiles.machine.command.measured_machine", measured_machine)
+    monkeypatch.setattr("workbench.profiles.probe_command.measured_machine", measured_machine)
     return asked
 
 

@@ -17,9 +17,8 @@ from workbench.doctor import host_checks
 from workbench.doctor.findings import Outcome
 from workbench.doctor.host_checks import check_profile
 from workbench.doctor.torch_checks import check_extension
-from workbench.plan.profile import load_profile
-from workbench.profiles.machine.fingerprint import machine_fingerprint
-from workbench.profiles.machine.measured import keep_profile
+from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.this_machine import cache_profile, machine_fingerprint
 
 MISSING = {
     "extension": {
@@ -238,12 +237,12 @@ def test_a_profile_of_a_busy_machine_is_a_warning_with_its_remedy_and_another_ma
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     changes = {"measured_at": "2026-02-03", "fingerprint": machine_fingerprint("cpu"), "disk": None}
     profile = load_profile(Path("desktop-24gb")).model_copy(update=changes)
-    kept = keep_profile(profile, "cpu")
+    kept = cache_profile(profile, "cpu")
     assert kept is not None
     idle = only(check_profile(around(tmp_path)))
     assert (idle.status, idle.finding) == ("ok", "cpu, measured 2026-02-03")
     busy = "other processes kept 3.0 of 4 cores busy meanwhile"
-    keep_profile(profile.model_copy(update={"busy": busy}), "cpu")
+    cache_profile(profile.model_copy(update={"busy": busy}), "cpu")
     found = only(check_profile(around(tmp_path)))
     assert found.status == "warning" and busy in found.finding and "workbench probe" in found.remedy
     kept.write_text(kept.read_text().replace(changes["fingerprint"], "another"))
@@ -260,7 +259,7 @@ def test_a_disk_that_was_measured_while_the_machine_was_busy_is_a_warning_with_i
     here = {"measured_at": "2026-02-03", "fingerprint": machine_fingerprint("cpu")}
     for busy in ("", "other processes kept 3.0 of 4 cores busy meanwhile"):
         disk = profile.disk.model_copy(update={"path": str(folder), "busy": busy})
-        keep_profile(profile.model_copy(update={**here, "disk": disk}), "cpu")
+        cache_profile(profile.model_copy(update={**here, "disk": disk}), "cpu")
         machine, found = check_profile(around(tmp_path))
         assert machine.status == "ok" and str(folder) in found.finding
         assert found.status == ("warning" if busy else "ok") and busy in found.finding

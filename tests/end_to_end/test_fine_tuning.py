@@ -23,8 +23,8 @@ from workbench.config import load_config
 from workbench.data.prepare import prepare
 from workbench.engine import OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
-from workbench.profiles.model.__main__ import answer
-from workbench.profiles.model.obtain import obtain_model_profile
+from workbench.profiles.__main__ import answer
+from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.batches.rows import training_sampler

@@ -14,9 +14,9 @@ import torch
 
 from workbench.cli import main
 from workbench.data.tokenizers import ByteTokenizer
-from workbench.plan.model_profile import ModelProfile
-from workbench.profiles.model.obtain import obtain_model_profile
-from workbench.profiles.model.parts import count_parts
+from workbench.profiles.meta_model import count_parts
+from workbench.profiles.model_profile import ModelProfile
+from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import RunDirectory
 from workbench.training.start import fitting
 
@@ -100,7 +100,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDirector
 
 
 def _counted(table: Mapping[str, Any]) -> ModelProfile:
-    from workbench.profiles.model.building import meta_model
+    from workbench.profiles.meta_model import meta_model
 
     return count_parts(meta_model(table), "small")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.plan.model_profile import BlockKind, Curve, ModelProfile, ParameterProfile
-from workbench.plan.profile import (
+from workbench.plan.time.compute_time import formula_cost
+from workbench.plan.workload import Workload
+from workbench.profiles.machine_profile import (
     DeviceProfile,
     DiskProfile,
     HostProfile,
     LinkProfile,
     MachineProfile,
 )
-from workbench.plan.time.compute_time import formula_cost
-from workbench.plan.workload import Workload
+from workbench.profiles.model_profile import BlockKind, Curve, ModelProfile, ParameterProfile
 
 GIB = 1 << 30
 

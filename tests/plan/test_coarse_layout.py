@@ -8,8 +8,8 @@ import pytest
 from synthetic import gpt2
 
 from workbench.layout import Layout
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.coarse import MOST_GROUPS, coarse_layout
+from workbench.profiles.model_profile import ModelProfile
 from workbench.state_formats import StateFormat
 
 MODELS = {

@@ -14,8 +14,8 @@ from workbench.errors import ConfigurationError
 from workbench.plan.fit import FIELDS, fit, get_field, remedies, why_not
 from workbench.plan.ground import ground_of
 from workbench.plan.planner import Plan, Planner
-from workbench.plan.profile import parse_profile, shipped_profiles
 from workbench.presets import find_preset
+from workbench.profiles.machine_profile import parse_profile, shipped_profiles
 
 LARGE = gpt2(50, 4096)
 SMALL = gpt2(12, 768)

@@ -16,8 +16,8 @@ from workbench.plan.memory.tiers import TierNeed
 from workbench.plan.outcome import compare
 from workbench.plan.planner import Plan, Planner
 from workbench.plan.report import bar, plan_text
-from workbench.plan.time.times import KindTimes, ModelTimes
 from workbench.presets import changed_preset, find_preset
+from workbench.profiles.model_profile import KindTimes, ModelTimes
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pytest
 
 from workbench.config import RunConfig, load_config
 from workbench.plan.ground import ground_of
-from workbench.plan.model_profile import ModelProfile, model_table
 from workbench.plan.planner import Planner
-from workbench.plan.profile import MachineProfile, parse_profile, shipped_profiles
 from workbench.presets import shipped_folder
-from workbench.profiles.model.obtain import read_shipped
+from workbench.profiles.machine_profile import MachineProfile, parse_profile, shipped_profiles
+from workbench.profiles.model_profile import ModelProfile, model_table
+from workbench.profiles.obtain import read_shipped
 
 PRESETS = {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from synthetic import gpt2, machine, workload
 
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time import step_time as step_time_module
 from workbench.plan.time.coarse import CoarseLayout
 from workbench.plan.time.rates import Rates
 from workbench.plan.time.step_time import StepTime, step_time
-from workbench.plan.time.times import KindTimes, ModelTimes
+from workbench.profiles.model_profile import KindTimes, ModelProfile, ModelTimes
 from workbench.timeline import Lane
 
 MODEL = gpt2(24, 2048)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from synthetic import gpt2, workload
 
 from workbench.plan.memory.model_memory import Gradients, model_rows
-from workbench.plan.model_profile import ParameterProfile
+from workbench.profiles.model_profile import ParameterProfile
 
 WORK = workload(micro_batch_size=1, sequence_length=2)
 MIB = 1 << 20

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from workbench.plan.model_profile import ModelProfile
-from workbench.profiles.model.obtain import obtain_model_profile
-from workbench.profiles.model.take import take_model_profile
+from workbench.profiles.block_costs import take_model_profile
+from workbench.profiles.model_profile import ModelProfile
+from workbench.profiles.obtain import obtain_model_profile
 from workbench.training.start import fitting
 
 

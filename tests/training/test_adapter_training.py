@@ -19,9 +19,9 @@ from workbench.model.adapter import AdapterUnits, add_adapter, store_base_as
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.plan.memory.needs import EngineNeeds, checkpoint_bytes
 from workbench.plan.workload import Workload
-from workbench.profiles.model.obtain import essential
-from workbench.profiles.model.parts import count_parts
-from workbench.profiles.model.take import take_model_profile
+from workbench.profiles.block_costs import take_model_profile
+from workbench.profiles.meta_model import count_parts
+from workbench.profiles.obtain import essential
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
 

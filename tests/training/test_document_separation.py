@@ -18,7 +18,7 @@ from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import ConfigurationError
 from workbench.plan.memory.model_memory import mask_bytes
 from workbench.plan.workload import Workload
-from workbench.profiles.model.tracker import StorageTracker
+from workbench.profiles.storage_tracker import StorageTracker
 from workbench.training.batches.separation import DocumentSeparation
 from workbench.training.evaluation import batch_loss, validation_loss
 

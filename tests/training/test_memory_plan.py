@@ -19,10 +19,10 @@ from workbench.model.build import build_on_meta, model_config
 from workbench.plan.memory.model_memory import heap_reserve, model_rows
 from workbench.plan.memory.needs import EngineNeeds
 from workbench.plan.memory.tiers import Free, MemoryPlan, plan_memory
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.workload import Workload
 from workbench.presets import find_preset
-from workbench.profiles.model.parts import count_parts
+from workbench.profiles.meta_model import count_parts
+from workbench.profiles.model_profile import ModelProfile
 from workbench.training.start.preparation import prepare_run
 
 GIB = 1 << 30

@@ -18,13 +18,12 @@ from workbench import presets
 from workbench.config import load_config
 from workbench.errors import WorkbenchError
 from workbench.plan.ground import Ground, ground_of
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.placement import lacking
 from workbench.plan.planner import Plan, Planner
-from workbench.plan.profile import load_profile
-from workbench.plan.time.times import ModelTimes
 from workbench.presets import shipped_folder
-from workbench.profiles.model.obtain import read_shipped
+from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.model_profile import ModelProfile, ModelTimes
+from workbench.profiles.obtain import read_shipped
 from workbench.system.child_process import CancelledError
 from workbench.tui.context import AppContext
 from workbench.tui.form.sources import Sizes, Tell

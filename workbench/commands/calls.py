@@ -156,7 +156,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def probe(arguments: argparse.Namespace) -> int:
-    from workbench.profiles.machine.command import probe
+    from workbench.profiles.probe_command import probe
 
     return probe(
         device=arguments.device,

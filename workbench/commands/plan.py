@@ -21,13 +21,12 @@ from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, D
 from workbench.plan.fit import Fit, check_keep, fit, remedies
 from workbench.plan.ground import Ground, check_device, ground_of
 from workbench.plan.memory.tiers import Free
-from workbench.plan.model_profile import ModelProfile, model_table
 from workbench.plan.planner import Plan, Planner, TimesOf, check_positions
-from workbench.plan.profile import MachineProfile, load_profile
 from workbench.plan.report import fit_text, plan_text
-from workbench.plan.time.times import ModelTimes
 from workbench.presets import changed_preset, find_preset
-from workbench.profiles.model.obtain import obtain_model_profile, obtain_times
+from workbench.profiles.machine_profile import MachineProfile, load_profile
+from workbench.profiles.model_profile import ModelProfile, ModelTimes, model_table
+from workbench.profiles.obtain import obtain_model_profile, obtain_times
 from workbench.runs import runs_root
 
 
@@ -116,7 +115,7 @@ def _disk_folder(config: RunConfig) -> Path | None:
     Raises:
         ConfigurationError: the folder is not there.
     """
-    from workbench.profiles.machine.measured import folder_of
+    from workbench.profiles.this_machine import folder_of
 
     named = config.offload.disk_path
     if not named:
@@ -132,13 +131,13 @@ def _disk_folder(config: RunConfig) -> Path | None:
 
 def _this_machine(config: RunConfig, folder: Path | None) -> MachineProfile:
     """What was measured of it, measured now where that has not been done; `folder`: of the disk tier."""
-    from workbench.profiles.machine.command import measured_machine
+    from workbench.profiles.probe_command import measured_machine
 
     return measured_machine(config.train.device, folder)
 
 
 def _ground_here(folder: Path | None, profile: MachineProfile, root: Path) -> Ground:
-    from workbench.plan.memory.free import free_disk_bytes, same_disk
+    from workbench.system.free_space import free_disk_bytes, same_disk
 
     ground = ground_of(profile)
     apart = folder is not None and not same_disk(folder, root)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from workbench.doctor.findings import Context, Finding, failure, ok, warning
 from workbench.formatting import amount
-from workbench.profiles.machine.mounts import IN_MEMORY, NOT_TOLD, mount_of
+from workbench.system.free_space import IN_MEMORY, NOT_TOLD, mount_of
 
 REMOTE = (
     "nfs",

@@ -18,9 +18,8 @@ from typing import Any
 
 from workbench.doctor.findings import Context, Finding, Terminal, failure, ok, one_line, warning
 from workbench.formatting import GIB, MIB, amount
-from workbench.plan.memory.free import free_host_bytes
-from workbench.profiles.machine.fingerprint import machine_fingerprint
-from workbench.profiles.machine.mounts import mount_of
+from workbench.profiles.this_machine import machine_fingerprint
+from workbench.system.free_space import free_host_bytes, mount_of
 from workbench.system.processor import affinity, cgroup_quota, limits, number, usable_cpus
 
 if sys.version_info >= (3, 11):

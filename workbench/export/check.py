@@ -28,9 +28,9 @@ from workbench.export.weights import (
 )
 from workbench.formatting import GIB
 from workbench.model.adapter import CONFIG_FILE
-from workbench.plan.memory.free import free_host_bytes
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
+from workbench.system.free_space import free_host_bytes
 
 BESIDE = 1.2
 """The memory needed, in times of the weights in fp32: activations, and what loading takes."""

@@ -13,6 +13,7 @@ from workbench.export.export import Log
 from workbench.formatting import GIB
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
+from workbench.system.free_space import free_host_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,7 +204,6 @@ def _model(run: RunDirectory, saved: SavedStep, device: str, log: Log) -> Any:
 
 
 def _check_room(weight_bytes: int) -> None:
-    from workbench.plan.memory.free import free_host_bytes
 
     needed, free = int(BESIDE * weight_bytes), free_host_bytes()
     if needed > free:

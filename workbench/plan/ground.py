@@ -10,8 +10,8 @@ from workbench.config import RunConfig
 from workbench.errors import ConfigurationError
 from workbench.formatting import in_sentence
 from workbench.plan.memory.tiers import Free
-from workbench.plan.profile import MachineProfile
 from workbench.plan.workload import WeightDtypes
+from workbench.profiles.machine_profile import MachineProfile
 
 STORED = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The configuration's precisions by the dtype that they store."""

@@ -19,13 +19,12 @@ from workbench.layout import Layout
 from workbench.plan.ground import Ground, check_device, check_precision
 from workbench.plan.memory.needs import checkpoint_bytes
 from workbench.plan.memory.tiers import MemoryPlan, plan_memory
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.placement import NO_PLACEMENT, Candidate, Wish, candidates, choose_placement
 from workbench.plan.time.rates import Rates
 from workbench.plan.time.run_time import RunTime, run_time
 from workbench.plan.time.step_time import StepTime, step_time
-from workbench.plan.time.times import ModelTimes
 from workbench.plan.workload import WeightDtypes, Workload, workload
+from workbench.profiles.model_profile import ModelProfile, ModelTimes
 
 MOST_LAYOUTS = 64
 

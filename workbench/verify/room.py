@@ -11,7 +11,7 @@ from workbench.config import RunConfig
 from workbench.engine.devices.device import Device
 from workbench.errors import DoesNotFitError
 from workbench.formatting import GIB
-from workbench.plan.memory.free import free_host_bytes
+from workbench.system.free_space import free_host_bytes
 
 KEPT_BYTES = 36
 """Of the host, per parameter: the first weights, what one training by the engine and one by torch came to."""

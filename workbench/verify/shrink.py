@@ -23,8 +23,8 @@ from workbench.errors import ConfigurationError
 from workbench.model.adapter import AdapterUnits, add_adapter
 from workbench.model.build import UnitInitializer, brief, build_on_meta, model_config
 from workbench.model.saving import has_adapter
-from workbench.plan.model_profile import model_table
-from workbench.profiles.model.building import shape_of
+from workbench.profiles.meta_model import shape_of
+from workbench.profiles.model_profile import model_table
 
 BLOCKS = 5
 """More than the ring of device slots holds, so that slots are used again."""

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from tiny_probe import TINY
 from torch import Tensor
+from workbench.profiles.machine import disk
+from workbench.profiles.machine.disk import RECORD_BYTES, measure_disk
 
 from workbench.engine.storage import disk_files as engine_disk
 from workbench.engine.storage.disk_files import RecordFile
 from workbench.errors import ConfigurationError
-from workbench.profiles.machine import disk
-from workbench.profiles.machine.disk import RECORD_BYTES, measure_disk
-from workbench.profiles.machine.mounts import Mount
+from workbench.system.free_space import Mount
 
 
 def test_it_measures_and_leaves_a_folder_as_it_was(tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from workbench.profiles.machine import fingerprint
 
 from workbench.errors import ConfigurationError
-from workbench.profiles.machine import fingerprint
-from workbench.profiles.machine.fingerprint import cpu_model, machine_fingerprint, resolved_device
-from workbench.profiles.machine.gpus import Gpu
+from workbench.profiles.this_machine import Gpu, cpu_model, machine_fingerprint, resolved_device
 
 CARD = Gpu("a card", 24 << 30, 20 << 30, "555.1")
 

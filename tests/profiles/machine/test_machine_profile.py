@@ -10,7 +10,7 @@ import pytest
 from tiny_probe import ON_CPU, ON_GPU, disk_at, profile_on
 
 from workbench.errors import ConfigurationError
-from workbench.plan.profile import (
+from workbench.profiles.machine_profile import (
     MachineProfile,
     load_profile,
     parse_profile,

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 from tiny_probe import ON_CPU, TINY, profile_on
+from workbench.plan.time.kept_times import keep_times, read_times
+from workbench.profiles.machine import command, measured
 
 from workbench.errors import EXIT_DONE, ConfigurationError
-from workbench.plan.profile import MachineProfile
-from workbench.plan.time.kept_times import keep_times, read_times
-from workbench.plan.time.times import KindTimes, ModelTimes
-from workbench.profiles.machine import command, measured
-from workbench.profiles.machine.command import probe
-from workbench.profiles.machine.fingerprint import machine_fingerprint
-from workbench.profiles.machine.measured import cached_profile
+from workbench.profiles.machine_profile import MachineProfile
+from workbench.profiles.model_profile import KindTimes, ModelTimes
+from workbench.profiles.probe_command import probe
+from workbench.profiles.this_machine import cached_profile, machine_fingerprint
 
 
 @pytest.fixture(autouse=True)

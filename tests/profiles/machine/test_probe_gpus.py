@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workbench.profiles.machine.gpus import Gpu, gpu_called, visible_gpus
+from workbench.profiles.this_machine import Gpu, gpu_called, visible_gpus
 
 
 class NVMLError(Exception):

@@ -12,17 +12,17 @@ import pytest
 import torch
 from tiny_probe import TINY
 from torch import Tensor
-
-from workbench.engine.devices.device import CpuDevice, has_bfloat16
-from workbench.errors import ConfigurationError
-from workbench.plan.profile import MachineProfile
 from workbench.profiles.machine import matrix, run
-from workbench.profiles.machine.budget import MIB
 from workbench.profiles.machine.host_buffers import HostBuffers, buffer_bytes, cache_bytes
 from workbench.profiles.machine.link import measure_link
 from workbench.profiles.machine.matrix import measure_products
 from workbench.profiles.machine.others import Others
 from workbench.profiles.machine.turns import median_seconds
+
+from workbench.engine.devices.device import CpuDevice, has_bfloat16
+from workbench.errors import ConfigurationError
+from workbench.profiles.machine_profile import MachineProfile
+from workbench.profiles.sampling import MIB
 from workbench.timeline import Lane
 
 FORMATS = ("exact", "half", "compact")

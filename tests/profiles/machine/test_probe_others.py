@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from workbench.profiles.machine import others
 from workbench.profiles.machine.others import Others
 

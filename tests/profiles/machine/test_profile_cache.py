@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 from tiny_probe import ON_CPU, ON_GPU, disk_at, profile_on
+from workbench.profiles.machine import fingerprint, measured
 
 from workbench.errors import ConfigurationError
-from workbench.profiles.machine import fingerprint, measured
-from workbench.profiles.machine.fingerprint import machine_fingerprint
-from workbench.profiles.machine.gpus import Gpu
-from workbench.profiles.machine.measured import cached_profile, folder_of, keep_profile
-from workbench.profiles.machine.mounts import Mount
+from workbench.profiles.this_machine import Gpu, cache_profile, cached_profile, folder_of, machine_fingerprint
+from workbench.system.free_space import Mount
 
 
 def keep(device: str = "cpu", disk: Path | None = None) -> None:
     profile = profile_on(ON_CPU, machine_fingerprint(device), None if disk is None else disk_at(str(disk)))
-    assert keep_profile(profile, device) is not None
+    assert cache_profile(profile, device) is not None
 
 
 def test_what_was_kept_is_found_with_what_is_free_now(
@@ -83,7 +81,7 @@ def test_without_a_cache_that_can_be_written_nothing_breaks(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file" / "cache"))
-    assert keep_profile(profile_on(ON_CPU, machine_fingerprint("cpu")), "cpu") is None
+    assert cache_profile(profile_on(ON_CPU, machine_fingerprint("cpu")), "cpu") is None
     assert cached_profile("cpu") is None
 
 
@@ -105,7 +103,7 @@ class TestWithACard:
         monkeypatch.setattr(fingerprint, "_torch_version", lambda: "2.13.0+cu126")
 
     def test_auto_and_its_number_are_the_same_card_and_the_processor_another_device(self) -> None:
-        keep_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
+        cache_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
         for device in ("auto", "cuda", "cuda:0"):
             found = cached_profile(device)
             assert found is not None
@@ -116,7 +114,7 @@ class TestWithACard:
     def test_where_torch_could_not_use_the_card_auto_gives_the_processor_and_the_card_stays_unmeasured(
         self,
     ) -> None:
-        keep_profile(profile_on(ON_CPU, machine_fingerprint("auto")), "auto")
+        cache_profile(profile_on(ON_CPU, machine_fingerprint("auto")), "auto")
         found = cached_profile("auto")
         assert found is not None and found.device.shared_memory
         assert cached_profile("cuda") is None
@@ -138,7 +136,7 @@ class TestWithACardThatTheDriversLibraryDoesNotTellOf:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def test_what_was_measured_on_it_is_autos_and_its_own_and_not_the_processors(self) -> None:
-        keep_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
+        cache_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
         for device in ("auto", "cuda", "cuda:0"):
             found = cached_profile(device)
             assert found is not None and found.device == ON_GPU
@@ -152,7 +150,7 @@ class TestWithACardThatTheDriversLibraryDoesNotTellOf:
     def test_where_gpus_are_hidden_auto_is_the_processor(
         self, visible: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        keep_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
+        cache_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
         keep("cpu")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         found = cached_profile("auto")

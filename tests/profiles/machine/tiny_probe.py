@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from workbench.plan.profile import DeviceProfile, DiskProfile, HostProfile, LinkProfile, MachineProfile
-from workbench.profiles.machine.budget import MIB, Budget
+from workbench.profiles.machine_profile import (
+    DeviceProfile,
+    DiskProfile,
+    HostProfile,
+    LinkProfile,
+    MachineProfile,
+)
+from workbench.profiles.sampling import MIB, Budget
 
 TINY = Budget(
     repetitions=2,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from model_tables import FAMILIES
 
-from workbench.plan.model_profile import ModelProfile
-from workbench.profiles.model.take import take_model_profile
+from workbench.profiles.block_costs import take_model_profile
+from workbench.profiles.model_profile import ModelProfile
 
 
 @pytest.fixture(autouse=True, scope="session")

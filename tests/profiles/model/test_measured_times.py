@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 from model_tables import FAMILIES
-
-from workbench.errors import WorkbenchError
-from workbench.plan.model_profile import ModelProfile
 from workbench.profiles.model import measure
-from workbench.profiles.model.building import meta_model
-from workbench.profiles.model.cut_model import capture, pass_blocks, real_model, tokens
 from workbench.profiles.model.masked_attention import Attention, attentions, time_attention
 from workbench.profiles.model.measure import affordable, measure_times, work_of
 from workbench.profiles.model.stopwatch import Stopwatch
-from workbench.profiles.model.take import first_blocks
+
+from workbench.errors import WorkbenchError
+from workbench.profiles.block_costs import first_blocks
+from workbench.profiles.cut_model import capture, pass_blocks, real_model, tokens
+from workbench.profiles.meta_model import meta_model
+from workbench.profiles.model_profile import ModelProfile
 
 
 @pytest.mark.parametrize("family", ["opt", "gemma2"])

@@ -11,14 +11,14 @@ import pytest
 import torch
 from model_tables import FAMILIES, GPT2, table
 from torch import Tensor
-
-from workbench.plan.model_profile import BlockCost, ModelProfile
 from workbench.profiles.model import take
 from workbench.profiles.model.amounts import Recording
 from workbench.profiles.model.block_costs import record_forward, record_training, set_dtype
-from workbench.profiles.model.building import meta_model
-from workbench.profiles.model.cut_model import capture, real_model, tokens
-from workbench.profiles.model.take import first_blocks, take_model_profile
+
+from workbench.profiles.block_costs import first_blocks, take_model_profile
+from workbench.profiles.cut_model import capture, real_model, tokens
+from workbench.profiles.meta_model import meta_model
+from workbench.profiles.model_profile import BlockCost, ModelProfile
 
 SEQUENCES, TOKENS = 5, 96
 

@@ -13,9 +13,8 @@ from model_tables import FAMILIES, PUBLIC
 from torch import nn
 
 from workbench.engine.blocks.discovery import find_units, lay_out
-from workbench.plan.model_profile import ModelProfile
-from workbench.profiles.model.building import meta_model
-from workbench.profiles.model.parts import count_parts, signature
+from workbench.profiles.meta_model import count_parts, meta_model, signature
+from workbench.profiles.model_profile import ModelProfile
 
 CHUNK = 4 * 65_536
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, None: None}

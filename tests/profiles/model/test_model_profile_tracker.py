@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-
 from workbench.profiles.model.amounts import Recording, alive_after, fit, four_sizes, operations, peak
 from workbench.profiles.model.block_costs import record_forward, record_training
-from workbench.profiles.model.cut_model import Call
 from workbench.profiles.model.stand_ins import FusedDropout
-from workbench.profiles.model.tracker import StorageTracker
+
+from workbench.profiles.cut_model import Call
+from workbench.profiles.storage_tracker import StorageTracker
 
 
 def live_after_each(recording: Recording) -> list[int]:

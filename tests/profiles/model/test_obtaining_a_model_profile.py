@@ -14,21 +14,19 @@ from typing import Any
 
 import pytest
 from model_tables import FAMILIES, table
+from workbench.profiles.model import obtain
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.plan.model_profile import ModelProfile
-from workbench.profiles.model import obtain
-from workbench.profiles.model.__main__ import answer
-from workbench.profiles.model.building import meta_model
-from workbench.profiles.model.obtain import (
+from workbench.profiles.__main__ import FOLDER, answer, shipped_tables
+from workbench.profiles.meta_model import count_parts, meta_model
+from workbench.profiles.model_profile import ModelProfile
+from workbench.profiles.obtain import (
     model_profile_text,
     obtain_model_profile,
     obtain_times,
     read_shipped,
     shipped_name,
 )
-from workbench.profiles.model.parts import count_parts
-from workbench.profiles.model.ship import FOLDER, shipped_tables
 from workbench.system.child_process import ChildProcess
 from workbench.system.folders import cache_folder
 
@@ -230,9 +228,7 @@ def test_what_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_obtaining_brings_in_neither_torch_nor_transformers() -> None:
-    program = (
-        "import sys, workbench.profiles.model.obtain; print({'torch', 'transformers'} & set(sys.modules))"
-    )
+    program = "import sys, workbench.profiles.obtain; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -18,7 +18,7 @@ from workbench.plan.fit import with_field
 from workbench.plan.ground import ground_of
 from workbench.plan.memory.tiers import MemoryPlan, TierNeed
 from workbench.plan.planner import Planner
-from workbench.plan.profile import load_profile
+from workbench.profiles.machine_profile import load_profile
 from workbench.system.child_process import CancelledError, ChildProcess
 from workbench.tui.form import sources
 from workbench.tui.form.planning import Planning, chosen_plan

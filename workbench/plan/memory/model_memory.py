@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.compute_time import cost_of
 from workbench.plan.workload import Workload
+from workbench.profiles.model_profile import ModelProfile
 
 LOSS_CHUNK_BYTES = 64 << 20
 """The logits of so many tokens at once, in fp32 (see engine/loss/fused_head.py)."""

@@ -12,8 +12,8 @@ from workbench.formatting import GIB
 from workbench.layout import Layout
 from workbench.plan.memory.model_memory import heap_reserve, model_rows
 from workbench.plan.memory.needs import EngineNeeds, building_bytes, checkpoint_bytes
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.workload import Workload
+from workbench.profiles.model_profile import ModelProfile
 
 HOST_RUNTIME_BYTES = 400 << 20
 """Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""

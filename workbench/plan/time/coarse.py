@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from workbench.layout import ALIGNMENT, ITEM_BYTES, Layout, ParameterSpec, UnitSpec, build_layout
 from workbench.placement import Placement, Tier, stay_on_device
-from workbench.plan.model_profile import SIXTEEN_BITS, ModelProfile, ParameterProfile, stored_dtype
+from workbench.profiles.model_profile import SIXTEEN_BITS, ModelProfile, ParameterProfile, stored_dtype
 from workbench.state_formats import StateFormat
 
 MOST_GROUPS = 16

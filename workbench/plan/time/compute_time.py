@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES
-from workbench.plan.model_profile import BlockCost, BlockKind, Curve, ModelProfile
 from workbench.plan.time.rates import Rates
-from workbench.plan.time.times import ModelTimes
 from workbench.plan.workload import Workload
+from workbench.profiles.model_profile import BlockCost, BlockKind, Curve, ModelProfile, ModelTimes
 
 LOGIT_PASSES = 6
 """Times that the loss and its gradient read or write a logit, in fp32."""

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Literal
 
 from workbench.layout import ITEM_BYTES
-from workbench.plan.profile import DiskProfile, LinkProfile, MachineProfile
 from workbench.plan.time.simulation import Demand
+from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile
 from workbench.state_formats import StateFormat, moment_bytes
 
 UNMEASURED_SHARE = 0.6

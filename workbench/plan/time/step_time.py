@@ -14,7 +14,6 @@ from typing import Any
 
 from workbench import formatting as figures
 from workbench.layout import ITEM_BYTES, Unit
-from workbench.plan.model_profile import ModelProfile
 from workbench.plan.time.coarse import CoarseLayout, coarse_layout
 from workbench.plan.time.compute_time import ComputeTimes, compute_times
 from workbench.plan.time.played_steps import (
@@ -28,8 +27,8 @@ from workbench.plan.time.played_steps import (
 )
 from workbench.plan.time.rates import TASK_S, Rates
 from workbench.plan.time.simulation import Demand, play
-from workbench.plan.time.times import ModelTimes
 from workbench.plan.workload import Workload
+from workbench.profiles.model_profile import ModelProfile, ModelTimes
 from workbench.routing import UnitRoute, route_unit
 from workbench.state_formats import StateFormat
 from workbench.timeline import Kind, Lane, Task

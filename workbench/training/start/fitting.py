@@ -19,17 +19,16 @@ from workbench.engine.devices.device import Device, has_bfloat16
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import remedies, why_not
 from workbench.plan.ground import Ground
-from workbench.plan.memory.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.memory.tiers import Free
-from workbench.plan.model_profile import ModelProfile, model_table
 from workbench.plan.placement import Candidate
 from workbench.plan.planner import Plan, Planner
-from workbench.plan.time.times import ModelTimes
-from workbench.profiles.machine.measured import cached_profile
-from workbench.profiles.model.obtain import obtain_model_profile, obtain_times
-from workbench.profiles.model.parts import count_parts
+from workbench.profiles.meta_model import count_parts
+from workbench.profiles.model_profile import ModelProfile, ModelTimes, model_table
+from workbench.profiles.obtain import obtain_model_profile, obtain_times
+from workbench.profiles.this_machine import cached_profile
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import checkpoint_bytes
+from workbench.system.free_space import free_disk_bytes, free_host_bytes, same_disk
 from workbench.training.start.disk_folder import disk_folder
 
 

@@ -30,7 +30,7 @@ from workbench.model.pretrained import (
     local_folder,
     pretrained_config,
 )
-from workbench.plan.model_profile import model_table
+from workbench.profiles.model_profile import model_table
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, check_model_files, find_checkpoints
 

@@ -21,11 +21,10 @@ from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import Fit, fit
 from workbench.plan.ground import Ground
 from workbench.plan.memory.tiers import MemoryPlan
-from workbench.plan.model_profile import ModelProfile, model_profile_key, model_table
 from workbench.plan.placement import Candidate, candidates, choose_placement
 from workbench.plan.planner import Plan, Planner, TimesOf, wish_of, with_placement
-from workbench.plan.time.times import ModelTimes
-from workbench.profiles.model.obtain import essential
+from workbench.profiles.model_profile import ModelProfile, ModelTimes, model_profile_key, model_table
+from workbench.profiles.obtain import essential
 from workbench.tui.form.checking import missing_at_fields
 from workbench.tui.form.draft import FIELDS
 from workbench.tui.form.sources import Sources, Tell

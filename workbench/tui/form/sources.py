@@ -14,17 +14,14 @@ from typing import Any, Protocol
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.ground import Ground, ground_of
-from workbench.plan.memory.free import free_disk_bytes, free_host_bytes, same_disk
 from workbench.plan.memory.tiers import Free
-from workbench.plan.model_profile import ModelProfile
-from workbench.plan.time.times import ModelTimes
-from workbench.profiles.machine.fingerprint import device_index
-from workbench.profiles.machine.gpus import visible_gpus
-from workbench.profiles.machine.measured import cached_profile
-from workbench.profiles.model.obtain import obtain_model_profile, obtain_times, profiling_process
+from workbench.profiles.model_profile import ModelProfile, ModelTimes
+from workbench.profiles.obtain import obtain_model_profile, obtain_times, profiling_process
+from workbench.profiles.this_machine import cached_profile, device_index, visible_gpus
 from workbench.system import processor
 from workbench.system.child_process import run_lines
 from workbench.system.folders import expanded
+from workbench.system.free_space import free_disk_bytes, free_host_bytes, same_disk
 
 Tell = Callable[[str], None]
 THIS_MACHINE = "this machine"

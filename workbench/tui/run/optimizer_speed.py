@@ -53,7 +53,7 @@ def memory_limit_gb_per_s(config: Mapping[str, Any]) -> float | None:
     Twice the best speed of a copy, which reads and writes each byte once, as an update nearly does. From the cache of
     `workbench probe`; never measures, but asks what machine this is: not for the thread that draws.
     """
-    from workbench.profiles.machine.measured import cached_profile
+    from workbench.profiles.this_machine import cached_profile
 
     device = _table(config, "train").get("device", "auto")
     try:

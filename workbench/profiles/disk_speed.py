@@ -22,9 +22,9 @@ from torch import Tensor
 from workbench.engine.devices.pages import page_aligned
 from workbench.engine.storage.disk_files import DiskError, DiskTier, RecordFile
 from workbench.errors import ConfigurationError
-from workbench.plan.profile import DiskProfile
-from workbench.profiles.machine.budget import Budget
-from workbench.profiles.machine.mounts import mount_of
+from workbench.profiles.machine_profile import DiskProfile
+from workbench.profiles.sampling import Budget
+from workbench.system.free_space import mount_of
 
 RECORD_BYTES = 16 << 20
 FILES = 3
@@ -44,7 +44,7 @@ class Way(NamedTuple):
 
 
 def measure_disk(path: Path, budget: Budget) -> DiskProfile:
-    """The disk under the folder `path`, which need not be there yet.
+    """Measure the disk under the folder `path`, which need not exist yet.
 
     Raises:
         ConfigurationError: the folder cannot be made or written, or has no room for a few records.
@@ -93,7 +93,7 @@ def _measure(path: Path, tier: DiskTier, budget: Budget) -> DiskProfile:
 
 
 def _rates(ways: dict[str, Way], records: int, limit_s: float) -> tuple[dict[str, float], int]:
-    """Bytes a second by "read", "write" and the same of each way, and how many records have been written in each.
+    """Return bytes a second by "read", "write" and the same of each way, and how many records were written in each.
 
     Medians of rounds in turns. The first round finds files without blocks of their own, and counts only where the time
     is up after it.
@@ -116,7 +116,7 @@ def _rates(ways: dict[str, Way], records: int, limit_s: float) -> tuple[dict[str
 
 
 def _rate(transfer: Transfer, records: int, limit_s: float) -> tuple[float, int]:
-    """Bytes a second over the records in order, or over the first of them where all would take longer; how many."""
+    """Return bytes a second over the records in order, as many as `limit_s` allows, and their number."""
     began, done = time.perf_counter(), 0
     while done < records and (not done or time.perf_counter() - began < limit_s):
         transfer(done)
@@ -131,7 +131,7 @@ def _both(
     records: tuple[int, int],
     lasting_s: float,
 ) -> tuple[float, float]:
-    """Bytes a second of the tier's reads of one file while the other is written in a thread of its own.
+    """Return bytes a second of the tier's reads of one file while the other is written in a thread of its own.
 
     `buffers` and `records`: of the reads, which go over records that were written, and of the writes.
     """
@@ -141,7 +141,7 @@ def _both(
     errors: list[BaseException] = []
 
     def go_on(name: str, transfer: Transfer, count: int) -> None:
-        """Until `over`, at least once."""
+        """Repeat `transfer` until `over`, at least once."""
         began, done = time.perf_counter(), 0
         try:
             while not done or not over.is_set():
@@ -198,14 +198,14 @@ class _RawFile:
             moved += count
 
     def _drop_cache(self) -> None:
-        """Or else the next read would come from memory."""
+        """Let the next read come from the disk and not from memory."""
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextlib.contextmanager
 def _raw_file(tier: DiskTier, records: int) -> Iterator[_RawFile]:
-    """In the tier's folder, with which it goes."""
+    """Open a file in the tier's folder, with which it is removed."""
     path = tier.folder / "raw"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if tier.direct else 0), 0o600)
     try:
@@ -217,7 +217,7 @@ def _raw_file(tier: DiskTier, records: int) -> Iterator[_RawFile]:
 
 @contextlib.contextmanager
 def _only_for_now(path: Path) -> Iterator[None]:
-    """Folders that are made on the way to `path` go again."""
+    """Remove the folders that are made on the way to `path` when the block ends."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield

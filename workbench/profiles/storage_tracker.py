@@ -1,9 +1,9 @@
-"""Follows every storage that is made while it is on, and counts operations, their bytes and their products.
+"""Follows every storage that torch makes while it is on, and counts operations, their bytes and their products.
 
-Sees what torch itself asks for (not what a kernel takes and gives back within one operation). Storages that were there
-before, such as parameters, count only where `count` is told of them.
+Sees what torch itself asks for, not what a kernel takes and returns within one operation. Storages that were there
+before, such as parameters, count only after `StorageTracker.count`. Works on the meta device, too.
 
-Invariant: a storage is born with the first tensor on it that an operation gives, and ends when torch lets it go,
+Invariant: a storage is born with the first tensor on it that an operation returns, and ends when torch releases it,
 whether the tracker is on then or not.
 """
 
@@ -11,42 +11,67 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
-
-from workbench.profiles.model.amounts import Phase, Recording
 
 aten = torch.ops.aten
 ONLY_ALLOCATE = ("empty", "new_empty", "_efficientzerotensor")
 OVERWRITE = ("copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_")
 
 
-class StorageTracker(TorchDispatchMode):
-    """`narrow`: float64 stands for a 16-bit dtype, and counts two bytes an element."""
+@dataclass
+class Phase:
+    """Counts between two marks. `flops`: of matrix products and attention; `element_bytes`: of all other operations."""
 
-    def __init__(self, *, narrow: bool = False) -> None:
+    operations: int = 0
+    element_bytes: int = 0
+    flops: int = 0
+
+
+@dataclass
+class Recording:
+    """Lives of storages: `events` are n + 1 for the birth of storage n and -n - 1 for its end, in order.
+
+    `sizes`: bytes by storage. `marks`: the number of events at each mark; `phases`: one more than marks.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=lambda: [Phase()])
+
+    def span(self, phase: int) -> tuple[int, int]:
+        """Return where the events of a phase begin and end."""
+        bounds = [0, *self.marks, len(self.events)]
+        return bounds[phase], bounds[phase + 1]
+
+
+class StorageTracker(TorchDispatchMode):
+    """A `with` block in which every operation is recorded in `recording`."""
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
-        self._narrow = narrow
         self._known: dict[int, int | None] = {}
-        """By identity of a living storage: its number, None for one that does not count."""
+        """Numbers by the identity of a living storage; None for one that does not count."""
 
     def count(self, tensor: Tensor) -> None:
-        """Its storage counts as born now."""
+        """Count the tensor's storage as born now."""
         self._enter(tensor, counts=True)
 
     def mark(self) -> None:
-        """A phase ends, another begins."""
+        """End a phase and begin the next."""
         self.recording.marks.append(len(self.recording.events))
         self.recording.phases.append(Phase())
 
     def leave_out(self, tensor: Tensor) -> None:
-        """Its storage, which has counted so far, never did."""
+        """Count the tensor's storage as zero bytes from its birth on."""
         number = self._known.get(id(tensor.untyped_storage()))
         if number is not None:
             self.recording.sizes[number] = 0
@@ -59,11 +84,14 @@ class StorageTracker(TorchDispatchMode):
         for tensor in inputs:
             self._enter(tensor, counts=False)
         given = {id(tensor.untyped_storage()) for tensor in inputs}
-        result = self._run(func, args, kwargs, inputs)
+        packet = func.overloadpacket
+        if packet is aten._grouped_mm and args[0].is_meta:  # torch has it on the meta device in bf16 only
+            result = _grouped_result(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         for tensor in outputs:
             self._enter(tensor, counts=True)
-        packet = func.overloadpacket
         is_view = not func._schema.is_mutable and all(id(t.untyped_storage()) in given for t in outputs)
         if is_view or packet.__name__.startswith(ONLY_ALLOCATE):
             return result
@@ -74,21 +102,7 @@ class StorageTracker(TorchDispatchMode):
             phase.flops += product(*args, **kwargs, out_val=result)
         elif packet not in _PRODUCTS:
             read = inputs[1:] if packet.__name__ in OVERWRITE else inputs
-            phase.element_bytes += sum(map(self._bytes, (*read, *outputs)))
-        return result
-
-    def _run(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
-        if not self._narrow:
-            return func(*args, **kwargs)
-        if func.overloadpacket is aten._grouped_mm and args[0].dtype == torch.float64:
-            # It has no kernel for what stands for 16 bits here.
-            args, kwargs = tree_map_only(Tensor, _to_single, (args, kwargs))
-            return func(*args, **kwargs).double()
-        result = func(*args, **kwargs)
-        dtypes = {t.dtype for t in inputs if t.dim() and t.is_floating_point()}
-        if {torch.float32, torch.float64} <= dtypes and not func._schema.is_mutable:
-            # 16 bits and fp32 give fp32, where float64 and fp32 give float64.
-            result = tree_map_only(Tensor, _to_single, result)
+            phase.element_bytes += sum(map(_bytes, (*read, *outputs)))
         return result
 
     def _enter(self, tensor: Tensor, *, counts: bool) -> None:
@@ -99,7 +113,7 @@ class StorageTracker(TorchDispatchMode):
         number = None
         if counts:
             number = len(self.recording.sizes)
-            self.recording.sizes.append(self._scaled(storage.nbytes(), tensor.dtype))
+            self.recording.sizes.append(storage.nbytes())
             self.recording.events.append(number + 1)
         self._known[key] = number
         weakref.finalize(storage, self._end, key).atexit = False
@@ -109,27 +123,26 @@ class StorageTracker(TorchDispatchMode):
         if number is not None:
             self.recording.events.append(-number - 1)
 
-    def _bytes(self, tensor: Tensor) -> int:
-        size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-        return self._scaled(size, tensor.dtype)
 
-    def _scaled(self, nbytes: int, dtype: torch.dtype) -> int:
-        return nbytes // 4 if self._narrow and dtype == torch.float64 else nbytes
-
-
-def _to_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
+def _bytes(tensor: Tensor) -> int:
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """All pairs of tokens, as `torch.utils.flop_counter` counts attention on other devices."""
+    """Count all pairs of tokens, as `torch.utils.flop_counter` counts attention on other devices."""
     batch, heads, queries, width = query.shape
     return 2 * batch * heads * queries * key.shape[-2] * (width + value.shape[-1])
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: Any, **__: Any) -> int:
-    """Each row times one of the matrices; sums over rows (the backward of that) alike."""
+    """Count each row times one of the matrices; sums over rows (the backward of that) alike."""
     return 2 * rows.shape[-2] * rows.shape[-1] * matrices.shape[-1]
+
+
+def _grouped_result(left: Tensor, right: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """Return an empty tensor of the shape that `torch._grouped_mm` returns."""
+    groups = (len(offs),) if left.dim() == right.dim() == 2 and offs is not None else left.shape[:-2]
+    return left.new_empty(*groups, left.shape[-2], right.shape[-1])
 
 
 def _products() -> Iterator[tuple[Any, Callable[..., int] | None]]:
@@ -140,4 +153,4 @@ def _products() -> Iterator[tuple[Any, Callable[..., int] | None]]:
 
 
 _PRODUCTS: dict[Any, Callable[..., int] | None] = dict(_products())
-"""Matrix products and attention, with what counts their operations; None where nobody asks."""
+"""Matrix products and attention, with the function that counts their operations; None where nobody needs the count."""

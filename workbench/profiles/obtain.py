@@ -1,14 +1,14 @@
-"""The model profile of a model and the times of its pieces: shipped, else kept from before, else taken in a
-helper process.
+"""Model profiles and the times of a model's pieces: shipped, else cached, else measured in a process of their own.
 
-The helper has torch and the blocks in it; this process imports neither.
+That process has torch and the blocks in it; this one imports neither.
 
-Invariant: what is kept is found by what it depends on and nothing else: the [model] table, the versions that build
-it, and for times the machine and the sizes. What cannot be read is taken anew.
+Invariant: what is cached is found by what it depends on and nothing else: the [model] table, the versions of the
+packages that build it, and for times the machine and the sizes. What cannot be read is measured again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -19,21 +19,26 @@ from typing import Any
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError
-from workbench.plan.model_profile import VERSION, ModelProfile, model_profile_key
-from workbench.plan.time.kept_times import keep_times, read_times
-from workbench.plan.time.times import TIMES_VERSION, ModelTimes
-from workbench.profiles.machine.fingerprint import resolved_device
+from workbench.profiles.model_profile import (
+    TIMES_VERSION,
+    VERSION,
+    ModelProfile,
+    ModelTimes,
+    model_profile_key,
+)
+from workbench.profiles.this_machine import resolved_device
 from workbench.system.child_process import ChildError, ChildProcess, Report
-from workbench.system.folders import read_cached, write_cached
+from workbench.system.folders import cache_folder, read_cached, write_cached
 
 BUILDERS = ("torch", "transformers")
+TIMES = "times"
 Ask = Callable[[Mapping[str, Any], Report], Any]
-"""Asks a process for a model profile or times: a question for `workbench.profiles.model.__main__.answer`."""
+"""Asks a process for a model profile or times: a question for `workbench.profiles.__main__.answer`."""
 
 
 def profiling_process(*, warm: bool = False) -> ChildProcess:
     """Return a process that measures models. `warm`: it imports what questions need at once."""
-    return ChildProcess("-m", "workbench.profiles.model", *(["warm"] if warm else []))
+    return ChildProcess("-m", "workbench.profiles", *(["warm"] if warm else []))
 
 
 def ask_once(question: Mapping[str, Any], report: Report) -> Any:
@@ -43,16 +48,16 @@ def ask_once(question: Mapping[str, Any], report: Report) -> Any:
 
 
 def obtain_model_profile(
-    model_table: Mapping[str, Any], tell: Report, *, take: bool = True, ask: Ask | None = None
+    model_table: Mapping[str, Any], report: Report, *, take: bool = True, ask: Ask | None = None
 ) -> ModelProfile | None:
-    """Return the model profile of a [model] table; `tell` is given a sentence where it has to be measured.
+    """Return the model profile of a [model] table; `report` gets a sentence where it has to be measured.
 
-    None where none is known and `take` is False. One that lacks something is not kept: there may be more memory later.
-    `ask`: how it is asked for; without it of a process that is gone afterwards.
+    None where none is known and `take` is False. A profile that lacks costs is not cached. `ask`: how a process is
+    asked; by default one that is gone afterwards.
 
     Raises:
-        ConfigurationError: the table names no model that can be built.
-        WorkbenchError: the helper process failed.
+        ConfigurationError: the table describes no model that can be built.
+        WorkbenchError: the process failed.
     """
     table = essential(model_table)
     known = read_shipped(table)
@@ -61,9 +66,9 @@ def obtain_model_profile(
         known = _parsed_model_profile(read_cached(name))
     if known is not None or not take:
         return known
-    tell(f"taking the model profile of {_called(table)}: once, some 30 s for a large model")
+    report(f"taking the model profile of {_called(table)}, once")
     try:
-        answer = (ask or ask_once)({"ask": "model_profile", "model": table}, tell)
+        answer = (ask or ask_once)({"ask": "model_profile", "model": table}, report)
     except ChildError as error:
         raise WorkbenchError(f"the model profile of {_called(table)} could not be taken: {error}") from error
     model_profile = ModelProfile.model_validate(answer)
@@ -81,29 +86,30 @@ def obtain_times(
     tokens: int,
     dtype: str,
     device: str,
-    tell: Report,
+    report: Report,
     take: bool = True,
     budget_s: float = 30.0,
 ) -> ModelTimes | None:
-    """The times of the model's pieces on the machine of that `fingerprint`, which is this one where they are
-    taken.
+    """Return the times of the model's pieces on the machine of that `fingerprint`, this one where they are measured.
 
-    `sequences`, `tokens`, `dtype`, `device`, `budget_s`: see `measure.measure_times`. None where none
-    are known and `take` is False.
+    `sequences`, `tokens`, `dtype`, `device`, `budget_s`: see `block_times.measure_times`. None where none are known and
+    `take` is False.
 
     Raises:
-        ConfigurationError: the table names no model that can be built.
-        WorkbenchError: the helper process failed, or a block of each kind does not fit in memory.
+        ConfigurationError: the table describes no model that can be built.
+        WorkbenchError: the process failed, or a block of each kind does not fit in memory.
     """
     table = essential(model_table)
     # By its own name, so that "auto" and what it means are one.
     sizes = {"sequences": sequences, "tokens": tokens, "dtype": dtype, "device": resolved_device(device)}
     content = json.dumps([TIMES_VERSION, fingerprint, _key(table), sizes], sort_keys=True)
-    key = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
-    known = read_times(key, len(model_profile.kinds))
-    if known is not None or not take:
+    name = f"{TIMES}/{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
+    known = _parsed_times(read_cached(name))
+    if known is not None and len(known.kinds) == len(model_profile.kinds):
         return known
-    tell(f"timing the pieces of {_called(table)} at this size: once, up to a minute")
+    if not take:
+        return None
+    report(f"timing the pieces of {_called(table)} at this size: once, up to a minute")
     question = {
         "ask": "times",
         "model": table,
@@ -113,21 +119,33 @@ def obtain_times(
         "budget_s": budget_s,
     }
     try:
-        times = ModelTimes.model_validate(ask_once(question, tell))
+        times = ModelTimes.model_validate(ask_once(question, report))
     except ChildError as error:
         raise WorkbenchError(f"the pieces of {_called(table)} could not be timed: {error}") from error
-    keep_times(key, times)
+    write_cached(name, times.model_dump_json(indent=1) + "\n")
     return times
 
 
+def forget_busy_times() -> int:
+    """Delete cached times that were measured on a busy machine; return how many there were."""
+    forgotten = 0
+    with contextlib.suppress(OSError):
+        for path in sorted((cache_folder() / TIMES).glob("*.json")):
+            times = _parsed_times(read_cached(f"{TIMES}/{path.name}"))
+            if times is not None and times.busy_cores:
+                path.unlink()
+                forgotten += 1
+    return forgotten
+
+
 def _called(table: Mapping[str, Any]) -> str:
-    """The model of an essential table in words: "gpt2", or "Llama-2-7b-hf" of a folder or an id that ends so."""
+    """Return a short name of an essential table's model: "gpt2", or the last part of a folder or an id."""
     name = str(table["architecture"] or table["pretrained"]).rstrip("/").rpartition("/")[2]
     return name or "the model"
 
 
 def essential(model_table: Mapping[str, Any]) -> dict[str, Any]:
-    """A [model] table with what it says of the model, whether its defaults are written out or not.
+    """Return a [model] table without what changes no amount, the same whether defaults are written out or not.
 
     Where it describes the model, the files of pretrained weights have nothing to add.
     """
@@ -144,7 +162,7 @@ def essential(model_table: Mapping[str, Any]) -> dict[str, Any]:
         table["description"] = _digest(pretrained)
     adapter = model_table.get("adapter")
     if adapter:
-        # What its scale or its dropout is changes no amount, only whether it drops.
+        # An adapter's scale changes no amount, and its dropout only by being there.
         table["adapter"] = {
             "rank": adapter["rank"],
             "dropout": bool(adapter["dropout"]),
@@ -160,7 +178,7 @@ def _key(table: Mapping[str, Any]) -> str:
 
 
 def _digest(pretrained: str) -> str:
-    """Of the description in a folder, which may change under its name; empty for an id of the hub."""
+    """Return a hash of the configuration in a folder, which may change under its name; empty for an id of the hub."""
     try:
         text = (Path(pretrained).expanduser() / "config.json").read_bytes()
     except (OSError, RuntimeError, ValueError):
@@ -169,13 +187,13 @@ def _digest(pretrained: str) -> str:
 
 
 def shipped_name(model_table: Mapping[str, Any]) -> str:
-    """The file name under which the model profile of a shipped preset's model is shipped."""
+    """Return the file name under which the model profile of a shipped preset's model is shipped."""
     return f"{model_profile_key(essential(model_table))}.json"
 
 
 def read_shipped(model_table: Mapping[str, Any]) -> ModelProfile | None:
-    """The model profile that comes with Workbench; None where this model has none."""
-    path = resources.files("workbench.plan") / "model_profiles" / shipped_name(model_table)
+    """Return the model profile that comes with Workbench; None where this model has none."""
+    path = resources.files("workbench.profiles") / "models" / shipped_name(model_table)
     try:
         return _parsed_model_profile(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -183,7 +201,7 @@ def read_shipped(model_table: Mapping[str, Any]) -> ModelProfile | None:
 
 
 def model_profile_text(model_profile: ModelProfile) -> str:
-    """The model profile as it is kept; the same bytes for the same model profile."""
+    """Return the model profile as it is stored; the same bytes for the same profile."""
     content = {
         "version": model_profile.version,
         **model_profile.model_dump(mode="json", exclude_defaults=True),
@@ -201,13 +219,19 @@ def _parsed_model_profile(text: str | None) -> ModelProfile | None:
     return model_profile if model_profile.version == VERSION else None
 
 
-def _versions() -> list[str]:
-    """Major and minor versions of what builds a model and runs its blocks; "N/A" of what is not installed."""
-    return [".".join(_version(name).split("+")[0].split(".")[:2]) for name in BUILDERS]
-
-
-def _version(name: str) -> str:
+def _parsed_times(text: str | None) -> ModelTimes | None:
     try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "N/A"
+        return None if text is None else ModelTimes.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _versions() -> list[str]:
+    """Return major and minor versions of the packages that build a model; "N/A" for one that is not installed."""
+    versions = []
+    for name in BUILDERS:
+        try:
+            versions.append(".".join(metadata.version(name).split("+")[0].split(".")[:2]))
+        except metadata.PackageNotFoundError:
+            versions.append("N/A")
+    return versions

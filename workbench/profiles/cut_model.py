@@ -1,16 +1,16 @@
-"""A model cut down to its first blocks and a small vocabulary, so that its blocks can be run for real.
+"""A model cut down to its first blocks, so that one block of each kind can be run at full width.
 
-The blocks keep their places and their full width: whatever their code asks of an index or of the configuration is as
-in the whole model. What comes before and after them is real too, only with fewer tokens to know.
+The blocks keep their places: whatever their code reads from an index or from the configuration is as in the whole
+model. What comes before and after them is real, and can be given a small vocabulary.
 
-Invariant: blocks are called by the model's own code; what it gives them is what they are measured with.
+Invariant: blocks are called by the model's own code; they are measured with the arguments that it gives them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ VOCABULARY = 64
 
 
 def cut(model: nn.Module, blocks: Iterable[str]) -> None:
-    """Take away every block of a meta model after the last of `blocks` in each list of blocks; one stays."""
+    """Remove every block of a meta model after the last of `blocks` in each list of blocks; one stays."""
     wanted = set(blocks)
     lists: dict[str, int] = {}
     for name in find_blocks(model):
@@ -65,33 +65,40 @@ def shrink_vocabulary(model: Any) -> None:
             owner.vocab_size = min(before, VOCABULARY)
 
 
-def materialise(model: nn.Module) -> None:
-    """Give every parameter real fp32 values, drawn as the architecture draws them."""
+def materialise(model: nn.Module, *, blocks: bool) -> None:
+    """Give parameters real fp32 values, drawn as the architecture draws them; `blocks`: also those of blocks."""
     initialize = UnitInitializer(model, SEED)
     for unit in find_units(model):
-        initialize(unit)
+        if blocks or unit.block is None:
+            initialize(unit)
 
 
 def tokens(sequences: int, length: int, vocabulary: int) -> Tensor:
-    """Random tokens, int64 [sequences, length]; the same ones at every call."""
+    """Return random tokens, int64 [sequences, length]; the same ones at every call."""
     generator = torch.Generator().manual_seed(SEED)
     return torch.randint(0, min(VOCABULARY, vocabulary), (sequences, length), generator=generator)
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a block was called with; no graph."""
+    """The arguments of a block; no graph."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def fresh(self, dtype: torch.dtype) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
-        """(hidden states, all positional, all named arguments) in `dtype`; the hidden states are new memory.
+    def fresh(
+        self, dtype: torch.dtype, device: torch.device | None = None
+    ) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+        """Return (hidden states, positional, named arguments) in `dtype` on `device`; the hidden states are new memory.
 
         Raises:
             ValueError: the block is given no hidden states.
         """
-        args, kwargs = tree_map_only(Tensor, functools.partial(_as, dtype), (self.args, self.kwargs))
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
+
+        args, kwargs = tree_map_only(Tensor, convert, (self.args, self.kwargs))
         for place, value in enumerate(args):
             if _is_floating(value):
                 hidden = value.clone()
@@ -109,7 +116,7 @@ class _AllCapturedError(Exception):
 
 
 def capture(model: nn.Module, blocks: Iterable[str], ids: Tensor) -> dict[str, Call]:
-    """Run `model` on `ids` without a graph up to the last of `blocks`, and keep what each of them is called with.
+    """Run `model` on `ids`, its blocks passed, and return the arguments of each of `blocks`.
 
     Raises:
         ValueError: a block is not called.
@@ -127,7 +134,7 @@ def capture(model: nn.Module, blocks: Iterable[str], ids: Tensor) -> dict[str, C
         for name in wanted
     ]
     try:
-        with seeded(), torch.no_grad(), contextlib.suppress(_AllCapturedError):
+        with pass_blocks(model), seeded(), torch.no_grad(), contextlib.suppress(_AllCapturedError):
             model(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
@@ -140,14 +147,14 @@ def capture(model: nn.Module, blocks: Iterable[str], ids: Tensor) -> dict[str, C
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """The same random numbers at every entry; those outside go on as if nothing had been drawn."""
+    """Within this, random numbers are the same at every entry; those outside go on as if nothing had been drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         yield
 
 
 def hidden_of(result: Any, like: Tensor) -> Tensor:
-    """The hidden states among what a block returns: the first tensor of the shape of those that went in.
+    """Return the hidden states among what a block returns: the first tensor of the shape of those that went in.
 
     Raises:
         ValueError: there are none.
@@ -159,17 +166,44 @@ def hidden_of(result: Any, like: Tensor) -> Tensor:
     raise ValueError("it returns no hidden states of the shape that it is given")
 
 
-Build = Callable[[], nn.Module]
+@contextlib.contextmanager
+def pass_blocks(model: nn.Module) -> Iterator[None]:
+    """Within this, every block returns the hidden states that it is given, in the place where it returns its own.
+
+    The place is found by one run of the block, on the meta device where its parameters are.
+    """
+    blocks = list(find_blocks(model).values())
+    try:
+        for block in blocks:
+            vars(block)["forward"] = functools.partial(_pass, block, [])
+        yield
+    finally:
+        for block in blocks:
+            vars(block).pop("forward", None)
 
 
-def real_model(build: Build, blocks: Iterable[str], *, small: bool) -> nn.Module:
-    """A model from `build` cut to `blocks`, with real values; `small`: with a small vocabulary."""
-    model = build()
-    cut(model, blocks)
-    if small:
-        shrink_vocabulary(model)
-    materialise(model)
-    return model
+def _pass(block: nn.Module, places: list[int | None], *args: Any, **kwargs: Any) -> Any:
+    if not places:
+        places.append(_place_of_hidden(block, Call(args, kwargs)))
+    named = [kwargs[key] for key in sorted(kwargs, key=lambda key: key != "hidden_states")]
+    hidden = next(value for value in (*args, *named) if _is_floating(value))
+    if torch.is_grad_enabled() and not hidden.requires_grad:
+        # What comes out of a block that is trained wants a gradient, whether the embedding is frozen or not.
+        hidden = hidden.detach().requires_grad_()
+    (place,) = places
+    return hidden if place is None else (*[None] * place, hidden)
+
+
+def _place_of_hidden(block: nn.Module, call: Call) -> int | None:
+    """Return the index of the hidden states in the tuple that a block returns; None where it returns them alone."""
+    parameter = next(block.parameters())
+    hidden, args, kwargs = call.fresh(parameter.dtype, parameter.device)
+    with seeded(), torch.no_grad():
+        result = type(block).forward(block, *args, **kwargs)
+    if isinstance(result, Tensor):
+        return None
+    own = hidden_of(result, hidden)
+    return next(place for place, value in enumerate(result) if value is own)
 
 
 def _text_config(model: Any) -> Any:
@@ -177,50 +211,5 @@ def _text_config(model: Any) -> Any:
     return None if config is None else config.get_text_config()
 
 
-def _as(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
-
-
 def _is_floating(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-@contextlib.contextmanager
-def pass_blocks(model: nn.Module, ids: Tensor) -> Iterator[None]:
-    """Within this every block returns the hidden states that it is given, in the place where it returns its own.
-
-    `ids`: some tokens that show, once, what the blocks return.
-    """
-    blocks = list(find_blocks(model).values())
-    forms: dict[nn.Module, int | None] = {}
-
-    def look(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        hidden, _, _ = Call(args, kwargs).fresh(torch.float32)
-        forms[block] = None
-        if not isinstance(result, Tensor):
-            own = hidden_of(result, hidden)
-            forms[block] = next(place for place, value in enumerate(result) if value is own)
-
-    hooks = [block.register_forward_hook(look, with_kwargs=True) for block in blocks]
-    try:
-        with seeded(), torch.no_grad():
-            model(input_ids=ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    try:
-        for block, place in forms.items():
-            vars(block)["forward"] = functools.partial(_pass, place)
-        yield
-    finally:
-        for block in forms:
-            vars(block).pop("forward", None)
-
-
-def _pass(place: int | None, *args: Any, **kwargs: Any) -> Any:
-    named = [kwargs[key] for key in sorted(kwargs, key=lambda key: key != "hidden_states")]
-    hidden = next(value for value in (*args, *named) if _is_floating(value))
-    if torch.is_grad_enabled() and not hidden.requires_grad:
-        # What comes out of a block that is trained wants a gradient, whether the embedding is frozen or not.
-        hidden = hidden.detach().requires_grad_()
-    return hidden if place is None else (*[None] * place, hidden)

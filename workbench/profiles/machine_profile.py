@@ -1,6 +1,6 @@
 """The machine profile: what a machine has and how fast it is, measured by `workbench probe` or written by hand.
 
-A TOML file, the same for a measured machine (kept in the cache) and for a planned one (shipped in `profiles/`).
+A TOML file, the same for a measured machine (in the cache) and for a planned one (shipped in `machines/`).
 Invariant: every rate is one that a machine may have, so that a plan's seconds are finite; and a profile says itself
 whether it was measured or planned.
 """
@@ -8,6 +8,7 @@ whether it was measured or planned.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Mapping
 from importlib import resources
@@ -32,7 +33,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 ByThreads = tuple[Rate, ...]
 """One figure for each entry of `host.threads`."""
 UPDATES = tuple(f"{dtype}-{state_format}" for dtype in get_args(Dtype) for state_format in MOMENTS)
-"""What the host optimizer's figures are of: working weights and state."""
+"""Updates by the dtype of working weights and the format of the state."""
 LONGEST_SHOWN = 60
 """Characters of a wrong value."""
 
@@ -44,7 +45,7 @@ class _Part(BaseModel):
 class HostProfile(_Part):
     """The host: its cores, its memory (bytes), and rates by the number of threads.
 
-    `free_bytes`: what a run may take. `read`, `write` and `copy` are bytes a second (a copy of n bytes counts n).
+    `free_bytes`: free for a run. `read`, `write` and `copy` are bytes a second (a copy of n bytes counts n).
     `optimizer_ns`: nanoseconds a parameter of an update, by "DTYPE-FORMAT" of working weights and state.
     `norm`: bytes of gradients a second, by dtype. `accumulate`: bytes of fp32 sums a second, by the gradient's dtype.
     """
@@ -127,8 +128,7 @@ class DiskProfile(_Part):
     """A folder's disk with direct I/O, bytes a second.
 
     `checked_read` and `checked_write` are those of the disk tier, with its checksums; `both_read` and `both_write` too,
-    each while the other runs, None where that is not known. `direct`: the page cache has no part in it. `busy`: as that
-    of the machine.
+    each while the other runs, None where that is not known. `direct`: the page cache has no part in it.
     """
 
     path: str
@@ -140,13 +140,12 @@ class DiskProfile(_Part):
     checked_write_bytes_per_s: Rate
     both_read_bytes_per_s: Rate | None = None
     both_write_bytes_per_s: Rate | None = None
-    busy: str = ""
 
 
 class MachineProfile(_Part):
-    """A machine. `fingerprint`: whether it is still the one that was measured. `measured_at`: a date, ISO 8601.
+    """A machine. `fingerprint`: equal as long as it is the machine that was measured. `measured_at`: a date, ISO 8601.
 
-    `busy`: how busy others kept it while it was measured, a clause; empty where they did not matter, or nobody looked.
+    `busy_cores`: cores that other programs kept busy while it was measured; 0 where that did not matter.
     """
 
     name: str
@@ -154,16 +153,16 @@ class MachineProfile(_Part):
     measured_at: str = ""
     fingerprint: str = ""
     note: str = ""
-    busy: str = ""
+    busy_cores: Annotated[float, Field(ge=0)] = 0.0
     host: HostProfile
     device: DeviceProfile
     link: LinkProfile | None = None
     disk: DiskProfile | None = None
 
     @property
-    def all_busy(self) -> str:
-        """How busy it was while it, or else its disk, was measured; empty where neither was."""
-        return self.busy or ("" if self.disk is None else self.disk.busy)
+    def busy_warning(self) -> str:
+        """A warning where the machine was measured while other programs kept it busy, else empty."""
+        return busy_warning(self.busy_cores)
 
     @model_validator(mode="after")
     def _has_a_link(self) -> MachineProfile:
@@ -172,11 +171,21 @@ class MachineProfile(_Part):
         return self
 
 
+def busy_warning(busy_cores: float) -> str:
+    """Return a warning about speeds that were measured while other programs used so many cores; empty for 0."""
+    if not busy_cores:
+        return ""
+    return (
+        f"Speeds were measured while other programs used {busy_cores:.1f} of {os.cpu_count()} cores. Run "
+        "`workbench probe` when the machine is idle."
+    )
+
+
 def parse_profile(text: str, source: str) -> MachineProfile:
-    """The profile in the TOML `text`, which came from `source`.
+    """Return the profile in the TOML `text`, which came from `source`.
 
     Raises:
-        ConfigurationError: it is no TOML, or no profile; names the key, the value and what would be right.
+        ConfigurationError: `text` is no TOML, or no profile; names the key, the value and what would be right.
     """
     try:
         document = tomllib.loads(text)
@@ -190,7 +199,7 @@ def parse_profile(text: str, source: str) -> MachineProfile:
 
 
 def load_profile(path: Path) -> MachineProfile:
-    """The profile in the file `path`, or the shipped one of that name.
+    """Return the profile in the file `path`, or the shipped one of that name.
 
     Raises:
         ConfigurationError: there is none, or it is wrong.
@@ -209,8 +218,8 @@ def load_profile(path: Path) -> MachineProfile:
 
 
 def shipped_profiles() -> dict[str, str]:
-    """The texts of the profiles that come with Workbench, by name: planned figures, not measured ones."""
-    folder = resources.files("workbench.plan") / "profiles"
+    """Return the texts of the profiles that come with Workbench, by name: planned figures, not measured ones."""
+    folder = resources.files("workbench.profiles") / "machines"
     found = {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
         for entry in folder.iterdir()
@@ -220,7 +229,7 @@ def shipped_profiles() -> dict[str, str]:
 
 
 def profile_text(profile: MachineProfile) -> str:
-    """The profile as TOML; `parse_profile` reads it back."""
+    """Return the profile as TOML; `parse_profile` reads it back."""
     import tomlkit
 
     text: str = tomlkit.dumps(_without_none(profile.model_dump(mode="json")))
@@ -264,7 +273,7 @@ def _what_is_right(kind: str, path: list[str], message: str) -> str:
 
 
 def _keys_of(table: list[str]) -> list[str]:
-    """The keys that may be in a table of a profile."""
+    """Return the keys that may be in a table of a profile."""
     parts: dict[str, type[_Part]] = {
         "host": HostProfile,
         "device": DeviceProfile,

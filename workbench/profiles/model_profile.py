@@ -1,7 +1,7 @@
-"""The model profile of a model: its parameters unit by unit, and what a block of each kind keeps and computes.
+"""The model profile: a model's parameters unit by unit, what a block of each kind keeps and computes, and its times.
 
-Taken once by `workbench.profiles.model` from the model on the meta device and from one real block of each
-kind; from then on plain data. The planner reads nothing else of a model.
+Taken by `block_costs` and `block_times`; from then on plain data, without torch. The planner reads nothing else of a
+model.
 
 Invariant: sizes are of the model itself, whatever a run makes of it (placement, precision, state format).
 """
@@ -13,19 +13,25 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workbench.config import RunConfig
 from workbench.layout import Layout, ParameterSpec, Unit, UnitSpec, build_layout
 from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat
 
-VERSION = 2
+VERSION = 3
+TIMES_VERSION = 3
+"""Counts up with every change of what is timed."""
 SIXTEEN_BITS = ("bfloat16", "float16")
 ComputeWidth = Literal["32", "16"]
 """Bits of the dtype that a block computes in; what it keeps depends on nothing else of it."""
+
+
+Seconds = Annotated[float, Field(ge=0)]
+Whole = Annotated[int, Field(ge=1)]
 
 
 class _Part(BaseModel):
@@ -33,35 +39,31 @@ class _Part(BaseModel):
 
 
 class Curve(_Part):
-    """An amount for `sequences` of `tokens` each: sequences x (a x tokens + b x tokens^2), and what they share.
+    """An amount for `sequences` of `tokens` each: fixed + sequences x tokens x (per_token + per_token_pair x tokens).
 
-    a and b are `per_token` and `per_token_pair`; shared are `fixed` + `shared_token` x tokens + `shared_pair` x
-    tokens^2, whatever the sequences. With `beside` it is the largest of several such amounts: a peak may lie in
-    attention for long sequences, else elsewhere.
+    With `beside` it is the largest of several such amounts: a peak may lie in attention for long sequences, else
+    elsewhere.
     """
 
     per_token: float
     per_token_pair: float = 0.0
     fixed: float = 0.0
-    shared_token: float = 0.0
-    shared_pair: float = 0.0
     beside: tuple[Curve, ...] = ()
 
     def at(self, sequences: int, tokens: int) -> float:
-        own = self.fixed + tokens * (self.shared_token + self.shared_pair * tokens)
-        own += sequences * tokens * (self.per_token + self.per_token_pair * tokens)
+        own = self.fixed + sequences * tokens * (self.per_token + self.per_token_pair * tokens)
         return max(own, *(curve.at(sequences, tokens) for curve in self.beside)) if self.beside else own
 
 
 class BlockCost(_Part):
-    """What one block of a kind takes beside its parameters, at one compute width. Bytes unless said.
+    """The costs of one block of a kind beside its parameters, at one compute width. Bytes unless said.
 
-    `input`: the hidden states that come in, which activation checkpointing keeps. `saved`: what its graph keeps from
-    forward to backward, its input included. `passing`: all together that a forward with a graph makes and drops again.
-    `forward_peak`: the most that is alive in a forward without a graph, input
-    included. `graph_peak` and `backward_peak`: the same in a forward with a graph, and in its backward beside the
-    parameters' gradients. `element_bytes`: what its operations on elements read and write in a forward;
-    `backward_element_bytes` likewise. `operations` and `backward_operations`: how many it launches.
+    `input`: the hidden states that come in, which activation checkpointing keeps. `saved`: kept by its graph from
+    forward to backward, its input included. `passing`: the sum of all that a forward with a graph makes and drops
+    again. `forward_peak`: the most that is alive in a forward without a graph, input included. `graph_peak` and
+    `backward_peak`: the same in a forward with a graph, and in its backward beside the parameters' gradients.
+    `element_bytes`: read and written by the operations on elements of a forward; `backward_element_bytes` likewise.
+    `operations` and `backward_operations`: the number of operations that it launches.
     """
 
     input: Curve
@@ -94,7 +96,7 @@ class ParameterProfile(_Part):
 
 
 class BlockKind(_Part):
-    """Blocks that are alike. `costs`: by compute width; None where no real block could be run, and why in `problem`.
+    """Blocks that are alike. `costs`: by compute width; None where no block could be run; `problem` says why.
 
     `flops`: of the matrix products and attention (all pairs of tokens) of a forward; a backward has twice as many.
     `accelerator`: the costs on a device that is no CPU, where they differ: there dropout keeps a byte an element and
@@ -114,7 +116,7 @@ class BlockKind(_Part):
         return sum(p.numel for p in matrices if not p.trainable) / max(1, sum(p.numel for p in matrices))
 
     def cost(self, width: ComputeWidth, *, on_cpu: bool) -> BlockCost | None:
-        """What a block takes at `width` on a device of that kind; None where that is not known."""
+        """Return the costs of a block at `width` on a device of that kind; None where they are not known."""
         known = self.costs if on_cpu else self.accelerator or self.costs
         return None if known is None else known.get(width)
 
@@ -159,9 +161,7 @@ class ModelProfile(_Part):
         state_format: StateFormat = "exact",
         device_fraction: float = 0.0,
     ) -> Layout:
-        """The layout that the engine gives this model: `workbench.engine.blocks.discovery.lay_out`, from the
-        model profile.
-        """
+        """Return the layout that the engine gives this model: `workbench.engine.blocks.discovery.lay_out`."""
         units = list(self._units())
         mixed = self.adapter or any(p.dtype in SIXTEEN_BITS for _, _, parameters in units for p in parameters)
         stay = stay_on_device([sum(p.numel for p in s[2] if p.trainable) for s in units], device_fraction)
@@ -199,23 +199,23 @@ class ModelProfile(_Part):
 
     @cached_property
     def trains_head(self) -> bool:
-        """Whether the head's matrix gets a gradient: the last matrix with a row for each token."""
+        """True where the head's matrix gets a gradient: the last matrix with a row for each token."""
         rows = [p for p in (*self.before, *self.after) if len(p.shape) == 2 and p.shape[0] == self.vocab_size]
         heads = [p for p in rows if not p.embeds and p.shape[1] == self.head_width] or rows
         return heads[-1].trainable if heads else True
 
     @cached_property
     def trains_embedding(self) -> bool:
-        """Whether any rows that are looked up get a gradient."""
+        """True where any rows that are looked up get a gradient."""
         return any(p.trainable and p.embeds for p in (*self.before, *self.after))
 
     def kind_of(self, unit: int) -> BlockKind | None:
-        """The kind of a unit by its index in the layout; None where it is no block."""
+        """Return the kind of a unit by its index in the layout; None where it is no block."""
         number = unit - bool(self.before)
         return self.kinds[self.blocks[number][1]] if 0 <= number < len(self.blocks) else None
 
     def _units(self) -> list[tuple[str, str, tuple[ParameterProfile, ...]]]:
-        """(name, prefix of its parameters, parameters) in forward order."""
+        """Return (name, prefix of its parameters, parameters) in forward order."""
         found: list[tuple[str, str, tuple[ParameterProfile, ...]]] = []
         if self.before:
             found.append(("embedding", "", self.before))
@@ -225,8 +225,36 @@ class ModelProfile(_Part):
         return found
 
 
+class KindTimes(_Part):
+    """Seconds of one block of a kind: a forward without a graph, one with a graph, and the backward of that."""
+
+    forward_s: Seconds
+    graph_s: Seconds
+    backward_s: Seconds
+
+
+class ModelTimes(_Part):
+    """Seconds of a micro-batch of `sequences` x `tokens` computed in `dtype`, piece by piece, on one machine.
+
+    `kinds`: by the number of the kind in the model profile. `outer_forward_s` and `outer_backward_s`: embedding, last
+    norm, head and loss. `matrix_flops_per_s`: of a large product in `dtype`, measured between the pieces; it is no
+    factor to scale by, as one product's speed swings more than a whole block's. `fingerprint`: the machine's.
+    `busy_cores`: cores that other programs kept busy meanwhile; 0 where that did not matter.
+    """
+
+    fingerprint: str
+    sequences: Whole
+    tokens: Whole
+    dtype: str
+    kinds: tuple[KindTimes, ...]
+    outer_forward_s: Seconds
+    outer_backward_s: Seconds
+    matrix_flops_per_s: Annotated[float, Field(gt=0)]
+    busy_cores: float = 0.0
+
+
 def stored_dtype(dtype: str, precision: str | None, mixed: bool) -> str:
-    """What a parameter that comes as `dtype` is stored in under `precision`; `mixed`: beside it come 16-bit ones.
+    """Return the dtype that a parameter of `dtype` is stored in under `precision`; `mixed`: beside it are 16-bit ones.
 
     As `workbench.engine.blocks.discovery.storage_dtypes` has it.
     """
@@ -238,12 +266,12 @@ def stored_dtype(dtype: str, precision: str | None, mixed: bool) -> str:
 
 
 def model_table(config: RunConfig) -> dict[str, Any]:
-    """All of a configuration that its model's model profile follows from: the [model] table, and the adapter on it."""
+    """Return all of a configuration that its model profile follows from: the [model] table, and the adapter on it."""
     adapter = None if config.adapter is None else config.adapter.model_dump()
     return {**config.model.model_dump(), "adapter": adapter}
 
 
 def model_profile_key(model: Mapping[str, Any], versions: Sequence[str] = ()) -> str:
-    """The name under which the model profile of a [model] table is kept; `versions`: of what builds the model."""
+    """Return the cache key of a [model] table's model profile; `versions`: of the packages that build the model."""
     content = json.dumps([VERSION, model, list(versions)], sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from workbench.formatting import GIB
-from workbench.plan.profile import DiskProfile, Dtype, LinkProfile, MachineProfile
+from workbench.profiles.machine_profile import DiskProfile, Dtype, LinkProfile, MachineProfile
 
 Row = Sequence[float]
 
 
 def profile_lines(profile: MachineProfile) -> list[str]:
-    """The whole profile: host by threads, device, link and disk."""
+    """Return the lines of a whole profile: host by threads, device, link and disk."""
     return list(_profile_lines(profile))
 
 
 def memory_line(threads: Sequence[int], read: Row, write: Row, copy: Row) -> str:
-    """What the probe tells of memory: the best of each."""
+    """Return the probe's line about memory: the best of each."""
     return (
         f"memory: {len(threads)} numbers of threads up to {threads[-1]}: "
         f"read {_gb(max(read))}, write {_gb(max(write))}, copy {_gb(max(copy))} GB/s"
@@ -24,20 +24,20 @@ def memory_line(threads: Sequence[int], read: Row, write: Row, copy: Row) -> str
 
 
 def optimizer_line(threads: Sequence[int], optimizer_ns: Mapping[str, Row]) -> str:
-    """What the probe tells of updates: bf16 in each format, at the best number of threads."""
+    """Return the probe's line about updates: bf16 in each format, at the best number of threads."""
     shown = [f"{key} {min(row):.2f}" for key, row in optimizer_ns.items() if key.startswith("bfloat16")]
     return f"host optimizer: {', '.join(shown)} ns a parameter, up to {threads[-1]} threads"
 
 
 def sums_line(norm: Mapping[Dtype, Row], accumulate: Mapping[Dtype, Row]) -> str:
-    """What the probe tells of sums over gradients, at the best number of threads."""
+    """Return the probe's line about sums over gradients, at the best number of threads."""
     norms = ", ".join(f"{dtype} {_gb(max(row))}" for dtype, row in norm.items())
     sums = ", ".join(f"{dtype} {_gb(max(row))}" for dtype, row in accumulate.items())
     return f"gradients: norm {norms}; accumulation {sums} GB/s"
 
 
 def compute_line(matrix_flops: Mapping[Dtype, float], element_bytes: float, launch_s: float) -> str:
-    """What the probe tells of the device."""
+    """Return the probe's line about the device."""
     products = ", ".join(f"{dtype} {_tera(flops)}" for dtype, flops in matrix_flops.items())
     return (
         f"device: products {products} TFLOP/s; elements {_gb(element_bytes)} GB/s; "
@@ -46,7 +46,7 @@ def compute_line(matrix_flops: Mapping[Dtype, float], element_bytes: float, laun
 
 
 def link_line(link: LinkProfile) -> str:
-    """What the probe tells of copies between host and device."""
+    """Return the probe's line about copies between host and device."""
     return (
         f"link: up {_gb(link.up_bytes_per_s)}, down {_gb(link.down_bytes_per_s)}; at once "
         f"{_gb(link.both_up_bytes_per_s)} and {_gb(link.both_down_bytes_per_s)}; unpinned "
@@ -55,7 +55,7 @@ def link_line(link: LinkProfile) -> str:
 
 
 def disk_line(disk: DiskProfile) -> str:
-    """What the probe tells of a folder's disk."""
+    """Return the probe's line about a folder's disk."""
     both = ""
     if disk.both_read_bytes_per_s is not None and disk.both_write_bytes_per_s is not None:
         both = f"; at once {_gb(disk.both_read_bytes_per_s)} and {_gb(disk.both_write_bytes_per_s)}"
@@ -69,9 +69,9 @@ def disk_line(disk: DiskProfile) -> str:
 def _profile_lines(profile: MachineProfile) -> Iterator[str]:
     host, device = profile.host, profile.device
     when = f" {profile.measured_at}" if profile.measured_at else ""
-    remarks = "; ".join(filter(None, (profile.note, profile.busy)))
+    note = profile.note
     yield profile.name
-    yield f"{profile.source}{when}{f' ({remarks})' if remarks else ''}"
+    yield f"{profile.source}{when}{f' ({note})' if note else ''}"
     yield ""
     yield (
         f"host    {host.cpu}: {host.cores} cores, {_gib(host.memory_bytes)} GiB of memory, "
@@ -90,6 +90,8 @@ def _profile_lines(profile: MachineProfile) -> Iterator[str]:
         yield f"  {link_line(profile.link)}"
     yield ""
     yield disk_line(profile.disk) if profile.disk else "disk    not measured; --disk FOLDER measures one"
+    if profile.busy_cores:
+        yield profile.busy_warning
 
 
 def _by_threads(profile: MachineProfile) -> Iterator[str]:
@@ -113,7 +115,7 @@ def _by_threads(profile: MachineProfile) -> Iterator[str]:
 
 
 def _gb(bytes_per_s: float) -> str:
-    """In GB/s: three digits that count, whatever the size."""
+    """Return GB/s with three significant digits, whatever the size."""
     giga = bytes_per_s / 1e9
     return f"{giga:.0f}" if giga >= 100 else f"{giga:.1f}" if giga >= 1 else f"{giga:.3f}"
 

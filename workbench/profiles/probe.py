@@ -1,4 +1,4 @@
-"""Measures everything a machine profile says, part by part, and puts torch back as it was."""
+"""Measures everything that a machine profile says, part by part, and leaves torch as it was."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from workbench.errors import ConfigurationError
 from workbench.formatting import GIB
 from workbench.optimizer.extension import missing_extension
 from workbench.optimizer.thread_count import candidates
-from workbench.plan.memory.free import free_host_bytes
-from workbench.plan.profile import DeviceProfile, HostProfile, LinkProfile, MachineProfile
-from workbench.profiles.machine.budget import FULL, Budget
-from workbench.profiles.machine.disk import measure_disk
-from workbench.profiles.machine.fingerprint import cpu_model, machine_fingerprint, total_memory_bytes
-from workbench.profiles.machine.host_buffers import SHARE_OF_FREE, HostBuffers, buffer_bytes, cache_bytes
-from workbench.profiles.machine.host_optimizer import BYTES_A_PARAMETER, measure_optimizer
-from workbench.profiles.machine.link import measure_link
-from workbench.profiles.machine.matrix import ELEMENT_BUFFERS, measure_compute
-from workbench.profiles.machine.memory import BUFFERS, measure_memory
-from workbench.profiles.machine.others import WORSE, Others
-from workbench.profiles.machine.table import (
+from workbench.profiles.device_speeds import ELEMENT_BUFFERS, measure_compute, measure_link
+from workbench.profiles.disk_speed import measure_disk
+from workbench.profiles.host_speeds import (
+    BYTES_A_PARAMETER,
+    MEMORY_BUFFERS,
+    SHARE_OF_FREE,
+    HostBuffers,
+    buffer_bytes,
+    cache_bytes,
+    measure_memory,
+    measure_optimizer,
+)
+from workbench.profiles.machine_profile import DeviceProfile, HostProfile, LinkProfile, MachineProfile
+from workbench.profiles.profile_lines import (
     compute_line,
     disk_line,
     link_line,
@@ -33,26 +35,29 @@ from workbench.profiles.machine.table import (
     optimizer_line,
     sums_line,
 )
+from workbench.profiles.sampling import FULL, BackgroundLoad, Budget
+from workbench.profiles.this_machine import cpu_model, machine_fingerprint, total_memory_bytes
+from workbench.system.free_space import free_host_bytes
 from workbench.system.processor import usable_cpus
 
 LEAST_ELEMENTS = 1 << 16
 TRAFFIC_BYTES = 8
-"""Bytes a parameter that the smallest update moves at least: what has to be beyond the caches."""
+"""Bytes a parameter that the smallest update moves at least: these have to be beyond the caches."""
 LINK_BUFFERS = 2
 
-Tell = Callable[[str], object]
+Report = Callable[[str], object]
 
 
 def measure_machine(
     device: str = "auto",
     disk_path: Path | None = None,
-    tell: Tell = lambda line: None,
+    report: Report = lambda line: None,
     budget: Budget = FULL,
     note: str = "",
 ) -> MachineProfile:
     """Measure the machine with `device`, and the disk under `disk_path` where one is given.
 
-    `tell` is given a line for every part, with its result.
+    `report` is called with a line for every part, with its result.
 
     Raises:
         ConfigurationError: torch sees no such device, or the folder cannot be written.
@@ -61,22 +66,17 @@ def measure_machine(
         opened = open_device(device)
     except ValueError as error:
         raise ConfigurationError(f'{error}; "auto" takes what there is') from error
-    others = Others()
-    # The disk first: a folder that cannot be written is told at once.
+    load = BackgroundLoad()
+    # The disk first: a folder that cannot be written is refused at once.
     disk = None if disk_path is None else measure_disk(disk_path, budget)
     if disk is not None:
-        tell(disk_line(disk))
-    with closing(opened), _threads_as_they_are():
-        host = _measure_host(opened, tell, budget)
-        computes = _measure_device(opened, host, tell, budget)
-        link = None if opened.shared_memory else _measure_link(opened, computes, tell, budget)
+        report(disk_line(disk))
+    with closing(opened), _threads_restored():
+        host = _measure_host(opened, report, budget)
+        computes = _measure_device(opened, host, report, budget)
+        link = None if opened.shared_memory else _measure_link(opened, computes, report, budget)
         if opened.torch_device.type == "cuda":
-            torch.cuda.empty_cache()  # whoever goes on in this process finds the device as free as before
-    busy = others.note()
-    if busy:
-        tell(f"{busy}: {WORSE}")
-    if disk is not None:
-        disk = disk.model_copy(update={"busy": busy})
+            torch.cuda.empty_cache()  # what follows in this process finds the device as free as before
     missing = "torch's fused AdamW: the native extension is missing" if missing_extension() else ""
     name = host.cpu if computes.shared_memory else f"{computes.name}, {host.cpu}"
     return MachineProfile(
@@ -85,7 +85,7 @@ def measure_machine(
         measured_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         fingerprint=machine_fingerprint(device),
         note="; ".join(filter(None, (note, missing))),
-        busy=busy,
+        busy_cores=load.busy_cores(),
         host=host,
         device=computes,
         link=link,
@@ -93,18 +93,18 @@ def measure_machine(
     )
 
 
-def _measure_host(device: Device, tell: Tell, budget: Budget) -> HostProfile:
+def _measure_host(device: Device, report: Report, budget: Budget) -> HostProfile:
     cores, free, cached = usable_cpus(), free_host_bytes(), cache_bytes()
     threads = tuple(candidates(cores))
     with HostBuffers(device) as buffers:
-        memory = measure_memory(buffers, buffer_bytes(budget, free, BUFFERS, cached), threads, budget)
-    tell(memory_line(threads, memory.read, memory.write, memory.copy))
+        memory = measure_memory(buffers, buffer_bytes(budget, free, MEMORY_BUFFERS, cached), threads, budget)
+    report(memory_line(threads, memory.read, memory.write, memory.copy))
     wanted = max(budget.elements, int(budget.cache_multiple * cached) // TRAFFIC_BYTES)
     elements = max(LEAST_ELEMENTS, min(wanted, free // SHARE_OF_FREE // BYTES_A_PARAMETER))
     with HostBuffers(device) as buffers:
         optimizer = measure_optimizer(buffers, elements, threads, budget)
-    tell(optimizer_line(threads, optimizer.optimizer_ns))
-    tell(sums_line(optimizer.norm, optimizer.accumulate))
+    report(optimizer_line(threads, optimizer.optimizer_ns))
+    report(sums_line(optimizer.norm, optimizer.accumulate))
     return HostProfile(
         cpu=cpu_model(),
         cores=cores,
@@ -120,7 +120,7 @@ def _measure_host(device: Device, tell: Tell, budget: Budget) -> HostProfile:
     )
 
 
-def _measure_device(device: Device, host: HostProfile, tell: Tell, budget: Budget) -> DeviceProfile:
+def _measure_device(device: Device, host: HostProfile, report: Report, budget: Budget) -> DeviceProfile:
     name, total, free = host.cpu, 0, 0
     if device.torch_device.type == "cuda":
         name = torch.cuda.get_device_name(device.torch_device)
@@ -128,7 +128,7 @@ def _measure_device(device: Device, host: HostProfile, tell: Tell, budget: Budge
     room = host.free_bytes if device.shared_memory else free
     nbytes = buffer_bytes(budget, room, ELEMENT_BUFFERS, cache_bytes() if device.shared_memory else 0)
     rates = measure_compute(device.torch_device, device.synchronize, nbytes, room, budget)
-    tell(compute_line(rates.matrix_flops, rates.element_bytes, rates.launch_s))
+    report(compute_line(rates.matrix_flops, rates.element_bytes, rates.launch_s))
     return DeviceProfile(
         name=name,
         shared_memory=device.shared_memory,
@@ -141,19 +141,19 @@ def _measure_device(device: Device, host: HostProfile, tell: Tell, budget: Budge
     )
 
 
-def _measure_link(device: Device, computes: DeviceProfile, tell: Tell, budget: Budget) -> LinkProfile:
+def _measure_link(device: Device, computes: DeviceProfile, report: Report, budget: Budget) -> LinkProfile:
     # As much again lies in pageable memory.
     room = min(free_host_bytes() // 2, computes.free_bytes or free_host_bytes() // 2)
     with HostBuffers(device) as buffers:
         rates = measure_link(device, buffers, buffer_bytes(budget, room, LINK_BUFFERS, 0), budget)
     link = LinkProfile(**{f"{name}_bytes_per_s": rate for name, rate in rates._asdict().items()})
-    tell(link_line(link))
+    report(link_line(link))
     return link
 
 
 @contextmanager
-def _threads_as_they_are() -> Iterator[None]:
-    """Whatever happens within, torch has as many threads afterwards as before."""
+def _threads_restored() -> Iterator[None]:
+    """Give torch as many threads after the block as before it."""
     threads = torch.get_num_threads()
     try:
         yield

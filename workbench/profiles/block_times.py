@@ -1,0 +1,236 @@
+"""Seconds of the pieces of a model on this machine: of one block of each kind, and of all that is no block.
+
+At the run's own sizes, with weights that come from memory, on an idle device. Invariant: each piece is timed by itself,
+never by a difference of two others, with its own code and its full width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.arithmetic.precision import DTYPES
+from workbench.engine.loss.chunked_loss import ChunkedLoss
+from workbench.errors import WorkbenchError
+from workbench.formatting import GIB
+from workbench.profiles.cut_model import Call, capture, cut, hidden_of, materialise, pass_blocks, seeded
+from workbench.profiles.meta_model import first_blocks, meta_model, quiet_transformers
+from workbench.profiles.model_profile import BlockKind, KindTimes, ModelProfile, ModelTimes
+from workbench.profiles.sampling import BackgroundLoad
+from workbench.system.free_space import free_host_bytes
+
+FEWEST_TOKENS = 16
+LEAST_ROUNDS, MOST_ROUNDS = 3, 7
+WORK_OF_A_ROUND = 4
+"""Forwards that a round comes to: one without a graph, one with, and a backward of two."""
+CACHE_BYTES = 128 << 20
+"""More than caches hold."""
+MATRIX = {"cpu": 1536, "cuda": 4096}
+
+
+def measure_times(
+    model_table: Mapping[str, Any],
+    profile: ModelProfile,
+    *,
+    sequences: int,
+    tokens: int,
+    dtype: str,
+    device: str = "cpu",
+    budget_s: float = 30.0,
+    fingerprint: str = "",
+    report: Callable[[str], None] | None = None,
+) -> ModelTimes:
+    """Return the times of the model's pieces for a micro-batch of `sequences` x `tokens` computed in `dtype`.
+
+    Where the fewest rounds of that would take more than `budget_s`, fewer sequences are taken, then fewer tokens; the
+    result says how many. `dtype`: "float32", "bfloat16" or "float16". `fingerprint`: of this machine. The times are
+    medians of several rounds; the matrix speed is measured between them.
+
+    Raises:
+        ConfigurationError: the table describes no model that can be built.
+        WorkbenchError: one block of each kind does not fit in memory.
+    """
+    quiet_transformers()
+    where, computed_in = torch.device(device), DTYPES[dtype]
+    needed, free = room_needed(profile), free_host_bytes()
+    if needed > free:
+        raise WorkbenchError(
+            f"the blocks of {profile.model} cannot be timed: that takes {needed / GIB:,.1f} GiB of host memory, "
+            f"and {free / GIB:,.1f} GiB are free"
+        )
+    load = BackgroundLoad()
+    matrix = MatrixSpeed(computed_in, where)
+    for _ in range(LEAST_ROUNDS):
+        matrix.measure()
+    affords = matrix.median() * budget_s / (LEAST_ROUNDS + 1)
+    sequences, tokens = affordable(profile, sequences, tokens, affords)
+    if report is not None:
+        report(f"timing {sequences} x {tokens} tokens")
+    names = first_blocks(profile)
+    model = _real_model(model_table, profile, where, computed_in)
+    stopwatch = Stopwatch(where)
+    with seeded():
+        ids = torch.randint(0, profile.vocab_size, (sequences, tokens)).to(where)
+        calls = capture(model, names, ids)
+        loss = ChunkedLoss(model)
+        if not profile.loss_in_chunks:
+            loss.refusal = "the model profile says so"
+        began = time.perf_counter()
+        for number in range(MOST_ROUNDS + 1):
+            for name in names:
+                _time_block(model.get_submodule(name), calls[name], computed_in, name, stopwatch)
+                matrix.measure()
+            _time_outer(model, loss, ids, stopwatch)
+            matrix.measure()
+            if number == 0:
+                stopwatch.reset()  # that was to warm up
+            elif number >= LEAST_ROUNDS and time.perf_counter() - began > budget_s / 2:
+                break
+    return ModelTimes(
+        fingerprint=fingerprint,
+        sequences=sequences,
+        tokens=tokens,
+        dtype=dtype,
+        kinds=tuple(
+            KindTimes(
+                forward_s=stopwatch.median(f"{name} forward"),
+                graph_s=stopwatch.median(f"{name} graph"),
+                backward_s=stopwatch.median(f"{name} backward"),
+            )
+            for name in names
+        ),
+        outer_forward_s=stopwatch.median("outer forward"),
+        outer_backward_s=stopwatch.median("outer backward"),
+        matrix_flops_per_s=matrix.median(),
+        busy_cores=load.busy_cores(),
+    )
+
+
+def room_needed(profile: ModelProfile) -> int:
+    """Return the bytes of a cut model in fp32, and of the largest block's gradients and activations beside it."""
+    names = [name for name, _ in profile.blocks]
+    last = max((names.index(name) for name in first_blocks(profile)), default=-1)
+    kept = sum(_parameters(profile.kinds[kind]) for _, kind in profile.blocks[: last + 1])
+    largest = max((_parameters(kind) for kind in profile.kinds), default=0)
+    return 4 * (kept + sum(p.numel for p in (*profile.before, *profile.after)) + 2 * largest)
+
+
+def affordable(profile: ModelProfile, sequences: int, tokens: int, most_flops: float) -> tuple[int, int]:
+    """Return (sequences, tokens) of a round of at most `most_flops`, where that can be: first fewer sequences."""
+    while work_of(profile, sequences, tokens) > most_flops and sequences > 1:
+        sequences -= max(1, sequences // 4)
+    while work_of(profile, sequences, tokens) > most_flops and tokens > FEWEST_TOKENS:
+        tokens = max(FEWEST_TOKENS, tokens // 2)
+    return sequences, tokens
+
+
+def work_of(profile: ModelProfile, sequences: int, tokens: int) -> float:
+    """Return the floating-point operations of one round: every kind of block once, and the head."""
+    blocks = sum(kind.flops.at(sequences, tokens) for kind in profile.kinds)
+    head = 2.0 * sequences * tokens * profile.head_width * profile.vocab_size
+    return WORK_OF_A_ROUND * (blocks + head)
+
+
+def _real_model(
+    table: Mapping[str, Any], profile: ModelProfile, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    """Return the cut model with real weights; an adapter's stay fp32."""
+    model = meta_model(table)
+    cut(model, first_blocks(profile))
+    materialise(model, blocks=True)
+    for parameter in model.parameters():
+        stays = profile.adapter and parameter.requires_grad
+        parameter.data = parameter.data.to(device=device, dtype=parameter.dtype if stays else dtype)
+    for module in model.modules():
+        module._buffers.update({n: b.to(device) for n, b in module._buffers.items() if b is not None})
+    return model
+
+
+def _time_block(block: nn.Module, call: Call, dtype: torch.dtype, name: str, stopwatch: Stopwatch) -> None:
+    hidden, args, kwargs = call.fresh(dtype)
+    with torch.no_grad(), stopwatch.timed(f"{name} forward"):
+        result = block(*args, **kwargs)
+    del result
+    hidden.requires_grad_()
+    with stopwatch.timed(f"{name} graph"):
+        result = block(*args, **kwargs)
+    result = hidden_of(result, hidden)
+    gradient = torch.ones_like(hidden)
+    # In training too a backward comes right after what it reads has been computed, mostly anew.
+    with stopwatch.timed(f"{name} backward", cold=False):
+        result.backward(gradient)
+    # As in training: gradients have been taken away when the next ones come.
+    block.zero_grad(set_to_none=True)
+
+
+def _time_outer(model: nn.Module, loss: ChunkedLoss, ids: Tensor, stopwatch: Stopwatch) -> None:
+    """Time all but the blocks, which return what they are given."""
+    with pass_blocks(model):
+        with torch.no_grad():  # blocks run once, to show the form of what they return
+            model(input_ids=ids[:1, :FEWEST_TOKENS], use_cache=False)
+        with stopwatch.timed("outer forward"):
+            value = loss(ids, ids, use_cache=False)
+        with stopwatch.timed("outer backward", cold=False):
+            value.backward()
+    model.zero_grad(set_to_none=True)
+
+
+def _parameters(kind: BlockKind) -> int:
+    return sum(p.numel for p in kind.parameters)
+
+
+class Stopwatch:
+    """Seconds by name. What is timed begins and ends with nothing left to do on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._flushed = torch.zeros(CACHE_BYTES // 4, device=device)
+
+    @contextlib.contextmanager
+    def timed(self, name: str, *, cold: bool = True) -> Iterator[None]:
+        """Add the seconds of the `with` block to `name`; `cold`: caches are flushed first."""
+        if cold:
+            self._flushed.add_(1)
+        self._wait()
+        began = time.perf_counter()
+        yield
+        self._wait()
+        self._seconds[name].append(time.perf_counter() - began)
+
+    def reset(self) -> None:
+        self._seconds.clear()
+
+    def median(self, name: str) -> float:
+        return median(self._seconds[name])
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class MatrixSpeed:
+    """Floating-point operations a second of a large product in `dtype`, a multiplication and an addition being two."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._size = MATRIX.get(device.type, MATRIX["cpu"])
+        shape = (self._size, self._size)
+        self._left, self._right = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+        self._out = torch.empty_like(self._left)
+        self._stopwatch = Stopwatch(device)
+        self.measure()
+        self._stopwatch.reset()
+
+    def measure(self) -> None:
+        with self._stopwatch.timed("product"):
+            torch.mm(self._left, self._right, out=self._out)
+
+    def median(self) -> float:
+        return 2 * self._size**3 / self._stopwatch.median("product")

@@ -1,0 +1,240 @@
+"""How fast the device computes, and how fast it exchanges data with the host.
+
+Large matrix products by dtype, operations on elements, the least time of one operation, with as many of torch's threads
+as a training has. Copies are the engine's own, chunk by chunk as its lanes make them, each way in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbench.engine.devices.device import Device
+from workbench.profiles.host_speeds import HostBuffers
+from workbench.profiles.machine_profile import Dtype
+from workbench.profiles.sampling import Budget, Work, median_seconds
+from workbench.timeline import Lane
+
+SMALLEST, LARGEST = 64, 16384
+STEP = 64
+"""Sides of the matrices are multiples of it, as the hardware likes them."""
+TRIES = 3
+BATCH = 100
+"""Small operations that are issued in a row."""
+ELEMENT_BUFFERS = 3
+IN_A_ROW = 16
+"""Operations on elements between two waits, on a device that is waited for: waiting is not what is measured."""
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+CHUNK_BYTES = 16 << 20
+UP, DOWN = Lane.UPLOAD, Lane.DOWNLOAD
+STARTS_WITHIN_S = 60.0
+
+Wait = Callable[[], None]
+"""Returns when the device has done what it was given."""
+
+
+class ComputeRates(NamedTuple):
+    """As in `DeviceProfile`."""
+
+    matrix_flops: dict[Dtype, float]
+    element_bytes: float
+    launch_s: float
+
+
+def measure_compute(
+    device: torch.device, wait: Wait, nbytes: int, free_bytes: int, budget: Budget
+) -> ComputeRates:
+    """Measure on `device`; operations on elements with `ELEMENT_BUFFERS` buffers of `nbytes` each."""
+    return ComputeRates(
+        measure_products(device, wait, free_bytes, budget), *measure_elements(device, wait, nbytes, budget)
+    )
+
+
+def measure_products(device: torch.device, wait: Wait, free_bytes: int, budget: Budget) -> dict[Dtype, float]:
+    """Return operations a second by dtype; a dtype that torch cannot multiply there is left out."""
+    products: dict[Dtype, Work] = {}
+    sides: dict[Dtype, int] = {}
+    for name, dtype in DTYPES.items():
+        most = math.isqrt(free_bytes // 8 // 3 // dtype.itemsize) // STEP * STEP
+        try:
+            sides[name] = _side(device, dtype, wait, max(SMALLEST, min(LARGEST, most)), budget.product_s)
+        except RuntimeError:
+            continue
+        products[name] = _product(device, dtype, wait, sides[name])
+    seconds = median_seconds(products, budget)
+    return {name: 2 * sides[name] ** 3 / seconds[name] for name in products}
+
+
+def measure_elements(device: torch.device, wait: Wait, nbytes: int, budget: Budget) -> tuple[float, float]:
+    """Return bytes a second that an addition reads and writes, and the seconds of a small one."""
+    one, other, result = (torch.ones(nbytes // 4, device=device) for _ in range(ELEMENT_BUFFERS))
+    small = torch.ones(16, device=device)
+    additions = 1 if device.type == "cpu" else IN_A_ROW
+
+    def add() -> None:
+        for _ in range(additions):
+            torch.add(one, other, out=result)
+        wait()
+
+    def launch() -> None:
+        for _ in range(BATCH):
+            torch.add(small, 1.0, out=small)
+        wait()
+
+    seconds = median_seconds({"add": add, "launch": launch}, budget)
+    return additions * ELEMENT_BUFFERS * result.nbytes / seconds["add"], seconds["launch"] / BATCH
+
+
+def _side(device: torch.device, dtype: torch.dtype, wait: Wait, most: int, product_s: float) -> int:
+    """Return the side of square matrices whose product takes about `product_s`, found from small ones upwards.
+
+    Small ones show how long threads are waited for, on a busy machine for milliseconds: as long as the time does not
+    grow with the arithmetic, larger ones are tried.
+    """
+    side, before_s = SMALLEST, math.inf
+    while True:
+        product = _product(device, dtype, wait, side)
+        product()
+        elapsed_s = _least_s(product, product_s / 8)
+        is_arithmetic = elapsed_s > 4 * before_s
+        if 2 * side > most or elapsed_s > product_s or (8 * elapsed_s > product_s and is_arithmetic):
+            break
+        side, before_s = 2 * side, elapsed_s
+    fitting = int(side * (product_s / elapsed_s) ** (1 / 3)) // STEP * STEP
+    return max(side, min(fitting, most))
+
+
+def _least_s(work: Work, short_s: float) -> float:
+    """Return the seconds of the first call that is no longer than `short_s`, or of the shortest of a few."""
+    least_s = math.inf
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        work()
+        least_s = min(least_s, max(time.perf_counter() - began, 1e-7))
+        if least_s <= short_s:
+            break
+    return least_s
+
+
+def _product(device: torch.device, dtype: torch.dtype, wait: Wait, side: int) -> Work:
+    generator = torch.Generator(device=device).manual_seed(side)
+    one, other = (torch.randn(side, side, generator=generator, device=device).to(dtype) for _ in range(2))
+    result = torch.empty(side, side, dtype=dtype, device=device)
+
+    def work() -> None:
+        torch.mm(one, other, out=result)
+        wait()
+
+    return work
+
+
+# Copies
+
+
+class LinkRates(NamedTuple):
+    """Bytes a second, as in `LinkProfile`."""
+
+    up: float
+    down: float
+    both_up: float
+    both_down: float
+    unpinned_up: float
+    unpinned_down: float
+
+
+def measure_link(device: Device, buffers: HostBuffers, nbytes: int, budget: Budget) -> LinkRates:
+    """Measure with two buffers of `nbytes` on the device, and as much registered and pageable memory on the host."""
+    lanes = (UP, DOWN)
+    on_device = {lane: device.empty(nbytes, torch.uint8) for lane in lanes}
+    pinned = {lane: buffers.filled(nbytes, torch.uint8) for lane in lanes}
+    # Ones: pages of zeros that nobody wrote are all one page.
+    pageable = {lane: torch.ones(nbytes, dtype=torch.uint8) for lane in lanes}
+    after = device.mark()
+    device.synchronize()
+
+    def copying(lane: Lane, host: dict[Lane, Tensor]) -> Callable[[], None]:
+        chunks = list(_chunks(lane, on_device[lane], host[lane]))
+
+        def work() -> None:
+            device.before_task(lane)
+            for destination, source in chunks:
+                device.copy(lane, destination, source, after)
+
+        return work
+
+    contenders = {
+        (kind, lane): copying(lane, host)
+        for kind, host in (("pinned", pinned), ("pageable", pageable))
+        for lane in lanes
+    }
+    alone = {key: nbytes / seconds for key, seconds in median_seconds(contenders, budget).items()}
+    works = [contenders["pinned", lane] for lane in lanes]
+    # As long as a copy of all takes alone, some times over: what one side does after the other's end is little of it.
+    lasting_s = max(budget.sample_s, 4 * nbytes / min(alone["pinned", lane] for lane in lanes))
+    rounds = [_together(works, nbytes, lasting_s) for _ in range(budget.repetitions)]
+    both_up, both_down = (statistics.median(each) for each in zip(*rounds, strict=True))
+    return LinkRates(
+        up=alone["pinned", UP],
+        down=alone["pinned", DOWN],
+        both_up=both_up,
+        both_down=both_down,
+        unpinned_up=alone["pageable", UP],
+        unpinned_down=alone["pageable", DOWN],
+    )
+
+
+def _chunks(lane: Lane, on_device: Tensor, on_host: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Yield destination and source, chunk by chunk."""
+    for there, here in zip(on_device.split(CHUNK_BYTES), on_host.split(CHUNK_BYTES), strict=True):
+        yield (there, here) if lane is UP else (here, there)
+
+
+def _together(works: list[Callable[[], None]], nbytes: int, lasting_s: float) -> list[float]:
+    """Return bytes a second of each of `works`, which copy `nbytes` a call, while all go on for at least `lasting_s`.
+
+    Raises what one of them raises.
+    """
+    barrier = threading.Barrier(len(works))
+    over = threading.Event()
+    rates = [0.0] * len(works)
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            barrier.wait(STARTS_WITHIN_S)
+            began = time.perf_counter()
+            calls = 0
+            while not calls or (time.perf_counter() - began < lasting_s and not over.is_set()):
+                works[number]()
+                calls += 1
+            rates[number] = calls * nbytes / (time.perf_counter() - began)
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        # Interrupted: whoever gives the memory back must find no copy under way.
+        over.set()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return rates

@@ -1,0 +1,299 @@
+"""How fast the host is, by the number of threads: its memory, and updates, norms and sums of the host optimizer.
+
+Memory is got as the engine gets its own; the optimizer is measured through the arithmetic that the engine uses, in
+pieces as large as its chunks: the native one, or torch's where the extension is missing, which has no other format than
+`exact`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, StateViews, Table, TorchArithmetic
+from workbench.engine.devices.device import Device
+from workbench.optimizer.extension import missing_extension
+from workbench.optimizer.settings import AdamW
+from workbench.profiles.machine_profile import Dtype
+from workbench.profiles.sampling import Budget, Work, median_seconds
+from workbench.state_formats import MOMENTS, StateFormat
+
+CPUS = Path("/sys/devices/system/cpu")
+SEED = 1234
+DRAWN = 1 << 20
+SHARE_OF_FREE = 8
+"""All buffers together take no more than one part in so many of what is free."""
+SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+MEMORY_BUFFERS = 2
+BYTES_A_PARAMETER = 34
+"""Of all buffers together: gradients in three dtypes, two masters, 16-bit copies, and moments in three formats."""
+PIECE_ELEMENTS = 1 << 23
+GRADIENT = 1e-3
+LOSS_SCALE = 65536.0
+STEP = 5
+SETTINGS = AdamW(lr=1e-4, weight_decay=0.01)
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+Tensors = dict[str, Tensor]
+
+
+# Buffers
+
+
+class HostBuffers:
+    """Tensors in host memory that copies of `device` reach at full speed; they go with the end of the `with` block."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._tensors: list[Tensor] = []
+
+    def __enter__(self) -> HostBuffers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._tensors:
+            self._device.release_host(self._tensors.pop())
+
+    def filled(self, elements: int, dtype: torch.dtype, value: float = 0.0) -> Tensor:
+        """Return a 1-D tensor, every element `value`, every page touched."""
+        tensor = self._device.empty_host(elements, dtype)
+        self._tensors.append(tensor)
+        return tensor.fill_(value)
+
+    def normal(self, elements: int, dtype: torch.dtype, deviation: float, stream: int = 0) -> Tensor:
+        """Return a 1-D tensor of normal numbers, which repeat: zeros and denormals cost what no gradient costs."""
+        drawn = torch.randn(min(elements, DRAWN), generator=torch.Generator().manual_seed(SEED + stream))
+        drawn = drawn.mul_(deviation).to(dtype)
+        tensor = self.filled(elements, dtype)
+        for first in range(0, elements, len(drawn)):
+            part = tensor[first : first + len(drawn)]
+            part.copy_(drawn[: len(part)])
+        return tensor
+
+
+def cache_bytes(folder: Path = CPUS) -> int:
+    """Return the bytes of all last-level caches together; 0 where the system does not say."""
+    largest: dict[str, tuple[int, int]] = {}
+    for index in sorted(folder.glob("cpu[0-9]*/cache/index*")):
+        try:
+            level = int((index / "level").read_text())
+            size = (index / "size").read_text().strip()
+            shared = (index / "shared_cpu_list").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        found = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if found:
+            largest[shared] = max(
+                largest.get(shared, (0, 0)), (level, int(found[1]) * SIZE_SUFFIXES[found[2]])
+            )
+    last = max((level for level, _ in largest.values()), default=0)
+    return sum(size for level, size in largest.values() if level == last)
+
+
+def buffer_bytes(budget: Budget, free_bytes: int, buffers: int, cached: int) -> int:
+    """Return the bytes of each of so many equal buffers: beyond the caches, within the share of free memory."""
+    wanted = max(budget.buffer_bytes, int(budget.cache_multiple * cached))
+    return max(1 << 16, min(wanted, free_bytes // SHARE_OF_FREE // buffers) // 4096 * 4096)
+
+
+def with_torch_threads(threads: int, work: Callable[[], object]) -> Callable[[], object]:
+    """Return `work` with so many threads of torch; the caller restores torch's number afterwards."""
+
+    def run() -> object:
+        torch.set_num_threads(threads)
+        return work()
+
+    return run
+
+
+# Memory
+
+
+class MemoryRates(NamedTuple):
+    """Bytes a second for each number of threads; a copy of n bytes counts n."""
+
+    read: tuple[float, ...]
+    write: tuple[float, ...]
+    copy: tuple[float, ...]
+
+
+def measure_memory(buffers: HostBuffers, nbytes: int, threads: Sequence[int], budget: Budget) -> MemoryRates:
+    """Measure with `MEMORY_BUFFERS` buffers of `nbytes` each."""
+    elements = nbytes // 4
+    source = buffers.normal(elements, torch.float32, deviation=1.0)
+    target = buffers.filled(elements, torch.float32)
+    contenders: dict[tuple[str, int], Work] = {}
+    with contextlib.ExitStack() as stack:
+        for count in threads:
+            contenders["write", count] = with_torch_threads(count, lambda: target.fill_(1.0))
+            if missing_extension() is None:
+                read, copy = _native(stack, count, source, target)
+            else:
+                read = with_torch_threads(count, source.sum)
+                copy = with_torch_threads(count, lambda: target.copy_(source))
+            contenders["read", count], contenders["copy", count] = read, copy
+        seconds = median_seconds(contenders, budget)
+    rates = {
+        name: tuple(source.nbytes / seconds[name, count] for count in threads)
+        for name in ("read", "write", "copy")
+    }
+    return MemoryRates(**rates)
+
+
+def _native(
+    stack: contextlib.ExitStack, threads: int, source: torch.Tensor, target: torch.Tensor
+) -> tuple[Work, Work]:
+    """Return functions that read `source`, and that copy it to `target`."""
+    from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
+
+    host = stack.enter_context(HostOptimizer(threads))
+    # Sums of squares read nothing of a piece but its gradient.
+    table = PieceTable([Piece(master=target, exp_avg=target, exp_avg_sq=target)])
+    table.set_gradient(0, source)
+    return (lambda: host.sum_of_squares(table)), (lambda: host.copy(target, source))
+
+
+# The host optimizer
+
+
+class OptimizerRates(NamedTuple):
+    """As in `HostProfile`, for each number of threads."""
+
+    optimizer_ns: dict[str, tuple[float, ...]]
+    norm: dict[Dtype, tuple[float, ...]]
+    accumulate: dict[Dtype, tuple[float, ...]]
+
+
+def measure_optimizer(
+    buffers: HostBuffers, elements: int, threads: Sequence[int], budget: Budget
+) -> OptimizerRates:
+    """Measure with `elements` parameters, which take `BYTES_A_PARAMETER` each."""
+    gradients = {
+        name: buffers.normal(elements, dtype, deviation=GRADIENT * _loss_scale(name), stream=1)
+        for name, dtype in DTYPES.items()
+    }
+    sums = buffers.filled(elements, torch.float32)
+    formats: list[StateFormat] = list(MOMENTS) if missing_extension() is None else ["exact"]
+    with _arithmetics(threads) as arithmetics:
+        maker = next(iter(arithmetics.values()))
+        pieces = -(-elements // PIECE_ELEMENTS)
+        tables = _tables(buffers, elements, formats, maker, gradients)
+        updates: dict[tuple[str, int], Work] = {}
+        norms: dict[tuple[Dtype, int], Work] = {}
+        additions: dict[tuple[Dtype, int], Work] = {}
+        for count, arithmetic in arithmetics.items():
+            for key, table in tables.items():
+                scale = 1 / _loss_scale(key.partition("-")[0])
+                updates[key, count] = with_torch_threads(count, _update(arithmetic, table, pieces, scale))
+            for dtype, gradient in gradients.items():
+                norms[dtype, count] = with_torch_threads(count, _norm(arithmetic, tables[f"{dtype}-exact"]))
+                additions[dtype, count] = with_torch_threads(count, _addition(arithmetic, sums, gradient))
+        update_s = median_seconds(updates, budget)
+        norm_s = median_seconds(norms, budget)
+        addition_s = median_seconds(additions, budget)
+    return OptimizerRates(
+        {key: tuple(update_s[key, count] / elements * 1e9 for count in threads) for key in tables},
+        {d: tuple(gradients[d].nbytes / norm_s[d, count] for count in threads) for d in DTYPES},
+        {d: tuple(sums.nbytes / addition_s[d, count] for count in threads) for d in DTYPES},
+    )
+
+
+@contextlib.contextmanager
+def _arithmetics(threads: Sequence[int]) -> Iterator[dict[int, Arithmetic]]:
+    """Open the engine's arithmetic for each number of threads."""
+    made: dict[int, Arithmetic] = {}
+    try:
+        for count in threads:
+            if missing_extension() is None:
+                from workbench.engine.arithmetic.host_arithmetic import HostArithmetic
+
+                made[count] = HostArithmetic(count)
+            else:
+                made[count] = TorchArithmetic()
+        yield made
+    finally:
+        for arithmetic in made.values():
+            arithmetic.close()
+
+
+def _tables(
+    buffers: HostBuffers,
+    elements: int,
+    formats: Sequence[StateFormat],
+    arithmetic: Arithmetic,
+    gradients: dict[Dtype, Tensor],
+) -> dict[str, Table]:
+    """Return a table of all parameters by "DTYPE-FORMAT". Moments are shared by the dtypes of a format."""
+    weights: dict[Dtype, Tensors] = {
+        "float32": {"master": buffers.normal(elements, torch.float32, deviation=0.02, stream=2)},
+        "bfloat16": {
+            "high": buffers.normal(elements, torch.bfloat16, deviation=0.02, stream=2),
+            "low": buffers.filled(elements, torch.int16),
+        },
+        "float16": {
+            "master": buffers.normal(elements, torch.float32, deviation=0.02, stream=2),
+            "working": buffers.filled(elements, torch.float16),
+        },
+    }
+    tables: dict[str, Table] = {}
+    for state_format in formats:
+        moments = {
+            tensor.kind: buffers.filled(tensor.count(elements), getattr(torch, tensor.dtype))
+            for tensor in MOMENTS[state_format]
+        }
+        for dtype, tensors in weights.items():
+            views = [
+                _views(start, min(PIECE_ELEMENTS, elements - start), elements, {**tensors, **moments})
+                for start in range(0, elements, PIECE_ELEMENTS)
+            ]
+            table = arithmetic.table(views)
+            table.set_gradients(list(gradients[dtype].split(PIECE_ELEMENTS)))
+            tables[f"{dtype}-{state_format}"] = table
+    return tables
+
+
+def _views(start: int, count: int, elements: int, tensors: Tensors) -> StateViews:
+    """Return the elements from `start` on; scales have one for several."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        each = -(-elements // tensor.numel())
+        return tensor[start // each : -(-(start + count) // each)]
+
+    cuts = {name: cut(tensor) for name, tensor in tensors.items()}
+    return StateViews(decay=True, offset=start, random_stream=0, **cuts)
+
+
+def _loss_scale(dtype: str) -> float:
+    """Return the factor of gradients in `dtype`. Without it many fp16 ones are denormal, which costs a multiple."""
+    return LOSS_SCALE if dtype == "float16" else 1.0
+
+
+def _update(arithmetic: Arithmetic, table: Table, pieces: int, scale: float) -> Work:
+    """Return an update of all pieces that multiplies gradients by `scale`."""
+    table.set_steps([STEP] * pieces)
+    return lambda: arithmetic.update(table, SETTINGS, scale)
+
+
+def _norm(arithmetic: Arithmetic, table: Table) -> Work:
+    def work() -> None:
+        arithmetic.sum_of_squares(table)
+        arithmetic.read_partials([table])
+
+    return work
+
+
+def _addition(arithmetic: Arithmetic, sums: Tensor, gradient: Tensor) -> Work:
+    return lambda: arithmetic.accumulate(sums, gradient, overwrite=False)
