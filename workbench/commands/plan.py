@@ -169,7 +169,7 @@ def _times_here(config: RunConfig, model_profile: ModelProfile, profile: Machine
                     tokens=config.data.sequence_length,
                     dtype=dtype,
                     device=device,
-                    tell=_tell,
+                    report=_tell,
                 )
             except ConfigurationError:
                 raise

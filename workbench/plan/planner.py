@@ -24,6 +24,7 @@ from workbench.plan.time.rates import Rates
 from workbench.plan.time.run_time import RunTime, run_time
 from workbench.plan.time.step_time import StepTime, step_time
 from workbench.plan.workload import WeightDtypes, Workload, workload
+from workbench.profiles.machine_profile import busy_warning
 from workbench.profiles.model_profile import ModelProfile, ModelTimes
 
 MOST_LAYOUTS = 64
@@ -36,7 +37,7 @@ TimesOf = Callable[[int, int, str], ModelTimes | None]
 class Plan:
     """What `config`, its placement chosen, needs and takes. `time`: None where `no_time` says why.
 
-    `busy`: how busy the machine was when its speeds, or else the model's pieces, were measured; empty where it was not.
+    `busy`: a warning where the machine was busy when its speeds, or else the model's pieces, were measured; else empty.
     """
 
     config: RunConfig
@@ -163,7 +164,8 @@ class Planner:
 
     def _busy(self, time: StepTime, times: ModelTimes | None) -> str:
         assert self.ground.machine is not None
-        return self.ground.machine.all_busy or (times.busy if times is not None and time.measured else "")
+        of_times = times.busy_cores if times is not None and time.measured else 0.0
+        return busy_warning(self.ground.machine.busy_cores or of_times)
 
     def _why_no_time(self, work: Workload) -> str:
         machine = self.ground.machine

@@ -87,7 +87,7 @@ def time_lines(plan: Plan) -> list[str]:
             lines.append(f"  {lane.value:<10}{seconds(each.busy_s):>12}{hidden:>12}{exposed:>12}")
     lines.append(time.bottleneck)
     if plan.busy:
-        lines.append(f"speeds were measured on a busy machine ({plan.busy}): `workbench probe` mends it")
+        lines.append(plan.busy)
     if run is not None:
         saves = "not measured" if run.checkpoints_s is None else duration(run.checkpoints_s)
         train = plan.config.train

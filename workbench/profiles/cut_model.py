@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from workbench.engine.blocks.discovery import find_blocks, find_units
 from workbench.model.build import UnitInitializer
+from workbench.profiles.storage_tracker import StorageTracker
 
 SEED = 1234
 VOCABULARY = 64
@@ -198,7 +199,8 @@ def _place_of_hidden(block: nn.Module, call: Call) -> int | None:
     """Return the index of the hidden states in the tuple that a block returns; None where it returns them alone."""
     parameter = next(block.parameters())
     hidden, args, kwargs = call.fresh(parameter.dtype, parameter.device)
-    with seeded(), torch.no_grad():
+    # The tracker lets grouped products run on the meta device.
+    with seeded(), torch.no_grad(), StorageTracker():
         result = type(block).forward(block, *args, **kwargs)
     if isinstance(result, Tensor):
         return None

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tiny_probe import TINY
 from torch import Tensor
-from workbench.profiles.machine import disk
-from workbench.profiles.machine.disk import RECORD_BYTES, measure_disk
 
 from workbench.engine.storage import disk_files as engine_disk
 from workbench.engine.storage.disk_files import RecordFile
 from workbench.errors import ConfigurationError
+from workbench.profiles import disk_speed
+from workbench.profiles.disk_speed import RECORD_BYTES, measure_disk
 from workbench.system.free_space import Mount
 
 
@@ -66,7 +66,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         import dataclasses, pathlib, signal, sys
         from tiny_probe import TINY
         from workbench.engine.storage.disk_files import RecordFile
-        from workbench.profiles.machine.disk import measure_disk
+        from workbench.profiles.disk_speed import measure_disk
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
         write = RecordFile.write
@@ -112,14 +112,14 @@ def test_only_what_was_written_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         read.add(record)
 
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    rates, records = disk._rates({"": disk.Way(write, come)}, records=100, limit_s=40.0)
+    rates, records = disk_speed._rates({"": disk_speed.Way(write, come)}, records=100, limit_s=40.0)
     assert rates == {"write": pytest.approx(RECORD_BYTES), "read": pytest.approx(1e3 * RECORD_BYTES)}
     assert len(written) == records < 100
     assert read == written
 
 
 def test_files_in_memory_are_not_called_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "mount_of", lambda path: Mount("tmpfs", "/", "tmpfs"))
+    monkeypatch.setattr(disk_speed, "mount_of", lambda path: Mount("tmpfs", "/", "tmpfs"))
     assert not measure_disk(tmp_path, TINY).direct
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from workbench.profiles.machine import fingerprint
 
 from workbench.errors import ConfigurationError
+from workbench.profiles import this_machine
 from workbench.profiles.this_machine import Gpu, cpu_model, machine_fingerprint, resolved_device
 
 CARD = Gpu("a card", 24 << 30, 20 << 30, "555.1")
@@ -17,8 +17,8 @@ CARD = Gpu("a card", 24 << 30, 20 << 30, "555.1")
 
 @pytest.fixture
 def one_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "visible_gpus", lambda: [CARD])
-    monkeypatch.setattr(fingerprint, "_torch_version", lambda: "2.13.0+cu126")
+    monkeypatch.setattr(this_machine, "visible_gpus", lambda: [CARD])
+    monkeypatch.setattr(this_machine, "_torch_version", lambda: "2.13.0+cu126")
 
 
 @pytest.mark.usefixtures("one_card")
@@ -38,14 +38,14 @@ def one_card(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_it_changes_with_what_it_names(name: str, other: object, monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine_fingerprint("cuda:0")
-    monkeypatch.setattr(fingerprint, name, other)
+    monkeypatch.setattr(this_machine, name, other)
     assert machine_fingerprint("cuda:0") != before
 
 
 @pytest.mark.usefixtures("one_card")
 def test_it_changes_with_what_the_probe_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine_fingerprint("cuda:0")
-    monkeypatch.setattr(fingerprint, "PROBE_VERSION", fingerprint.PROBE_VERSION + 1)
+    monkeypatch.setattr(this_machine, "PROBE_VERSION", this_machine.PROBE_VERSION + 1)
     assert machine_fingerprint("cuda:0") != before
 
 
@@ -53,10 +53,10 @@ def test_it_changes_with_what_the_probe_measures(monkeypatch: pytest.MonkeyPatch
 def test_it_does_not_change_with_what_is_free_nor_with_a_few_mib_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fingerprint, "total_memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(this_machine, "total_memory_bytes", lambda: 64 << 30)
     before = machine_fingerprint("cuda:0")
-    monkeypatch.setattr(fingerprint, "visible_gpus", lambda: [CARD._replace(free_bytes=1)])
-    monkeypatch.setattr(fingerprint, "total_memory_bytes", lambda: (64 << 30) - (90 << 20))
+    monkeypatch.setattr(this_machine, "visible_gpus", lambda: [CARD._replace(free_bytes=1)])
+    monkeypatch.setattr(this_machine, "total_memory_bytes", lambda: (64 << 30) - (90 << 20))
     assert machine_fingerprint("cuda:0") == before
 
 
@@ -66,13 +66,13 @@ def test_the_processor_s_does_not_depend_on_a_card(monkeypatch: pytest.MonkeyPat
     assert (
         before != machine_fingerprint("cuda:0") == machine_fingerprint("auto") == machine_fingerprint("cuda")
     )
-    monkeypatch.setattr(fingerprint, "visible_gpus", list)
+    monkeypatch.setattr(this_machine, "visible_gpus", list)
     assert machine_fingerprint("cpu") == before == machine_fingerprint("auto")
 
 
 def test_auto_is_the_processor_where_torch_knows_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "visible_gpus", lambda: [CARD])
-    monkeypatch.setattr(fingerprint, "_torch_version", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(this_machine, "visible_gpus", lambda: [CARD])
+    monkeypatch.setattr(this_machine, "_torch_version", lambda: "2.13.0+cpu")
     assert resolved_device("auto") == "cpu"
 
 
@@ -89,10 +89,10 @@ def test_the_processor_s_name_is_found_and_its_lack_survived(tmp_path: Path) -> 
     assert cpu_model(cpuinfo) == "A Fine CPU @ 3 GHz"
 
 
-@pytest.mark.parametrize("module", ["fingerprint", "measured", "command", "budget", "table"])
+@pytest.mark.parametrize("module", ["this_machine", "probe_command", "sampling", "profile_lines", "obtain"])
 def test_what_the_screen_uses_brings_in_no_torch(module: str) -> None:
     program = (
-        f"import sys, workbench.profiles.machine.{module} as part\n"
+        f"import sys, workbench.profiles.{module} as part\n"
         "if hasattr(part, 'machine_fingerprint'): part.machine_fingerprint()\n"
         "if hasattr(part, 'cached_profile'): part.cached_profile()\n"
         "print('torch' in sys.modules, 'transformers' in sys.modules)"

@@ -8,20 +8,22 @@ from typing import Any
 
 import pytest
 from tiny_probe import ON_CPU, TINY, profile_on
-from workbench.plan.time.kept_times import keep_times, read_times
-from workbench.profiles.machine import command, measured
 
 from workbench.errors import EXIT_DONE, ConfigurationError
+from workbench.profiles import probe_command as command
+from workbench.profiles import this_machine
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.model_profile import KindTimes, ModelTimes
 from workbench.profiles.probe_command import probe
 from workbench.profiles.this_machine import cached_profile, machine_fingerprint
+from workbench.system.folders import write_cached
 
 
 @pytest.fixture(autouse=True)
 def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is measured, in order; nothing really is, except disks, on a tiny budget."""
-    from workbench.profiles.machine import disk, run
+    from workbench.profiles import disk_speed as disk
+    from workbench.profiles import probe as run
 
     done: list[str] = []
     measure_disk = disk.measure_disk
@@ -38,7 +40,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(run, "measure_machine", machine)
     monkeypatch.setattr(disk, "measure_disk", only_disk)
-    monkeypatch.setattr(command.Others, "note", lambda self: "")
+    monkeypatch.setattr(command.BackgroundLoad, "busy_cores", lambda self: 0.0)
     return done
 
 
@@ -51,7 +53,7 @@ def test_it_is_measured_once(
 ) -> None:
     ask()
     first = capsys.readouterr()
-    assert "memory: fast" in first.err and f"kept in {cache}" in first.err
+    assert "memory: fast" in first.err and f"cached in {cache}" in first.err
     assert "update bfloat16-exact ns" in first.out and "memory: fast" not in first.out
     ask()
     second = capsys.readouterr()
@@ -81,25 +83,26 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_probe_alone(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    from workbench.profiles.machine import run
+    from workbench.profiles import probe as run
 
     idle = run.measure_machine
-    busy = "other processes kept 2.0 of 3 cores busy meanwhile"
-    monkeypatch.setattr(run, "measure_machine", lambda *them: idle(*them).model_copy(update={"busy": busy}))
+    monkeypatch.setattr(
+        run, "measure_machine", lambda *them: idle(*them).model_copy(update={"busy_cores": 2.0})
+    )
     ask()
-    assert busy in capsys.readouterr().out
-    assert command.measured_machine("cpu", None).all_busy == busy  # a plan takes it as it is
+    assert "used 2.0 of" in capsys.readouterr().out
+    assert command.measured_machine("cpu", None).busy_cores == 2.0  # a plan takes it as it is
     monkeypatch.setattr(run, "measure_machine", idle)
     ask()
     assert measurements == ["machine", "machine"]
-    assert f"on a busy machine ({busy})" in capsys.readouterr().err
-    monkeypatch.setattr(command.Others, "note", lambda self: busy)
+    assert "used 2.0 of" in capsys.readouterr().err
+    monkeypatch.setattr(command.BackgroundLoad, "busy_cores", lambda self: 1.5)
     ask(tmp_path)
-    assert cached_profile("cpu", str(tmp_path)).all_busy == busy  # type: ignore[union-attr]
-    monkeypatch.setattr(command.Others, "note", lambda self: "")
+    assert cached_profile("cpu").busy_cores == 1.5  # type: ignore[union-attr]
+    monkeypatch.setattr(command.BackgroundLoad, "busy_cores", lambda self: 0.0)
     ask(tmp_path)
-    assert cached_profile("cpu", str(tmp_path)).all_busy == ""  # type: ignore[union-attr]
-    assert measurements[2:] == [f"disk {tmp_path.name}"] * 2
+    assert cached_profile("cpu", str(tmp_path)).busy_cores == 0  # type: ignore[union-attr]
+    assert measurements[2:] == [f"disk {tmp_path.name}", "machine"]
 
 
 def test_of_a_known_machine_only_another_disk_is_measured(measurements: list[str], tmp_path: Path) -> None:
@@ -131,9 +134,9 @@ def test_json_is_the_profile_and_nothing_else(capsys: pytest.CaptureFixture[str]
 def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measured, "write_cached", lambda name, text: None)
+    monkeypatch.setattr(this_machine, "write_cached", lambda name, text: None)
     ask()
-    assert "could not be kept" in capsys.readouterr().err
+    assert "not cached" in capsys.readouterr().err
 
 
 def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: list[str]) -> None:
@@ -142,32 +145,23 @@ def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: lis
     assert measurements == []
 
 
-def test_what_was_timed_on_a_busy_machine_is_thrown_away_by_a_probe_and_the_rest_stays(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("busy_cores", "quick", "stays"), [(0.0, False, True), (2.0, True, True), (2.0, False, False)]
+)
+def test_a_probe_forgets_what_was_timed_on_a_busy_machine(
+    busy_cores: float, quick: bool, stays: bool, cache: Path
 ) -> None:
-    def times(busy: str) -> ModelTimes:
-        kind = KindTimes(forward_s=1, graph_s=1, backward_s=2)
-        return ModelTimes(
-            fingerprint="abc",
-            sequences=1,
-            tokens=8,
-            dtype="float32",
-            kinds=(kind,),
-            outer_forward_s=1,
-            outer_backward_s=1,
-            matrix_flops_per_s=1e9,
-            busy=busy,
-        )
-
-    keep_times("idle", times(""))
-    keep_times("busy", times("other processes kept 2.0 of 3 cores busy meanwhile"))
-    ask(quick=True)
-    command.measured_machine("cpu", None)  # as a plan does
-    assert read_times("busy", 1) is not None
-    capsys.readouterr()
-    ask()
-    assert "1 timing of models' pieces from a busy machine thrown away" in capsys.readouterr().err
-    assert read_times("busy", 1) is None
-    assert read_times("idle", 1) == times("")
-    ask()
-    assert "thrown away" not in capsys.readouterr().err
+    times = ModelTimes(
+        fingerprint="abc",
+        sequences=1,
+        tokens=8,
+        dtype="float32",
+        kinds=(KindTimes(forward_s=1, graph_s=1, backward_s=2),),
+        outer_forward_s=1,
+        outer_backward_s=1,
+        matrix_flops_per_s=1e9,
+        busy_cores=busy_cores,
+    )
+    path = write_cached("times/some.json", times.model_dump_json())
+    ask(quick=quick)
+    assert path is not None and path.exists() is stays

@@ -12,17 +12,14 @@ import pytest
 import torch
 from tiny_probe import TINY
 from torch import Tensor
-from workbench.profiles.machine import matrix, run
-from workbench.profiles.machine.host_buffers import HostBuffers, buffer_bytes, cache_bytes
-from workbench.profiles.machine.link import measure_link
-from workbench.profiles.machine.matrix import measure_products
-from workbench.profiles.machine.others import Others
-from workbench.profiles.machine.turns import median_seconds
 
 from workbench.engine.devices.device import CpuDevice, has_bfloat16
 from workbench.errors import ConfigurationError
+from workbench.profiles import device_speeds, probe, sampling
+from workbench.profiles.device_speeds import measure_link, measure_products
+from workbench.profiles.host_speeds import HostBuffers, buffer_bytes, cache_bytes
 from workbench.profiles.machine_profile import MachineProfile
-from workbench.profiles.sampling import MIB
+from workbench.profiles.sampling import MIB, BackgroundLoad, median_seconds
 from workbench.timeline import Lane
 
 FORMATS = ("exact", "half", "compact")
@@ -32,17 +29,17 @@ DTYPES = {"float32", "bfloat16", "float16"}
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs beside these tests."""
-    monkeypatch.setattr(Others, "cores", lambda self: 0.0)
+    monkeypatch.setattr(BackgroundLoad, "busy_cores", lambda self: 0.0)
 
 
 @pytest.fixture
 def three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(probe, "usable_cpus", lambda: 3)
 
 
 def measured() -> tuple[MachineProfile, list[str]]:
     told: list[str] = []
-    return run.measure_machine("cpu", None, told.append, TINY), told
+    return probe.measure_machine("cpu", None, told.append, TINY), told
 
 
 @pytest.mark.usefixtures("three_threads")
@@ -69,12 +66,28 @@ def test_without_the_extension_torch_is_measured_which_knows_exact_alone(
     assert "native extension is missing" in profile.note
 
 
-def test_a_machine_that_others_use_too_is_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    monkeypatch.setattr(Others, "cores", lambda self: 3.0)
-    profile, told = measured()
-    assert profile.busy == "other processes kept 3.0 of 8 cores busy meanwhile"
-    assert profile.note == "" and told[-1].startswith(profile.busy)
+def test_a_machine_that_other_programs_use_too_has_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BackgroundLoad, "busy_cores", lambda self: 3.0)
+    profile, _ = measured()
+    assert profile.busy_cores == 3.0
+    assert "3.0 of" in profile.busy_warning and "`workbench probe`" in profile.busy_warning
+
+
+@pytest.mark.parametrize(
+    ("machine_s", "own_s", "cores"), [(20, 20, 0), (25, 20, 0), (40, 20, 2), (19.9, 20, 0)]
+)
+def test_the_probes_own_time_is_no_background_load(
+    machine_s: float, own_s: float, cores: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the fixture's load of 0
+    now = {"wall": 100.0, "machine": 5000.0, "own": 7.0}
+    monkeypatch.setattr("time.perf_counter", lambda: now["wall"])
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(sampling, "_machine_busy_s", lambda: now["machine"])
+    monkeypatch.setattr(sampling, "_own_busy_s", lambda: now["own"])
+    load = BackgroundLoad()
+    now = {"wall": 110.0, "machine": 5000.0 + machine_s, "own": 7.0 + own_s}
+    assert load.busy_cores() == pytest.approx(cores)
 
 
 def test_units_are_those_of_the_schema() -> None:
@@ -100,7 +113,7 @@ def test_torch_has_its_threads_back_afterwards_whatever_happened(monkeypatch: py
 
     measured()
     assert torch.get_num_threads() == before
-    monkeypatch.setattr(run, "measure_memory", fail)
+    monkeypatch.setattr(probe, "measure_memory", fail)
     with pytest.raises(RuntimeError, match="no"):
         measured()
     assert torch.get_num_threads() == before
@@ -111,7 +124,7 @@ def test_torch_has_its_threads_back_afterwards_whatever_happened(monkeypatch: py
 )
 def test_a_device_that_is_not_there_is_one_message(device: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        run.measure_machine(device, budget=TINY)
+        probe.measure_machine(device, budget=TINY)
 
 
 class Noted(CpuDevice):
@@ -203,9 +216,9 @@ def test_products_are_large_enough_on_a_busy_machine_too(
 
         return work
 
-    monkeypatch.setattr(matrix, "_product", product)
+    monkeypatch.setattr(device_speeds, "_product", product)
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    side = matrix._side(torch.device("cpu"), torch.float32, lambda: None, 16384, 0.02)
+    side = device_speeds._side(torch.device("cpu"), torch.float32, lambda: None, 16384, 0.02)
     assert least <= side <= 1100
 
 
@@ -221,9 +234,9 @@ def test_what_is_slow_by_its_arithmetic_is_measured_on_a_small_product(
 
         return work
 
-    monkeypatch.setattr(matrix, "_product", product)
+    monkeypatch.setattr(device_speeds, "_product", product)
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    assert matrix._side(torch.device("cpu"), torch.float16, lambda: None, 16384, 0.02) <= 128
+    assert device_speeds._side(torch.device("cpu"), torch.float16, lambda: None, 16384, 0.02) <= 128
     assert now < 0.3
 
 
@@ -238,15 +251,14 @@ def test_medians_forget_a_disturbance_and_the_first_call() -> None:
     budget = dataclasses.replace(TINY, repetitions=3, part_s=1e9, sample_s=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", lambda: now)
-        patch.setattr("time.sleep", lambda seconds: None)
         assert median_seconds({"one": work}, budget) == {"one": 1.0}
 
 
-def test_contenders_take_turns_every_other_time_in_reverse() -> None:
+def test_contenders_take_turns() -> None:
     calls: list[str] = []
     budget = dataclasses.replace(TINY, repetitions=3, part_s=1e9, sample_s=0.0)
     median_seconds({name: lambda name=name: calls.append(name) for name in "ab"}, budget)  # type: ignore[misc]
-    assert "".join(calls) == "ab" + "ab" + "ba" + "ab"
+    assert "".join(calls) == "ab" * 4
 
 
 def test_a_part_that_takes_too_long_makes_do_with_one_repetition() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from tiny_probe import ON_CPU, ON_GPU, disk_at, profile_on
-from workbench.profiles.machine import fingerprint, measured
 
 from workbench.errors import ConfigurationError
+from workbench.profiles import this_machine
 from workbench.profiles.this_machine import Gpu, cache_profile, cached_profile, folder_of, machine_fingerprint
 from workbench.system.free_space import Mount
 
@@ -22,8 +22,8 @@ def test_what_was_kept_is_found_with_what_is_free_now(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     keep(disk=tmp_path)
-    monkeypatch.setattr(measured, "free_host_bytes", lambda: 123)
-    monkeypatch.setattr(measured, "free_disk_bytes", lambda path: 456)
+    monkeypatch.setattr(this_machine, "free_host_bytes", lambda: 123)
+    monkeypatch.setattr(this_machine, "free_disk_bytes", lambda path: 456)
     found = cached_profile("cpu", str(tmp_path))
     assert found is not None and found.disk is not None
     assert (found.host.free_bytes, found.disk.free_bytes) == (123, 456)
@@ -38,7 +38,7 @@ def test_nothing_was_kept() -> None:
 def test_a_machine_that_has_changed_must_be_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     keep()
     assert cached_profile("cpu") is not None
-    monkeypatch.setattr(fingerprint, "usable_cpus", lambda: 1000)
+    monkeypatch.setattr(this_machine, "usable_cpus", lambda: 1000)
     assert cached_profile("cpu") is None
 
 
@@ -64,7 +64,7 @@ def test_a_disk_under_another_file_system_must_be_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     keep(disk=tmp_path)
-    monkeypatch.setattr(measured, "mount_of", lambda path: Mount("/dev/other", "/", "xfs"))
+    monkeypatch.setattr(this_machine, "mount_of", lambda path: Mount("/dev/other", "/", "xfs"))
     assert cached_profile("cpu", str(tmp_path)).disk is None  # type: ignore[union-attr]
 
 
@@ -98,9 +98,8 @@ class TestWithACard:
     @pytest.fixture(autouse=True)
     def card(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gpus = [Gpu("a card", 24 << 30, 777, "555.1")]
-        monkeypatch.setattr(fingerprint, "visible_gpus", lambda: gpus)
-        monkeypatch.setattr(measured, "visible_gpus", lambda: gpus)
-        monkeypatch.setattr(fingerprint, "_torch_version", lambda: "2.13.0+cu126")
+        monkeypatch.setattr(this_machine, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(this_machine, "_torch_version", lambda: "2.13.0+cu126")
 
     def test_auto_and_its_number_are_the_same_card_and_the_processor_another_device(self) -> None:
         cache_profile(profile_on(ON_GPU, machine_fingerprint("auto")), "auto")
@@ -130,9 +129,8 @@ class TestWithACardThatTheDriversLibraryDoesNotTellOf:
 
     @pytest.fixture(autouse=True)
     def card(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fingerprint, "visible_gpus", list)
-        monkeypatch.setattr(measured, "visible_gpus", list)
-        monkeypatch.setattr(fingerprint, "_torch_version", lambda: "2.13.0+cu126")
+        monkeypatch.setattr(this_machine, "visible_gpus", list)
+        monkeypatch.setattr(this_machine, "_torch_version", lambda: "2.13.0+cu126")
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def test_what_was_measured_on_it_is_autos_and_its_own_and_not_the_processors(self) -> None:

@@ -1,4 +1,4 @@
-"""What a model profile says of a block is what that block does at sizes that the model profile never ran it at."""
+"""The costs of a block on the meta device are those of a real block, at a size that the profile never ran it at."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import pytest
 import torch
 from model_tables import FAMILIES, GPT2, table
 from torch import Tensor
-from workbench.profiles.model import take
-from workbench.profiles.model.amounts import Recording
-from workbench.profiles.model.block_costs import record_forward, record_training, set_dtype
 
-from workbench.profiles.block_costs import first_blocks, take_model_profile
-from workbench.profiles.cut_model import capture, real_model, tokens
-from workbench.profiles.meta_model import meta_model
+from workbench.profiles.block_costs import record_forward, record_training, set_dtype, take_model_profile
+from workbench.profiles.cut_model import capture, cut, materialise, shrink_vocabulary, tokens
+from workbench.profiles.meta_model import count_parts, first_blocks, meta_model
 from workbench.profiles.model_profile import BlockCost, ModelProfile
+from workbench.profiles.storage_tracker import Recording
 
 SEQUENCES, TOKENS = 5, 96
 
@@ -45,9 +43,12 @@ def figures(alone: Recording, graph: Recording) -> dict[str, int]:
 
 @functools.cache
 def blocks_of(family: str) -> tuple[Any, dict[str, Any], list[str]]:
-    model_profile = take.count_parts(meta_model(FAMILIES[family]), family)
-    names = first_blocks(model_profile)
-    model = real_model(lambda: meta_model(FAMILIES[family]), names, small=True)
+    """Real blocks, on the CPU, and what they are called with."""
+    model = meta_model(FAMILIES[family])
+    names = first_blocks(count_parts(model, family))
+    cut(model, names)
+    shrink_vocabulary(model)
+    materialise(model, blocks=True)
     return model, capture(model, names, tokens(SEQUENCES, TOKENS, 97)), names
 
 
@@ -59,7 +60,7 @@ def assert_agrees(cost: BlockCost | None, found: dict[str, int], within: float) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fp32_costs_hold_at_another_size(
+def test_costs_in_fp32_are_those_of_a_real_block_at_another_size(
     family: str, model_profile_of: Callable[[str], ModelProfile]
 ) -> None:
     model, calls, names = blocks_of(family)
@@ -71,7 +72,7 @@ def test_fp32_costs_hold_at_another_size(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_float64_block_stands_in_for_is_a_bf16_block(
+def test_costs_in_16_bits_are_those_of_a_real_bf16_block(
     family: str, model_profile_of: Callable[[str], ModelProfile]
 ) -> None:
     model, calls, names = blocks_of(family)
@@ -186,25 +187,3 @@ def test_a_block_that_cannot_run_has_no_costs_and_a_reason(monkeypatch: pytest.M
     assert kind.costs is None
     assert "no such kernel" in kind.problem and "\n" not in kind.problem
     assert kind.flops.per_token > 0
-
-
-def test_a_block_that_has_no_room_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: object, **__: object) -> None:
-        raise AssertionError("a block was made")
-
-    monkeypatch.setattr(take, "real_model", run)
-    monkeypatch.setattr(take, "free_host_bytes", lambda: 1 << 20)
-    (kind,) = take_model_profile(FAMILIES["llama"]).kinds
-    assert kind.costs is None
-    assert "GiB" in kind.problem
-
-
-def test_where_float64_has_no_room_16_bits_are_half_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = iter([1 << 40, 1 << 10])
-    monkeypatch.setattr(take, "free_host_bytes", lambda: next(free))
-    (kind,) = take_model_profile(FAMILIES["llama"]).kinds
-    wide, narrow = kind.cost("32", on_cpu=True), kind.cost("16", on_cpu=True)
-    assert wide is not None and narrow is not None
-    assert narrow.saved.at(3, 50) == wide.saved.at(3, 50) / 2
-    assert narrow.operations == wide.operations
-    assert "half" in kind.problem

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from model_tables import FAMILIES, table
-from workbench.profiles.model import obtain
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.profiles import obtain
 from workbench.profiles.__main__ import FOLDER, answer, shipped_tables
 from workbench.profiles.meta_model import count_parts, meta_model
 from workbench.profiles.model_profile import ModelProfile
@@ -47,11 +47,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, model_profile_of: Callable[[str], Mod
     """The questions that would have gone to a helper process, which is not started."""
     questions: list[Any] = []
 
-    def ask(question: dict[str, Any], tell: Callable[[str], None]) -> Any:
+    def ask(question: dict[str, Any], report: Callable[[str], None]) -> Any:
         questions.append(question)
         if question["ask"] == "model_profile":
             return model_profile_of("llama").model_dump(mode="json")
-        return answer({**question, "budget_s": 0.01}, tell)
+        return answer({**question, "budget_s": 0.01}, report)
 
     monkeypatch.setattr(obtain, "ask_once", ask)
     return questions
@@ -66,7 +66,7 @@ def test_a_real_helper_takes_the_same_model_profile(model_profile_of: Callable[[
 def test_what_is_kept_is_not_asked_for_again_and_the_first_time_is_told(asked: list[Any]) -> None:
     said: list[str] = []
     first = obtain_model_profile(TABLE, said.append)
-    assert said == ["taking the model profile of llama: once, some 30 s for a large model"]
+    assert said == ["taking the model profile of llama, once"]
     assert obtain_model_profile(TABLE, said.append) == first
     assert len(asked) == len(said) == 1
 
@@ -170,13 +170,13 @@ def test_times_are_kept_by_machine_sizes_and_dtype(
         "dtype": "float32",
         "device": "cpu",
     }
-    assert obtain_times(TABLE, model_profile, **what, tell=silent, take=False) is None
-    times = obtain_times(TABLE, model_profile, **what, tell=silent)
+    assert obtain_times(TABLE, model_profile, **what, report=silent, take=False) is None
+    times = obtain_times(TABLE, model_profile, **what, report=silent)
     assert times is not None and times.fingerprint == "here"
-    assert obtain_times(TABLE, model_profile, **what, tell=silent) == times
+    assert obtain_times(TABLE, model_profile, **what, report=silent) == times
     assert len(asked) == 1
     for change in ({"fingerprint": "there"}, {"tokens": 8}, {"dtype": "bfloat16"}):
-        assert obtain_times(TABLE, model_profile, **{**what, **change}, tell=silent, take=False) is None
+        assert obtain_times(TABLE, model_profile, **{**what, **change}, report=silent, take=False) is None
     (path,) = (cache_folder() / "times").iterdir()
     damages: tuple[dict[str, Any], ...] = (
         {"tokens": 0},
@@ -186,7 +186,7 @@ def test_times_are_kept_by_machine_sizes_and_dtype(
     )
     for damage in damages:
         path.write_text(json.dumps({**times.model_dump(), **damage}))
-        assert obtain_times(TABLE, model_profile, **what, tell=silent, take=False) is None
+        assert obtain_times(TABLE, model_profile, **what, report=silent, take=False) is None
 
 
 def test_times_are_asked_for_by_the_devices_own_name(
@@ -196,9 +196,9 @@ def test_times_are_asked_for_by_the_devices_own_name(
     model_profile = obtain_model_profile(TABLE, silent)
     assert model_profile is not None
     what: dict[str, Any] = {"fingerprint": "here", "sequences": 2, "tokens": 16, "dtype": "float32"}
-    times = obtain_times(TABLE, model_profile, **what, device="auto", tell=silent)
+    times = obtain_times(TABLE, model_profile, **what, device="auto", report=silent)
     assert asked[-1]["device"] == "cpu", "torch knows no device that is called auto"
-    assert obtain_times(TABLE, model_profile, **what, device="cpu", tell=silent, take=False) == times
+    assert obtain_times(TABLE, model_profile, **what, device="cpu", report=silent, take=False) == times
 
 
 def test_a_wrong_model_is_told_in_the_models_own_words() -> None:
@@ -238,9 +238,7 @@ def test_a_shipped_presets_model_profile_is_shipped_and_is_not_stale(
     name: str, model: dict[str, Any], asked: list[Any]
 ) -> None:
     shipped = read_shipped(model)
-    assert shipped is not None, (
-        f"run `python -m workbench.profiles.model ship`: preset {name} has no model profile"
-    )
+    assert shipped is not None, f"run `python -m workbench.profiles ship`: preset {name} has no model profile"
     fresh = count_parts(meta_model(model), model["architecture"])
     assert shipped.layout("bfloat16", 16 << 20) == fresh.layout("bfloat16", 16 << 20)
     left_out = {"kinds": {"__all__": {"costs", "accelerator", "flops"}}}

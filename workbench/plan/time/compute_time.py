@@ -56,15 +56,11 @@ def _scaled(model_profile: ModelProfile, work: Workload, times: ModelTimes) -> C
         there = kind.flops.at(times.sequences, times.tokens)
         here = kind.flops.at(work.micro_batch_size, work.sequence_length)
         larger = here / there if there else 1.0
-        masked, masked_back = 0.0, 0.0
-        if work.separate_documents:
-            # Over pairs of tokens, all other amounts being over tokens for the most part.
-            pairs = work.micro_batch_size * work.sequence_length**2 / (times.sequences * times.tokens**2)
-            masked, masked_back = pairs * measured.mask_forward_s, pairs * measured.mask_backward_s
+        masked = _mask_flops(kind, work) / times.matrix_flops_per_s
         once = measured.forward_s if work.activation_checkpointing else measured.graph_s
         forward.append(larger * once + masked)
         again = larger * measured.graph_s + masked if work.activation_checkpointing else 0.0
-        backward.append(again + larger * measured.backward_s + masked_back)
+        backward.append(again + larger * measured.backward_s + 2 * masked)
     tokens = work.micro_batch_size * work.sequence_length / (times.sequences * times.tokens)
     return ComputeTimes(
         tuple(forward),
@@ -73,6 +69,13 @@ def _scaled(model_profile: ModelProfile, work: Workload, times: ModelTimes) -> C
         tokens * times.outer_backward_s,
         measured=True,
     )
+
+
+def _mask_flops(kind: BlockKind, work: Workload) -> float:
+    """Return what a mask that keeps documents apart adds to a block's forward: with it, kernels go through the pairs in
+    which a token would look ahead, too, which are half of all pairs."""
+    pairs = work.micro_batch_size * work.sequence_length**2
+    return 0.5 * kind.flops.per_token_pair * pairs if work.separate_documents else 0.0
 
 
 def _block(

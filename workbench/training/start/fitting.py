@@ -78,7 +78,7 @@ def fit(
             tokens=tokens,
             dtype=dtype,
             device=name,
-            tell=tell,
+            report=tell,
             take=False,
         )
 

@@ -145,7 +145,7 @@ class Here:
             tokens=tokens,
             dtype=dtype,
             device=device,
-            tell=_not_told,
+            report=_not_told,
             take=False,
         )
 
