@@ -116,10 +116,10 @@ def test_measured_times_are_taken_before_arithmetic_whatever_a_matrix_product_to
 
 
 @pytest.mark.parametrize(("checkpointing", "forwards"), [(True, 2), (False, 1)])
-def test_masks_that_keep_documents_apart_cost_what_they_were_timed_at(
+def test_masks_that_keep_documents_apart_take_attention_through_all_pairs(
     checkpointing: bool, forwards: int
 ) -> None:
-    kind = KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2, mask_forward_s=0.01, mask_backward_s=0.03)
+    kind = KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2)
     times = ModelTimes(
         fingerprint="",
         sequences=2,
@@ -135,8 +135,8 @@ def test_masks_that_keep_documents_apart_cost_what_they_were_timed_at(
         predict(times=times, state="device", separate_documents=apart, **sizes).lanes[Lane.COMPUTE].busy_s
         for apart in (False, True)
     )
-    # Twice the sequences, and four times the pairs of tokens of each.
-    assert apart - together == pytest.approx(24 * 8 * (forwards * 0.01 + 0.03))
+    masked_s = 0.5 * MODEL.kinds[0].flops.per_token_pair * 4 * 1024**2 / times.matrix_flops_per_s
+    assert apart - together == pytest.approx(24 * (forwards + 2) * masked_s)
 
 
 def test_the_same_question_has_the_same_answer() -> None:

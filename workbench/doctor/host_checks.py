@@ -9,14 +9,13 @@ import contextlib
 import json
 import os
 import resource
-import shlex
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench.doctor.findings import Context, Finding, Terminal, failure, ok, one_line, warning
+from workbench.doctor.findings import Context, Finding, Terminal, failure, ok, warning
 from workbench.formatting import GIB, MIB, amount
 from workbench.profiles.this_machine import machine_fingerprint
 from workbench.system.free_space import free_host_bytes, mount_of
@@ -235,7 +234,7 @@ def _count(limit: int) -> str:
 
 
 def check_profile(context: Context) -> Iterator[Finding]:
-    """Yield a line for each device and disk that `workbench probe` measured: when, and whether it was idle.
+    """Yield a line for each device and disk that `workbench probe` measured; a warning where the machine was busy.
 
     The kept files are read as plain TOML and JSON: their classes need packages that may be missing.
     """
@@ -244,20 +243,16 @@ def check_profile(context: Context) -> Iterator[Finding]:
         yield ok("profile", "not measured yet: `workbench probe` does it in under a minute")
     for device, profile in devices:
         measured = f"{device}, measured {profile.get('measured_at', '')}"
-        yield _profile_finding(measured, profile, f"--device {device}")
-    for folder, profile in sorted(_measured_disks(context.cache / "disks").items()):
-        yield _profile_finding(f"disk {folder}, measured", profile, f"--disk {shlex.quote(folder)}")
-
-
-def _profile_finding(measured: str, profile: dict[str, Any], options: str) -> Finding:
-    busy = one_line(str(profile.get("busy", "")))
-    if not busy:
-        return ok("profile", measured)
-    return warning(
-        "profile",
-        f"{measured} on a busy machine ({busy}): plans are slower than runs will be",
-        f"`workbench probe {options}`, while the machine is idle",
-    )
+        if not profile.get("busy_cores"):
+            yield ok("profile", measured)
+        else:
+            yield warning(
+                "profile",
+                f"{measured} while other programs used {profile['busy_cores']} cores: plans are slower than runs",
+                f"`workbench probe --device {device}`, while the machine is idle",
+            )
+    for folder in sorted(_measured_disks(context.cache / "disks")):
+        yield ok("profile", f"disk {folder}, measured")
 
 
 def _measured_devices(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.plan.memory import free as machine
+from workbench.system import free_space as machine
 
 GIB = 1 << 30
 
