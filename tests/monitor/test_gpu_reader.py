@@ -14,10 +14,8 @@ import pytest
 from recorded_nvml import MIB, NOT_GIVEN, Card, RecordedNvml, h200, install, rtx_4090
 
 import workbench.monitor
-from workbench.monitor.gpu_values import throttle_words
-from workbench.monitor.nvml import GpuReader
-from workbench.monitor.pauses import LONGEST_S
-from workbench.monitor.pcie import PcieReader, PcieTraffic, link_bytes_per_s
+from workbench.monitor.gpu_values import link_bytes_per_s, throttle_words
+from workbench.monitor.nvml import LONGEST_S, GpuReader, PcieReader, PcieTraffic
 from workbench.monitor.samples import GpuProcess, GpuSample
 
 NO_SUCH_PID = 2**31 - 2
@@ -352,7 +350,7 @@ def test_every_name_that_is_asked_exists_in_the_real_package() -> None:
     folder = Path(workbench.monitor.__file__).parent
     names = {
         name
-        for file in ("nvml.py", "gpu_values.py", "pcie.py")
+        for file in ("nvml.py", "gpu_values.py")
         for name in re.findall(r"\b(?:nvml[A-Z_]\w+|NVML\w+)\b", (folder / file).read_text())
     }
     prefixes = {"nvmlClocksEventReason", "nvmlClocksThrottleReason", "NVML"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from recorded_nvml import RecordedNvml, h200, install, rtx_4090
 
-from workbench.monitor.disk import DiskReader
+from workbench.monitor.host import DiskReader
 from workbench.monitor.nvml import GpuReader, GpuReading
 from workbench.monitor.sampler import Sampler
 from workbench.monitor.samples import DiskSample, MonitorSample
@@ -210,9 +210,9 @@ def test_watching_the_same_again_loses_no_rates(
 ) -> None:
     made = []
 
-    def disk_reader(folder: Path, root: Path) -> DiskReader:
+    def disk_reader(folder: Path) -> DiskReader:
         made.append(folder)
-        return DiskReader(folder, root)
+        return DiskReader(folder)
 
     monkeypatch.setattr("workbench.monitor.sampler.DiskReader", disk_reader)
     sampler = Sampler(interval_s=TICK_S)
@@ -231,11 +231,11 @@ def test_watching_the_same_again_loses_no_rates(
 def test_a_disk_that_hangs_leaves_only_its_own_values_unknown(
     library: RecordedNvml, letting_go: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def hang(_: object) -> os.statvfs_result:
+    def hang(_: object) -> None:
         letting_go.wait(20)
         raise OSError
 
-    monkeypatch.setattr("workbench.monitor.disk.os.statvfs", hang)
+    monkeypatch.setattr("workbench.monitor.host.psutil.disk_usage", hang)
     sampler = Sampler(interval_s=TICK_S)
     sampler.watch(pid=os.getpid(), folders=(tmp_path,))
     with sampler:
@@ -257,7 +257,7 @@ def test_what_goes_wrong_in_sampling_itself_is_told_and_ends_nothing(library: Re
 
 
 def test_the_monitor_brings_in_neither_torch_nor_textual() -> None:
-    names = ("nvml", "host", "trainer", "disk", "sampler", "recording", "samples")
+    names = ("nvml", "host", "training_process", "sampler", "recording", "samples")
     program = f"import sys, {', '.join(f'workbench.monitor.{name}' for name in names)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     brought = {name.partition(".")[0] for name in done.stdout.split()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from workbench.monitor.pcie import link_bytes_per_s
 from workbench.monitor.samples import GpuProcess, GpuSample
 
 _REASONS = (
@@ -28,6 +27,23 @@ _PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
 """The present one, and that of before driver 535."""
 _IDLE, _HARDWARE = "GpuIdle", "HwSlowdown"
 """No throttling; and what is set beside the more exact hardware reasons."""
+
+
+_LANE_BYTES_PER_S = {
+    1: 2.5e9 * 8 / 10 / 8,
+    2: 5e9 * 8 / 10 / 8,
+    3: 8e9 * 128 / 130 / 8,
+    4: 16e9 * 128 / 130 / 8,
+    5: 32e9 * 128 / 130 / 8,
+    6: 64e9 * 242 / 256 / 8,
+    7: 128e9 * 242 / 256 / 8,
+}
+"""What one lane carries each way: transfers a second, times the share of the line code that is data, in bytes.
+
+PCI Express Base Specification, physical layer: 8b/10b coding at 2.5 and 5 GT/s (revision 2), 128b/130b at 8, 16 and
+32 GT/s (revisions 3 to 5), flits of 256 bytes, 242 of them packets and data link layer, at 64 and 128 GT/s (revisions
+6 and 7). The headers of packets still come off this.
+"""
 
 
 class GpuGoneError(Exception):
@@ -141,6 +157,13 @@ def read_values(
     )
     questions.must_answer()
     return sample
+
+
+def link_bytes_per_s(generation: int | None, width: int | None) -> float | None:
+    """What a link of so many lanes carries each way, bytes a second; None for a link that is not known."""
+    if generation not in _LANE_BYTES_PER_S or not width:
+        return None
+    return _LANE_BYTES_PER_S[generation] * width
 
 
 def throttle_words(nvml: ModuleType, reasons: int | None) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -21,8 +21,11 @@ from workbench.monitor.gpu_values import (
     read_identity,
     read_values,
 )
-from workbench.monitor.pauses import Pause
 from workbench.monitor.samples import GpuSample
+
+FIRST_S, LONGEST_S = 1.0, 60.0
+_NVML_TRAFFIC_UNIT = 1000
+"""NVML gives traffic in KB a second."""
 
 
 class GpuReading(NamedTuple):
@@ -30,6 +33,15 @@ class GpuReading(NamedTuple):
 
     gpus: tuple[GpuSample, ...]
     note: str
+
+
+@dataclass(frozen=True)
+class PcieTraffic:
+    """Bytes a second over about 20 ms; None where the driver does not count."""
+
+    received_bytes_per_s: float | None = None
+    """From the host to the GPU."""
+    sent_bytes_per_s: float | None = None
 
 
 class GpuReader:
@@ -125,6 +137,60 @@ class GpuReader:
         for gpu in self._gpus:
             gpu.renew()
         return "" if count else "There is no NVIDIA GPU in this machine."
+
+
+class PcieReader:
+    """Reads the traffic counters of GPUs by their index. One that does not count is asked less and less often."""
+
+    def __init__(self, nvml: ModuleType | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self._pauses: dict[int, Pause] = {}
+
+    def read(self, index: int) -> PcieTraffic:
+        """Blocks for about 40 ms."""
+        pause = self._pauses.setdefault(index, Pause())
+        if not pause.over(self._clock()):
+            return PcieTraffic()
+        traffic = self._ask(index)
+        if traffic == PcieTraffic():
+            pause.failed(self._clock())
+        else:
+            pause.worked()
+        return traffic
+
+    def _ask(self, index: int) -> PcieTraffic:
+        try:
+            if self._nvml is None:
+                import pynvml
+
+                self._nvml = pynvml
+            nvml = self._nvml
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            received = nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+            sent = nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        except Exception:  # Not supported, lost or closed: no traffic is known.
+            return PcieTraffic()
+        return PcieTraffic(float(received) * _NVML_TRAFFIC_UNIT, float(sent) * _NVML_TRAFFIC_UNIT)
+
+
+class Pause:
+    """After each failure twice as long as before, between FIRST_S and LONGEST_S."""
+
+    def __init__(self) -> None:
+        self._length = 0.0
+        self._until = float("-inf")
+
+    def over(self, now: float) -> bool:
+        """Whether it is time for another attempt. `now`: seconds of any clock that only rises."""
+        return now >= self._until
+
+    def failed(self, now: float) -> None:
+        self._length = min(LONGEST_S, max(FIRST_S, 2 * self._length))
+        self._until = now + self._length
+
+    def worked(self) -> None:
+        self._length, self._until = 0.0, float("-inf")
 
 
 class _Gpu:

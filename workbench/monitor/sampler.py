@@ -1,8 +1,8 @@
 """Samples everything in threads and hands out the newest sample without waiting.
 
-Host and trainer are read in one thread, which puts the samples together; GPUs, their PCIe counters and disks have
-threads of their own. Invariant: a driver or a file system that is slow or hangs delays only its own values; they then
-say so, or are None.
+Host and training process are read in one thread, which puts the samples together; GPUs, their PCIe counters and disks
+have threads of their own. Invariant: a driver or a file system that is slow or hangs delays only its own values; they
+then say so, or are None. Whatever a reading raises, its thread goes on.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Generic, TypeVar
 
-from workbench.monitor.disk import DiskReader
-from workbench.monitor.host import HostReader
-from workbench.monitor.nvml import GpuReader, GpuReading
-from workbench.monitor.pcie import PcieReader, PcieTraffic
+from workbench.monitor.host import DiskReader, HostReader
+from workbench.monitor.nvml import GpuReader, GpuReading, PcieReader, PcieTraffic
 from workbench.monitor.samples import DiskSample, GpuSample, HostSample, MonitorSample, TrainerSample
-from workbench.monitor.sources import Source
-from workbench.monitor.trainer import TrainerReader
+from workbench.monitor.training_process import TrainingProcessReader
 
 PCIE_INTERVAL_S = 1.0
 """Eight GPUs are waited for a third of this."""
 SILENT_S = 5.0
 """What has not been renewed for so long, nor for four intervals, is not shown as if it were new."""
 _CORES_WITHIN = 5
-"""Samples after which a host that tells nothing of its cores is taken to have nothing to tell."""
+"""Samples after which a host without busy shares is taken to give none."""
 _ENDING_S = 0.5
 """How long `stop` waits for the PCIe counters, and then for all the rest."""
+
+T = TypeVar("T")
 
 
 class Sampler:
     """The monitor of the screen: `start`, `watch`, `latest`, `stop`; also a context manager.
 
     `interval_s`: between two samples. `gpu_reader`, `pcie_reader`: make what reads them, once a start. `clock`: unix
-    seconds, for the samples' times. `root`: where `proc` and `sys` lie. (Tests bring their own.)
+    seconds, for the samples' times.
     """
 
     def __init__(
@@ -48,17 +48,15 @@ class Sampler:
         gpu_reader: Callable[[], GpuReader] = GpuReader,
         pcie_reader: Callable[[], PcieReader] = PcieReader,
         clock: Callable[[], float] = time.time,
-        root: Path = Path("/"),
     ) -> None:
         self._interval_s = interval_s
         self._pcie_interval_s = pcie_interval_s
         self._silent_s = silent_s
         self._gpu_reader = gpu_reader
         self._pcie_reader = pcie_reader
-        self._clock = clock
-        self._root = root
-        self._watched = _Watched()
-        self._running: _Running | None = None
+        self.clock = clock
+        self.watched = Watched()
+        self._threads: _Threads | None = None
         self._last: MonitorSample | None = None
 
     def __enter__(self) -> Sampler:
@@ -72,102 +70,174 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to sample; nothing where it has begun."""
-        if self._running is None:
-            self._running = self._begin(self._interval_s)
+        if self._threads is None:
+            self._threads = self._begin(self._interval_s)
 
     def stop(self) -> None:
         """End the threads, in a second at the most; one that hangs in the driver is left behind as a daemon."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.stop()
-            self._last = running.latest or self._last
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.stop()
+            self._last = threads.latest or self._last
 
     def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
         """From now on sample this process and the disks under these folders."""
-        before = self._watched
-        trainer = before.trainer
-        if pid != (None if trainer is None else trainer.pid):
-            trainer = None if pid is None else TrainerReader(pid, self._root)
+        before = self.watched
+        process = before.process
+        if pid != (None if process is None else process.pid):
+            process = None if pid is None else TrainingProcessReader(pid)
         there = {disk.folder: disk for disk in before.disks}
-        disks = tuple(
-            there.get(folder) or DiskReader(folder, self._root) for folder in dict.fromkeys(folders)
-        )
-        self._watched = _Watched(trainer, disks)
-        if self._running is not None:
-            self._running.wake()
+        disks = tuple(there.get(folder) or DiskReader(folder) for folder in dict.fromkeys(folders))
+        self.watched = Watched(process, disks)
+        if self._threads is not None:
+            self._threads.wake()
 
     @property
     def latest(self) -> MonitorSample | None:
         """The newest sample; None before the first. The last one stays after `stop`."""
-        running = self._running
-        return (None if running is None else running.latest) or self._last
+        threads = self._threads
+        return (None if threads is None else threads.latest) or self._last
 
     @property
     def problem(self) -> str:
         """What went wrong in sampling itself, which nothing should; empty where nothing did."""
-        return "" if self._running is None else self._running.problem
+        return "" if self._threads is None else self._threads.problem
 
     def sample_once(self, settle_s: float = 0.2, timeout_s: float = 3.0) -> MonitorSample:
-        """A whole sample with its rates, over `settle_s`; after `timeout_s` what there is by then.
+        """Return a whole sample with its rates, over `settle_s`; after `timeout_s` what there is by then.
 
         Where nothing samples yet, threads are begun and ended for it. Raises TimeoutError where the host itself
         could not be read.
         """
-        running = self._running or self._begin(settle_s)
+        threads = self._threads or self._begin(settle_s)
         try:
-            return running.whole(timeout_s)
+            return threads.whole(timeout_s)
         finally:
-            if running is not self._running:
-                running.stop()
+            if threads is not self._threads:
+                threads.stop()
 
-    def _begin(self, interval_s: float) -> _Running:
-        running = _Running(
+    def _begin(self, interval_s: float) -> _Threads:
+        return _Threads(
+            self,
             interval_s,
             max(interval_s, self._pcie_interval_s),
             max(4 * interval_s, self._silent_s),
             self._gpu_reader(),
             self._pcie_reader(),
-            HostReader(self._root),
-            lambda: self._watched,
-            self._clock,
         )
-        running.start()
-        return running
 
 
 @dataclass(frozen=True)
-class _Watched:
-    trainer: TrainerReader | None = None
+class Watched:
+    """What is sampled beside the machine itself."""
+
+    process: TrainingProcessReader | None = None
     disks: tuple[DiskReader, ...] = ()
 
 
-class _Running:
+@dataclass(frozen=True)
+class _Reading(Generic[T]):
+    value: T
+    time: float
+    """When the reading was done, seconds of the monotonic clock."""
+    number: int
+    """1 for the first."""
+
+
+class _Source(Generic[T]):
+    """Calls `read` every `interval_s` until it is stopped, then `finish` once, in a daemon thread.
+
+    `first` is called after the first reading, `done` notified after each. A reading that takes longer than the interval
+    puts off the next.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], T],
+        interval_s: float,
+        done: threading.Condition,
+        finish: Callable[[], object] | None = None,
+        first: Callable[[], object] | None = None,
+    ) -> None:
+        self._read = read
+        self._interval_s = interval_s
+        self._done = done
+        self._finish = finish
+        self._first = first
+        self.stopping = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"monitor-{name}", daemon=True)
+        self.latest: _Reading[T] | None = None
+        """The newest reading; None before the first."""
+        self.problem = ""
+        """What the last reading raised; empty where it did not."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Read now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Read no more; does not wait."""
+        self.stopping = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end. One that hangs is left behind."""
+        self._thread.join(max(0.0, timeout_s))
+
+    def _work(self) -> None:
+        number = 0
+        try:
+            while not self.stopping:
+                began = time.monotonic()
+                try:
+                    value = self._read()
+                except Exception as error:
+                    self.problem = f"{type(error).__name__}: {error}"
+                else:
+                    number += 1
+                    self.problem = ""
+                    self.latest = _Reading(value, time.monotonic(), number)
+                    if number == 1 and self._first is not None:
+                        self._first()
+                with self._done:
+                    self._done.notify_all()
+                self._wake.wait(max(0.0, began + self._interval_s - time.monotonic()))
+                self._wake.clear()
+        finally:
+            if self._finish is not None:
+                self._finish()
+
+
+class _Threads:
     """The threads of one start, and what they have read so far. Each attribute is written by one thread alone."""
 
     def __init__(
         self,
+        sampler: Sampler,
         interval_s: float,
         pcie_interval_s: float,
         silent_s: float,
         gpu_reader: GpuReader,
         pcie_reader: PcieReader,
-        host_reader: HostReader,
-        watched: Callable[[], _Watched],
-        clock: Callable[[], float],
     ) -> None:
+        self._sampler = sampler
         self._silent_s = silent_s
-        self._gpu_reader, self._pcie_reader, self._host_reader = gpu_reader, pcie_reader, host_reader
-        self._watched = watched
-        self._clock = clock
+        self._pcie_reader = pcie_reader
+        self._host_reader = HostReader()
         self._began = time.monotonic()
         self._traffic: dict[int, tuple[float, PcieTraffic]] = {}
         self._done = done = threading.Condition()
-        self._gpus = Source("nvml", gpu_reader.read, interval_s, done, gpu_reader.close, self._gpus_are_known)
-        self._pcie = Source("pcie", self._read_pcie, pcie_interval_s, done)
-        self._disks = Source("disks", self._read_disks, interval_s, done)
-        self._samples = Source("host", self._read_sample, interval_s, done)
-
-    def start(self) -> None:
+        self._gpus = _Source(
+            "nvml", gpu_reader.read, interval_s, done, gpu_reader.close, self._gpus_are_known
+        )
+        self._pcie = _Source("pcie", self._read_pcie, pcie_interval_s, done)
+        self._disks = _Source("disks", self._read_disks, interval_s, done)
+        self._samples = _Source("host", self._read_sample, interval_s, done)
         for source in (self._gpus, self._pcie, self._disks, self._samples):
             source.start()
 
@@ -197,6 +267,7 @@ class _Running:
         return next((source.problem for source in sources if source.problem), "")
 
     def whole(self, timeout_s: float) -> MonitorSample:
+        """Wait for a sample with all rates. Raises TimeoutError where there is none at all."""
         with self._done:
             self._done.wait_for(self._is_whole, timeout_s)
         sample = self.latest
@@ -216,11 +287,11 @@ class _Running:
         return all(gpu.fault or gpu.index in self._traffic for gpu in gpus.value.gpus)
 
     def _read_sample(self) -> MonitorSample:
-        trainer = self._watched().trainer
-        return self._put_together(self._host_reader.read(), None if trainer is None else trainer.read())
+        process = self._sampler.watched.process
+        return self._put_together(self._host_reader.read(), None if process is None else process.read())
 
     def _read_disks(self) -> dict[str, DiskSample]:
-        return {str(disk.folder): disk.read() for disk in self._watched().disks}
+        return {str(disk.folder): disk.read() for disk in self._sampler.watched.disks}
 
     def _read_pcie(self) -> None:
         """Every GPU in turn, each kept at once: one that hangs takes nothing from those before it."""
@@ -229,8 +300,7 @@ class _Running:
             if self._pcie.stopping:
                 return
             if not gpu.fault:
-                traffic = self._pcie_reader.read(gpu.index)
-                self._traffic[gpu.index] = (time.monotonic(), traffic)
+                self._traffic[gpu.index] = (time.monotonic(), self._pcie_reader.read(gpu.index))
 
     def _gpus_are_known(self) -> None:
         self._pcie.wake()
@@ -240,7 +310,7 @@ class _Running:
         now = time.monotonic()
         gpus, note = self._gpus_at(now)
         return MonitorSample(
-            time=self._clock(),
+            time=self._sampler.clock(),
             host=host,
             gpus=gpus,
             gpu_note=note,
@@ -250,21 +320,16 @@ class _Running:
 
     def _gpus_at(self, now: float) -> GpuReading:
         reading = self._gpus.latest
+        silent_s = now - (self._began if reading is None else reading.time)
         if reading is None:
-            silent = now - self._began
-            if silent < self._silent_s:
+            if silent_s < self._silent_s:
                 return GpuReading((), "The NVIDIA driver is being asked.")
-            return GpuReading((), f"The NVIDIA driver has not answered for {silent:.0f} s.")
-        silent = now - reading.time
-        if silent < self._silent_s:
-            return GpuReading(
-                tuple(self._with_traffic(gpu, now) for gpu in reading.value.gpus), reading.value.note
-            )
-        fault = f"the driver has not answered for {silent:.0f} s"
-        return GpuReading(
-            tuple(GpuSample(gpu.index, gpu.name, gpu.uuid, fault=fault) for gpu in reading.value.gpus),
-            reading.value.note,
-        )
+            return GpuReading((), f"The NVIDIA driver has not answered for {silent_s:.0f} s.")
+        gpus, note = reading.value
+        if silent_s < self._silent_s:
+            return GpuReading(tuple(self._with_traffic(gpu, now) for gpu in gpus), note)
+        fault = f"the driver has not answered for {silent_s:.0f} s"
+        return GpuReading(tuple(GpuSample(gpu.index, gpu.name, gpu.uuid, fault=fault) for gpu in gpus), note)
 
     def _with_traffic(self, gpu: GpuSample, now: float) -> GpuSample:
         then, traffic = self._traffic.get(gpu.index, (now, PcieTraffic()))
@@ -279,5 +344,5 @@ class _Running:
     def _disks_at(self, now: float) -> tuple[DiskSample, ...]:
         reading = self._disks.latest
         known = reading.value if reading is not None and now - reading.time < self._silent_s else {}
-        folders = (str(disk.folder) for disk in self._watched().disks)
+        folders = (str(disk.folder) for disk in self._sampler.watched.disks)
         return tuple(known.get(folder) or DiskSample(folder) for folder in folders)
