@@ -8,8 +8,7 @@ import pytest
 
 from workbench.cli import main
 from workbench.config import parse_config
-from workbench.config.architectures import causal_models, settings_of
-from workbench.config.references import REFERENCES, not_looked_at
+from workbench.config.references import REFERENCES, causal_models, not_checked
 from workbench.errors import ConfigurationError
 
 HUB = '[model]\npretrained = "Qwen/Qwen3-0.6B"\n[data]\ntokenizer = "gpt2"\nsource = "hub:owner/name"\n'
@@ -46,19 +45,15 @@ disk_path = "{tmp_path}/disk"
     ]
 
 
-def test_settings_that_the_architecture_has_not_and_sizes_that_cannot_be_are_told_at_once() -> None:
+def test_sizes_that_do_not_suit_tokens_and_sequences_are_reported_together() -> None:
     text = """[model]
 architecture = "gpt2"
 [model.config]
-n_layers = 3
-hidden_size = 64
 vocab_size = 256
 n_positions = 128
 """
     assert complaints(text, "data.sequence_length=129") == [
-        "my.toml:4: model.config.n_layers = 3: the gpt2 architecture has no such setting; did you mean "
-        '"n_layer"?',
-        "my.toml:6: model.config.vocab_size = 256: the tokenizer has 257 tokens; give the model at least as "
+        "my.toml:4: model.config.vocab_size = 256: the tokenizer has 257 tokens; give the model at least as "
         "many, or choose another data.tokenizer",
         "--set: data.sequence_length = 129: the model has 128 positions; lower it to 128, or give model.config "
         "more positions",
@@ -67,7 +62,7 @@ n_positions = 128
 
 def test_an_id_of_the_hub_is_no_missing_folder_and_said_not_to_be_looked_at() -> None:
     config = parse_config(HUB, "my.toml", look_for=REFERENCES)
-    said = "; ".join(not_looked_at(config))
+    said = "; ".join(not_checked(config))
     assert all(f'"{name}"' in said for name in ("Qwen/Qwen3-0.6B", "gpt2", "hub:owner/name"))
 
 
@@ -85,26 +80,13 @@ def test_config_check_says_what_is_odd_and_what_it_did_not_look_at(
     assert main(["config", "check", str(path)]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"{path}: ok\n"
-    assert "warning: the model has 50,257 outputs" in printed.err and "vocab_size = 320" in printed.err
-    assert "not looked at: what is in the files" in printed.err
+    assert "not checked: " in printed.err
 
 
-@pytest.mark.slow
-def test_no_setting_that_transformers_takes_is_refused() -> None:
-    from transformers import CONFIG_MAPPING
+def test_the_architectures_are_those_of_transformers_own_table() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    assert causal_models() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(CONFIG_MAPPING.keys())
-    read = {name: found for name in causal_models() if (found := settings_of(name)) is not None}
-    assert len(read) > 0.9 * len(causal_models())
-    for name, settings in read.items():
-        try:
-            default = CONFIG_MAPPING[name]()
-        except Exception:
-            continue  # it has no defaults
-        assert {*default.to_dict(), *getattr(default, "attribute_map", {})} <= settings.words, name
-        for key in ("vocab_size", "max_position_embeddings"):
-            assert settings.number(key, {}) in (None, getattr(default, key, None)), (name, key)
+    assert causal_models() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 @pytest.mark.parametrize(

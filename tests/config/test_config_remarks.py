@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from workbench.config import fields, parse_config, to_toml
-from workbench.config.no_effect import NO_EFFECT
-from workbench.config.remarks import remarks
+from workbench.config.rules import NO_EFFECT, warnings
 from workbench.presets import shipped_folder
 
 MODEL = '[model]\narchitecture = "gpt2"\n[model.config]\nvocab_size = 320\n'
 
 
 def said(*overrides: str, text: str = MODEL) -> list[str]:
-    return list(remarks(parse_config(text, "my.toml", overrides)))
+    return list(warnings(parse_config(text, "my.toml", overrides)))
 
 
 def test_every_option_that_may_have_no_effect_exists() -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from textwrap import wrap
 
 from workbench.config import fields, load_config, to_toml
-from workbench.config.problems import toml_value
+from workbench.config.toml_text import toml_value
 from workbench.errors import EXIT_DONE
 from workbench.presets import find_preset, list_presets
 
@@ -24,18 +24,18 @@ def show(preset: str, overrides: Sequence[str]) -> int:
 
 
 def check(preset: str, overrides: Sequence[str]) -> int:
-    """Print one line when the configuration is right, and tell what in it is odd and what was not looked at.
+    """Print one line when the configuration is right, warnings, and what was not checked.
 
-    Raises ConfigurationError with everything that is wrong in it, or not there that it names.
+    Raises ConfigurationError with every mistake in it, and every name in it that is not found.
     """
-    from workbench.config.references import REFERENCES, not_looked_at
-    from workbench.config.remarks import remarks
+    from workbench.config.references import REFERENCES, not_checked
+    from workbench.config.rules import warnings
 
     path = find_preset(preset)
     config = load_config(path, overrides, look_for=REFERENCES)
-    for sentence in remarks(config):
+    for sentence in warnings(config):
         print(f"workbench: warning: {sentence}", file=sys.stderr)
-    print(f"workbench: not looked at: {'; '.join(not_looked_at(config))}", file=sys.stderr)
+    print(f"workbench: not checked: {'; '.join(not_checked(config))}", file=sys.stderr)
     print(f"{path}: ok")
     return EXIT_DONE
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from workbench.config.problems import on_one_line
+from workbench.config.toml_text import on_one_line
 from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.imports import Imported, Verdict, import_file
 from workbench.imports.findings import JUDGEMENTS, shown

@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.config import RunConfig, load_config
 from workbench.config.references import OF_THE_PLAN
-from workbench.config.remarks import remarks
+from workbench.config.rules import warnings
 from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import Fit, check_keep, fit, remedies
 from workbench.plan.ground import Ground, check_device, ground_of
@@ -55,7 +55,7 @@ def plan(
             raise ConfigurationError(f"{option}: goes with --fit only")
     path = find_preset(preset)
     config = load_config(path, overrides, look_for=OF_THE_PLAN)
-    for sentence in remarks(config):
+    for sentence in warnings(config):
         _tell(f"warning: {sentence}")
     check_keep(config, frozenset(keep))
     if write is not None:

@@ -12,15 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.config.checking import check_values
-from workbench.config.problems import (
-    Problem,
-    as_written,
-    on_one_line,
-    toml_key,
-    toml_value,
-    value_at,
-)
+from workbench.config.checking import Problem, check_values
 from workbench.config.schema import (
     TABLES,
     AdapterConfig,
@@ -39,7 +31,15 @@ from workbench.config.schema import (
     TrainConfig,
     fields,
 )
-from workbench.config.toml_lines import KeyPath, key_lines
+from workbench.config.toml_text import (
+    KeyPath,
+    as_written,
+    key_lines,
+    on_one_line,
+    toml_key,
+    toml_value,
+    value_at,
+)
 from workbench.errors import ConfigurationError
 
 if sys.version_info >= (3, 11):
@@ -75,7 +75,7 @@ LARGEST_FILE_BYTES = 1 << 20
 def load_config(path: Path, overrides: Sequence[str] = (), *, look_for: Collection[str] = ()) -> RunConfig:
     """Read the configuration in the file `path`, with `overrides` ("table.key=value") on top.
 
-    `look_for`: the fields (of `config.references.REFERENCES`) of which is seen whether what they name is there.
+    `look_for`: the fields (of `config.references.REFERENCES`) whose files, folders and names are looked up.
 
     Raises ConfigurationError with every problem found, each on a line that starts with file and line.
     """
@@ -95,7 +95,7 @@ def parse_config(
 def to_toml(config: RunConfig) -> str:
     """The configuration with every field written out, in TOML that `parse_config` reads back to its equal.
 
-    Only steps that nobody named stand not beside epochs, which decide them.
+    Steps that nobody named are left out beside epochs, which decide them.
     """
     lines = [f"description = {toml_value(config.description)}"]
     for name in TABLES:
@@ -140,7 +140,7 @@ def _read(path: Path) -> str:
 
 
 class _Document:
-    """A parsed text with the place of every key, so that what is wrong can be said where it was written."""
+    """A parsed text with the line of every key, so that a problem names the line where it was written."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
@@ -150,7 +150,7 @@ class _Document:
         self.complaints: list[str] = []
 
     def set(self, override: str) -> None:
-        """Put one "table.key=value" on top; what is wrong with its form joins the complaints."""
+        """Put one "table.key=value" on top; a mistake in its form joins the complaints."""
         key, equals, written = override.partition("=")
         path = tuple(part.strip() for part in key.split("."))
         if not equals:
@@ -201,7 +201,7 @@ class _Document:
         return on_one_line(f"{place}: {what}: {problem.wrong}; {problem.right}")
 
     def _is_overridden(self, path: KeyPath) -> bool:
-        """Whether `--set` gave this value, or made this table."""
+        """Return True where `--set` gave this value, or made this table."""
         return any(
             path[: len(at)] == at or (at[: len(path)] == path and path not in self.lines)
             for at in self.overridden
@@ -233,7 +233,7 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def _value_of(written: str) -> Any:
-    """What stands after the '=' of an override, as a TOML value, else as the text itself."""
+    """Read the right side of an override as a TOML value, or as plain text where it is none."""
     try:
         parsed = tomllib.loads(f"value = {written}")
     except (ValueError, RecursionError):

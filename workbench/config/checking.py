@@ -1,31 +1,39 @@
-"""Everything that is wrong with a document's values: of form, then contradictions.
+"""Check a document's values: their types and ranges, then contradictions, each as a problem with its remedy.
 
-What a preset's reader and a form share. Invariant: a rule about a value that is ill-formed itself, or stands under a
-misspelt name, is left out, so that one mistake is one problem.
+The reader of presets and the screen's form share this. One field gives one problem, however many errors pydantic has
+for it, and a rule about a value that is wrong itself is left out: one mistake is one problem.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import difflib
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from workbench.config.problems import Problem, meant_by, problems_in, value_at
 from workbench.config.rules import broken_rules
-from workbench.config.schema import TABLES, RunConfig
-from workbench.config.toml_lines import KeyPath
+from workbench.config.schema import TABLES, DocumentedField, RunConfig, fields
+from workbench.config.toml_text import KeyPath, value_at
+
+
+class Problem(NamedTuple):
+    """Something wrong at `path`, in two half sentences."""
+
+    path: KeyPath
+    wrong: str
+    right: str
 
 
 class Checked(NamedTuple):
-    """`config`: what the well-formed values say, a run's only where there are no `problems`."""
+    """`config`: of the well-formed values; complete only where there are no `problems`."""
 
     config: RunConfig
     problems: list[Problem]
 
 
 def check_values(values: dict[str, Any], look_for: Collection[str] = ()) -> Checked:
-    """Check a document's values. `look_for`: the fields of which is seen whether what they name is there."""
+    """Check a document's values. `look_for`: the fields whose files, folders and names are looked up."""
     problems: list[Problem] = []
     try:
         config = RunConfig.model_validate(values)
@@ -47,7 +55,7 @@ def check_values(values: dict[str, Any], look_for: Collection[str] = ()) -> Chec
 
 
 def _meant_fields(path: KeyPath, values: dict[str, Any]) -> Iterator[KeyPath]:
-    """What an unknown key or table was probably meant to be."""
+    """Yield the fields that an unknown key or table was probably meant to be."""
     first = str(path[0])
     is_known = first in RunConfig.model_fields and (
         len(path) == 1 or first not in TABLES or path[1] in TABLES[first].model_fields
@@ -75,3 +83,115 @@ def _covered_fields(path: KeyPath) -> Iterator[str]:
     yield first
     if first in TABLES:
         yield from (f"{first}.{key}" for key in TABLES[first].model_fields)
+
+
+def problems_in(error: ValidationError, document: dict[str, Any]) -> Iterator[Problem]:
+    """One problem for each field, key or table of `document` that `error` complains about."""
+    documented = {field.name: field for field in fields()}
+    kinds: dict[KeyPath, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        kinds.setdefault(_path_of(detail["loc"]), []).append(detail["type"])
+    for path, kinds_here in kinds.items():
+        value = value_at(document, path)
+        field = documented.get(".".join(map(str, path)))
+        if "extra_forbidden" in kinds_here:
+            yield _unknown(path, value)
+        elif path[:2] == ("model", "config") and len(path) > 2:
+            yield Problem(
+                path, "cannot be handed to a model", "must be made of texts, finite numbers, true and false"
+            )
+        elif field is None:
+            yield Problem(path, f"is {_in_words(value)}", f"must be a table, written [{path[0]}]")
+        else:
+            yield Problem(path, _wrong_value(value, kinds_here, field), f"must be {field.must_be}")
+
+
+def nearest(wrong: str, right: Iterable[str]) -> str | None:
+    """The one of `right` that `wrong` was probably meant to be, if any."""
+    near = difflib.get_close_matches(wrong.lower(), list(right), n=1)
+    return near[0] if near else None
+
+
+def meant_by(path: KeyPath, value: Any) -> Iterator[str]:
+    """The dotted names of the fields and tables that an unknown key or table was probably meant to be."""
+    name = str(path[-1])
+    if len(path) == 1 and isinstance(value, dict):
+        near = nearest(name, TABLES)
+        yield from [near] if near else []
+        return
+    model = TABLES[str(path[0])] if len(path) > 1 else RunConfig
+    near = nearest(name, model.model_fields)
+    if near:
+        yield f"{path[0]}.{near}" if len(path) > 1 else near
+    yield from (f"{table}.{name}" for table in _homes(name))
+
+
+def _homes(name: str) -> list[str]:
+    """The tables that have a key of this name."""
+    return [table for table, model in TABLES.items() if name in model.model_fields]
+
+
+def _path_of(location: tuple[int | str, ...]) -> KeyPath:
+    """Table and key of an error, without the union members and places in arrays that pydantic appends."""
+    if location[:2] == ("model", "config"):
+        return location[:3]
+    return location[:2] if location[0] in TABLES else location[:1]
+
+
+_WRONG_SIZE = {
+    "greater_than": "is too small",
+    "greater_than_equal": "is too small",
+    "less_than": "is too large",
+    "less_than_equal": "is too large",
+    "finite_number": "is not finite",
+    "string_too_short": "is empty",
+}
+
+
+def _wrong_value(value: Any, kinds: list[str], field: DocumentedField) -> str:
+    if isinstance(value, list) and field.key in _FIELDS_WITH_ARRAYS:
+        return "is empty" if not value else "has something else in it"
+    for kind in kinds:
+        if kind in _WRONG_SIZE:
+            return _WRONG_SIZE[kind]
+    if isinstance(value, str) and not {"literal_error", "string_pattern_mismatch"}.isdisjoint(kinds):
+        near = nearest(value, field.choices)
+        return "is not known" + (f' (did you mean "{near}"?)' if near else "")
+    return f"is {_in_words(value)}"
+
+
+_FIELDS_WITH_ARRAYS = {"betas", "source", "targets"}
+
+_WORDS: tuple[tuple[type, str], ...] = (
+    (bool, "true or false"),
+    (str, "a text"),
+    (int, "a whole number"),
+    (float, "a number with a fraction"),
+    (list, "an array"),
+    (dict, "a table"),
+)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**1000:
+        return "far too large"
+    return next((words for kind, words in _WORDS if isinstance(value, kind)), "a date or time")
+
+
+def _unknown(path: KeyPath, value: Any) -> Problem:
+    name = str(path[-1])
+    if len(path) == 1 and isinstance(value, dict):
+        near = nearest(name, TABLES)
+        known = "the tables are " + ", ".join(f"[{table}]" for table in TABLES)
+        return Problem(path, "there is no such table", f"did you mean [{near}]?" if near else known)
+    place = f"in [{path[0]}]" if len(path) > 1 else "above the first table"
+    keys = list((TABLES[str(path[0])] if len(path) > 1 else RunConfig).model_fields)
+    near = nearest(name, keys)
+    homes = [f"[{table}]" for table in _homes(name)]
+    if near:
+        right = f'did you mean "{near}"?'
+    elif homes:
+        right = "it belongs in " + " or ".join(homes)
+    else:
+        right = f"the keys {place} are " + ", ".join(key for key in keys if key not in TABLES)
+    return Problem(path, f"there is no such key {place}", right)

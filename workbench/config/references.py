@@ -1,8 +1,8 @@
-"""What a configuration names that lies outside of it: an architecture and its settings, files and folders, packages.
+"""Look up the things outside a configuration that it names: an architecture, files and folders, packages.
 
-Looked for without importing or fetching anything, so that all that is missing is told at once, before anything slow
-begins. Invariant: only what is certainly wrong is a problem. What may be an id of the hub is never taken for a folder
-that is missing, but for one that is all but a tokenizer made here.
+Nothing is imported or fetched, so that all missing things are reported at once, before anything slow begins.
+Invariant: only a certain mistake is a problem. A name that may be an id of the hub is not reported as a missing folder,
+unless it is nearly the name of a tokenizer that is trained here.
 """
 
 from __future__ import annotations
@@ -12,41 +12,55 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from pathlib import Path
 
-from workbench.config.architectures import causal_models, settings_of
-from workbench.config.problems import Problem, nearest, toml_value
-from workbench.config.remarks import outputs_of
+from workbench.config.checking import Problem, nearest
+from workbench.config.rules import named_size
 from workbench.config.schema import RunConfig
 from workbench.config.tokenizers import SMALLEST, USUAL, is_made_here, meant_form
-from workbench.config.toml_lines import KeyPath
+from workbench.config.toml_text import KeyPath, toml_value
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?")
 HUB_DATASET = "hub:"
 
 
 def missing_references(config: RunConfig, looked_for: Collection[str]) -> Iterator[Problem]:
-    """What of the fields `looked_for` (dotted names) is not there."""
+    """Yield a problem for each of the fields `looked_for` (dotted names) whose target does not exist."""
     for name, look in REFERENCES.items():
         if name in looked_for:
             yield from look(config)
 
 
-def not_looked_at(config: RunConfig) -> Iterator[str]:
-    """What a run will look at and nothing here has, in a few words each."""
+def not_checked(config: RunConfig) -> Iterator[str]:
+    """Yield what only a run can check, in a few words each."""
     model, data = config.model, config.data
     tokenizer = "" if is_made_here(data.tokenizer) else data.tokenizer
     hub = [name for name in (model.pretrained, tokenizer) if _may_be_on_hub(name)]
     hub += [source for source in data.sources if source.startswith(HUB_DATASET)]
     for name in dict.fromkeys(hub):
         no_folder = "" if name.startswith(HUB_DATASET) else ", which is no folder here"
-        yield f"whether the hub has {toml_value(name)}{no_folder}"
-    if model.architecture and not causal_models():
-        yield "model.architecture and [model.config], for transformers is not found"
-    elif model.config:
-        unread = settings_of(model.architecture) is None
-        yield f"the {'names and ' if unread else ''}values in [model.config]"
-    yield "what is in the files, and whether it fits: `workbench plan` and `workbench run` do"
+        yield f"the hub's {toml_value(name)}{no_folder}"
+    if model.config:
+        yield "the names and values in [model.config]"
+    yield "file contents and memory; `workbench plan` checks both"
+
+
+@cache
+def causal_models() -> frozenset[str]:
+    """Return the causal language models that transformers has; empty where it cannot be read.
+
+    Read from the text of its table of models: importing it takes seconds, and torch with it.
+    """
+    found = importlib.util.find_spec("transformers")
+    if found is None or found.origin is None:
+        return frozenset()
+    try:
+        text = (Path(found.origin).parent / "models/auto/modeling_auto.py").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    _, _, table = text.partition("\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")
+    return frozenset(re.findall(r'^\s*\("([^"]+)",', table[: table.find("\n)")], re.MULTILINE))
 
 
 def _architecture(config: RunConfig) -> Iterator[Problem]:
@@ -59,20 +73,6 @@ def _architecture(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("model", "architecture"), "transformers has no causal language model of this name", right
         )
-
-
-def _settings(config: RunConfig) -> Iterator[Problem]:
-    architecture = config.model.architecture
-    settings = settings_of(architecture) if architecture and config.model.config else None
-    if settings is None:
-        return
-    for key in config.model.config:
-        if key not in settings.words:
-            near = nearest(key, settings.names)
-            right = f'did you mean "{near}"?' if near else "leave it out"
-            yield Problem(
-                ("model", "config", key), f"the {architecture} architecture has no such setting", right
-            )
 
 
 def _pretrained(config: RunConfig) -> Iterator[Problem]:
@@ -159,7 +159,7 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
 
 def _vocabulary(config: RunConfig) -> Iterator[Problem]:
     """Of a BPE there may be fewer tokens than were asked for; all bytes and the end of a text are always there."""
-    outputs, least = outputs_of(config), SMALLEST
+    outputs, least = named_size(config, "vocab_size"), SMALLEST
     if outputs is not None and outputs < least and is_made_here(config.data.tokenizer):
         yield Problem(
             ("model", "config", "vocab_size"),
@@ -169,9 +169,8 @@ def _vocabulary(config: RunConfig) -> Iterator[Problem]:
 
 
 def _positions(config: RunConfig) -> Iterator[Problem]:
-    model, length = config.model, config.data.sequence_length
-    settings = settings_of(model.architecture) if model.architecture else None
-    longest = settings and settings.number("max_position_embeddings", model.config)
+    length = config.data.sequence_length
+    longest = named_size(config, "n_positions", "max_position_embeddings")
     if longest and length > longest > 0:
         yield Problem(
             ("data", "sequence_length"),
@@ -182,7 +181,6 @@ def _positions(config: RunConfig) -> Iterator[Problem]:
 
 REFERENCES: dict[str, Callable[[RunConfig], Iterator[Problem]]] = {
     "model.architecture": _architecture,
-    "model.config": _settings,
     "model.pretrained": _pretrained,
     "data.source": _source,
     "data.tokenizer": _tokenizer,
@@ -192,15 +190,15 @@ REFERENCES: dict[str, Callable[[RunConfig], Iterator[Problem]]] = {
     "model.config.vocab_size": _vocabulary,
     "data.sequence_length": _positions,
 }
-"""What can be looked for, by the dotted name of the field or table."""
+"""The look-ups by the dotted name of their field or table."""
 OF_THE_MODEL = frozenset(
     name
     for name in REFERENCES
     if name.startswith("model.") or name in ("data.tokenizer", "data.sequence_length")
 )
-"""What a run that goes on has in its checkpoints."""
+"""Names that a resumed run finds in its checkpoints instead."""
 OF_THE_PLAN = frozenset({"model.architecture", "model.config", "data.sequence_length"})
-"""What a plan is made of; text, tokens and files it does without."""
+"""Names that a plan needs; it does without text and tokens."""
 
 
 def nearest_file(path: Path) -> str:
@@ -229,7 +227,7 @@ def _looked_up(name: str) -> tuple[Path | None, str]:
 
 
 def _may_be_on_hub(name: str) -> bool:
-    """Whether it is an id of the hub as far as letters tell, and nothing here is called so."""
+    """Return True where `name` has the form of a hub id and no file or folder of that name is here."""
     if ".." in name or HUB_ID.fullmatch(name) is None:
         return False
     path, _ = _looked_up(name)

@@ -1,16 +1,23 @@
-"""What a well-formed configuration may still not ask for: fields that contradict each other.
+"""Rules about fields that are right one by one: contradictions, options without effect, and warnings.
 
-A table of data. Nothing here is ever ignored quietly: a configuration that breaks a rule is refused with a sentence.
+Tables of data. A configuration with a contradiction is refused with a sentence; an option that does nothing, or a value
+that is probably a mistake, gets a warning and is never refused. Nothing is ignored in silence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from workbench.config.problems import toml_value
-from workbench.config.schema import RunConfig
-from workbench.config.tokenizers import BPE, LARGEST, SMALLEST, bpe_size
+from workbench.config.schema import TABLES, RunConfig
+from workbench.config.tokenizers import BPE, LARGEST, SMALLEST, bpe_size, is_made_here, made_size
+from workbench.config.toml_text import toml_value
+
+MULTIPLE = 64
+"""Matrix products are fastest with a vocabulary of a multiple of it."""
+SPARE = 1.1
+"""Outputs of a model for each token of its tokenizer without a warning, where nobody named a vocabulary."""
 
 
 class Broken(NamedTuple):
@@ -129,3 +136,200 @@ def _value(config: RunConfig, field: str) -> Any:
     for name in field.split("."):
         value = getattr(value, name)
     return value
+
+
+# Options without effect
+
+
+class NoEffect(NamedTuple):
+    """`idle(run, shared_memory)`: whether `field` (its dotted name), which was changed, does nothing; `because` says
+    why."""
+
+    field: str
+    idle: Callable[[RunConfig, bool], bool]
+    because: str
+
+
+def _has_no_hub_dataset(run: RunConfig, shared: bool) -> bool:
+    return not any(source.startswith("hub:") for source in run.data.sources)
+
+
+def _takes_no_samples(run: RunConfig, shared: bool) -> bool:
+    return run.sample.tokens == 0
+
+
+def _does_not_warm_up(run: RunConfig, shared: bool) -> bool:
+    return run.schedule.warmup_steps == 0
+
+
+def _is_not_fp16(run: RunConfig, shared: bool) -> bool:
+    return run.train.precision != "fp16"
+
+
+def _has_a_fixed_scale(run: RunConfig, shared: bool) -> bool:
+    return not _is_not_fp16(run, shared) and run.loss_scale.fixed > 0
+
+
+_SEARCH = tuple(f"loss_scale.{key}" for key in ("initial_power", "window", "hysteresis", "minimum"))
+
+NO_EFFECT: tuple[NoEffect, ...] = (
+    NoEffect(
+        "model.trust_remote_code",
+        lambda run, shared: not run.model.pretrained and is_made_here(run.data.tokenizer),
+        "nothing here comes with code",
+    ),
+    *(
+        NoEffect(field, _has_no_hub_dataset, "data.source names no dataset of the hub")
+        for field in ("data.subset", "data.split")
+    ),
+    NoEffect(
+        "train.steps",
+        lambda run, shared: run.train.epochs > 0,
+        "train.epochs decides how many steps there are; leave one of the two out",
+    ),
+    *(
+        NoEffect(field, _is_not_fp16, 'train.precision is not "fp16", and nothing else is scaled')
+        for field in ("loss_scale.fixed", *_SEARCH)
+    ),
+    *(NoEffect(field, _has_a_fixed_scale, "loss_scale.fixed never moves") for field in _SEARCH),
+    *(
+        NoEffect(field, _does_not_warm_up, "schedule.warmup_steps is 0")
+        for field in ("schedule.warmup_type", "schedule.warmup_ratio")
+    ),
+    NoEffect(
+        "schedule.min_ratio",
+        lambda run, shared: run.schedule.type == "constant",
+        "a constant learning rate does not fall",
+    ),
+    NoEffect(
+        "schedule.decay_fraction",
+        lambda run, shared: run.schedule.type != "wsd",
+        'schedule.type is not "wsd"',
+    ),
+    NoEffect(
+        "offload.delay_warmup",
+        lambda run, shared: run.offload.overlap != "delayed",
+        'offload.overlap is not "delayed"',
+    ),
+    NoEffect(
+        "offload.disk_path",
+        lambda run, shared: not {"disk", "auto"} & {run.offload.weights, run.offload.state},
+        "neither weights nor state are on disk",
+    ),
+    NoEffect(
+        "offload.activations",
+        lambda run, shared: shared,
+        "the device computes in the host's memory",
+    ),
+    NoEffect(
+        "offload.weights",
+        lambda run, shared: run.offload.weights == "host" and shared,
+        "the device computes in the host's memory",
+    ),
+    NoEffect(
+        "offload.device_fraction",
+        lambda run, shared: shared and run.offload.state != "disk",
+        "the device computes in the host's memory",
+    ),
+    *(
+        NoEffect(field, _takes_no_samples, "sample.tokens = 0 turns samples off")
+        for field in ("sample.every", "sample.prompt")
+    ),
+)
+
+
+def idle_options(config: RunConfig, *, shared_memory: bool) -> Iterator[NoEffect]:
+    """The options that do nothing. `shared_memory`: the device computes in the host's memory."""
+    for row in NO_EFFECT:
+        if _is_changed(config, row.field) and row.idle(config, shared_memory):
+            yield row
+
+
+def without_effect(config: RunConfig, *, shared_memory: bool) -> Iterator[str]:
+    """A sentence for the options that do nothing, for each reason one; see `idle_options`."""
+    for because, rows in groupby(idle_options(config, shared_memory=shared_memory), lambda row: row.because):
+        written = [f"{row.field} = {toml_value(_value(config, row.field))}" for row in rows]
+        yield f"{', '.join(written)} {'has' if len(written) == 1 else 'have'} no effect: {because}"
+
+
+def _is_changed(config: RunConfig, field: str) -> bool:
+    """Whether it is not the default; of steps whether they were written, which all their values could be."""
+    if field == "train.steps":
+        return "steps" in config.train.model_fields_set
+    table, _, key = field.partition(".")
+    return bool(_value(config, field) != TABLES[table].model_fields[key].default)
+
+
+# Warnings
+
+
+class FieldWarning(NamedTuple):
+    """A value that is probably a mistake. `words`: beside the field on the screen; `sentence`: anywhere else."""
+
+    field: str
+    words: str
+    sentence: str
+
+
+def warnings(config: RunConfig) -> Iterator[str]:
+    """A sentence each: for who checks or plans `config`; a run tells them as it comes to know more."""
+    yield from without_effect(config, shared_memory=False)
+    yield from (each.sentence for each in field_warnings(config))
+
+
+def field_warnings(config: RunConfig) -> Iterator[FieldWarning]:
+    """`warnings` without the options that do nothing, which a plan knows better."""
+    if not config.train.epochs:
+        yield from _short_run(config)
+    sentence = vocabulary_warning(config, named_size(config, "vocab_size"), made_size(config.data.tokenizer))
+    if sentence:
+        yield FieldWarning("model.config", sentence, sentence)
+
+
+def short_run(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each phase that a run of so few steps never reaches."""
+    yield from (each.sentence for each in _short_run(config))
+
+
+def _short_run(config: RunConfig) -> Iterator[FieldWarning]:
+    steps, schedule, offload = config.train.steps, config.schedule, config.offload
+    if schedule.warmup_steps > steps:
+        words = (
+            f"the run ends at step {steps:,}, before its learning rate has risen to "
+            f"optimizer.learning_rate = {config.optimizer.learning_rate:g}"
+        )
+        field = "schedule.warmup_steps"
+        yield FieldWarning(field, words, f"{field} = {schedule.warmup_steps:,}: {words}")
+    if offload.overlap == "delayed" and offload.delay_warmup >= steps:
+        words = f'the run ends at step {steps:,}, before offload.overlap = "delayed" begins'
+        field = "offload.delay_warmup"
+        yield FieldWarning(field, words, f"{field} = {offload.delay_warmup:,}: {words}")
+
+
+def named_size(config: RunConfig, *names: str) -> int | None:
+    """Return the first of these whole numbers in [model.config]; None where none is written there."""
+    sizes = (config.model.config.get(name) for name in names)
+    return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool)), None)
+
+
+def vocabulary_warning(config: RunConfig, outputs: int | None, tokens: int | None) -> str:
+    """Return a warning where a new model's `outputs` do not suit a tokenizer of `tokens`; else an empty text."""
+    model, spec = config.model, config.data.tokenizer
+    if model.pretrained or outputs is None or tokens is None:
+        return ""
+    if outputs < tokens and spec.startswith(BPE):
+        return (
+            f'the model has {outputs:,} outputs and data.tokenizer = "{spec}" up to {tokens:,} tokens; '
+            f"name model.config.vocab_size = {rounded_up(tokens)}"
+        )
+    if outputs > SPARE * rounded_up(tokens) and "vocab_size" not in model.config:
+        return (
+            f"the model has {outputs:,} outputs, as {model.architecture} has where model.config.vocab_size is not "
+            f"named, and the tokenizer {tokens:,} tokens; name model.config.vocab_size = {rounded_up(tokens)}"
+        )
+    return ""
+
+
+def rounded_up(tokens: int) -> int:
+    """To a multiple of `MULTIPLE`."""
+    return -(-tokens // MULTIPLE) * MULTIPLE

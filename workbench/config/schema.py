@@ -29,13 +29,13 @@ def documented(
 
 
 class Table(BaseModel):
-    """What all tables share: exact types, no unknown keys, finite numbers, unchangeable once made."""
+    """The base of all tables: exact types, no unknown keys, finite numbers, unchangeable once made."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Table):
-    """Which model is trained: an architecture with random weights, or pretrained weights.
+    """The model to train: an architecture with random weights, or pretrained weights.
 
     With `pretrained`, `architecture` and `config` may still describe the model: it is then planned without its files,
     and refused where these turn out to be of another.
@@ -53,7 +53,7 @@ class ModelConfig(Table):
         "", "Branch, tag or commit of a hub id to start from; empty takes its main branch."
     )
     trust_remote_code: bool = documented(
-        False, "Whether code that comes with a pretrained model may run on this machine."
+        False, "Let code that comes with a pretrained model run on this machine."
     )
     config: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -62,7 +62,7 @@ class ModelConfig(Table):
 
 
 class DataConfig(Table):
-    """Which text is trained on, and how it becomes tokens."""
+    """The text to train on, and its tokens."""
 
     source: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = documented(
         "stdlib",
@@ -77,8 +77,8 @@ class DataConfig(Table):
     )
     loss_on: Literal["answers", "everything"] = documented(
         "answers",
-        "Which tokens of prompts and chats are learnt: the completions and the assistant's words, or all; plain text "
-        "is always learnt whole.",
+        "The tokens of prompts and chats in the loss: completions and the assistant's words, or all; plain text is "
+        "always in the loss whole.",
     )
     tokenizer: str = documented(
         "bytes",
@@ -89,7 +89,7 @@ class DataConfig(Table):
         1024, "Tokens in one training sequence.", unit="tokens", ge=2, le=16_777_216
     )
     separate_documents: bool = documented(
-        False, "Whether tokens attend only to their own document where a sequence holds several."
+        False, "Let tokens attend only to their own document where a sequence holds several."
     )
     validation_fraction: float = documented(
         0.01,
@@ -105,7 +105,7 @@ class DataConfig(Table):
 
 
 class TrainConfig(Table):
-    """How long, how large and how exactly is trained."""
+    """Length, batch sizes and precision of the training."""
 
     device: str = documented(
         "auto",
@@ -140,7 +140,7 @@ class TrainConfig(Table):
     )
     activation_checkpointing: bool = documented(
         True,
-        "Whether backward computes activations again instead of keeping them: less memory, more time.",
+        "Compute activations again in backward instead of keeping them: less memory, more time.",
     )
     seed: int = documented(
         1234,
@@ -149,7 +149,7 @@ class TrainConfig(Table):
         le=LARGEST_INTEGER,
     )
     deterministic: bool = documented(
-        False, "Whether only GPU kernels that give the same bits every time are used: slower."
+        False, "Use only GPU kernels that give the same bits every time: slower."
     )
 
 
@@ -178,7 +178,7 @@ class OptimizerConfig(Table):
 
 
 class LossScaleConfig(Table):
-    """How the loss is scaled while weights are fp16; nothing of it matters in another precision."""
+    """The scale of the loss while weights are fp16; without effect in another precision."""
 
     fixed: float = documented(
         0.0, "A scale that never moves; 0 searches it while training.", ge=0, le=2.0**32
@@ -188,13 +188,13 @@ class LossScaleConfig(Table):
         1000, "Steps without an overflow after which the scale doubles.", unit="steps", ge=1, le=1_000_000_000
     )
     hysteresis: int = documented(
-        2, "Overflows that are borne before the scale halves.", unit="overflows", ge=1, le=1_000_000
+        2, "Overflows tolerated before the scale is halved.", unit="overflows", ge=1, le=1_000_000
     )
     minimum: float = documented(1.0, "The scale is never lowered below this.", gt=0, le=2.0**32)
 
 
 class ScheduleConfig(Table):
-    """How the learning rate moves over the run."""
+    """The learning rate over the run."""
 
     type: Literal["constant", "linear", "cosine", "wsd"] = documented(
         "cosine", "Shape of the learning rate after warm-up: wsd is constant with a decay at the end."
@@ -203,7 +203,7 @@ class ScheduleConfig(Table):
         0, "Steps over which the learning rate rises.", unit="steps", ge=0, le=1_000_000_000
     )
     warmup_type: Literal["linear", "log"] = documented(
-        "linear", "How it rises: evenly, or with the logarithm of the step."
+        "linear", "Shape of the rise: linear, or with the logarithm of the step."
     )
     warmup_ratio: float = documented(
         0.0, "Share of the learning rate that the warm-up starts from.", ge=0, le=1
@@ -224,7 +224,7 @@ class ScheduleConfig(Table):
 
 
 class OffloadConfig(Table):
-    """Where weights and optimizer state live, and how the work on them overlaps with training."""
+    """The place of weights and optimizer state, and the overlap of the work on them with training."""
 
     weights: Literal["device", "host", "disk", "auto"] = documented(
         "device", 'Where the blocks\' weights live between uses: "auto" is the fastest place that fits.'
@@ -239,7 +239,7 @@ class OffloadConfig(Table):
         le=1,
     )
     state_format: Literal["exact", "half", "compact"] = documented(
-        "exact", "How the state is kept on the host: 12, 8 or about 6 bytes per parameter."
+        "exact", "Format of the state on the host: 12, 8 or about 6 bytes per parameter."
     )
     overlap: Literal["serial", "exact", "delayed"] = documented(
         "exact",
@@ -249,7 +249,7 @@ class OffloadConfig(Table):
         40, "Steps before delayed overlap begins.", unit="steps", ge=0, le=1_000_000_000
     )
     activations: Literal["device", "host"] = documented(
-        "device", "Where the activations kept for backward wait."
+        "device", "Place of the activations that backward needs."
     )
     chunk_mib: int = documented(
         16, "Working weights that are transferred and updated as one piece.", unit="MiB", ge=1, le=1024
@@ -306,15 +306,15 @@ class CheckpointConfig(Table):
     )
     keep_best: bool = documented(
         False,
-        "Whether a step with the lowest validation loss yet is saved and kept until there is a better one.",
+        "Save a step with the lowest validation loss so far, and keep it until there is a better one.",
     )
 
 
 class LogConfig(Table):
-    """How often progress is told, and to whom."""
+    """Progress lines and metrics."""
 
     every: int = documented(1, "Steps between progress lines.", unit="steps", ge=1, le=1_000_000_000)
-    tensorboard: bool = documented(False, "Whether metrics are also written as TensorBoard events.")
+    tensorboard: bool = documented(False, "Also write metrics as TensorBoard events.")
 
 
 class AdapterConfig(Table):
@@ -389,7 +389,7 @@ class DocumentedField:
 
     @property
     def must_be(self) -> str:
-        """What a right value is, in words that finish "must be ..."."""
+        """Describe a right value, in words that finish "must be ..."."""
         if self.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
         return f"{self.type} {self.range}".strip()

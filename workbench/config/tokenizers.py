@@ -1,6 +1,6 @@
-"""What `data.tokenizer` says by itself: the size of a tokenizer that is made and not fetched.
+"""The forms of `data.tokenizer` that name a tokenizer made here, "bytes" and "bpe:SIZE", and their sizes.
 
-Invariant: no tokenizer is looked for here; of a folder or a hub id nothing is known.
+Invariant: no tokenizer is looked for here; nothing is known of a folder or a hub id.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 
 BPE = "bpe:"
 USUAL = "bpe:32000"
-"""What is named where an example is wanted."""
+"""The example in messages."""
 SMALLEST, LARGEST = 257, 1 << 20
 """All bytes and the end of text; beyond a million, a word would have to be rarer than the text is long."""
 
 
 def is_made_here(spec: str) -> bool:
-    """Whether it is "bytes" or a BPE to be trained."""
+    """Return True for "bytes" and for a BPE to be trained."""
     return spec == "bytes" or spec.startswith(BPE)
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import ValidationError
 
-from workbench.config.problems import LONGEST_VALUE_SHOWN, on_one_line
 from workbench.config.schema import TABLES, fields
+from workbench.config.toml_text import LONGEST_VALUE_SHOWN, on_one_line
 from workbench.imports.lenient_json import KeyPath
 
 Judgement = Literal["used", "mapped", "meaningless here", "unknown", "refused"]

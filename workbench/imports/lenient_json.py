@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from workbench.config.problems import on_one_line
+from workbench.config.toml_text import on_one_line
 from workbench.errors import ConfigurationError
 
 LONGEST_TEXT = 1 << 17

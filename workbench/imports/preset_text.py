@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from workbench.config.problems import on_one_line, toml_key, toml_value
 from workbench.config.schema import TABLES
+from workbench.config.toml_text import on_one_line, toml_key, toml_value
 from workbench.imports.findings import Setting
 
 _WIDTH = 110

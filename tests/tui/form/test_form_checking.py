@@ -9,8 +9,7 @@ import tomllib
 
 from workbench.config import load_config, parse_config
 from workbench.config.references import REFERENCES
-from workbench.config.remarks import remarks
-from workbench.config.rules import CONTRADICTIONS
+from workbench.config.rules import CONTRADICTIONS, warnings
 from workbench.errors import ConfigurationError
 from workbench.presets import shipped_folder
 from workbench.tui.form.checking import check, look_around
@@ -136,13 +135,13 @@ def test_a_look_around_says_nothing_again_that_is_wrong_already() -> None:
     assert [each.field for each in around.missing] == ["data.source"] and not around.remarks
 
 
-def test_the_remarks_at_fields_are_those_of_config_check() -> None:
+def test_the_field_warnings_are_those_of_config_check() -> None:
     text = (
         MODEL + '[data]\ntokenizer = "bpe:512"\n[schedule]\nwarmup_steps = 7\n[train]\nsteps = 5\n'
         '[offload]\noverlap = "delayed"\n'
     )
     found = look_around(tomllib.loads(text)).remarks
-    told = list(remarks(parse_config(text, "own")))
+    told = list(warnings(parse_config(text, "own")))
     assert len(found) == len(told) == 3
     assert set(found) == {"schedule.warmup_steps", "offload.delay_warmup", "model.config"}
     assert all(sentence.endswith(words) for sentence, words in zip(told, found.values(), strict=True))

@@ -84,7 +84,7 @@ def import_text(
 
 
 def _sentence(name: str, verdict: Verdict) -> str:
-    from workbench.config.problems import on_one_line
+    from workbench.config.toml_text import on_one_line
     from workbench.imports.findings import shown
 
     return on_one_line(f"{name}:{verdict.line}: {verdict.key} = {shown(verdict.value)}: {verdict.reason}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from workbench.config import RunConfig
-from workbench.config.problems import toml_value
+from workbench.config.toml_text import toml_value
 from workbench.engine.arithmetic.precision import PRECISIONS
 from workbench.training.checkpoints.saved_state import Conversion
 

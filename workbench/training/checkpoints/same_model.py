@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from workbench.config import RunConfig
-from workbench.config.problems import as_written
+from workbench.config.toml_text import as_written
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import SavedStep, find_checkpoints

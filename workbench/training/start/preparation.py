@@ -12,8 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from workbench.config import DataConfig, RunConfig
-from workbench.config.no_effect import without_effect
-from workbench.config.remarks import short_run, vocabulary_remark
+from workbench.config.rules import short_run, vocabulary_warning, without_effect
 from workbench.config.tokenizers import made_size
 from workbench.data.prepare import TokenData, prepare
 from workbench.data.tokenizers import load_tokenizer
@@ -77,7 +76,7 @@ def prepare_run(
     outputs = start.shape.get_text_config().vocab_size
     for sentence in (
         *without_effect(config, shared_memory=device.shared_memory),
-        vocabulary_remark(config, outputs, made_size(config.data.tokenizer)),
+        vocabulary_warning(config, outputs, made_size(config.data.tokenizer)),
     ):
         if sentence:
             tell(f"warning: {sentence}")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.config import RunConfig
-from workbench.config.remarks import rounded_up, vocabulary_remark
+from workbench.config.rules import rounded_up, vocabulary_warning
 from workbench.config.tokenizers import made_size
 from workbench.data.prepare import TokenData
 from workbench.errors import ConfigurationError
@@ -29,7 +29,7 @@ def check_vocabulary(config: RunConfig, shape: Any, data: TokenData) -> Iterator
     outputs: int = shape.get_text_config().vocab_size
     tokens = data.tokenizer.vocabulary_size
     if made_size(config.data.tokenizer) is None:  # else it was told before there were tokens
-        yield vocabulary_remark(config, outputs, tokens)
+        yield vocabulary_warning(config, outputs, tokens)
     if tokens <= outputs:
         return
     largest = _largest_id(config, data)

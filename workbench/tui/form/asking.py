@@ -16,7 +16,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
-from workbench.config.problems import as_written
+from workbench.config.toml_text import as_written
 from workbench.plan.fit import Fit
 from workbench.tui.dialogs import HELP_KEY
 from workbench.tui.form.verdict import verdict_words

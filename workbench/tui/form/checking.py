@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from workbench.config import RunConfig
-from workbench.config.checking import check_values
-from workbench.config.problems import Problem, as_written, toml_key, value_at
+from workbench.config.checking import Problem, check_values
 from workbench.config.references import REFERENCES, missing_references
-from workbench.config.remarks import remarks_at_fields
+from workbench.config.rules import field_warnings
 from workbench.config.schema import TABLES
-from workbench.config.toml_lines import KeyPath
+from workbench.config.toml_text import KeyPath, as_written, toml_key, value_at
 
 
 class FieldProblem(NamedTuple):
@@ -65,7 +64,7 @@ def look_around(values: dict[str, Any]) -> Around:
     config, wrong = check_values(values)
     found = check_values(values, REFERENCES).problems
     missing = tuple(_at_its_field(problem, values) for problem in found if problem not in wrong)
-    remarks = {} if wrong else {remark.field: remark.words for remark in remarks_at_fields(config)}
+    remarks = {} if wrong else {remark.field: remark.words for remark in field_warnings(config)}
     return Around(missing, remarks)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from workbench.config import DocumentedField
-from workbench.config.problems import as_written
+from workbench.config.toml_text import as_written
 from workbench.tui.form.draft import Draft
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import Line, clean

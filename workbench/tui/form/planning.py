@@ -16,7 +16,7 @@ from threading import Event
 from typing import Literal
 
 from workbench.config import RunConfig
-from workbench.config.no_effect import idle_options
+from workbench.config.rules import idle_options
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import Fit, fit
 from workbench.plan.ground import Ground

@@ -10,7 +10,7 @@ import sys
 from typing import Any, Literal
 
 from workbench.config import DocumentedField
-from workbench.config.problems import toml_key, toml_value
+from workbench.config.toml_text import toml_key, toml_value
 
 if sys.version_info >= (3, 11):
     import tomllib
