@@ -1,4 +1,4 @@
-"""The log view follows, searches, filters and copies, and survives what happens to the file."""
+"""The log view follows, searches, filters and copies the end of a file, and survives what happens to the file."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from settled_pilot import settled
 from textual.pilot import Pilot
 
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.panels.log.log_reading import PAGE_LINES
-from workbench.tui.panels.log.log_view import LogView
-from workbench.tui.panels.log.log_window import MAX_LINES
+from workbench.tui.panels.log_tail import LONGEST_LINE, TAIL_BYTES, LogTail, level_of
+from workbench.tui.panels.log_view import TAIL_LINES, LogView
 
 SIZE = (60, 12)
 
 
 async def press(pilot: Pilot[None], *keys: str) -> None:
-    """Each key with time for what it reads; letters of a search are typed at once."""
-    while keys:
-        at_once = keys.index("enter") + 1 if keys[0] == "slash" and "enter" in keys else 1
-        await pilot.press(*keys[:at_once])
-        await settled(pilot)
-        keys = keys[at_once:]
+    await pilot.press(*keys)
+    await settled(pilot)
 
 
 def with_log(
@@ -42,9 +37,18 @@ def with_log(
     with_widget(LogView(glyphs), size, run)
 
 
+async def look(pilot: Pilot[None], view: LogView) -> None:
+    view.look()
+    await settled(pilot)
+
+
 def steps(path: Path, count: int, first: int = 0) -> None:
     with path.open("a") as file:
         file.writelines(f"step {i:06}/100000 | loss 3.2\n" for i in range(first, first + count))
+
+
+def texts(view: LogView) -> list[str]:
+    return [line[2:] for line in view.lines]
 
 
 @pytest.fixture
@@ -52,99 +56,40 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "train.log"
 
 
-def test_the_end_is_seen_and_followed(log: Path) -> None:
+def test_the_end_is_seen_and_followed_until_one_moves_up(log: Path) -> None:
     steps(log, 3000)
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         assert "step 002999" in picture(view)[-2] and "following" in picture(view)[0]
         steps(log, 5, 3000)
-        view.look()
-        await settled(pilot)
+        await look(pilot, view)
         assert "step 003004" in picture(view)[-2]
         await press(pilot, "up", "up")
         steps(log, 5, 3005)
-        view.look()
-        await settled(pilot)
-        assert "step 003004" in picture(view)[-2] and "following" not in picture(view)[0]
-        assert view.current is not None and "step 003002" in view.current.text
+        await look(pilot, view)
+        assert "step 003002" in picture(view)[-2] and "following" not in picture(view)[0]
         await press(pilot, "end")
+        assert "step 003009" in picture(view)[-2] and "following" in picture(view)[0]
+        await press(pilot, "f")
+        steps(log, 1, 3010)
+        await look(pilot, view)
         assert "step 003009" in picture(view)[-2]
 
     with_log(log, scenario)
 
 
-def test_moving_up_reads_the_lines_before_page_by_page_and_down_those_after(log: Path) -> None:
-    steps(log, 2 * MAX_LINES)
+def test_a_long_run_is_held_to_its_last_lines_and_what_one_reads_stays(log: Path) -> None:
+    steps(log, TAIL_LINES)
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        view.reading.following = False
-        seen = 2 * MAX_LINES - 1
-        for _ in range(12):
-            view.action_scroll_rows(-450)
-            await settled(pilot)
-            seen -= 450
-            assert view.current is not None and f"step {seen:06}" in view.current.text
-            assert len(view.reading.window.lines) <= MAX_LINES
-        numbers = [int(line.text[5:11]) for line in view.reading.window.lines]
-        assert numbers == list(range(numbers[0], numbers[-1] + 1))
-        while not view.reading.window.at_end:
-            view.action_scroll_rows(450)
-            await settled(pilot)
-        numbers = [int(line.text[5:11]) for line in view.reading.window.lines]
-        assert numbers == list(range(numbers[0], 2 * MAX_LINES)) and len(numbers) <= MAX_LINES
-
-    with_log(log, scenario)
-
-
-def test_the_picture_stands_still_while_lines_above_are_read(log: Path) -> None:
-    steps(log, 2 * PAGE_LINES)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        view.reading.following = False
-        for rows in (-PAGE_LINES * 6 // 10, 3):
-            view.action_scroll_rows(rows)
-            before = picture(view)
-        await settled(pilot)
-        assert len(view.reading.window.lines) == 2 * PAGE_LINES and picture(view) == before
-
-    with_log(log, scenario)
-
-
-def test_what_was_given_up_does_not_come_back(log: Path) -> None:
-    steps(log, 3)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        done: list[str] = []
-        view.reading.begin(lambda stopped: "old", done.append)
-        view.reading.begin(lambda stopped: "new", done.append)
-        await settled(pilot)
-        assert done == ["new"]
-
-    with_log(log, scenario)
-
-
-def test_home_goes_to_the_first_line_of_the_file(log: Path) -> None:
-    steps(log, 3 * PAGE_LINES)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+        await press(pilot, "pageup", "pageup")
+        before = picture(view)[1:-1]
+        steps(log, 50, TAIL_LINES)
+        await look(pilot, view)
+        assert len(view.lines) == TAIL_LINES and texts(view)[0].startswith("step 000050")
+        assert picture(view)[1:-1] == before
         await press(pilot, "home")
-        assert "step 000000" in picture(view)[1]
-        await press(pilot, "pagedown", "pagedown")
-        assert view.current is not None and view.current.text.startswith("step 000018")
-
-    with_log(log, scenario)
-
-
-def test_a_long_run_is_followed_in_bounded_memory(log: Path) -> None:
-    steps(log, 100)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        for i in range(4):
-            steps(log, 2000, 100 + 2000 * i)
-            view.look()
-            await settled(pilot)
-            assert f"step {2099 + 2000 * i:06}" in picture(view)[-2]
-        assert len(view.reading.window.lines) == MAX_LINES
+        assert "step 000050" in picture(view)[1]
 
     with_log(log, scenario)
 
@@ -156,37 +101,36 @@ def test_search_goes_up_then_on_and_back(log: Path) -> None:
     steps(log, 2500, 2500)
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        await press(pilot, "slash", *"004444", "enter")
-        assert view.current is not None and "step 004444" in view.current.text
-        await press(pilot, "slash", *"evalX", "backspace")
-        assert picture(view)[-2].startswith("│/eval ")
-        await press(pilot, "enter")
-        assert view.current.text == "Evaluation: 3.1" and "/eval" in picture(view)[0]
-        await press(pilot, "n")
-        assert "not found above" in picture(view)[-1] and view.current.text == "Evaluation: 3.1"
-        await press(pilot, "N")
-        assert "not found below" in picture(view)[-1]
-        await press(pilot, "escape", "slash", *"step", "enter", "n")
-        assert "step 002498" in view.current.text
-        await press(pilot, "N", "N")
-        assert "step 002500" in view.current.text
+        for keys, current, foot in (
+            (("slash", *"004444", "enter"), "step 004444/100000 | loss 3.2", "line"),
+            (("slash", *"evalX", "backspace", "enter"), "Evaluation: 3.1", "line"),
+            (("n",), "Evaluation: 3.1", "not found above"),
+            (("N",), "Evaluation: 3.1", "not found below"),
+            (("escape", "slash", *"step", "enter", "n"), "step 002498/100000 | loss 3.2", "line"),
+            (("N", "N"), "step 002500/100000 | loss 3.2", "line"),
+        ):
+            await press(pilot, *keys)
+            assert view.current == current
+            assert foot in picture(view)[-1] and any(current[:11] in row for row in picture(view))
+        assert "/step" in picture(view)[0]
 
     with_log(log, scenario)
 
 
-def test_letters_typed_into_a_search_are_no_commands(log: Path) -> None:
+def test_letters_typed_into_a_search_are_seen_and_are_no_commands(log: Path) -> None:
     steps(log, 10)
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        await press(pilot, "slash", *"fyenN")
-        assert view.reading.following and view.reading.level == "all"
+        await press(pilot, "slash", *"fyenNo")
+        assert "/fyenNo" in picture(view)[-1]
+        assert view.following and view.level == "all"
         await press(pilot, "escape", "f")
-        assert not view.reading.following and view.searched == ""
+        assert not view.following and view.searched == ""
 
     with_log(log, scenario)
 
 
-def test_levels_show_warnings_and_errors_of_the_whole_file(log: Path) -> None:
+def test_levels_show_warnings_and_errors_alone(log: Path) -> None:
     log.write_text("workbench: warning: slow disk\n")
     steps(log, 3000)
     with log.open("a") as file:
@@ -195,21 +139,17 @@ def test_levels_show_warnings_and_errors_of_the_whole_file(log: Path) -> None:
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         await press(pilot, "e")
-        assert [line.text for line in view.reading.window.lines] == [
-            "workbench: warning: slow disk",
-            "RuntimeError: CUDA error",
-        ]
+        assert texts(view) == ["workbench: warning: slow disk", "RuntimeError: CUDA error"]
         rows = picture(view)
-        assert "warnings and errors" in rows[0] and "! workbench" not in rows[1] and "!workbench" in rows[1]
+        assert "warnings and errors" in rows[0] and "!workbench" in rows[1] and "✗RuntimeError" in rows[2]
         with log.open("a") as file:
             file.write("step 1\nwarning: swap\n")
-        view.look()
-        await settled(pilot)
-        assert view.reading.window.lines[-1].text == "warning: swap" and len(view.reading.window.lines) == 3
+        await look(pilot, view)
+        assert texts(view)[2:] == ["warning: swap"]
         await press(pilot, "e")
-        assert [line.text for line in view.reading.window.lines] == ["RuntimeError: CUDA error"]
+        assert texts(view) == ["RuntimeError: CUDA error"]
         await press(pilot, "e")
-        assert view.reading.level == "all" and len(view.reading.window.lines) == PAGE_LINES
+        assert view.level == "all" and len(view.lines) == 6004
 
     with_log(log, scenario)
 
@@ -224,24 +164,16 @@ def test_a_level_without_lines_says_so(log: Path) -> None:
     with_log(log, scenario)
 
 
-def test_the_current_line_is_copied_whole(log: Path) -> None:
+def test_a_line_is_chosen_by_the_pointer_and_copied_whole(log: Path) -> None:
     log.write_text("first\n" + "long " * 40 + "\nlast\n")
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        await press(pilot, "up", "y")
+        await press(pilot, "y")
+        assert pilot.app.clipboard == "last" and "copied" in picture(view)[-1]
+        await pilot.click(view, offset=(5, 2))
+        assert picture(view)[2].startswith("│▸") and not view.following
+        await press(pilot, "y")
         assert pilot.app.clipboard == "long " * 40
-        assert "copied" in picture(view)[-1]
-
-    with_log(log, scenario)
-
-
-def test_long_lines_are_cut_visibly_and_moved_sideways(log: Path) -> None:
-    log.write_text("0123456789" * 10 + "\n")
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        assert "…" in picture(view)[1]
-        await press(pilot, "right", "right", "right")
-        assert "…" not in picture(view)[1] and "0123456789" * 4 in picture(view)[1]
 
     with_log(log, scenario)
 
@@ -251,17 +183,14 @@ def test_a_log_that_is_cut_off_replaced_or_gone_is_survived(log: Path) -> None:
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         log.write_text("anew\n")
-        view.look()
-        await settled(pilot)
-        assert [line.text for line in view.reading.window.lines] == ["anew"]
+        await look(pilot, view)
+        assert texts(view) == ["anew"]
         log.unlink()
-        view.look()
-        await settled(pilot)
-        assert "no train.log" in picture(view)[-1] and "anew" in picture(view)[1]
+        await look(pilot, view)
+        assert "no train.log" in picture(view)[-1] and texts(view) == ["anew"]
         log.write_text("another\n")
-        view.look()
-        await settled(pilot)
-        assert [line.text for line in view.reading.window.lines] == ["another"]
+        await look(pilot, view)
+        assert texts(view) == ["another"]
 
     with_log(log, scenario)
 
@@ -270,18 +199,21 @@ def test_a_log_that_is_not_there_yet_is_waited_for(log: Path) -> None:
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         assert "There is no train.log yet." in picture(view)[1]
         steps(log, 1)
-        view.look()
-        await settled(pilot)
+        await look(pilot, view)
         assert "step 000000" in picture(view)[1]
 
     with_log(log, scenario)
 
 
-def test_the_last_words_without_an_end_of_line_are_seen(log: Path) -> None:
-    log.write_text("step 1\nKilled")
+def test_the_whole_file_is_opened_in_the_pager_or_a_sentence_says_why_not(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps(log, 1)
+    monkeypatch.setenv("PAGER", "true")
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        assert "Killed" in picture(view)[2]
+        await press(pilot, "o")  # a test lends no terminal
+        assert "cannot be lent" in picture(view)[-1]
 
     with_log(log, scenario)
 
@@ -289,7 +221,9 @@ def test_the_last_words_without_an_end_of_line_are_seen(log: Path) -> None:
 @pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_the_log_fills_its_box_and_no_more(log: Path, size: tuple[int, int], glyphs: Glyphs) -> None:
-    log.write_bytes("naïve 名前\t\x1b[31mred\x1b[0m\n".encode() * 50 + b"\xff\xfe\x00\n" + b"x" * 9000)
+    log.write_bytes(
+        "naïve 名前\t\x1b[31mred\x1b[0m\n".encode() * 50 + b"\xff\xfe\x00\n" + b"x" * 9000 + b"\n"
+    )
 
     async def scenario(pilot: Pilot[None], view: LogView) -> None:
         check_box(picture(view), size, ascii_only=glyphs.ascii)
@@ -299,11 +233,67 @@ def test_the_log_fills_its_box_and_no_more(log: Path, size: tuple[int, int], gly
     with_log(log, scenario, size, glyphs)
 
 
-def test_the_pointer_chooses_a_line_and_the_wheel_moves(log: Path) -> None:
-    steps(log, 100)
+# The file.
 
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
-        await pilot.click(view, offset=(5, 3))
-        assert view.current is not None and "step 000092" in view.current.text and not view.reading.following
 
-    with_log(log, scenario)
+def test_only_whole_lines_are_given_until_nothing_more_comes(log: Path) -> None:
+    log.write_bytes(b"one\n\ntwo\r\nthr")
+    tail = LogTail(log)
+    for append, lines in (
+        (b"", ["one", "", "two"]),
+        (b"ee\nfo", ["three"]),
+        (b"ur", []),
+        (b"", ["four"]),  # a process that died leaves its last line without an end
+        (b"", []),
+    ):
+        with log.open("ab") as file:
+            file.write(append)
+        assert [line.text for line in tail.read().lines] == lines
+
+
+@pytest.mark.parametrize("how", ["cut off", "replaced", "far ahead"])
+def test_a_file_that_is_another_one_now_is_read_anew(log: Path, how: str) -> None:
+    steps(log, 50)
+    tail = LogTail(log)
+    assert tail.read().anew and not tail.read().anew
+    if how == "replaced":
+        log.rename(log.with_suffix(".1"))
+        log.write_text("first\nsecond\n" * 500)
+    elif how == "cut off":
+        log.write_text("first\nsecond\n")
+    else:
+        log.write_bytes(log.read_bytes() + b"first\nsecond\n" * (TAIL_BYTES // 12))
+    found = tail.read()
+    assert found.anew and [line.text for line in found.lines[-2:]] == ["first", "second"]
+
+
+def test_of_a_huge_file_the_end_alone_is_read(log: Path) -> None:
+    with log.open("wb") as file:
+        file.truncate(500 << 20)
+        file.seek(0, 2)
+        file.write(b"\n" + b"".join(b"step %05d\n" % i for i in range(100_000)))
+    found = LogTail(log).read()
+    assert not found.whole and found.lines[-1].text == "step 99999"
+    assert sum(len(line.text) for line in found.lines) <= TAIL_BYTES
+
+
+def test_a_line_without_end_comes_in_parts(log: Path) -> None:
+    log.write_bytes(b"y" * (2 * TAIL_BYTES))
+    tail = LogTail(log)
+    tail.read()
+    lines = tail.read().lines
+    assert lines and all(len(line.text) <= LONGEST_LINE for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("step 00120/10000 | loss 3.2145", "all"),
+        ("workbench: warning: the disk failed once", "warning"),
+        ("workbench: runs: cannot be written", "error"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "error"),
+        ("Traceback (most recent call last):", "error"),
+    ],
+)
+def test_lines_have_the_level_of_their_words(text: str, level: str) -> None:
+    assert level_of(text) == level

@@ -17,7 +17,7 @@ from workbench.tui.panels.cores import CoresPanel
 from workbench.tui.panels.disk import DiskPanel
 from workbench.tui.panels.gpu import GpuPanel
 from workbench.tui.panels.lane_timeline.lanes import LanesPanel
-from workbench.tui.panels.log.log_view import LogView
+from workbench.tui.panels.log_view import LogView
 from workbench.tui.panels.memory import MemoryPanel
 from workbench.tui.panels.pcie import PciePanel
 from workbench.tui.panels.status_line import StatusLine
@@ -109,7 +109,7 @@ _MEANT = {
 
 
 @pytest.mark.parametrize(
-    "panel", [*MONITORS, LanesPanel, LogView, StatusLine], ids=lambda panel: panel.__name__
+    "panel", [*MONITORS, LanesPanel, StatusLine], ids=lambda panel: panel.__name__
 )
 def test_a_panel_takes_no_name_of_its_toolkit_by_accident(panel: type[Widget]) -> None:
     names = {

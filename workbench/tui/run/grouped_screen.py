@@ -18,7 +18,7 @@ from workbench.tui.canvas import CachedLines
 from workbench.tui.context import AppContext
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.panels.lane_timeline.lanes import LanesPanel
-from workbench.tui.panels.log.log_view import LogView
+from workbench.tui.panels.log_view import LogView
 from workbench.tui.panels.status_line import StatusLine
 from workbench.tui.run.events_panel import EventsPanel
 from workbench.tui.run.group_line import GroupLine

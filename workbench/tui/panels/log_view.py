@@ -1,0 +1,354 @@
+"""A run's log: the end of the file in Textual's `Log`, followed, searched and filtered; `$PAGER` shows the whole file.
+
+Invariant: at most TAIL_LINES lines are held, however large the file is.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections import deque
+from pathlib import Path
+from typing import ClassVar
+
+from rich.highlighter import Highlighter
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.actions import SkipAction
+from textual.app import SuspendNotSupported
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.strip import Strip
+from textual.widgets import Log
+
+from workbench.tui.glyphs import Glyphs
+from workbench.tui.panels.drawing import clean
+from workbench.tui.panels.log_tail import LEVELS, Appended, Level, LogLine, LogTail
+
+TAIL_LINES = 10_000
+_GUTTER = 2
+"""Cells before a line: the pointer and the mark of its level."""
+_LEVEL_NAMES: dict[Level, str] = {"all": "", "warning": "warnings and errors", "error": "errors"}
+
+
+class LogView(Log):
+    HELP: ClassVar[str | None] = """\
+### Log
+
+The end of what the run has printed (`train.log`, its last 10,000 lines), the newest line at the bottom.
+
+- `f` follows the end of the log or stays; moving up stays, `end` follows again. Arrow keys move, sideways too.
+- `/` searches: type a text and press enter. The search goes up, as one reads a log from its end; `n` goes on upwards,
+  `N` downwards. Capitals and small letters are the same. `esc` ends the search.
+- `e` shows all lines, warnings and errors, or errors alone. A line counts as an error by its words (error,
+  traceback, cannot, out of memory and the like); `!` and a cross in front of a line mark both.
+- `y` copies the line that was found or clicked, else the lowest. `o` opens the whole file in `$PAGER`.
+"""
+    ALLOW_MAXIMIZE = True
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"log--warning", "log--error", "log--pointer", "log--note"}
+    DEFAULT_CSS = """
+    LogView {
+        border: round $foreground 30%;
+        border-title-color: $foreground;
+        border-subtitle-color: $text-muted;
+        background: transparent;
+        scrollbar-size-vertical: 1;
+        scrollbar-size-horizontal: 0;
+        overflow: auto scroll;
+        min-width: 20;
+        min-height: 3;
+        & > .log--warning { color: $warning; }
+        & > .log--error { color: $error; text-style: bold; }
+        & > .log--pointer { color: $text-accent; text-style: bold; }
+        & > .log--note { color: $text-muted; }
+        &.-ascii { border: ascii $foreground 30%; }
+        &:focus { border: round $accent; border-title-style: reverse; background-tint: $foreground 0%; }
+        &.-ascii:focus { border: ascii $accent; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f", "follow", "Follow", id="log.follow", show=False),
+        Binding("slash", "search", "Search", id="log.search", show=False),
+        Binding("n", "next(-1)", "Next above", id="log.next", show=False),
+        Binding("N", "next(1)", "Next below", id="log.previous", show=False),
+        Binding("e", "level", "Level", id="log.level", show=False),
+        Binding("y", "copy", "Copy line", id="log.copy", show=False),
+        Binding("o", "pager", "Whole log in $PAGER", id="log.pager", show=False),
+        Binding("escape", "end_search", "End search", id="log.end_search", show=False),
+    ]
+
+    class Read(Message):
+        """A reading in the thread is done."""
+
+        def __init__(self, tail: LogTail, found: Appended) -> None:
+            super().__init__()
+            self.tail = tail
+            self.found = found
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
+        names = " ".join(filter(None, (classes, "-ascii" if glyphs.ascii else None)))
+        super().__init__(highlight=True, max_lines=TAIL_LINES, id=id, classes=names)
+        self.highlighter = _Marks(self)
+        self.glyphs = glyphs
+        self.searched = ""
+        """What is searched for; "" where nothing is."""
+        self.level: Level = "all"
+        self.chosen: int | None = None
+        """The number of the line that was found or clicked."""
+        self._tail: LogTail | None = None
+        self._busy = False
+        self._held: deque[LogLine] = deque(maxlen=TAIL_LINES)
+        """The lines of every level."""
+        self._typed: str | None = None
+        """The search that is being typed; None where none is."""
+        self._message = ""
+
+    # What screens use.
+
+    def open(self, path: Path) -> None:
+        """Show this file from now on."""
+        self._tail, self._busy = LogTail(path), False
+        self.look()
+
+    def look(self) -> None:
+        """Read what has come since, in a thread; while that goes on nothing is done."""
+        tail = self._tail
+        if tail is None or self._busy or not self.is_mounted:
+            return
+        self._busy = True
+        self.run_worker(
+            lambda: self.post_message(self.Read(tail, tail.read())),
+            thread=True,
+            group="log",
+            exit_on_error=False,
+        )
+
+    @property
+    def following(self) -> bool:
+        return self.auto_scroll and self.is_vertical_scroll_end
+
+    @property
+    def current(self) -> str:
+        """The line that the keys act on: found, clicked, or the lowest that is seen."""
+        lowest = self.scroll_offset.y + self.scrollable_content_region.height - 1
+        place = min(lowest if self.chosen is None else self.chosen, len(self.lines) - 1)
+        return self.lines[place][_GUTTER:] if place >= 0 else ""
+
+    # What comes from the file.
+
+    def on_log_view_read(self, message: Read) -> None:
+        message.stop()
+        if message.tail is not self._tail:
+            return
+        self._busy = False
+        found = message.found
+        self._message = clean(found.problem, self.glyphs)
+        if found.anew:
+            self._held.clear()
+            self._held.extend(found.lines)
+            self._show_all()
+        elif found.lines:
+            self._held.extend(found.lines)
+            self._append(found.lines)
+        self._write_titles()
+
+    def _append(self, lines: tuple[LogLine, ...]) -> None:
+        marks = {"all": " ", "warning": self.glyphs.warning, "error": self.glyphs.bad}
+        least = LEVELS.index(self.level)
+        shown = [line for line in lines if LEVELS.index(line.level) >= least]
+        gone = len(self.lines) + len(shown) - TAIL_LINES
+        if gone > 0 and not self.following:
+            # What one reads stays where it is while the oldest lines go.
+            self.scroll_to(y=max(0, self.scroll_offset.y - gone), animate=False, immediate=True)
+        if gone > 0 and self.chosen is not None:
+            self.chosen = max(0, self.chosen - gone)
+        self.write_lines(f" {marks[line.level]}{clean(line.text, self.glyphs)}" for line in shown)
+
+    def _show_all(self) -> None:
+        """Show the lines of the level from the newest on."""
+        self.chosen = None
+        self.auto_scroll = True
+        self.clear()
+        self._append(tuple(self._held))
+        self.scroll_end(animate=False, immediate=True, x_axis=False)
+        self.refresh()
+
+    # What is seen.
+
+    def on_mount(self) -> None:
+        self._write_titles()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._write_titles()
+
+    def _write_titles(self) -> None:
+        """Write the titles."""
+        parts = [
+            "Log following" if self.following else "Log",
+            _LEVEL_NAMES[self.level],
+            f"/{clean(self.searched, self.glyphs)}" if self.searched else "",
+        ]
+        title = f" {self.glyphs.separator} ".join(filter(None, parts))
+        foot = self._message
+        if self._typed is not None:
+            foot = f"/{clean(self._typed, self.glyphs)}_"
+        elif not foot and self.lines:
+            last = min(len(self.lines), self.scroll_offset.y + self.scrollable_content_region.height)
+            foot = f"line {last:,} of {len(self.lines):,}"
+        for name, text in (("border_title", title), ("border_subtitle", foot)):
+            content = Content(text)
+            if getattr(self, name) != content.markup:
+                setattr(self, name, content)
+
+    def render_line(self, y: int) -> Strip:
+        strip = super().render_line(y)
+        if not self.lines and y == 0:
+            what = _LEVEL_NAMES[self.level] or "lines"
+            note = self._message or ("Reading." if self._busy else f"No {what} in the log.")
+            style = self.get_component_rich_style("log--note")
+            return Strip([Segment(note, style)]).adjust_cell_length(self.size.width, self.rich_style)
+        if self.scroll_offset.y + y == self.chosen and not self.scroll_offset.x:
+            pointer = Segment(self.glyphs.selected, self.get_component_rich_style("log--pointer"))
+            return Strip.join([Strip([pointer], 1), strip.crop(1)])
+        return strip
+
+    # Moving.
+
+    def action_scroll_home(self) -> None:
+        self.auto_scroll = False
+        self.scroll_home(animate=False, x_axis=False)
+
+    def action_scroll_end(self) -> None:
+        self.auto_scroll = True
+        self.chosen = None
+        self.scroll_end(animate=False, immediate=True, x_axis=False)
+        self._write_titles()
+
+    def action_follow(self) -> None:
+        if self.following:
+            self.auto_scroll = False
+            self._write_titles()
+        else:
+            self.action_scroll_end()
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and self.scroll_offset.y + offset.y < len(self.lines):
+            self._choose(self.scroll_offset.y + offset.y)
+
+    def _choose(self, place: int) -> None:
+        self.chosen = place
+        self.auto_scroll = False
+        top, height = self.scroll_offset.y, self.scrollable_content_region.height
+        if not top <= place < top + height:
+            self.scroll_to(y=place - height // 2, animate=False, immediate=True)
+        self.refresh()
+        self._write_titles()
+
+    # Level, search, copy and pager.
+
+    def action_level(self) -> None:
+        """All lines, then warnings and errors, then errors."""
+        self.level = LEVELS[(LEVELS.index(self.level) + 1) % len(LEVELS)]
+        self._show_all()
+        self._write_titles()
+
+    def action_copy(self) -> None:
+        if self.lines:
+            self.app.copy_to_clipboard(self.current)
+            self._say("copied")
+
+    def action_pager(self) -> None:
+        """Lend the terminal to $PAGER with the whole file."""
+        if self._tail is None:
+            return
+        pager = os.environ.get("PAGER") or "less"
+        try:
+            with self.app.suspend():
+                subprocess.run([*shlex.split(pager), str(self._tail.path)], check=False)
+        except SuspendNotSupported:
+            self._say("this terminal cannot be lent to a pager")
+        except (OSError, ValueError) as error:
+            self._say(f"{pager}: {error}")
+        self.app.refresh()
+
+    def action_search(self) -> None:
+        self._typed = ""
+        self._say("")
+
+    def action_end_search(self) -> None:
+        if not self.searched:
+            raise SkipAction  # whoever is above may leave this screen
+        self._search_for("")
+
+    def action_next(self, direction: int) -> None:
+        """To the next line with the text, above (-1) the chosen one or below (1) it."""
+        if not self.searched or not self.lines:
+            return
+        wanted, count = self.searched.lower(), len(self.lines)
+        at = self.chosen if self.chosen is not None else count if direction < 0 else -1
+        places = range(at - 1, -1, -1) if direction < 0 else range(at + 1, count)
+        found = next((place for place in places if wanted in self.lines[place][_GUTTER:].lower()), None)
+        self._message = "" if found is not None else f"not found {'above' if direction < 0 else 'below'}"
+        if found is not None:
+            self._choose(found)
+        self._write_titles()
+
+    def _search_for(self, text: str) -> None:
+        self.searched = text
+        self._say("")
+        self.refresh()
+
+    def _say(self, message: str) -> None:
+        self._message = clean(message, self.glyphs)
+        self._write_titles()
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        return self._typed is not None and character is not None and character.isprintable()
+
+    def on_key(self, event: events.Key) -> None:
+        if self._typed is None:
+            return
+        event.stop()
+        event.prevent_default()
+        if event.key == "enter":
+            typed, self._typed = self._typed, None
+            self._search_for(typed)
+            self.action_next(-1)
+        elif event.key == "escape":
+            self._typed = None
+        elif event.key in ("backspace", "ctrl+h"):
+            self._typed = self._typed[:-1]
+        elif event.is_printable and event.character:
+            self._typed += event.character
+        self._write_titles()
+
+    def on_paste(self, event: events.Paste) -> None:
+        if self._typed is not None:
+            event.stop()
+            self._typed += event.text.splitlines()[0] if event.text else ""
+            self._write_titles()
+
+
+class _Marks(Highlighter):
+    """Colours a line by the mark in its gutter, and reverses what is searched for."""
+
+    def __init__(self, view: LogView) -> None:
+        self._view = view
+
+    def highlight(self, text: Text) -> None:
+        view, mark = self._view, text.plain[1:_GUTTER]
+        if mark in (view.glyphs.warning, view.glyphs.bad):
+            name = "log--warning" if mark == view.glyphs.warning else "log--error"
+            text.stylize(view.get_component_rich_style(name))
+        wanted, lower = view.searched.lower(), text.plain.lower()
+        if wanted and len(lower) == len(text.plain):
+            at = lower.find(wanted, _GUTTER)
+            while at >= 0:
+                text.stylize(Style(reverse=True), at, at + len(wanted))
+                at = lower.find(wanted, at + len(wanted))
