@@ -11,15 +11,15 @@ from workbench.timeline import Kind, Lane, StepShape, Timeline, UnitFlow, build_
 
 
 def flow(state: str, *, one_memory: bool, accumulates: bool, waits_on_disk: bool) -> UnitFlow:
-    by_compute = state == "device"
+    update_on_compute = state == "device"
     on_disk = waits_on_disk and state == "disk"
     return UnitFlow(
         state=state,  # type: ignore[arg-type]
-        by_compute=by_compute,
-        gathers=on_disk or not (one_memory or by_compute),
+        update_on_compute=update_on_compute,
+        downloads=on_disk or not (one_memory or update_on_compute),
         accumulates=accumulates,
         gradients_on_disk=on_disk,
-        uploads=not (one_memory or by_compute),
+        uploads=not (one_memory or update_on_compute),
     )
 
 
@@ -45,7 +45,7 @@ SHAPES = [
 
 def name(shape: StepShape) -> str:
     states = "-".join(f.state for f in shape.flows)
-    return f"{shape.overlap}-{shape.gradient_accumulation}-{states}-{shape.global_quantity}-{shape.flows[-1].gathers}"
+    return f"{shape.overlap}-{shape.gradient_accumulation}-{states}-{shape.global_quantity}-{shape.flows[-1].downloads}"
 
 
 def layout() -> Layout:
@@ -90,7 +90,7 @@ def test_an_update_waits_for_all_its_gradients_and_for_the_verdict_where_it_need
             assert timeline.find(Kind.BACKWARD, micro_batch, unit.index, chunk.index) in before
         assert timeline.find(Kind.NORM, last, unit.index, chunk.index) in before
         assert timeline.find(Kind.BACKWARD, last, unit.index) in before, "its weights may still be read"
-        held = shape.global_quantity or shape.flows[unit.index].by_compute
+        held = shape.global_quantity or shape.flows[unit.index].update_on_compute
         assert (verdict in before) == held
         if shape.overlap == "exact" and not held:
             assert timeline.find(Kind.BACKWARD, last) not in before
@@ -194,12 +194,12 @@ def test_collected_units_are_measured_and_updated_in_one_task_each_or_in_one_for
     made = layout()
     collected = UnitFlow(
         state="host",
-        by_compute=True,
-        gathers=False,
+        update_on_compute=True,
+        downloads=False,
         accumulates=False,
         gradients_on_disk=False,
         uploads=False,
-        collected=True,
+        after_backward=True,
     )
     on_lanes = flow("disk", one_memory=True, accumulates=False, waits_on_disk=False)
     timeline = build_timeline(made, StepShape(1, (collected, on_lanes, collected), global_quantity, overlap))  # type: ignore[arg-type]

@@ -14,20 +14,21 @@ from workbench.layout import Unit
 from workbench.placement import Placement
 from workbench.timeline import Overlap, UnitFlow
 
-GradientMode = Literal["referenced", "taken", "gathered"]
+GradientMode = Literal["in_autograd", "owned", "bucketed"]
 Waiting = Literal["in autograd", "ring", "memory", "disk"]
 
 WORKING_KIND = {"float32": "master", "bfloat16": "high", "float16": "working"}
 """The kind of the state from which the forward's weights are copied, or which they are, by the dtype they are stored
 in."""
 
-
 SMALL_MODEL_BYTES = 64 << 20
 
 
 def lanes_pay(weight_bytes: int, compute_threads: int, cores: int) -> bool:
-    """Whether updates beside compute are worth handing over in one memory: not where they are small and compute has
-    every core. `weight_bytes`: of all working weights."""
+    """Return whether updates beside compute are worth handing over in one memory.
+
+    They are not where they are small and compute has every core. `weight_bytes`: of all working weights.
+    """
     return compute_threads < cores or weight_bytes > SMALL_MODEL_BYTES
 
 
@@ -35,9 +36,9 @@ def lanes_pay(weight_bytes: int, compute_threads: int, cores: int) -> bool:
 class Conditions:
     """What is the same for all units of an engine.
 
-    `compute_dtypes`: what working weights of a storage dtype are computed in, where that differs. `must_wait`: no
-    update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains more
-    than handing it over costs.
+    `compute_dtypes`: the dtype that working weights of a storage dtype are computed in, where that differs.
+    `must_wait`: no update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains
+    more than handing it over costs.
     """
 
     shared_memory: bool
@@ -56,9 +57,9 @@ class UnitRoute:
     """The way of one unit.
 
     `on_device`: the state is on a device of its own. `streamed`: the weights come into a slot when they are used.
-    `aliased`: what the forward reads is the state's own working copy. `gradients`: they stay in autograd's
-    tensors, are taken from there micro-batch by micro-batch, or are gathered into chunks. `accumulates`: the engine
-    sums them in fp32. `waiting`: where they are until the update.
+    `aliased`: the forward reads the state's own working copy. `gradients`: they stay in autograd's tensors, are owned
+    by the engine micro-batch by micro-batch, or are copied into buckets, one a chunk. `accumulates`: the engine sums
+    them in fp32. `waiting`: where they are until the update. `update_on_compute`: no lane does it.
     """
 
     placement: Placement
@@ -68,35 +69,35 @@ class UnitRoute:
     gradients: GradientMode
     accumulates: bool
     waiting: Waiting
-    by_compute: bool
+    update_on_compute: bool
     delayed: bool
 
     @property
-    def collected(self) -> bool:
-        """Whether its gradients are found in autograd's tensors when backward has ended, and need no hooks before."""
-        return self.by_compute and self.gradients == "referenced" and not self.delayed
+    def after_backward(self) -> bool:
+        """Its gradients are found in autograd's tensors when backward has ended, and need no hooks before."""
+        return self.update_on_compute and self.gradients == "in_autograd" and not self.delayed
 
     @property
     def uploads(self) -> bool:
-        """Whether new weights are copied to where the forward, or the next fetch, reads them."""
+        """New weights are copied to where the forward, or the next fetch, reads them."""
         return not self.aliased and (not self.streamed or self.delayed)
 
     def is_filed(self, kind: str, dtype: str) -> bool:
-        """Whether a kind of the state is on disk; the working copy is in memory unless the weights are on disk."""
+        """Return whether a kind of the state is on disk; the working copy is only where the weights are."""
         if self.placement.state != "disk":
             return False
         return self.placement.weights == "disk" or kind != WORKING_KIND[dtype]
 
     def flow(self) -> UnitFlow:
-        """The same in the timeline's words."""
+        """Return the same in the timeline's words."""
         return UnitFlow(
             state=self.placement.state,
-            by_compute=self.by_compute,
-            gathers=self.gradients == "gathered",
+            update_on_compute=self.update_on_compute,
+            downloads=self.gradients == "bucketed",
             accumulates=self.accumulates,
             gradients_on_disk=self.waiting == "disk",
             uploads=self.uploads,
-            collected=self.collected,
+            after_backward=self.after_backward,
         )
 
 
@@ -121,29 +122,29 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     waits_on_disk = placement.state == "disk" and (conditions.must_wait or several)
     gradients: GradientMode
     if not (on_device or shared) or waits_on_disk or converts:
-        gradients = "gathered"
+        gradients = "bucketed"
     elif several and storage != {"float32"}:
         # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
-        gradients = "taken"
+        gradients = "owned"
     else:
-        gradients = "referenced"
-    on_lanes = not shared or conditions.lanes_pay or delayed or gradients != "referenced"
-    by_compute = placement.state == "device" or (placement.state == "host" and not on_lanes)
+        gradients = "in_autograd"
+    on_lanes = not shared or conditions.lanes_pay or delayed or gradients != "in_autograd"
+    update_on_compute = placement.state == "device" or (placement.state == "host" and not on_lanes)
     waiting: Waiting
-    if gradients == "referenced":
+    if gradients == "in_autograd":
         waiting = "in autograd"
     elif waits_on_disk:
         waiting = "disk"
     else:
-        waiting = "memory" if several or conditions.must_wait or by_compute else "ring"
+        waiting = "memory" if several or conditions.must_wait or update_on_compute else "ring"
     return UnitRoute(
         placement=placement,
         on_device=on_device,
         streamed=streamed,
         aliased=aliased,
         gradients=gradients,
-        accumulates=several and gradients != "referenced",
+        accumulates=several and gradients != "in_autograd",
         waiting=waiting,
-        by_compute=by_compute,
+        update_on_compute=update_on_compute,
         delayed=delayed,
     )

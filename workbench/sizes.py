@@ -57,7 +57,7 @@ class BufferSizes:
     """Buffers that all units share.
 
     `weight_slots` hold streamed blocks, `fetch` their weights on the way from disk. `state`, `gradients` and
-    `first_sums` lie between disk and update. `device_slots` gather gradients, `host_slots` receive them; in one memory
+    `first_sums` lie between disk and update. `device_slots` collect gradients, `host_slots` receive them; in one memory
     the host's are both.
     """
 
@@ -169,6 +169,17 @@ def add(breakdown: Breakdown, tier: str, name: str, nbytes: int) -> None:
         breakdown[tier][name] = breakdown[tier].get(name, 0) + nbytes
 
 
+def breakdown_text(breakdown: Breakdown) -> str:
+    """Return a memory breakdown in one line, the largest entries first."""
+    parts = []
+    for tier, named in breakdown.items():
+        if named:
+            largest = sorted(named.items(), key=lambda item: -item[1])
+            held = ", ".join(f"{name} {size / 2**30:,.2f} GiB" for name, size in largest)
+            parts.append(f"{tier}: {held}")
+    return "; ".join(parts) or "the engine holds nothing yet"
+
+
 # All units
 
 
@@ -210,23 +221,23 @@ def buffer_sizes(units: Iterable[UnitCount], conditions: Conditions, chunk_bytes
 
 
 def _gradient_slots(units: list[UnitCount], conditions: Conditions) -> tuple[Buffers, Buffers]:
-    """Return the slots in which chunks of gradients are gathered, and those in which they arrive on the host."""
-    gathered = [entry for entry in units if entry[1].gradients == "gathered"]
-    chunks = sum(count * len(unit.chunks) for unit, _, count in gathered)
-    nbytes = max((padded(c.weight_bytes) for unit, _, _ in gathered for c in unit.chunks), default=0)
-    largest = max((len(unit.chunks) for unit, _, _ in gathered), default=0)
-    outer = sum(count * len(unit.chunks) for unit, _, count in gathered if unit.kind == "outer")
+    """Return the slots in which chunks of gradients are collected, and those in which they arrive on the host."""
+    bucketed = [entry for entry in units if entry[1].gradients == "bucketed"]
+    chunks = sum(count * len(unit.chunks) for unit, _, count in bucketed)
+    nbytes = max((padded(c.weight_bytes) for unit, _, _ in bucketed for c in unit.chunks), default=0)
+    largest = max((len(unit.chunks) for unit, _, _ in bucketed), default=0)
+    outer = sum(count * len(unit.chunks) for unit, _, count in bucketed if unit.kind == "outer")
     # A serial step lets no slot go before its backward has ended: waiting for one would be waiting for ever.
     bounded = conditions.overlap != "serial"
     device = 2 * largest + 2 if bounded else chunks
     # Without anything to wait for, gradients are in slots until their unit's backward is over.
-    ring = any(route.waiting == "ring" for _, route, _ in gathered)
+    ring = any(route.waiting == "ring" for _, route, _ in bucketed)
     host = 2 * largest + outer + 2 if ring else ARRIVAL_SLOTS
     if conditions.shared_memory:
         # Nothing comes down: a unit's chunks are open at most, and some are being summed or written.
         device, host = 0, max(largest + SUMMING_SLOTS if bounded else chunks, host)
-    elif all(route.waiting == "memory" and not route.accumulates for _, route, _ in gathered):
+    elif all(route.waiting == "memory" and not route.accumulates for _, route, _ in bucketed):
         host = 0  # they come down straight into the place where they wait
     if conditions.gradient_accumulation == 1:
         device, host = min(device, chunks), min(host, chunks)
-    return Buffers(device, nbytes), Buffers(host if gathered else 0, nbytes)
+    return Buffers(device, nbytes), Buffers(host if bucketed else 0, nbytes)

@@ -39,8 +39,8 @@ class Kind(str, Enum):
 
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
-    A `NORM` or an `UPDATE` without a unit is that of all collected units; such an update that waits for no verdict
-    is their `NORM` as well.
+    A `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an update that waits for no
+    verdict is their `NORM` as well.
     `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
     """
 
@@ -77,22 +77,20 @@ class Task:
 class UnitFlow:
     """How one unit's gradients, state and weights move in a step.
 
-    `state`: the tier of what an update reads and writes. `by_compute`: the
-    update is done by compute when backward has ended, for lack of anything to overlap it with.
-    `collected`: so are all that its gradients need, in one task for all such units.
-    `gathers`: gradients are copied chunk by chunk out of autograd's tensors, down to the host.
-    `accumulates`: the engine sums them over micro-batches in fp32.
-    `gradients_on_disk`: they wait for the update there.
-    `uploads`: new weights are copied to where the forward reads them.
+    `state`: the tier of what an update reads and writes. `update_on_compute`: compute does the update when backward has
+    ended, for lack of anything to overlap it with. `downloads`: gradients are copied chunk by chunk out of autograd's
+    tensors, down to the host. `accumulates`: the engine sums them over micro-batches in fp32. `gradients_on_disk`: they
+    wait for the update there. `uploads`: new weights are copied to where the forward reads them. `after_backward`:
+    gradients are found when backward has ended; norm and update of all such units are one task each.
     """
 
     state: Tier
-    by_compute: bool
-    gathers: bool
+    update_on_compute: bool
+    downloads: bool
     accumulates: bool
     gradients_on_disk: bool
     uploads: bool
-    collected: bool = False
+    after_backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,12 +113,13 @@ class Timeline:
     """The tasks of one step.
 
     `ready`: for each unit the tasks after which its new weights may be read (in a delayed step by its own forward,
-    else by the next step's). `settled`: all tasks that need nothing from the model in a delayed step, none otherwise.
+    else by the next step's). `update_of_last`: in a delayed step, the tasks of the update by the last one's gradients,
+    which need nothing from the model; none otherwise.
     """
 
     tasks: tuple[Task, ...]
     ready: tuple[tuple[int, ...], ...]
-    settled: tuple[int, ...]
+    update_of_last: tuple[int, ...]
     _index: dict[tuple[Kind, int, int | None, int | None], int] = field(repr=False)
 
     @cached_property
@@ -169,7 +168,7 @@ class _Builder:
         return number
 
     def work_lane(self, unit: Unit) -> Lane:
-        return Lane.COMPUTE if self.shape.flows[unit.index].by_compute else Lane.UPDATE
+        return Lane.COMPUTE if self.shape.flows[unit.index].update_on_compute else Lane.UPDATE
 
     # The model's own part
 
@@ -182,7 +181,7 @@ class _Builder:
         over = []
         for unit in reversed(self.layout.units):
             chunks = []
-            for chunk in reversed(() if self.shape.flows[unit.index].collected else unit.chunks):
+            for chunk in reversed(() if self.shape.flows[unit.index].after_backward else unit.chunks):
                 # In whatever order gradients come: autograd decides it, and tied weights come last.
                 chunks.append(self.add(Lane.COMPUTE, Kind.BACKWARD, micro_batch, unit, chunk, waits=before))
                 final[unit.index, chunk.index] = chunks[-1]
@@ -200,7 +199,7 @@ class _Builder:
         for micro_batch in range(self.shape.gradient_accumulation):
             final, end = self.add_compute(micro_batch)
             for unit in reversed(self.layout.units):
-                for chunk in reversed(() if self.shape.flows[unit.index].collected else unit.chunks):
+                for chunk in reversed(() if self.shape.flows[unit.index].after_backward else unit.chunks):
                     place = (unit.index, chunk.index)
                     # Serial work starts when the micro-batch's backward has ended, overlapped work with the chunk's.
                     waits = [end if self.shape.overlap == "serial" else final[place]]
@@ -210,18 +209,18 @@ class _Builder:
         return norms, stored, end
 
     @property
-    def collected(self) -> list[Unit]:
+    def after_backward(self) -> list[Unit]:
         """The units whose norm and update are one task."""
-        return [unit for unit in self.layout.units if self.shape.flows[unit.index].collected]
+        return [unit for unit in self.layout.units if self.shape.flows[unit.index].after_backward]
 
-    def add_collected_norm(self, end: int) -> int:
-        """The norm of all collected units, when the last backward has ended."""
-        nbytes = sum(chunk.weight_bytes for unit in self.collected for chunk in unit.chunks)
+    def add_norm_after_backward(self, end: int) -> int:
+        """Add the norm of all units of `after_backward`, when the last backward has ended."""
+        nbytes = sum(chunk.weight_bytes for unit in self.after_backward for chunk in unit.chunks)
         return self.add(Lane.COMPUTE, Kind.NORM, self.last, nbytes=nbytes, waits=[end])
 
-    def add_collected_update(self, before: int) -> int:
-        """The update of all collected units."""
-        nbytes = sum(_moved_bytes(unit, chunk) for unit in self.collected for chunk in unit.chunks)
+    def add_update_after_backward(self, before: int) -> int:
+        """Add the update of all units of `after_backward`."""
+        nbytes = sum(_moved_bytes(unit, chunk) for unit in self.after_backward for chunk in unit.chunks)
         return self.add(Lane.COMPUTE, Kind.UPDATE, self.last, nbytes=nbytes, waits=[before])
 
     def _add_chunk_gradient(
@@ -235,7 +234,7 @@ class _Builder:
         flow, work = self.shape.flows[unit.index], self.work_lane(unit)
         place = (unit.index, chunk.index)
         done = waits
-        if flow.gathers:
+        if flow.downloads:
             done = [
                 self.add(Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, unit, chunk, chunk.weight_bytes, done)
             ]
@@ -275,7 +274,7 @@ class _Builder:
 
     def add_unit_upload(self, unit: Unit, waits: Sequence[Sequence[int]]) -> list[int]:
         """A unit's new weights copied to where the forward reads them, chunk by chunk."""
-        lane = Lane.COMPUTE if self.shape.flows[unit.index].by_compute else Lane.UPLOAD
+        lane = Lane.COMPUTE if self.shape.flows[unit.index].update_on_compute else Lane.UPLOAD
         return [
             self.add(lane, Kind.UPLOAD, self.last, unit, chunk, chunk.weight_bytes, before)
             for chunk, before in zip(unit.chunks, waits, strict=True)
@@ -286,7 +285,7 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     """The tasks of one step of `layout` under `shape`.
 
     Each micro-batch runs forward over the units and backward over them in reverse; every chunk's gradients go down
-    (where they are gathered), are summed (where the engine does it) and measured once the last micro-batch's are in.
+    (where they are bucketed), are summed (where the engine does it) and measured once the last micro-batch's are in.
     Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the unit's own
     backward is over; and the new weights go up. `serial` holds all host work of a micro-batch back until its backward
     has ended. A `delayed` step begins with the update by the last step's gradients and ends with its own verdict.
@@ -297,30 +296,30 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     norms, stored, end = builder.add_gradients()
     measured = [end, *norms.values()]
     last = builder.last
-    verdict = collected = None
-    if builder.collected:
+    verdict = late_update = None
+    if builder.after_backward:
         # An update that needs no verdict measures on its way, and reads its gradients once for both.
         at_once = shape.overlap == "exact" and not shape.global_quantity
-        collected = builder.add_collected_update(end) if at_once else None
-        measured.append(builder.add_collected_norm(end) if collected is None else collected)
+        late_update = builder.add_update_after_backward(end) if at_once else None
+        measured.append(builder.add_norm_after_backward(end) if late_update is None else late_update)
     # What else compute does itself overlaps with nothing: it may as well know the verdict first.
-    if shape.global_quantity or any(flow.by_compute for flow in shape.flows):
+    if shape.global_quantity or any(flow.update_on_compute for flow in shape.flows):
         verdict = builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=measured)
     ready: list[tuple[int, ...]] = []
     for unit in layout.units:
         flow = shape.flows[unit.index]
-        if flow.collected:
+        if flow.after_backward:
             assert verdict is not None
-            if collected is None:
-                collected = builder.add_collected_update(verdict)
-            ready.append((collected,))
+            if late_update is None:
+                late_update = builder.add_update_after_backward(verdict)
+            ready.append((late_update,))
             continue
         over = builder.index[Kind.BACKWARD, last, unit.index, None]
-        held = shape.global_quantity or flow.by_compute
+        waits_for_verdict = shape.global_quantity or flow.update_on_compute
         waits = {}
         for chunk in unit.chunks:
             place = (unit.index, chunk.index)
-            first = [verdict] if held and verdict is not None else [norms[place], over]
+            first = [verdict] if waits_for_verdict and verdict is not None else [norms[place], over]
             waits[chunk.index] = [*first, stored[place]]
         done = builder.add_unit_update(unit, waits)
         if flow.uploads:
@@ -346,10 +345,10 @@ def _delayed(builder: _Builder) -> Timeline:
             builder.add_unit_update(
                 unit, {c.index: [up] for c, up in zip(unit.chunks, ready[unit.index], strict=True)}
             )
-    settled = tuple(range(len(builder.tasks)))
+    update_of_last = tuple(range(len(builder.tasks)))
     norms, _, end = builder.add_gradients()
     builder.add(_verdict_lane(shape), Kind.VERDICT, builder.last, waits=[end, *norms.values()])
-    return Timeline(tuple(builder.tasks), tuple(ready), settled, builder.index)
+    return Timeline(tuple(builder.tasks), tuple(ready), update_of_last, builder.index)
 
 
 def _state_bytes(unit: Unit, chunk: Chunk) -> int:
@@ -362,4 +361,4 @@ def _moved_bytes(unit: Unit, chunk: Chunk) -> int:
 
 
 def _verdict_lane(shape: StepShape) -> Lane:
-    return Lane.COMPUTE if all(flow.by_compute for flow in shape.flows) else Lane.UPDATE
+    return Lane.COMPUTE if all(flow.update_on_compute for flow in shape.flows) else Lane.UPDATE

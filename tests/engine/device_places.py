@@ -16,7 +16,7 @@ from small_models import SeparateMemory, loss_of
 from torch import Tensor
 
 from workbench.engine.devices.cuda_device import CudaDevice
-from workbench.engine.devices.device import Device, Mark
+from workbench.engine.devices.device import Device, Event
 from workbench.timeline import Lane
 
 # cuBLAS reads it when it is first used.
@@ -42,16 +42,16 @@ class DelayedCuda(CudaDevice):
         # Mostly short, now and then long: both orders of every pair of streams come up.
         torch.cuda._sleep(int(self._chance[name].random() ** 4 * LONGEST_CYCLES))
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         self._delay("compute")
-        return super().mark()
+        return super().record_event()
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
         with torch.cuda.stream(self._lanes[lane].stream):
             self._delay(lane)
         super().copy(lane, destination, source, after)
 
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         with torch.cuda.stream(self._beside_compute[lane].stream):
             self._delay("beside")
         return super().copy_async(lane, destination, source, after)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.pages import page_aligned
-from workbench.engine.storage import disk_files as disk
-from workbench.engine.storage.disk_files import DiskTier, RecordFile
+from workbench.engine import disk_files as disk
+from workbench.engine.devices.buffers import page_aligned
+from workbench.engine.disk_files import DiskTier, RecordFile
 from workbench.layout import PAGE_BYTES
 
 SIZES = (1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, 10_000)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import workbench.engine.loss.deferred_logits
+import workbench.engine.loss.lazy_logits
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 
@@ -372,9 +372,9 @@ def test_a_loss_that_is_none_of_the_heads_is_refused() -> None:
 def test_the_check_finds_a_loss_that_differs(
     change: Callable[[Tensor], Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = workbench.engine.loss.deferred_logits.chunked_cross_entropy
+    right = workbench.engine.loss.lazy_logits.chunked_cross_entropy
     monkeypatch.setattr(
-        workbench.engine.loss.deferred_logits,
+        workbench.engine.loss.lazy_logits,
         "chunked_cross_entropy",
         lambda *args, **options: change(right(*args, **options)),
     )

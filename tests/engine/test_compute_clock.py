@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.lanes.compute_clock import ComputeClock, lane_seconds
+from workbench.engine.report import ComputeClock, lane_seconds
 from workbench.timeline import Lane
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks import activation_offload
 from workbench.engine.devices.device import Device
-from workbench.engine.steps.loss_scale import LossScaling
+from workbench.engine.non_finite import LossScaling
 from workbench.optimizer.reference import ReferenceParameter, split_float32
 
 STEPS = 4

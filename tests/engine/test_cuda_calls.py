@@ -134,7 +134,7 @@ def pair(device: CudaDevice) -> tuple[Tensor, Tensor]:
 def test_a_lanes_copy_waits_for_its_mark_and_is_over_when_it_returns(cuda: FakeCuda) -> None:
     device = OnTheCpu()
     there, host = pair(device)
-    mark = device.mark()
+    mark = device.record_event()
     for lane, destination, source in ((Lane.UPLOAD, there, host), (Lane.DOWNLOAD, host, there)):
         cuda.notes.clear()
         device.copy(lane, destination, source, mark)
@@ -151,7 +151,7 @@ def test_a_lanes_copy_waits_for_its_mark_and_is_over_when_it_returns(cuda: FakeC
 def test_a_copy_between_two_places_on_the_host_waits_for_its_mark_itself(cuda: FakeCuda) -> None:
     device = CudaDevice(torch.device("cuda", 0))
     one, other = (device.empty_host(100, torch.float32).fill_(value) for value in (1, 2))
-    mark = device.mark()
+    mark = device.record_event()
     cuda.notes.clear()
     device.copy(Lane.UPLOAD, one, other, mark)
     assert torch.equal(one, other)
@@ -162,14 +162,14 @@ def test_a_copy_between_two_places_on_the_host_waits_for_its_mark_itself(cuda: F
 def test_a_copy_beside_compute_makes_nobody_wait_until_compute_is_held(cuda: FakeCuda) -> None:
     device = OnTheCpu()
     there, host = pair(device)
-    mark = device.mark()
+    mark = device.record_event()
     cuda.notes.clear()
     end = device.copy_async(Lane.UPLOAD, there, host, mark)
     assert cuda.notes[0][1:] == ("waits for", "compute")
     assert not any(note[0] == "the host waits for" for note in cuda.notes)
     cuda.notes.clear()
-    device.hold_compute(end)
-    device.hold_compute(None)
+    device.wait_event(end)
+    device.wait_event(None)
     assert [note[:2] for note in cuda.notes] == [("compute", "waits for")]
     assert cuda.notes[0][2].startswith("copies")
     device.close()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from workbench.engine import OffloadEngine
 from workbench.engine.devices.cuda_device import CudaDevice
-from workbench.engine.devices.device import Device, Mark
+from workbench.engine.devices.device import Device, Event
 from workbench.timeline import Lane
 from workbench.training.failures import explain
 
@@ -34,16 +34,16 @@ def carried(device: Device, host: Tensor, back: Tensor) -> None:
     there = device.empty(host.numel(), host.dtype)
     device.copy(Lane.UPLOAD, there, host, None)
     back.zero_()
-    device.copy(Lane.DOWNLOAD, back, there, device.mark())
+    device.copy(Lane.DOWNLOAD, back, there, device.record_event())
 
 
 def carried_beside_compute(device: Device, host: Tensor, back: Tensor) -> None:
     """The same by copies that go on, with compute between them."""
     there = torch.empty(host.numel(), dtype=host.dtype, device=device.torch_device)
-    device.hold_compute(device.copy_async(Lane.UPLOAD, there, host, device.mark()))
+    device.wait_event(device.copy_async(Lane.UPLOAD, there, host, device.record_event()))
     changed = there + 1
     back.zero_()
-    device.copy_async(Lane.DOWNLOAD, back, changed, device.mark())
+    device.copy_async(Lane.DOWNLOAD, back, changed, device.record_event())
     device.synchronize()
     back -= 1
 
@@ -197,9 +197,9 @@ def test_a_copy_waits_for_its_mark_and_compute_for_the_copy_it_is_held_for() -> 
         host.fill_(number)
         torch.cuda._sleep(LONGEST_CYCLES * 5)
         there.fill_(-1)  # late; the copy has to come after it
-        device.hold_compute(device.copy_async(Lane.UPLOAD, there, host, device.mark()))
+        device.wait_event(device.copy_async(Lane.UPLOAD, there, host, device.record_event()))
         doubled = there * 2
-        device.copy(Lane.DOWNLOAD, back, doubled, device.mark())
+        device.copy(Lane.DOWNLOAD, back, doubled, device.record_event())
         assert (back == 2 * number).all()
     device.close()
 
@@ -226,11 +226,11 @@ def test_memory_from_the_device_is_not_written_by_what_compute_had_issued_before
 class Impatient(DelayedCuda):
     """Copies that do not wait for compute, and a compute that is always late."""
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         torch.cuda._sleep(LONGEST_CYCLES)
-        return super().mark()
+        return super().record_event()
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
         super().copy(lane, destination, source, None)
 
 

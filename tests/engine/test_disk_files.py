@@ -18,9 +18,9 @@ import torch
 from disk_records import SIZES, Transfer, filled, path_of, refused, written
 from torch import Tensor
 
-from workbench.engine.devices.pages import page_aligned
-from workbench.engine.storage import disk_files as disk
-from workbench.engine.storage.disk_files import DiskError, DiskTier
+from workbench.engine import disk_files as disk
+from workbench.engine.devices.buffers import page_aligned
+from workbench.engine.disk_files import DiskError, DiskTier
 from workbench.layout import PAGE_BYTES, padded
 
 
@@ -300,7 +300,7 @@ def test_an_error_that_shows_only_when_written_back_is_not_missed(
     tier.close()
 
 
-@pytest.mark.parametrize("taken", [0, PAGE_BYTES])
+@pytest.mark.parametrize("owned", [0, PAGE_BYTES])
 def test_a_disk_that_takes_no_more_is_an_error_and_no_endless_loop(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:

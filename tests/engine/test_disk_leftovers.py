@@ -19,9 +19,9 @@ import pytest
 import torch
 from disk_records import SIZES, filled, open_descriptors, path_of, refused, written
 
-from workbench.engine.devices.pages import page_aligned
-from workbench.engine.storage import disk_files as disk
-from workbench.engine.storage.disk_files import DiskError, DiskTier
+from workbench.engine import disk_files as disk
+from workbench.engine.devices.buffers import page_aligned
+from workbench.engine.disk_files import DiskError, DiskTier
 from workbench.layout import PAGE_BYTES
 
 
@@ -92,8 +92,8 @@ def test_room_can_be_asked_for_ahead(tier: DiskTier, monkeypatch: pytest.MonkeyP
 
 HOLDER = """
 import sys, pathlib, torch
-from workbench.engine.storage.disk_files import DiskTier
-from workbench.engine.devices.pages import page_aligned
+from workbench.engine.disk_files import DiskTier
+from workbench.engine.devices.buffers import page_aligned
 tier = DiskTier(pathlib.Path(sys.argv[1]))
 tier.create("state", [100_000]).write(0, page_aligned(100_000))
 print(tier.folder, flush=True)

@@ -10,7 +10,7 @@ from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, lo
 from torch import nn
 
 from workbench.engine import LaneError, NonFiniteGradientsError, OffloadEngine
-from workbench.engine.devices.device import CpuDevice, Mark
+from workbench.engine.devices.device import CpuDevice, Event
 from workbench.timeline import Lane
 
 
@@ -21,7 +21,7 @@ class BrokenLink(SeparateMemory):
         super().__init__()
         self._broken, self._healthy = broken, healthy
 
-    def copy(self, lane: Lane, destination: torch.Tensor, source: torch.Tensor, after: Mark) -> None:
+    def copy(self, lane: Lane, destination: torch.Tensor, source: torch.Tensor, after: Event) -> None:
         if lane is self._broken:
             self._healthy -= 1
             if self._healthy < 0:
@@ -153,7 +153,7 @@ def test_what_another_unit_has_shown_not_to_be_finite_is_not_applied_by_compute_
         before = [p.detach().clone() for p in model.parameters()]
 
         def block(gradient: torch.Tensor) -> None:
-            engine._machinery.work._current.blocked = True  # as an update on a lane does
+            engine._runtime.tasks._current.blocked = True  # as an update on a lane does
 
         model.model.layers[0].mlp.up_proj.weight.register_hook(block)  # type: ignore[union-attr]
         engine.backward(loss_of(model, ids[0]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workbench.engine.loss.fused_head import chunked_cross_entropy, default_chunk_tokens
+from workbench.engine.loss.chunked_cross_entropy import chunked_cross_entropy, default_chunk_tokens
 
 TOKENS, WIDTH, VOCABULARY = 61, 24, 301
 

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from workbench.engine.storage.heap import MAPPED_FROM_BYTES
+from workbench.engine.devices.buffers import MAPPED_FROM_BYTES
 
 SCRIPT = """
 import sys
 import psutil, torch
-from workbench.engine.storage.heap import give_large_blocks_back
+from workbench.engine.devices.buffers import give_large_blocks_back
 
 def resident():
     return psutil.Process().memory_info().rss

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.pinned import HostMemory, RegisteredRanges, Stretch
-from workbench.engine.devices.staging_ring import StagingRing, carry
+from workbench.engine.devices.pinned import HostMemory, RegisteredRanges, StagingRing, Stretch, carry
 
 PAGE = 4096
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 from small_models import CHUNK_BYTES, SeparateMemory, batches, clone, gpt2, llama, loss_of
 
-from workbench.engine import AdamW, NonFiniteGradientsError, OffloadEngine
-from workbench.engine.arithmetic import precision
-from workbench.engine.arithmetic.precision import working_precision
+from workbench.engine import AdamW, NonFiniteGradientsError, OffloadEngine, precision
 from workbench.engine.devices.device import CpuDevice, Device
-from workbench.engine.steps.loss_scale import LossScale, LossScaling
+from workbench.engine.non_finite import LossScale, LossScaling
+from workbench.engine.precision import working_precision
 from workbench.optimizer.reference import ReferenceParameter, join_float32, split_float32
 
 PLACES = [("device", "host"), ("host", "host"), ("host", "disk"), ("disk", "disk")]

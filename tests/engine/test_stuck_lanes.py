@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.engine import LaneError, OffloadEngine
 from workbench.engine.devices.device import CpuDevice
-from workbench.engine.storage.disk_files import DiskError, RecordFile
+from workbench.engine.disk_files import DiskError, RecordFile
 from workbench.timeline import Lane
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.device import CpuDevice, Mark
+from workbench.engine.devices.device import CpuDevice, Event
 from workbench.timeline import Lane
 
 
@@ -77,7 +77,7 @@ class CopiesInThreads(HostWatched):
         self._threads = {lane: ThreadPoolExecutor(1) for lane in (Lane.DOWNLOAD, Lane.UPLOAD)}
         self._futures: list[Future[None]] = []
 
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Future[None]:
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Future[None]:
         run = self.begin(lane, destination, source)
         delay = self._chance.random() ** 4 * 0.004
 
@@ -88,7 +88,7 @@ class CopiesInThreads(HostWatched):
         self._futures.append(self._threads[lane].submit(late))
         return self._futures[-1]
 
-    def hold_compute(self, mark: Mark) -> None:
+    def wait_event(self, mark: Event) -> None:
         if mark is not None:
             mark.result(timeout=60)
 
@@ -110,12 +110,12 @@ class CopiesAtTheLastMoment(HostWatched):
         super().__init__()
         self._waiting: dict[Lane, list[Callable[[], None]]] = {Lane.DOWNLOAD: [], Lane.UPLOAD: []}
 
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         run = self.begin(lane, destination, source)
         self._waiting[lane].append(run)
         return lane, run
 
-    def hold_compute(self, mark: Mark) -> None:
+    def wait_event(self, mark: Event) -> None:
         if mark is not None:
             lane, run = mark
             while run in self._waiting[lane]:

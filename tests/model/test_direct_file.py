@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.engine.devices.pages import page_aligned
+from workbench.engine.devices.buffers import page_aligned
 from workbench.model import direct_file
 from workbench.model.direct_file import PAGE, DirectFile
 

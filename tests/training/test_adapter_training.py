@@ -12,9 +12,9 @@ from tiny_training import SETTINGS
 from workbench.config.schema import AdapterConfig
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name
 from workbench.engine.blocks.discovery import find_units
 from workbench.engine.devices.device import CpuDevice
+from workbench.engine.precision import compute_dtypes, dtype_name
 from workbench.model.adapter import AdapterUnits, add_adapter, store_base_as
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.plan.memory.needs import EngineNeeds, checkpoint_bytes

@@ -15,7 +15,7 @@ from tiny_training import build_engine, train
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
-from workbench.engine.storage.disk_files import DiskError
+from workbench.engine.disk_files import DiskError
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import saving
 from workbench.runs.checkpoints import (

@@ -13,7 +13,7 @@ from tiny_training import build_engine, train
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import LaneError
-from workbench.engine.storage.disk_files import DiskError, RecordFile
+from workbench.engine.disk_files import DiskError, RecordFile
 from workbench.errors import EXIT_ERROR
 from workbench.training.checkpoints.checkpoint import save_checkpoint
 from workbench.training.failures import EngineFailedError, explain

@@ -10,9 +10,9 @@ import torch
 from tiny_training import SETTINGS, build_engine
 
 from workbench.config import load_config
-from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name, working_precision
 from workbench.engine.blocks.discovery import find_units, lay_out
 from workbench.engine.devices.device import CpuDevice
+from workbench.engine.precision import compute_dtypes, dtype_name, working_precision
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, UnitSpec, build_layout
 from workbench.model.build import build_on_meta, model_config

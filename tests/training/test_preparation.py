@@ -12,8 +12,8 @@ import pytest
 
 from workbench.config import parse_config, to_toml
 from workbench.data.tokenizers import ByteTokenizer
-from workbench.engine.arithmetic import precision as engine_precision
-from workbench.engine.storage.disk_files import DiskError
+from workbench.engine import precision as engine_precision
+from workbench.engine.disk_files import DiskError
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.training.start import disk_folder, fitting
 from workbench.training.start.preparation import Prepared, prepare_run

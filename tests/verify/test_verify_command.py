@@ -10,7 +10,7 @@ import torch
 from small_trials import PRESET, write_preset
 
 from workbench.cli import main
-from workbench.engine.steps.step_work import StepWork
+from workbench.engine.step_tasks import StepTasks
 from workbench.timeline import Task
 
 Captured = pytest.CaptureFixture[str]
@@ -50,13 +50,13 @@ def test_rows_are_data_with_json(tmp_path: Path, capsys: Captured) -> None:
 def test_a_broken_engine_ends_with_exit_1_and_rows_that_say_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    judge = StepWork._judge
+    check_overflow = StepTasks.check_overflow
 
-    def unclipped(self: StepWork, task: Task) -> None:
-        judge(self, task)
+    def unclipped(self: StepTasks, task: Task) -> None:
+        check_overflow(self, task)
         self._current.scale = self._current.unscale
 
-    monkeypatch.setattr(StepWork, "_judge", unclipped)
+    monkeypatch.setattr(StepTasks, "check_overflow", unclipped)
     assert main(["verify", str(write_preset(tmp_path))]) == 1
     lines = capsys.readouterr().out.splitlines()
     failed = [line for line in lines if "  FAILED" in line]
@@ -94,7 +94,7 @@ def test_a_preset_that_is_not_there_is_refused(capsys: Captured) -> None:
 def test_16_bit_weights_without_checkpointing_are_refused_where_they_are_computed_in_fp32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("workbench.engine.arithmetic.precision.has_bfloat16", lambda device: False)
+    monkeypatch.setattr("workbench.engine.precision.has_bfloat16", lambda device: False)
     preset = write_preset(tmp_path)
     options = ["--set", "train.precision=bf16", "--set", "train.activation_checkpointing=false"]
     assert main(["verify", str(preset), *options]) == 2

@@ -13,16 +13,14 @@ import pytest
 from small_trials import failed, rows_of, small_config
 from torch import nn
 
-import workbench.engine.step_cycle as step_cycle
+from workbench.engine import step_scheduler
 from workbench.engine.blocks.param_ready_barrier import ParamReadyBarrier
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
-from workbench.engine.gradients.gradient_set import Verdict
 from workbench.engine.offload import OffloadEngine
-from workbench.engine.step_cycle import StepCycle
-from workbench.engine.steps.gradient_work import GradientWork
-from workbench.engine.steps.step_work import StepWork
-from workbench.engine.steps.update_work import UpdateWork
-from workbench.engine.storage.unit_memory import UnitMemory
+from workbench.engine.report import GradCheck
+from workbench.engine.step_scheduler import StepScheduler
+from workbench.engine.step_tasks import StepTasks
+from workbench.engine.unit_memory import UnitMemory
 from workbench.timeline import Kind, Lane, Task, Timeline
 
 Patch = pytest.MonkeyPatch
@@ -47,31 +45,31 @@ def test_a_whole_engine_holds_in_every_row(overrides: tuple[str, ...]) -> None:
 
 
 def drop_a_micro_batch(patch: Patch) -> None:
-    accumulate = GradientWork.accumulate
+    accumulate = StepTasks.accumulate
 
-    def dropping(self: GradientWork, task: Task) -> None:
+    def dropping(self: StepTasks, task: Task) -> None:
         if task.micro_batch == 1:
             slot = self._in_hand.pop((task.unit, task.chunk), None)  # type: ignore[arg-type]
             if slot is not None:
-                self._intake.host_slots.give_back(slot)
+                self._grad_hooks.host_slots.give_back(slot)
             return
         accumulate(self, task)
 
-    patch.setattr(GradientWork, "accumulate", dropping)
+    patch.setattr(StepTasks, "accumulate", dropping)
 
 
 def upload_one_step_late(patch: Patch) -> None:
-    upload = UpdateWork.upload
+    upload = StepTasks.upload
     held: dict[tuple[int, Any, Any], Task] = {}
 
-    def late(self: UpdateWork, task: Task) -> None:
+    def late(self: StepTasks, task: Task) -> None:
         place = (id(self), task.unit, task.chunk)
         if place in held:
             upload(self, task)
         held[place] = task
 
     # The first step's weights never come up; every later one's do.
-    patch.setattr(UpdateWork, "upload", late)
+    patch.setattr(StepTasks, "upload", late)
 
 
 def fill_a_slot_too_late(patch: Patch) -> None:
@@ -105,7 +103,7 @@ def let_the_forward_not_wait(patch: Patch) -> None:
 
 def without_waits(patch: Patch, kind: Kind, for_kinds: tuple[Kind, ...]) -> None:
     """Tasks of `kind` do not wait for those of `for_kinds`."""
-    build = step_cycle.build_timeline
+    build = step_scheduler.build_timeline
 
     def broken(*arguments: Any) -> Timeline:
         timeline = build(*arguments)
@@ -116,7 +114,7 @@ def without_waits(patch: Patch, kind: Kind, for_kinds: tuple[Kind, ...]) -> None
         )
         return replace(timeline, tasks=tasks)
 
-    patch.setattr(step_cycle, "build_timeline", broken)
+    patch.setattr(step_scheduler, "build_timeline", broken)
 
 
 def update_before_the_verdict(patch: Patch) -> None:
@@ -171,23 +169,23 @@ def forget_the_learning_rate(patch: Patch) -> None:
 
 
 def write_an_overflow(patch: Patch) -> None:
-    judge = StepWork._judge
+    check_overflow = StepTasks.check_overflow
 
-    def judging(self: StepWork, task: Task) -> None:
-        judge(self, task)
+    def broken(self: StepTasks, task: Task) -> None:
+        check_overflow(self, task)
         self._current.blocked = False
 
-    patch.setattr(StepWork, "_judge", judging)
+    patch.setattr(StepTasks, "check_overflow", broken)
 
 
 def ignore_clipping(patch: Patch) -> None:
-    judge = StepWork._judge
+    check_overflow = StepTasks.check_overflow
 
-    def judging(self: StepWork, task: Task) -> None:
+    def broken(self: StepTasks, task: Task) -> None:
         self._clipping = 0.0
-        judge(self, task)
+        check_overflow(self, task)
 
-    patch.setattr(StepWork, "_judge", judging)
+    patch.setattr(StepTasks, "check_overflow", broken)
 
 
 def weigh_micro_batches_alike(patch: Patch) -> None:
@@ -196,18 +194,18 @@ def weigh_micro_batches_alike(patch: Patch) -> None:
 
 
 def never_delay(patch: Patch) -> None:
-    patch.setattr(StepCycle, "_is_delayed", lambda self, step: False)
+    patch.setattr(StepScheduler, "_is_delayed", lambda self, step: False)
 
 
 def claim_another_norm(patch: Patch) -> None:
-    judge = StepWork._judge
+    check_overflow = StepTasks.check_overflow
 
-    def judging(self: StepWork, task: Task) -> None:
-        judge(self, task)
-        assert self.verdict is not None
-        self._current.verdict = Verdict(self.verdict.grad_norm * 1.001, self.verdict.finite)
+    def broken(self: StepTasks, task: Task) -> None:
+        check_overflow(self, task)
+        assert self.check is not None
+        self._current.check = GradCheck(self.check.grad_norm * 1.001, self.check.finite)
 
-    patch.setattr(StepWork, "_judge", judging)
+    patch.setattr(StepTasks, "check_overflow", broken)
 
 
 BROKEN: list[tuple[Callable[[Patch], None], tuple[str, ...], str, str]] = [

@@ -3,10 +3,11 @@
 It works on any `torch.nn.Module` and needs no configuration file, screen or run directory; see `OffloadEngine`.
 """
 
-from workbench.engine.lanes.execution import LaneError, Span
+from workbench.engine.execution import Span
+from workbench.engine.lane_threads import LaneError
+from workbench.engine.non_finite import LossScaling
 from workbench.engine.offload import OffloadEngine
-from workbench.engine.steps.loss_scale import LossScaling
-from workbench.engine.steps.report import NonFiniteGradientsError, StepReport, StepResult
+from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
 from workbench.optimizer.settings import AdamW
 
 __all__ = [

@@ -9,7 +9,7 @@ there is room for them: on the device, on the host, on disk.
 It needs no configuration file, screen or run directory. The model is called as always; hooks on it wait, block by
 block, for the weights that the step before is still updating.
 
-Invariant: at most one step has host work under way. It is settled before the next step's first backward begins (a
+Invariant: at most one step has host work under way. It is finished before the next step's first backward begins (a
 delayed step's own update, which runs beside it, before the step ends), so every gradient buffer has one owner, and
 state is read by nobody else while it is written.
 """
@@ -18,38 +18,25 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic.precision import Compute, Precision, working_precision
-from workbench.engine.arrangement import arrange
-from workbench.engine.blocks.discovery import FoundUnit
-from workbench.engine.devices.device import Device, open_device
-from workbench.engine.lanes.watchdog import Watchdog
-from workbench.engine.machinery import set_up
-from workbench.engine.memory_breakdown import MemoryBreakdown, memory_breakdown_text
-from workbench.engine.setup import check_arguments
-from workbench.engine.step_cycle import StepCycle
-from workbench.engine.steps.loss_scale import LossScaling
-from workbench.engine.steps.micro_batches import MicroBatches
-from workbench.engine.steps.non_finite import NonFiniteSteps
-from workbench.engine.steps.report import StepReport
-from workbench.engine.storage.stored_tensor import StoredTensor
+from workbench.engine.build import build_runtime, plan_units
+from workbench.engine.config import EngineConfig
+from workbench.engine.devices.device import open_device
+from workbench.engine.disk_files import StoredTensor
+from workbench.engine.lane_threads import Watchdog
+from workbench.engine.non_finite import NonFiniteSteps
+from workbench.engine.precision import working_precision
+from workbench.engine.report import StepReport
+from workbench.engine.step_scheduler import MicroBatches, StepScheduler
 from workbench.layout import Layout
-from workbench.optimizer.settings import AdamW
-from workbench.placement import Tier
-from workbench.state_formats import StateFormat
-from workbench.timeline import Overlap
-
-DEFAULT_CHUNK_BYTES = 16 << 20
-DEFAULT_DELAY_WARMUP = 40
-DEFAULT_WATCHDOG_S = 600.0
+from workbench.sizes import Breakdown, breakdown_text
 
 
 class OffloadEngine:
@@ -59,33 +46,7 @@ class OffloadEngine:
         model: its floating-point parameters are recast to the working precision (fp32 ones beside 16-bit ones stay
             fp32) and moved to `device`, and stay bound to the engine's memory until `close`. Parameters on the
             meta device are given values by `materialize`.
-        optimizer: AdamW's numbers. Weight decay applies to parameters of two or more dimensions.
-        weights: the tier of the blocks' working weights, "device", "host" or "disk". Off the device they come block by
-            block through a ring of slots. Parameters outside the blocks stay on the device.
-        state: the tier of the optimizer state, "device", "host" or "disk"; never above that of the weights.
-        device_fraction: share of the trainable elements, in whole units in forward order, that stay on the device with
-            their state.
-        state_format: how the state is kept off the device: "exact", or "half" or "compact" for matrices; embeddings and
-            parameters with fewer than two dimensions stay exact. On a device of its own it is exact.
-        gradient_accumulation: micro-batches a step.
-        gradient_clipping: the largest norm of a step's mean gradient; 0 leaves it as it is.
-        overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
-            both give the same bits. "delayed" applies a step's gradients during the next one, from step
-            `delay_warmup` + 1 on (Ren et al., ZeRO-Offload, 2021, §5.2).
-        precision: of the working weights; "auto" is bf16 on a device that has it, else fp32. "fp16" scales the loss, by
-            `loss_scale`; None searches the scale from 2^16 on.
-        compute: "auto" computes 16-bit weights in fp32 where the CPU has no such arithmetic, "same" in their own
-            precision, "fp32" always in fp32 (on the CPU).
-        activation_checkpointing: recompute each block's forward during backward. Weights that come through slots
-        need it. activations: "host" keeps what backward needs of each block's input on the host.
-        disk_path: a folder for the files of the disk tier.
-        chunk_bytes: bytes of working weights that move and update together.
-        threads: of the host optimizer; "auto" takes what this process may use.
-        device: "cuda", "cuda:1", "cpu", "auto", or a `Device`.
-        materialize: called with each unit that has parameters on the meta device, before it is laid into memory;
-            has to replace them by real ones (see `FoundUnit.owners`).
-        watchdog_s: a lane that works on one task for longer than this ends the step with an error that names it; 0
-            never does.
+        options: the fields of `EngineConfig`, by name.
 
     Where the native extension is missing, a `MissingExtensionWarning` says so and torch's fused AdamW does its work.
 
@@ -96,103 +57,37 @@ class OffloadEngine:
         DiskError: the disk has no room, or refuses.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        optimizer: AdamW | None = None,
-        weights: Tier = "device",
-        state: Tier = "host",
-        device_fraction: float = 0.0,
-        state_format: StateFormat = "exact",
-        gradient_accumulation: int = 1,
-        gradient_clipping: float = 0.0,
-        overlap: Overlap = "exact",
-        delay_warmup: int = DEFAULT_DELAY_WARMUP,
-        precision: Precision = "auto",
-        loss_scale: LossScaling | None = None,
-        compute: Compute = "auto",
-        activation_checkpointing: bool = True,
-        activations: Literal["device", "host"] = "device",
-        disk_path: str | Path | None = None,
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-        threads: int | Literal["auto"] = "auto",
-        device: str | torch.device | Device = "auto",
-        materialize: Callable[[FoundUnit], None] | None = None,
-        watchdog_s: float = DEFAULT_WATCHDOG_S,
-    ) -> None:
-        check_arguments(
-            optimizer=optimizer,
-            weights=weights,
-            state=state,
-            state_format=state_format,
-            gradient_accumulation=gradient_accumulation,
-            gradient_clipping=gradient_clipping,
-            overlap=overlap,
-            delay_warmup=delay_warmup,
-            activation_checkpointing=activation_checkpointing,
-            activations=activations,
-            disk_path=disk_path,
-        )
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        config = EngineConfig(**options)
         self.model = model
-        self.device = open_device(device)
-        self.dtype = working_precision(precision, self.device)
-        scaling = (loss_scale or LossScaling()) if self.dtype == torch.float16 else None
-        self._non_finite = NonFiniteSteps(scaling)
-        arrangement = arrange(
-            model,
-            self.device,
-            storage=self.dtype,
-            compute=compute,
-            weights=weights,
-            state=state,
-            device_fraction=device_fraction,
-            state_format=state_format,
-            gradient_accumulation=gradient_accumulation,
-            global_quantity=gradient_clipping > 0 or self._non_finite.scales_loss,
-            overlap=overlap,
-            activation_checkpointing=activation_checkpointing,
-            chunk_bytes=chunk_bytes,
-        )
-        self.layout: Layout = arrangement.layout
-        self._machinery = set_up(
-            model,
-            arrangement,
-            self.device,
-            storage=self.dtype,
-            threads=threads,
-            state_format=state_format,
-            gradient_clipping=gradient_clipping,
-            activation_checkpointing=activation_checkpointing,
-            activations=activations,
-            disk_path=disk_path,
-            chunk_bytes=chunk_bytes,
-            materialize=materialize,
-        )
+        self.device = open_device(config.device)
+        self.dtype = working_precision(config.precision, self.device)
+        plan = plan_units(model, self.device, self.dtype, config)
+        self.layout: Layout = plan.layout
+        self._runtime = build_runtime(model, plan, self.device, config)
         # An engine that is dropped instead of closed leaves no thread behind.
-        weakref.finalize(self, self._machinery.lanes.end).atexit = False
-        self._delays = overlap == "delayed"
-        self._micro_batches = MicroBatches(gradient_accumulation)
-        self._cycle = StepCycle(
-            self._machinery, arrangement, optimizer or AdamW(), self._non_finite, delay_warmup
-        )
-        self._watchdog = Watchdog(self._machinery.lanes, watchdog_s, self._cycle.fail_stuck)
+        weakref.finalize(self, self._runtime.lanes.end).atexit = False
+        self._delays = config.overlap == "delayed"
+        self._micro_batches = MicroBatches(config.gradient_accumulation)
+        self._non_finite = NonFiniteSteps(config.loss_scaling(self.dtype))
+        self._scheduler = StepScheduler(self._runtime, plan, config, self._non_finite)
+        self._watchdog = Watchdog(self._runtime.lanes, config.watchdog_s, self._scheduler.fail_stuck)
 
     # What the training loop calls
 
     @property
     def steps(self) -> int:
         """Steps begun, skipped ones included."""
-        return self._cycle.steps
+        return self._scheduler.steps
 
     @property
     def learning_rate(self) -> float:
         """Of the step whose first backward comes next."""
-        return self._cycle.settings.lr
+        return self._scheduler.settings.lr
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._cycle.settings = replace(self._cycle.settings, lr=value)
+        self._scheduler.settings = replace(self._scheduler.settings, lr=value)
 
     def backward(self, loss: Tensor, *, tokens: int | None = None) -> None:
         """Backpropagate one micro-batch's mean loss (a scalar).
@@ -206,38 +101,38 @@ class OffloadEngine:
             LaneError: a lane's task failed.
             torch.OutOfMemoryError: with what the engine holds.
         """
-        machinery, cycle = self._machinery, self._cycle
-        cycle.raise_failure()
+        runtime, scheduler = self._runtime, self._scheduler
+        scheduler.raise_failure()
         self._micro_batches.check(tokens)
-        machinery.gate.end_forward()
+        runtime.barrier.end_forward()
         number = len(self._micro_batches)
         if number == 0:
-            cycle.begin()
+            scheduler.begin()
         weight = self._micro_batches.add(tokens) * self._non_finite.loss_scale
         last = self._micro_batches.complete
         if last:
             self._set_unscale()
-        cycle.begin_micro_batch(number, last=last)
+        scheduler.begin_micro_batch(number, last=last)
         began = time.perf_counter()
         try:
-            if machinery.activations is not None:
-                machinery.activations.begin_backward()
+            if runtime.activations is not None:
+                runtime.activations.begin_backward()
             (loss if weight == 1.0 else loss * weight).backward()
-            if machinery.window is not None:
-                machinery.window.end_backward(last=last)
-            machinery.intake.end_micro_batch()
-            if machinery.activations is not None:
-                machinery.activations.end_micro_batch()
+            if runtime.prefetcher is not None:
+                runtime.prefetcher.end_backward(last=last)
+            runtime.grad_hooks.end_micro_batch()
+            if runtime.activations is not None:
+                runtime.activations.end_micro_batch()
         except torch.OutOfMemoryError as error:
-            held = memory_breakdown_text(self.memory())
-            cycle.fail_backward(error)
+            held = breakdown_text(self.memory())
+            scheduler.fail_backward(error)
             raise torch.OutOfMemoryError(f"{error}; the engine holds {held}") from error
         except BaseException as error:
-            cycle.fail_backward(error)
+            scheduler.fail_backward(error)
             raise
-        machinery.clock.end_backward(began)
+        runtime.clock.end_backward(began)
         if last:
-            cycle.hold_forwards()
+            scheduler.hold_forwards()
 
     def step(self) -> StepReport:
         """End the step: its update runs on, or has run, and the next forward waits for it block by block.
@@ -250,20 +145,20 @@ class OffloadEngine:
             RuntimeError: there was no backward().
             LaneError: a lane's task failed.
         """
-        self._cycle.raise_failure()
+        self._scheduler.raise_failure()
         had, most = len(self._micro_batches), self._micro_batches.most
         if not had:
             raise RuntimeError("step() without a backward() before it")
         if had < most:
             self._set_unscale()
-            if self._machinery.window is not None:
-                self._machinery.window.end_backward(last=True)
+            if self._runtime.prefetcher is not None:
+                self._runtime.prefetcher.end_backward(last=True)
             for number in range(had, most):
-                self._cycle.begin_micro_batch(number, last=number == most - 1)
-                self._machinery.intake.end_micro_batch()
-            self._cycle.hold_forwards()
+                self._scheduler.begin_micro_batch(number, last=number == most - 1)
+                self._runtime.grad_hooks.end_micro_batch()
+            self._scheduler.hold_forwards()
         self._micro_batches.clear()
-        return self._cycle.end(self.wait)
+        return self._scheduler.end(self.wait)
 
     def wait(self) -> None:
         """Return when no host work is left: weights and state are those after the last step.
@@ -275,7 +170,7 @@ class OffloadEngine:
             NonFiniteGradientsError: gradients were not finite three steps in a row, or units had been updated already.
             LaneError: a lane's task failed.
         """
-        self._cycle.wait()
+        self._scheduler.wait()
 
     def close(self) -> None:
         """Finish the last step, end the lanes and take every hook off the model, which keeps its weights.
@@ -287,12 +182,12 @@ class OffloadEngine:
         Raises:
             NonFiniteGradientsError, LaneError: the last step could not be finished; the engine is closed all the same.
         """
-        if self._cycle.closed:
+        if self._scheduler.closed:
             return
         try:
-            if not self._cycle.failed:
+            if not self._scheduler.failed:
                 self.wait()
-                self._machinery.leave(push=self._delays)
+                self._runtime.hand_back(push=self._delays)
         finally:
             self._tear_down()
 
@@ -304,7 +199,7 @@ class OffloadEngine:
     ) -> None:
         if error is None:
             self.close()
-        elif not self._cycle.closed:
+        elif not self._scheduler.closed:
             # What was raised matters, not what the step that it cut off would have come to.
             self._tear_down()
 
@@ -316,7 +211,7 @@ class OffloadEngine:
         Writing into them and calling `restore` resumes a step later. Names, dtypes and lengths do not depend on tiers.
         """
         self.wait()
-        yield from self._machinery.assembly.state()
+        yield from self._runtime.state()
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """The newest weights, a dictionary a unit: each parameter once, by its first name, in the storage dtype.
@@ -325,7 +220,7 @@ class OffloadEngine:
         that is on disk, or on a device, is held in memory at a time.
         """
         self.wait()
-        return self._machinery.assembly.weights()
+        return self._runtime.weights()
 
     def counters(self) -> dict[str, Any]:
         """What the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
@@ -333,7 +228,7 @@ class OffloadEngine:
         return {
             "steps": self.steps,
             **self._non_finite.as_dict(),
-            "parameter_steps": self._machinery.assembly.parameter_steps(),
+            "parameter_steps": self._runtime.parameter_steps(),
         }
 
     def restore(self, counters: dict[str, Any]) -> None:
@@ -343,31 +238,31 @@ class OffloadEngine:
             ValueError: the counters are of another model.
         """
         self.wait()
-        known, given = self._machinery.assembly.parameter_steps(), counters["parameter_steps"]
+        known, given = self._runtime.parameter_steps(), counters["parameter_steps"]
         if known.keys() != given.keys():
             odd = sorted(known.keys() ^ given.keys())
             raise ValueError(f"the counters are of another model: {odd[0]} is in only one of the two")
-        self._cycle.drop_begun()
-        self._cycle.steps = int(counters["steps"])
+        self._scheduler.drop_begun()
+        self._scheduler.steps = int(counters["steps"])
         self._non_finite.load(counters)
-        self._machinery.refresh(given)
+        self._runtime.refresh(given)
 
-    def memory(self) -> MemoryBreakdown:
+    def memory(self) -> Breakdown:
         """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
-        return self._machinery.memory_breakdown()
+        return self._runtime.memory_breakdown()
 
     def disk_written_per_day(self) -> float | None:
         """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""
-        disk = self._machinery.disk
+        disk = self._runtime.disk
         return None if disk is None else disk.written_per_day()
 
     # What it does at several places
 
     def _set_unscale(self) -> None:
         """All micro-batches of the step are known."""
-        self._machinery.work.set_unscale(self._micro_batches.mean_factor / self._non_finite.loss_scale)
+        self._runtime.tasks.set_unscale(self._micro_batches.mean_factor / self._non_finite.loss_scale)
 
     def _tear_down(self) -> None:
-        self._cycle.close()
+        self._scheduler.close()
         self._watchdog.close()
-        self._machinery.close()
+        self._runtime.close()

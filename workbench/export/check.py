@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.arithmetic.precision import dtype_name
+from workbench.engine.precision import dtype_name
 from workbench.errors import WorkbenchError
 from workbench.export.export import DTYPES, ExportOptions, Log
 from workbench.export.weights import (

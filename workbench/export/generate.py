@@ -171,8 +171,8 @@ def _model(run: RunDirectory, saved: SavedStep, device: str, log: Log) -> Any:
     """Return the checkpoint's model with its weights on `device`."""
     from transformers import AutoModelForCausalLM
 
-    from workbench.engine.arithmetic.precision import compute_dtypes
     from workbench.engine.devices.device import open_device
+    from workbench.engine.precision import compute_dtypes
     from workbench.export.weights import (
         bytes_in,
         checkpoint_tensors,

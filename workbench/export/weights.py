@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import RunConfig, parse_config
-from workbench.engine.arithmetic.precision import dtype_name
 from workbench.engine.blocks.discovery import FoundUnit, find_units
-from workbench.engine.storage.heap import give_large_blocks_back
+from workbench.engine.devices.buffers import give_large_blocks_back
+from workbench.engine.precision import dtype_name
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.export.export import DTYPES, ExportOptions, Log
 from workbench.model.adapter import CONFIG_FILE as ADAPTER_CONFIG

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic.precision import dtype_name
+from workbench.engine.precision import dtype_name
 from workbench.model.adapter import save_adapter
 from workbench.model.safetensors_files import LARGEST_FILE_BYTES, SafetensorsFiles, Spans
 

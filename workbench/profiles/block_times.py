@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic.precision import DTYPES
 from workbench.engine.loss.chunked_loss import ChunkedLoss
+from workbench.engine.precision import DTYPES
 from workbench.errors import WorkbenchError
 from workbench.formatting import GIB
 from workbench.profiles.cut_model import Call, capture, cut, hidden_of, materialise, pass_blocks, seeded

@@ -161,7 +161,7 @@ def measure_link(device: Device, buffers: HostBuffers, nbytes: int, budget: Budg
     pinned = {lane: buffers.filled(nbytes, torch.uint8) for lane in lanes}
     # Ones: pages of zeros that nobody wrote are all one page.
     pageable = {lane: torch.ones(nbytes, dtype=torch.uint8) for lane in lanes}
-    after = device.mark()
+    after = device.record_event()
     device.synchronize()
 
     def copying(lane: Lane, host: dict[Lane, Tensor]) -> Callable[[], None]:

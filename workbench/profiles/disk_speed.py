@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.pages import page_aligned
-from workbench.engine.storage.disk_files import DiskError, DiskTier, RecordFile
+from workbench.engine.devices.buffers import page_aligned
+from workbench.engine.disk_files import DiskError, DiskTier, RecordFile
 from workbench.errors import ConfigurationError
 from workbench.profiles.machine_profile import DiskProfile
 from workbench.profiles.sampling import Budget

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, StateViews, Table, TorchArithmetic
+from workbench.engine.arithmetic import Arithmetic, StateViews, Table, TorchArithmetic
 from workbench.engine.devices.device import Device
 from workbench.optimizer.extension import missing_extension
 from workbench.optimizer.settings import AdamW
@@ -218,7 +218,7 @@ def _arithmetics(threads: Sequence[int]) -> Iterator[dict[int, Arithmetic]]:
     try:
         for count in threads:
             if missing_extension() is None:
-                from workbench.engine.arithmetic.host_arithmetic import HostArithmetic
+                from workbench.engine.arithmetic import HostArithmetic
 
                 made[count] = HostArithmetic(count)
             else:

@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 from workbench.config.schema import AdapterConfig
-from workbench.engine.arithmetic.precision import dtype_name
 from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.engine.loss.chunked_loss import ChunkedLoss
+from workbench.engine.precision import dtype_name
 from workbench.errors import WorkbenchError
 from workbench.model.adapter import add_adapter
 from workbench.model.build import build_on_meta, model_config

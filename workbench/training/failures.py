@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from workbench.engine import LaneError
-from workbench.engine.memory_breakdown import MemoryBreakdown, memory_breakdown_text
-from workbench.engine.storage.disk_files import DiskError
+from workbench.engine.disk_files import DiskError
 from workbench.errors import WorkbenchError
 from workbench.runs.checkpoints import find_checkpoints
+from workbench.sizes import Breakdown, breakdown_text
 
 ALLOCATORS = ("can't allocate memory", "out of memory", "cannot allocate memory")
 """How torch's CPU allocator, CUDA and the system say that there is no memory, where they raise a plain RuntimeError."""
@@ -25,9 +25,7 @@ class EngineFailedError(WorkbenchError):
     """The engine could not go on; what it was is chained as the cause."""
 
 
-def explain(
-    error: BaseException, held: MemoryBreakdown | None, checkpoints: Path
-) -> EngineFailedError | None:
+def explain(error: BaseException, held: Breakdown | None, checkpoints: Path) -> EngineFailedError | None:
     """The error to end the run with, or None where `error` is of another kind.
 
     `held` is what the engine held when it happened, None where it was still being built. `checkpoints`: the run's.
@@ -37,9 +35,7 @@ def explain(
     short = next((cause for cause in reversed(chain) if _is_out_of_memory(cause)), None)
     if short is not None:
         place = (
-            "while the engine was being built"
-            if held is None
-            else f"the engine held {memory_breakdown_text(held)}"
+            "while the engine was being built" if held is None else f"the engine held {breakdown_text(held)}"
         )
         return EngineFailedError(
             f"out of memory: {_first_line(short)}; {place}. Lower train.micro_batch_size or data.sequence_length, or "

@@ -15,7 +15,6 @@ import torch
 from workbench.config import RunConfig, to_toml
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks.discovery import FoundUnit, find_units
-from workbench.engine.memory_breakdown import MemoryBreakdown
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.formatting import decimal_bytes
 from workbench.monitor.recording import SystemRecording
@@ -29,6 +28,7 @@ from workbench.runs.checkpoints import (
     open_checkpoint,
     step_folders,
 )
+from workbench.sizes import Breakdown
 from workbench.training.checkpoints.checkpoint import load_state, remove_leftovers, set_aside_after
 from workbench.training.checkpoints.random_state import seed_everything
 from workbench.training.checkpoints.removal import Removal
@@ -106,7 +106,7 @@ def _train(
     journal: Journal,
     *,
     resuming: bool,
-) -> tuple[int, int, MemoryBreakdown]:
+) -> tuple[int, int, Breakdown]:
     """Exit code, steps done, and what the engine held at the end."""
     if config.train.deterministic:
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.

@@ -19,8 +19,8 @@ from torch import Tensor
 from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
-from workbench.engine.arithmetic.precision import dtype_name
 from workbench.engine.loss.chunked_loss import CHECK_ROWS, CHECK_TOKENS, ChunkedLoss
+from workbench.engine.precision import dtype_name
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.runs import Command, ControlReader, write_sample
 from workbench.runs.checkpoints import BestStep, checkpoint_name

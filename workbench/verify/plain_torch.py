@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.blocks.discovery import SIXTEEN_BITS
-from workbench.engine.steps.loss_scale import LARGEST_SCALE
+from workbench.engine.non_finite import LARGEST_SCALE
 from workbench.optimizer.reference import split_float32
 from workbench.state_formats import BLOCK, StateFormat
 from workbench.verify.recipe import Outcome, Recipe, infinite, mean_weights, seed_micro_batch

@@ -14,8 +14,8 @@ import pytest
 from tiny_probe import TINY
 from torch import Tensor
 
-from workbench.engine.storage import disk_files as engine_disk
-from workbench.engine.storage.disk_files import RecordFile
+from workbench.engine import disk_files as engine_disk
+from workbench.engine.disk_files import RecordFile
 from workbench.errors import ConfigurationError
 from workbench.profiles import disk_speed
 from workbench.profiles.disk_speed import RECORD_BYTES, measure_disk
@@ -65,7 +65,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         """
         import dataclasses, pathlib, signal, sys
         from tiny_probe import TINY
-        from workbench.engine.storage.disk_files import RecordFile
+        from workbench.engine.disk_files import RecordFile
         from workbench.profiles.disk_speed import measure_disk
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from workbench.engine.devices.device import Device, Mark
-from workbench.engine.devices.host_pool import HostPool
+from workbench.engine.devices.device import Device, Event
 from workbench.timeline import Lane
 
 SMALLEST_BYTES = 1 << 20
@@ -69,10 +68,10 @@ class _Stored:
         # Detached: it keeps the memory, and not what computed it.
         self.source: Tensor | None = tensor.detach().as_strided((span.elements,), (1,), span.first)
         self.buffer: Tensor | None = None
-        self.down: Mark = None
+        self.down: Event = None
         self.again: Tensor | None = None
         """`lead` elements of nothing, then the stretch."""
-        self.up: Mark = None
+        self.up: Event = None
         self.up_is_awaited = False
 
     @property
@@ -192,7 +191,7 @@ class ActivationOffload:
         assert source is not None
         buffer = stored.buffer = self._pool.take(source.nbytes)
         target = buffer[: source.nbytes].view(stored.dtype)
-        stored.down = self._device.copy_async(Lane.DOWNLOAD, target, source, self._device.mark())
+        stored.down = self._device.copy_async(Lane.DOWNLOAD, target, source, self._device.record_event())
         self._going_down.append(stored)
 
     def _let_go_down(self, call: int) -> None:
@@ -243,19 +242,19 @@ class ActivationOffload:
         target = again[stored.lead :]
         source = stored.buffer[: target.nbytes].view(stored.dtype)
         # The allocator's memory may be in use up to where compute is issued now.
-        stored.up = self._device.copy_async(Lane.UPLOAD, target, source, self._device.mark())
+        stored.up = self._device.copy_async(Lane.UPLOAD, target, source, self._device.record_event())
         stored.up_is_awaited = False
 
     def _await_up(self, stored: _Stored) -> None:
         if not stored.up_is_awaited:
-            self._device.hold_compute(stored.up)
+            self._device.wait_event(stored.up)
             stored.up, stored.up_is_awaited = None, True
 
     # What is let go
 
     def _leave_device(self, stored: _Stored) -> None:
         if stored.source is not None:
-            self._device.hold_compute(stored.down)
+            self._device.wait_event(stored.down)
             stored.source = stored.down = None
         if stored.again is not None:
             self._await_up(stored)
@@ -290,3 +289,45 @@ def _check_unchanged(stored: _Stored) -> None:
             f"the input of block {stored.block} was changed in place after the block had read it, and backward needs "
             "its old value: take an operation that is not in place"
         )
+
+
+class HostPool:
+    """Buffers, uint8 and 1-D. Copies from and to a buffer that was given back come before all those of its next taker:
+    the takers see to it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._free: list[Tensor] = []
+        self._taken: dict[int, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self._free, *self._taken.values()))
+
+    def take(self, nbytes: int) -> Tensor:
+        """A buffer of at least `nbytes`."""
+        fitting = [number for number, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
+        if fitting:
+            buffer = self._free.pop(min(fitting, key=lambda number: self._free[number].nbytes))
+        else:
+            # Larger than ever: what is too small would only lie beside the new buffers.
+            self._release(self._free)
+            buffer = self._device.empty_host(nbytes, torch.uint8)
+        self._taken[id(buffer)] = buffer
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        self._free.append(self._taken.pop(id(buffer)))
+
+    def close(self) -> None:
+        """Give up all buffers, taken or not."""
+        self._release([*self._free, *self._taken.values()])
+        self._free.clear()
+        self._taken.clear()
+
+    def _release(self, buffers: list[Tensor]) -> None:
+        if buffers:
+            self._device.synchronize()
+            for buffer in buffers:
+                self._device.release_host(buffer)
+            buffers.clear()

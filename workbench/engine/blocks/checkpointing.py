@@ -27,7 +27,7 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 class BlockCheckpointing:
     """Wraps the blocks' `forward`; `remove` puts the originals back.
 
-    `blocks`: by unit. `recomputes`: whether they are checkpointed at all. `window` brings the weights of the
+    `blocks`: by unit. `recomputes`: whether they are checkpointed at all. `prefetcher` brings the weights of the
     `streamed` ones. `around` is entered around each checkpointed call, with the block's unit.
     """
 
@@ -37,7 +37,7 @@ class BlockCheckpointing:
         blocks: Iterable[tuple[int, nn.Module]],
         *,
         recomputes: bool,
-        window: WeightPrefetcher | None = None,
+        prefetcher: WeightPrefetcher | None = None,
         streamed: frozenset[int] = frozenset(),
         around: Callable[[int], AbstractContextManager[object]] | None = None,
     ) -> None:
@@ -47,8 +47,8 @@ class BlockCheckpointing:
                 setattr(module, "gradient_checkpointing", False)  # noqa: B010
         for unit, block in blocks:
             inner = block.forward
-            if window is not None and unit in streamed:
-                inner = functools.partial(_Binding, window, unit, inner)
+            if prefetcher is not None and unit in streamed:
+                inner = functools.partial(_Binding, prefetcher, unit, inner)
             elif recomputes:
                 inner = functools.partial(_plain, inner)
             else:
@@ -70,22 +70,22 @@ def _plain(forward: Any) -> Any:
 class _Binding:
     """One call of a streamed block: its first run is the forward, every further one a recompute."""
 
-    def __init__(self, window: WeightPrefetcher, unit: int, forward: Any) -> None:
-        self._window = window
+    def __init__(self, prefetcher: WeightPrefetcher, unit: int, forward: Any) -> None:
+        self._prefetcher = prefetcher
         self._unit = unit
         self._forward = forward
         self._has_run = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recompute, self._has_run = self._has_run, True
-        self._window.acquire(self._unit, recompute=recompute)
+        self._prefetcher.acquire(self._unit, recompute=recompute)
         if recompute:
-            # The block's backward comes next and reads the slot: the window knows when that is over.
+            # The block's backward comes next and reads the slot: the prefetcher knows when that is over.
             return self._forward(*args, **kwargs)
         try:
             return self._forward(*args, **kwargs)
         finally:
-            self._window.release(self._unit)
+            self._prefetcher.release(self._unit)
 
 
 def _forward(

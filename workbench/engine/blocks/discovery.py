@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workbench.engine.arithmetic.precision import dtype_name
+from workbench.engine.precision import dtype_name
 from workbench.layout import Layout, ParameterSpec, UnitKind, UnitSpec, build_layout
 from workbench.placement import stay_on_device
 from workbench.state_formats import StateFormat

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.blocks.discovery import FoundUnit
-from workbench.engine.lanes.compute_clock import ComputeClock
-from workbench.engine.lanes.execution import StepExecution
+from workbench.engine.execution import StepExecution
+from workbench.engine.report import ComputeClock
 
 
 class ParamReadyBarrier:

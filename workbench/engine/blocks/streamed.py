@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.devices.device import Device
-from workbench.engine.storage.disk_files import DiskTier, RecordFile
-from workbench.engine.storage.stored_tensor import StoredTensor
-from workbench.engine.storage.unit_memory import UnitMemory
+from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
+from workbench.engine.unit_memory import UnitMemory
 from workbench.sizes import aligned, frozen_pieces
 
 
@@ -76,7 +75,7 @@ class StreamedUnit:
         for region in memory.regions:
             compute = compute_dtypes.get(region.dtype, region.dtype)
             starts.append(end)
-            source = region.published if region.published is not None else region.working_copy
+            source = region.stale_weights if region.stale_weights is not None else region.working_copy
             for chunk in (c for c in memory.unit.chunks if memory.regions[c.region] is region):
                 at = end + (chunk.start - region.region.start) * compute.itemsize
                 if source is not None:
@@ -159,7 +158,7 @@ class StreamedUnit:
             records = [(n, size // storage.itemsize) for n, size in enumerate(kept.record_bytes)]
             yield name, StoredTensor(kept, storage, records).read(0, count)
 
-    def leave_frozen(self) -> None:
+    def hand_back_frozen(self) -> None:
         """Bind the frozen parameters to what is kept of them in memory."""
         bound = self._bound[len(self._bound) - len(self._frozen) :]
         for b, (_, kept, _, _) in zip(bound, self._frozen, strict=True):

@@ -4,7 +4,7 @@ A block is *acquired* when its forward, or its recompute, is about to read it: i
 holds it. After a forward it is released at once; after a recompute only when the next block is acquired or the
 backward has ended, because its backward still reads it. What comes next is fetched ahead into slots that are free.
 
-Invariant: a slot is filled only after the mark that its last reader left, and never while a block in it is in use; a
+Invariant: a slot is filled only after the event that its last reader left, and never while a block in it is in use; a
 block's weights are fetched only after their last update is done and before the next one begins, and what was fetched
 is forgotten when new weights may come.
 """
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from workbench.engine.blocks.streamed import FetchPiece, StreamedUnit
-from workbench.engine.devices.device import Device, Mark
-from workbench.engine.devices.slot_pool import SlotPool
-from workbench.engine.lanes.execution import LaneError, Span
-from workbench.engine.lanes.lane_threads import LaneThreads
+from workbench.engine.devices.buffers import SlotPool
+from workbench.engine.devices.device import Device, Event
+from workbench.engine.execution import Span
+from workbench.engine.lane_threads import LaneError, LaneThreads
 from workbench.layout import padded
 from workbench.sizes import BufferSizes
 from workbench.timeline import Kind, Lane
@@ -37,7 +37,7 @@ class _Slot:
     missing: int = 0
     """Pieces that are still on their way."""
     in_use: bool = False
-    mark: Mark = None
+    event: Event = None
     """What has to be over before the slot may be written."""
 
 
@@ -73,7 +73,7 @@ class WeightPrefetcher:
         self._changed = threading.Condition()
         self._current: int | None = None
         """The block that a recompute has bound and whose backward may still run."""
-        self._retired: dict[int, Callable[[], None] | None] = {}
+        self._updating: dict[int, Callable[[], None] | None] = {}
         """Blocks that may be updated from now on; with what waits until a fetch that is under way has landed."""
         self._failure: BaseException | None = None
         self._spans: list[Span] = []
@@ -115,13 +115,13 @@ class WeightPrefetcher:
 
     # What the engine calls
 
-    def retire(self, unit: int, then: Callable[[], None]) -> None:
+    def release_for_update(self, unit: int, then: Callable[[], None]) -> None:
         """A step is done with a block: fetch it no more, and call `then`, which lets its update begin, when nothing
         reads its weights any more, now or from a lane."""
         with self._changed:
             slot = self._slot_of(unit) if unit in self._place else None
             landing = slot is not None and slot.missing > 0
-            self._retired[unit] = then if landing else None
+            self._updating[unit] = then if landing else None
         if not landing:
             then()
 
@@ -145,7 +145,7 @@ class WeightPrefetcher:
             for slot in self._slots:
                 # One that is still being filled stays so until its pieces have landed; nobody will find it.
                 slot.unit = None
-            self._retired.clear()
+            self._updating.clear()
             self._current = None
 
     def expect_forward(self) -> None:
@@ -159,12 +159,12 @@ class WeightPrefetcher:
             spans, self._spans = self._spans, []
         return spans
 
-    def break_off(self, reason: BaseException) -> None:
+    def cancel(self, reason: BaseException) -> None:
         """Let whoever waits go on with an error: the engine has failed."""
         with self._changed:
             self._failure = self._failure or reason
             self._changed.notify_all()
-        self._staging.break_off()
+        self._staging.cancel()
 
     def unbind(self) -> None:
         """Give every block its placeholders."""
@@ -189,7 +189,7 @@ class WeightPrefetcher:
         slot = self._slot_of(unit)
         if slot is not None and slot.in_use:
             slot.in_use = False
-            slot.mark = self._device.mark()
+            slot.event = self._device.record_event()
         self._units[unit].unbind()
 
     def _prefetch(self, unit: int | None, direction: int) -> None:
@@ -198,7 +198,7 @@ class WeightPrefetcher:
             place = at + direction * ahead
             if not 0 <= place < len(self._order):
                 return
-            if self._slot_of(self._order[place]) is not None or self._order[place] in self._retired:
+            if self._slot_of(self._order[place]) is not None or self._order[place] in self._updating:
                 continue
             first, last = sorted((max(at, 0), place))
             needed = set(self._order[first : last + 1])
@@ -230,31 +230,31 @@ class WeightPrefetcher:
         slot.unit = unit
         pieces = self._units[unit].pieces
         slot.missing = len(pieces)
-        slot_to_fill, mark = slot, slot.mark
+        slot_to_fill, event = slot, slot.event
         if pieces:
-            self._when_ready(unit, lambda: self._submit(slot_to_fill, unit, pieces, mark))
+            self._when_ready(unit, lambda: self._submit(slot_to_fill, unit, pieces, event))
         return slot
 
     # On the lanes
 
-    def _submit(self, slot: _Slot, unit: int, pieces: Sequence[FetchPiece], mark: Mark) -> None:
+    def _submit(self, slot: _Slot, unit: int, pieces: Sequence[FetchPiece], event: Event) -> None:
         what = f"fetch of unit {unit}"
         for piece in pieces:
             if piece.file is not None:
                 self._lanes.submit(
                     Lane.READ,
                     what,
-                    lambda piece=piece: self._read(slot, unit, piece, mark),  # type: ignore[misc]
+                    lambda piece=piece: self._read(slot, unit, piece, event),  # type: ignore[misc]
                 )
             else:
                 assert piece.source is not None
                 self._lanes.submit(
                     Lane.UPLOAD,
                     what,
-                    lambda piece=piece: self._copy(slot, unit, piece, piece.source, None, mark),  # type: ignore[misc]
+                    lambda piece=piece: self._copy(slot, unit, piece, piece.source, None, event),  # type: ignore[misc]
                 )
 
-    def _read(self, slot: _Slot, unit: int, piece: FetchPiece, mark: Mark) -> None:
+    def _read(self, slot: _Slot, unit: int, piece: FetchPiece, event: Event) -> None:
         if self._failure is not None:
             return
         start = time.perf_counter()
@@ -271,17 +271,17 @@ class WeightPrefetcher:
         self._lanes.submit(
             Lane.UPLOAD,
             f"fetch of unit {unit}",
-            lambda: self._copy(slot, unit, piece, source, buffer, mark),
+            lambda: self._copy(slot, unit, piece, source, buffer, event),
         )
 
     def _copy(
-        self, slot: _Slot, unit: int, piece: FetchPiece, source: Tensor, buffer: Tensor | None, mark: Mark
+        self, slot: _Slot, unit: int, piece: FetchPiece, source: Tensor, buffer: Tensor | None, event: Event
     ) -> None:
         if self._failure is not None:
             return
         start = time.perf_counter()
         try:
-            self._device.copy(Lane.UPLOAD, piece.target(slot.memory), source, mark)
+            self._device.copy(Lane.UPLOAD, piece.target(slot.memory), source, event)
         except BaseException as error:
             self._fail(Lane.UPLOAD, unit, error)
             return
@@ -292,9 +292,9 @@ class WeightPrefetcher:
         with self._changed:
             slot.missing -= 1
             if not slot.missing:
-                then = self._retired.pop(unit, None)
+                then = self._updating.pop(unit, None)
                 if then is not None:
-                    self._retired[unit] = None
+                    self._updating[unit] = None
                 self._changed.notify_all()
         if then is not None:
             then()
@@ -306,7 +306,7 @@ class WeightPrefetcher:
     def _fail(self, lane: Lane, unit: int, error: BaseException) -> None:
         failure = LaneError(f"lane {lane.value}: fetch of unit {unit} failed: {error}")
         failure.__cause__ = error
-        self.break_off(failure)
+        self.cancel(failure)
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, LaneError):

@@ -2,8 +2,8 @@
 
 Three rules keep memory from being used on two streams at once. Memory that the engine allocates is ordered before every
 copy by `empty`. A copy on a lane has ended when `copy` returns, so whatever it touched may be reused by anybody. A copy
-that goes on (`copy_async`) has a mark, and whoever began it keeps both tensors until compute has been told to wait
-for that mark.
+that goes on (`copy_async`) has an event, and whoever began it keeps both tensors until compute has been told to wait
+for that event.
 
 The model has to run on the stream that was current when the device was opened, which is torch's default stream unless
 a program changes it.
@@ -18,9 +18,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.device import Device, Mark
-from workbench.engine.devices.pinned import HostMemory
-from workbench.engine.devices.staging_ring import StagingRing, carry, move
+from workbench.engine.devices.device import Device, Event
+from workbench.engine.devices.pinned import HostMemory, StagingRing, carry, move
 from workbench.layout import padded
 from workbench.timeline import Lane
 
@@ -37,14 +36,14 @@ class CudaLink:
     def send(self, destination: Tensor, source: Tensor) -> torch.cuda.Event:
         with torch.cuda.stream(self.stream):
             destination.copy_(source, non_blocking=True)
-        return self.mark()
+        return self.record_event()
 
-    def wait(self, mark: Mark) -> None:
-        """Let copies that are begun from now on come after `mark`."""
-        if mark is not None:
-            self.stream.wait_event(mark)
+    def wait(self, event: Event) -> None:
+        """Let copies that are begun from now on come after `event`."""
+        if event is not None:
+            self.stream.wait_event(event)
 
-    def mark(self) -> torch.cuda.Event:
+    def record_event(self) -> torch.cuda.Event:
         """Stand for the copies begun so far. Waiting for it lets the processor do other work: lanes share it with the
         host optimizer."""
         event = torch.cuda.Event(blocking=True)
@@ -72,7 +71,7 @@ class CudaDevice(Device):
         tensor = torch.empty(elements, dtype=dtype, device=self.torch_device)
         # The allocator hands out memory that compute may not have finished with. It knows the order of its own stream
         # only: copies have to come after what has been issued there.
-        issued = self.mark()
+        issued = self.record_event()
         for links in (self._lanes, self._beside_compute):
             for link in links.values():
                 link.wait(issued)
@@ -99,14 +98,14 @@ class CudaDevice(Device):
 
     # Order
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.torch_device))
         return event
 
-    def hold_compute(self, mark: Mark) -> None:
-        if mark is not None:
-            torch.cuda.current_stream(self.torch_device).wait_event(mark)
+    def wait_event(self, event: Event) -> None:
+        if event is not None:
+            torch.cuda.current_stream(self.torch_device).wait_event(event)
 
     def computing(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._compute_stream)
@@ -122,7 +121,7 @@ class CudaDevice(Device):
 
     # Copies
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
         if self.torch_device not in (destination.device, source.device):
             # Between two places on the host: no stream has a part in it.
             if after is not None:
@@ -131,18 +130,18 @@ class CudaDevice(Device):
             return
         self._begin(self._lanes[lane], lane, destination, source, after).synchronize()
 
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         return self._begin(self._beside_compute[lane], lane, destination, source, after)
 
     def _begin(
-        self, link: CudaLink, lane: Lane, destination: Tensor, source: Tensor, after: Mark
+        self, link: CudaLink, lane: Lane, destination: Tensor, source: Tensor, after: Event
     ) -> torch.cuda.Event:
         assert destination.dtype == source.dtype, "a GPU computes in the dtype that it stores"
         link.wait(after)
         up = lane is Lane.UPLOAD
         stretches = self._host.cut(source if up else destination)
         carry(link, link.ring, stretches, destination.view(torch.uint8), source.view(torch.uint8), up=up)
-        return link.mark()
+        return link.record_event()
 
     # The end
 

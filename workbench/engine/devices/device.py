@@ -1,8 +1,8 @@
-"""The one seam between the engine and a device: memory, copies on lanes, and marks of what compute has issued.
+"""The one seam between the engine and a device: memory, copies on lanes, and events of what compute has issued.
 
 All that knows CUDA is behind it, in `cuda_device.py`. A lane's copy returns when it is done, whatever the device, so
 that a finished task is finished for every lane; overlap comes from the lanes being threads of their own. Only what
-compute has issued is not yet done when its hook runs, and a copy beside compute may go on after its call: a `Mark`
+compute has issued is not yet done when its hook runs, and a copy beside compute may go on after its call: a `Event`
 stands for either.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.pages import page_aligned
+from workbench.engine.devices.buffers import page_aligned
 from workbench.optimizer.extension import missing_extension
 from workbench.system import processor
 from workbench.timeline import Lane
@@ -24,7 +24,7 @@ from workbench.timeline import Lane
 if TYPE_CHECKING:
     from workbench.optimizer.host import HostOptimizer
 
-Mark = Any
+Event = Any
 """What compute had issued at some moment, or the end of a copy: a CUDA event, or None where it is over already."""
 
 BLOCK_BYTES = 512
@@ -46,28 +46,28 @@ class Device(ABC):
         """Uninitialised host memory, 1-D, that the device's copies reach at full speed where it can be had."""
 
     @abstractmethod
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         """Stand for all that compute has issued so far."""
 
     @abstractmethod
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
         """Copy between device and host on `lane`, once `after` has happened; returns when the copy is done.
 
         Tensors are 1-D, contiguous and of the same length. Where the dtypes differ, 16 bits become fp32.
         """
 
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> Mark:
+    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         """Begin a copy in the direction of `lane` that may go on beside compute, once `after` has happened.
 
-        Returns a mark of its end. Until compute has been told to wait for that (`hold_compute`), the caller keeps both
+        Returns an event at its end. Until compute has been told to wait for that (`wait_event`), the caller keeps both
         tensors, which are as for `copy` and of one dtype.
         """
         self.copy(lane, destination, source, after)
         return None
 
-    def hold_compute(self, mark: Mark) -> None:
-        """Let what compute issues from now on come after `mark`."""
-        assert mark is None, "a device with marks of its own orders compute by them"
+    def wait_event(self, event: Event) -> None:
+        """Let what compute issues from now on come after `event`."""
+        assert event is None, "a device with events of its own orders compute by them"
 
     def release_host(self, tensor: Tensor) -> None:  # noqa: B027 - most devices hold nothing
         """Give back a tensor from `empty_host`, before `close`: no copy of it is under way, and none will come."""
@@ -115,10 +115,10 @@ class CpuDevice(Device):
     def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
         return _block_aligned(elements, dtype)
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         return None
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Mark) -> None:
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
         if self._copier is None:
             with self._making:
                 if missing_extension() is not None:

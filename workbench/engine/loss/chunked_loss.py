@@ -1,6 +1,6 @@
 """A causal language model's loss without its logits as a whole: head and cross entropy in chunks of tokens.
 
-The model is called as always, hooks and all; only its output embedding returns `DeferredLogits` meanwhile. Scaling,
+The model is called as always, hooks and all; only its output embedding returns `LazyLogits` meanwhile. Scaling,
 capping, label masks, the shift, router losses: all that is the model's own code.
 
 Invariant: outside `check`, a model whose `refusal` is set, or whose batch fits in one chunk, is called exactly as if
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workbench.engine.loss.deferred_logits import DeferredLogits, Tally
-from workbench.engine.loss.fused_head import default_chunk_tokens
+from workbench.engine.loss.chunked_cross_entropy import default_chunk_tokens
+from workbench.engine.loss.lazy_logits import LazyLogits, LogitsTrace
 
 CHECK_ROWS = 2
 CHECK_TOKENS = 32
@@ -55,7 +55,7 @@ class ChunkedLoss:
         """The mean loss over counted tokens, as the model has it; further arguments are the model's."""
         if self.refusal is not None or input_ids.numel() <= self._tokens_a_chunk():
             return self._own(input_ids, labels, **kwargs)
-        return self._deferred(Tally(self._tokens_a_chunk()), input_ids, labels, **kwargs)
+        return self._lazy(LogitsTrace(self._tokens_a_chunk()), input_ids, labels, **kwargs)
 
     def check(self, input_ids: Tensor, **kwargs: Any) -> None:
         """Compare with the model's own loss on a few tokens of `input_ids` (int64 [rows, tokens]), some of them masked.
@@ -69,16 +69,16 @@ class ChunkedLoss:
         ids = input_ids[:CHECK_ROWS, :CHECK_TOKENS]
         labels = ids.clone()
         labels[:, : ids.shape[1] // 3] = -100
-        tally = Tally(chunk_tokens=max(1, ids.numel() // 3))
+        tally = LogitsTrace(chunk_tokens=max(1, ids.numel() // 3))
         own = self._measure(functional.linear, ids, labels, kwargs)
         try:
-            chunked = self._measure(functools.partial(DeferredLogits.make, tally), ids, labels, kwargs)
+            chunked = self._measure(functools.partial(LazyLogits.make, tally), ids, labels, kwargs)
         except Exception as error:  # whatever the code of a model may do with logits that are not there
             self.refusal = f"{self._name()} cannot compute its loss in chunks: {error}"
             return
         self.refusal = self._difference(own, chunked, tally)
 
-    def _difference(self, own: list[Tensor], chunked: list[Tensor], tally: Tally) -> str | None:
+    def _difference(self, own: list[Tensor], chunked: list[Tensor], tally: LogitsTrace) -> str | None:
         name = self._name()
         if tally.forced_by:
             return f"the loss of {name} reads whole logits ({', '.join(dict.fromkeys(tally.forced_by))})"
@@ -121,12 +121,12 @@ class ChunkedLoss:
         )
         return [loss.detach(), *(g for g in found if g is not None)]
 
-    def _deferred(self, tally: Tally, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+    def _lazy(self, tally: LogitsTrace, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         head = self._head
         assert head is not None
 
         def forward(hidden: Tensor) -> Tensor:
-            return DeferredLogits.make(tally, hidden, head.weight, head.bias)
+            return LazyLogits.make(tally, hidden, head.weight, head.bias)
 
         with _instead(head, forward):
             return self._own(input_ids, labels, **kwargs)

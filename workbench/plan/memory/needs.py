@@ -75,7 +75,7 @@ class EngineNeeds:
         small = {True: 0, False: 0}
         for unit, way, count in self.units:
             sizes = (ITEM_BYTES[self.work.compute_dtype(s.dtype)] * s.numel for s in unit.segments)
-            small[way.gradients == "gathered"] += count * sum(s for s in sizes if s < HEAP_BLOCK_BYTES)
+            small[way.gradients == "bucketed"] += count * sum(s for s in sizes if s < HEAP_BLOCK_BYTES)
         return Gradients(self._summed_by_autograd(), self._in_autograd(), small[False], small[True])
 
     def _summed_by_autograd(self) -> int:
@@ -83,7 +83,7 @@ class EngineNeeds:
         return sum(
             count * region.elements * ITEM_BYTES[region.dtype]
             for unit, way, count in self.units
-            if self.work.several and way.gradients == "referenced"
+            if self.work.several and way.gradients == "in_autograd"
             for region in unit.regions
         )
 
@@ -94,10 +94,10 @@ class EngineNeeds:
             size = sum(region.elements * ITEM_BYTES[region.dtype] for region in unit.regions)
             # On a device of its own every update knows the verdict first.
             waits = self.work.must_wait or self.work.several or way.on_device or unit.kind == "outer"
-            if way.gradients == "gathered":
+            if way.gradients == "bucketed":
                 compute = (ITEM_BYTES[self.work.compute_dtype(s.dtype)] * s.numel for s in unit.segments)
                 largest_parameter = max([largest_parameter, *compute])
-            elif way.gradients == "taken" or waits:
+            elif way.gradients == "owned" or waits:
                 whole += count * size * self._sets(way)
             else:
                 passing += count * size
@@ -111,6 +111,6 @@ class EngineNeeds:
         A delayed update lets go of the last step's as it goes along. A CPU that computes forward and backward takes far
         longer for these than for an update in memory: none of the old ones are left when the new ones come.
         """
-        if not way.delayed or way.gradients != "referenced":
+        if not way.delayed or way.gradients != "in_autograd":
             return 1
         return 1 if self.work.shared_memory and way.placement.state != "disk" else 2

@@ -258,7 +258,7 @@ class _Costs:
         """The norm or the update of all units that compute itself updates."""
         seconds = TASK_S
         for unit, route in zip(self.units, self.routes, strict=True):
-            if not route.collected:
+            if not route.after_backward:
                 continue
             for region in unit.regions:
                 if task.kind is Kind.NORM:
@@ -292,7 +292,7 @@ class _Costs:
 
     def _gathering_s(self, task: Task, unit: Unit) -> float:
         """Compute itself copies what is gathered out of autograd's tensors into the slots it goes down from."""
-        if task.chunk is None or self.routes[unit.index].gradients != "gathered":
+        if task.chunk is None or self.routes[unit.index].gradients != "bucketed":
             return 0.0
         chunk = unit.chunks[task.chunk]
         computed = ITEM_BYTES[self.work.compute_dtype(chunk.dtype)]
@@ -300,7 +300,7 @@ class _Costs:
 
     def _share(self, task: Task, unit: Unit) -> float:
         """Of a unit's backward: chunks end one after the other; without chunks it is all at the end."""
-        collected = self.routes[unit.index].collected
+        collected = self.routes[unit.index].after_backward
         if task.chunk is None:
             return 1.0 if collected or not unit.chunks else 0.0
         return unit.chunks[task.chunk].elements / sum(chunk.elements for chunk in unit.chunks)

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from workbench.data.tokenizers import Tokenizer
 from workbench.engine import OffloadEngine
-from workbench.engine.arithmetic.precision import dtype_name
-from workbench.engine.storage.disk_files import DiskError
+from workbench.engine.disk_files import DiskError
+from workbench.engine.precision import dtype_name
 from workbench.errors import WorkbenchError
 from workbench.layout import ITEM_BYTES
 from workbench.model.safetensors_files import Spans

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from workbench.engine import OffloadEngine
-from workbench.engine.arithmetic.precision import DTYPES
-from workbench.engine.storage.unit_memory import PUBLISHED, state_kinds, state_suffixes
+from workbench.engine.precision import DTYPES
+from workbench.engine.unit_memory import STALE_WEIGHTS, state_kinds, state_suffixes
 from workbench.errors import ConfigurationError
 from workbench.layout import ALIGNMENT, Layout, Region, Unit
 from workbench.optimizer.reference import join_float32, split_float32
@@ -102,13 +102,13 @@ def convert_state(
         f"{unit_name(unit)}/{kind}{suffix}": (unit, region, kind)
         for unit in engine.layout.units
         for region, suffix in zip(unit.regions, state_suffixes(unit), strict=True)
-        for kind in (*state_kinds(region), PUBLISHED)
+        for kind in (*state_kinds(region), STALE_WEIGHTS)
     }
     delayed = False
     # One at a time: a tensor on disk keeps a record of itself in memory.
     for name, tensor in engine.state():
         unit, region, kind = places[name]
-        delayed |= kind == PUBLISHED
+        delayed |= kind == STALE_WEIGHTS
         try:
             _fill(tensor, unit, region, kind, there)
         except OSError as error:
@@ -206,7 +206,7 @@ def _saved_parameters(saved: SavedStep) -> dict[str, _SavedParameter]:
             region = unit["regions"][number]
             kinds = {}
             # Names are put together, not taken apart: units and parameters may be called anything.
-            for kind in (*WEIGHT_KINDS, PUBLISHED, *(t.kind for t in MOMENTS[region["state_format"]])):
+            for kind in (*WEIGHT_KINDS, STALE_WEIGHTS, *(t.kind for t in MOMENTS[region["state_format"]])):
                 entry = files.get(f"{unit['unit']}/{kind}{region['suffix']}")
                 if entry is not None:
                     kinds[kind] = _File(saved.path / "state" / entry["file"], getattr(torch, entry["dtype"]))
@@ -220,7 +220,7 @@ def _fill(
     tensor: Tensor | StoredTensor, unit: Unit, region: Region, kind: str, there: dict[str, _SavedParameter]
 ) -> None:
     """Write one of the engine's tensors, a piece at a time; gaps of alignment become zeros."""
-    per = 1 if kind == PUBLISHED else state_kinds(region)[kind][1]
+    per = 1 if kind == STALE_WEIGHTS else state_kinds(region)[kind][1]
     number = unit.regions.index(region)
     segments = [segment for segment in unit.segments if segment.region == number]
     for begin in range(region.start, region.stop, PIECE_ELEMENTS):
@@ -243,9 +243,9 @@ def _fill(
 
 def _values(saved: _SavedParameter, kind: str, region: Region, first: int, last: int) -> Tensor:
     """Elements `first` to `last` of a parameter, of a kind of the engine's."""
-    if kind == PUBLISHED:
-        if PUBLISHED in saved.files:
-            return _working(saved.read(PUBLISHED, first, last).float(), region.dtype)
+    if kind == STALE_WEIGHTS:
+        if STALE_WEIGHTS in saved.files:
+            return _working(saved.read(STALE_WEIGHTS, first, last).float(), region.dtype)
         return _working(saved.master(first, last), region.dtype)
     if kind in WEIGHT_KINDS:
         if saved.dtype == region.dtype:
@@ -282,7 +282,7 @@ def _compare(there: dict[str, _SavedParameter], layout: Layout, *, delayed: bool
             dtypes.add((was.dtype, now.dtype))
         if was.state_format != now.state_format:
             formats.add((was.state_format, now.state_format))
-    was_delayed = any(PUBLISHED in parameter.files for parameter in there.values())
+    was_delayed = any(STALE_WEIGHTS in parameter.files for parameter in there.values())
     pending = ""
     if was_delayed and not delayed:
         pending = "the delayed update that was pending is applied before the next forward"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from workbench.engine import OffloadEngine
-from workbench.engine.arithmetic.precision import dtype_name
+from workbench.engine.precision import dtype_name
 from workbench.training.records.device_peak import peak_flops
 from workbench.training.records.throughput import flops_per_token, met_parameters
 

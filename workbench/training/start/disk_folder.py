@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.config import RunConfig
-from workbench.engine.storage.disk_files import DiskError, DiskTier
+from workbench.engine.disk_files import DiskError, DiskTier
 from workbench.errors import ConfigurationError
 from workbench.system.folders import expanded
 

@@ -16,8 +16,8 @@ from workbench.config.rules import short_run, vocabulary_warning, without_effect
 from workbench.config.tokenizers import made_size
 from workbench.data.prepare import TokenData, prepare
 from workbench.data.tokenizers import load_tokenizer
-from workbench.engine.arithmetic.precision import compute_dtypes, dtype_name, working_precision
 from workbench.engine.devices.device import Device, open_device
+from workbench.engine.precision import compute_dtypes, dtype_name, working_precision
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model.build import check_positions
 from workbench.optimizer.extension import missing_extension

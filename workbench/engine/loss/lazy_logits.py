@@ -1,7 +1,7 @@
 """Logits that are not there yet: a tensor that remembers what a model does to them until their cross entropy is asked.
 
 A model scales its logits, caps them, shifts them and takes their cross entropy in code of its own. Here that code runs
-as it is: the head returns a `DeferredLogits`, which takes note of what treats each token alone, and computes the
+as it is: the head returns a `LazyLogits`, which takes note of what treats each token alone, and computes the
 cross entropy a chunk of tokens at a time. Whatever else it is asked for, it becomes real logits first.
 
 Invariant: an operation is either noted or done on the real logits, never guessed; so the loss is the model's own, and
@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from workbench.engine.loss.fused_head import Pointwise, chunked_cross_entropy
+from workbench.engine.loss.chunked_cross_entropy import Pointwise, chunked_cross_entropy
 
 
 @dataclass
-class Tally:
+class LogitsTrace:
     """What became of the logits of one call of a model."""
 
     chunk_tokens: int
@@ -35,7 +35,7 @@ class Tally:
     """Names of operations that needed the whole logits."""
 
 
-class DeferredLogits(Tensor):
+class LazyLogits(Tensor):
     """`pointwise(linear(hidden, weight, bias))`, not computed.
 
     `hidden` [..., width], of any number of dimensions; shape, dtype and device are those of the logits.
@@ -45,34 +45,34 @@ class DeferredLogits(Tensor):
     _weight: Tensor
     _bias: Tensor | None
     _pointwise: tuple[Pointwise, ...]
-    _tally: Tally
+    _tally: LogitsTrace
     _whole: Tensor | None
 
     @staticmethod
     def make(
-        tally: Tally,
+        tally: LogitsTrace,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         pointwise: tuple[Pointwise, ...] = (),
-    ) -> DeferredLogits:
+    ) -> LazyLogits:
         # Their dtype and number of classes are what the functions make of one token's.
         sample = torch.empty(1, weight.shape[0], dtype=hidden.dtype, device="meta")
         for function in pointwise:
             sample = function(sample)
         shape = (*hidden.shape[:-1], sample.shape[-1])
-        made: DeferredLogits = Tensor._make_wrapper_subclass(
-            DeferredLogits, shape, dtype=sample.dtype, device=hidden.device
+        made: LazyLogits = Tensor._make_wrapper_subclass(
+            LazyLogits, shape, dtype=sample.dtype, device=hidden.device
         )
         made._hidden, made._weight, made._bias = hidden, weight, bias
         made._pointwise, made._tally, made._whole = pointwise, tally, None
         return made
 
-    def then(self, function: Pointwise) -> DeferredLogits:
+    def then(self, function: Pointwise) -> LazyLogits:
         """The same with one more function of each token's logits."""
         return self.make(self._tally, self._hidden, self._weight, self._bias, (*self._pointwise, function))
 
-    def of(self, hidden: Tensor) -> DeferredLogits:
+    def of(self, hidden: Tensor) -> LazyLogits:
         """The same for other hidden states."""
         return self.make(self._tally, hidden, self._weight, self._bias, self._pointwise)
 
@@ -98,13 +98,13 @@ class DeferredLogits(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         noted = _NOTED.get(func)
-        me = next((a for a in args if isinstance(a, DeferredLogits)), None)
+        me = next((a for a in args if isinstance(a, LazyLogits)), None)
         if noted is not None and me is not None and me._whole is None:
             result = noted(func, me, args, kwargs)
             if result is not NotImplemented:
                 return result
         for value in (*args, *kwargs.values()):
-            if isinstance(value, DeferredLogits) and value._whole is None:
+            if isinstance(value, LazyLogits) and value._whole is None:
                 value._tally.forced_by.append(getattr(func, "__name__", repr(func)))
         return func(*tree_map(_real_of, args), **tree_map(_real_of, kwargs))
 
@@ -117,13 +117,13 @@ class DeferredLogits(Tensor):
 
 
 def _real_of(value: Any) -> Any:
-    return value.whole() if isinstance(value, DeferredLogits) else value
+    return value.whole() if isinstance(value, LazyLogits) else value
 
 
-def _elementwise(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any:
+def _elementwise(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
     """With numbers, dtypes and the like, or a tensor that is a constant of one element."""
     others = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a is not me]
-    if any(isinstance(o, DeferredLogits) or o.dim() or o.requires_grad for o in others):
+    if any(isinstance(o, LazyLogits) or o.dim() or o.requires_grad for o in others):
         return NotImplemented
     if sum(a is me for a in args) != 1 or any(isinstance(a, (torch.device, list, tuple)) for a in args):
         return NotImplemented
@@ -142,11 +142,11 @@ def _apply(func: Any, before: Any, after: Any, kwargs: Any, logits: Tensor) -> T
     return result
 
 
-def _contiguous(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any:
+def _contiguous(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
     return me
 
 
-def _getitem(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any:
+def _getitem(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
     """Slices: of tokens they are taken of the hidden states, of the vocabulary of each token's logits."""
     key = args[1] if isinstance(args[1], tuple) else (args[1],)
     if any(k is not Ellipsis and not isinstance(k, slice) for k in key):
@@ -167,7 +167,7 @@ def _classes(which: slice, logits: Tensor) -> Tensor:
     return logits[..., which]
 
 
-def _reshape(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any:
+def _reshape(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
     if kwargs or args[0] is not me:
         return NotImplemented
     shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
@@ -186,13 +186,13 @@ def _reshape(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any:
     return me.of(me._hidden.reshape(*sizes[:-1], width))
 
 
-def _flatten(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any:
+def _flatten(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
     bounds = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | kwargs
     start, end = (d % me.dim() for d in (bounds.get("start_dim", 0), bounds.get("end_dim", -1)))
     return me.of(me._hidden.flatten(start, end)) if end < me.dim() - 1 else NotImplemented
 
 
-def _cross_entropy(func: Any, me: DeferredLogits, args: Any, kwargs: Any) -> Any:
+def _cross_entropy(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
     names = (
         "input",
         "target",
@@ -251,7 +251,7 @@ _FACTS = frozenset(
 )
 """Questions that need no logits."""
 
-_NOTED: dict[Any, Callable[[Any, DeferredLogits, Any, Any], Any]] = {
+_NOTED: dict[Any, Callable[[Any, LazyLogits, Any, Any], Any]] = {
     **dict.fromkeys(
         (
             *(

@@ -21,16 +21,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic.precision import DTYPES
-from workbench.engine.arithmetic.tier_arithmetic import Arithmetic, StateViews
+from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.devices.device import Device
-from workbench.engine.storage.disk_files import DiskTier, RecordFile
-from workbench.engine.storage.stored_tensor import StoredTensor
+from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
+from workbench.engine.precision import DTYPES
 from workbench.layout import Chunk, Region, Segment, Unit, padded
 from workbench.routing import WORKING_KIND, UnitRoute
 from workbench.sizes import name_of, state_tensors
 
-PUBLISHED = "published"
+STALE_WEIGHTS = "stale_weights"
 """The kind of the weights that a delayed engine's next forward reads, an update behind the state's own."""
 
 
@@ -59,7 +58,7 @@ class RegionMemory:
     dtype: torch.dtype
     kept: dict[str, Tensor]
     weights: Tensor | None = None
-    published: Tensor | None = None
+    stale_weights: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
 
     @property
@@ -109,7 +108,7 @@ class UnitMemory:
             elif not route.streamed:
                 memory.weights = device.empty(region.elements, compute_dtypes.get(storage, storage))
             elif route.delayed:
-                memory.published = device.empty_host(region.elements, storage)
+                memory.stale_weights = device.empty_host(region.elements, storage)
             if route.waiting == "memory":
                 wait_as = torch.float32 if route.accumulates else storage
                 memory.gradients = [in_tier(region.elements, wait_as) for _ in range(sets)]
@@ -203,11 +202,11 @@ class UnitMemory:
         """Copy the state's working copy to where the forward reads it, where that is apart."""
         for memory in self.regions:
             copy = memory.working_copy
-            for target in (memory.weights, memory.published):
+            for target in (memory.weights, memory.stale_weights):
                 if target is not None and copy is not None and target is not copy:
                     target.copy_(copy)
 
-    def leave(self, parameters: Sequence[nn.Parameter]) -> None:
+    def hand_back(self, parameters: Sequence[nn.Parameter]) -> None:
         """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory."""
         for segment, parameter in zip(self.unit.segments, parameters, strict=True):
             memory = self.regions[segment.region]
@@ -261,6 +260,20 @@ class UnitMemory:
 
     # What is saved
 
+    def newest_weights(self) -> dict[str, Tensor]:
+        """Return the trainable parameters by name, in the storage dtype: views of host memory, copies of the rest."""
+        found: dict[str, Tensor] = {}
+        for number, region in enumerate(self.regions):
+            copy = region.working_copy
+            if copy is not None:
+                whole = copy.cpu()
+            else:
+                stored = self.stored(number, region.working_kind)
+                whole = stored.read(0, stored.numel())
+            for segment in (s for s in self.unit.segments if s.region == number):
+                found[segment.name] = self.of_segment(whole, segment).view(segment.shape)
+        return found
+
     def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
         """The unit's state as (kind, 1-D tensor), named by dtype and format where a unit has several.
 
@@ -276,9 +289,9 @@ class UnitMemory:
                 else:
                     yield kind + suffix, self._stored(region, kind, dtype, per)
             if self.route.delayed:
-                apart = memory.weights if memory.weights is not None else memory.published
+                apart = memory.weights if memory.weights is not None else memory.stale_weights
                 assert apart is not None
-                yield PUBLISHED + suffix, apart
+                yield STALE_WEIGHTS + suffix, apart
 
     def stored(self, region: int, kind: str) -> StoredTensor:
         """One kind of a region's state that is on disk."""
@@ -323,8 +336,8 @@ class UnitMemory:
         for memory in self.regions:
             if memory.weights is not None:
                 add("device", "weights", memory.weights.nbytes)
-            if memory.published is not None:
-                add("host", "weights", memory.published.nbytes)
+            if memory.stale_weights is not None:
+                add("host", "weights", memory.stale_weights.nbytes)
             for kind, tensor in memory.kept.items():
                 if tensor is not memory.weights:
                     add(tier, name_of(kind), tensor.nbytes)

@@ -14,14 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from workbench.engine.lanes.lane_threads import LaneThreads
+from workbench.engine.lane_threads import LaneError, LaneThreads
 from workbench.timeline import Kind, Lane, Task, Timeline
 
 COMPUTED = (Kind.FORWARD, Kind.BACKWARD)
-
-
-class LaneError(RuntimeError):
-    """A lane's task failed; the message names lane, stage, unit and chunk, the cause is chained."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class StepExecution:
         self._launch([t.index for t in self.timeline.tasks if not t.waits and t.kind not in COMPUTED])
 
     def complete(self, index: int) -> None:
-        """Mark a task as done and start what it alone held back. Completing a task twice is a bug."""
+        """Event a task as done and start what it alone held back. Completing a task twice is a bug."""
         inline: list[int] = []
         with self._changed:
             assert not self._done[index], f"task {index} completed twice"
@@ -150,12 +146,11 @@ class StepExecution:
     def failed(self) -> bool:
         return self._failure is not None
 
-    def abandon(self, reason: str) -> None:
-        """Start no further task: the step cannot be finished. Tasks already handed to a lane return at once."""
-        self.fail(LaneError(reason))
-
     def fail(self, failure: LaneError) -> None:
-        """The same, with the error that whoever waits will meet."""
+        """Start no further task: the step cannot be finished, and whoever waits meets `failure`.
+
+        Tasks already handed to a lane return at once.
+        """
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()

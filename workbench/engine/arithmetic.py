@@ -1,15 +1,14 @@
-"""The arithmetic of the state's tier: what it has to offer, and its version in torch operations.
+"""Sums, norms and updates in the tier of the state, by the native host optimizer or by torch operations.
 
-That version serves state on a device of its own, and the host where the native extension is missing;
-host_arithmetic.py is the other one. Both follow the same formulas, with one step count a parameter; the native one is
-the truth for `exact`.
+torch's version serves state on a device of its own, and the host where the native extension is missing. Both follow the
+same formulas, with one step count a parameter; the native one is the truth for `exact`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +18,9 @@ from torch.optim.adamw import adamw
 from workbench.layout import NORM_BLOCK
 from workbench.optimizer.reference import join_float32, split_float32
 from workbench.optimizer.settings import AdamW
+
+if TYPE_CHECKING:
+    from workbench.optimizer.host import Piece, PieceTable
 
 
 class StateViews(NamedTuple):
@@ -44,7 +46,6 @@ class StateViews(NamedTuple):
 class Table(Protocol):
     """The pieces that are updated in one go, with what changes from step to step."""
 
-    def set_state(self, views: Any) -> None: ...
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None: ...
     def release_gradients(self) -> None: ...
     def set_steps(self, steps: Sequence[int]) -> None: ...
@@ -55,6 +56,10 @@ class Arithmetic(Protocol):
     """Sums, norms and updates in the tier where the state lives."""
 
     def table(self, views: Sequence[StateViews]) -> Table: ...
+    def move(self, table: Any, views: Sequence[StateViews]) -> None:
+        """Point `table` to the same pieces in other memory: a chunk whose state has been read from disk."""
+        ...
+
     def split(self, source: Tensor, high: Tensor, low: Tensor) -> None: ...
     def narrow(self, destination: Tensor, source: Tensor) -> None: ...
     def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool) -> None: ...
@@ -62,10 +67,59 @@ class Arithmetic(Protocol):
     def read_partials(self, tables: Iterable[Any]) -> list[float]: ...
     def update(self, table: Any, settings: AdamW, gradient_scale: float) -> None: ...
     def measure_and_update(self, table: Any, settings: AdamW, gradient_scale: float) -> bool:
-        """`sum_of_squares` and `update` in one; whether anything was, or may have been, written."""
+        """Do `sum_of_squares` and `update` in one; return whether anything was, or may have been, written."""
         ...
 
     def close(self) -> None: ...
+
+
+class HostArithmetic:
+    """The native host optimizer; importable only where its extension is there. Owns its threads."""
+
+    def __init__(self, threads: int | Literal["auto"]) -> None:
+        from workbench.optimizer.host import HostOptimizer
+
+        self._host = HostOptimizer(threads)
+
+    def table(self, views: Sequence[StateViews]) -> PieceTable:
+        from workbench.optimizer.host import PieceTable
+
+        return PieceTable([_piece(v) for v in views])
+
+    def move(self, table: PieceTable, views: Sequence[StateViews]) -> None:
+        table.move([_piece(v) for v in views])
+
+    def split(self, source: Tensor, high: Tensor, low: Tensor) -> None:
+        self._host.split(source, high, low)
+
+    def narrow(self, destination: Tensor, source: Tensor) -> None:
+        self._host.narrow(destination, source)
+
+    def accumulate(self, destination: Tensor, source: Tensor, *, overwrite: bool) -> None:
+        self._host.accumulate(destination, source, overwrite=overwrite)
+
+    def sum_of_squares(self, table: PieceTable) -> None:
+        self._host.sum_of_squares(table)
+
+    def read_partials(self, tables: Iterable[PieceTable]) -> list[float]:
+        return [value for table in tables for value in table.partials.tolist()]
+
+    def update(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> None:
+        self._host.update(table, settings, gradient_scale)
+
+    def measure_and_update(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> bool:
+        self._host.measure_and_update(table, settings, gradient_scale)
+        return True
+
+    def close(self) -> None:
+        self._host.close()
+
+
+def _piece(views: StateViews) -> Piece:
+    from workbench.optimizer.host import Piece
+
+    fields = views._asdict()
+    return Piece(emit=fields.pop("working"), **fields)
 
 
 class TorchTable:
@@ -76,9 +130,6 @@ class TorchTable:
         self.gradients: list[Tensor | None] = [None] * len(views)
         self.steps = [0] * len(views)
         self.partials: list[Tensor] = []
-
-    def set_state(self, views: Sequence[StateViews]) -> None:
-        self.views = views
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         self.gradients = [None if g is None else g.view(-1) for g in gradients]
@@ -98,6 +149,9 @@ class TorchArithmetic:
 
     def table(self, views: Sequence[StateViews]) -> TorchTable:
         return TorchTable(views)
+
+    def move(self, table: TorchTable, views: Sequence[StateViews]) -> None:
+        table.views = views
 
     @torch.no_grad()
     def split(self, source: Tensor, high: Tensor, low: Tensor) -> None:

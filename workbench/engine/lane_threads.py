@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from workbench.engine.devices.device import Device
@@ -17,6 +18,10 @@ from workbench.timeline import Lane
 CLOSE_TIMEOUT_S = 5.0
 
 _Work = tuple[str, Callable[[], None]]
+
+
+class LaneError(RuntimeError):
+    """A lane's task failed; the message names lane, stage, unit and chunk, the cause is chained."""
 
 
 class LaneThreads:
@@ -59,7 +64,7 @@ class LaneThreads:
             del item, work
             self._at_work.pop(lane, None)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """A lane is stuck: `close` will not wait for it for ever."""
         self._stuck = True
 
@@ -80,3 +85,44 @@ class LaneThreads:
             self._threads = {lane: t for lane, t in self._threads.items() if t.is_alive()}
             self._queues = {lane: self._queues[lane] for lane in self._threads}
             return not self._threads
+
+
+class Watchdog:
+    """Calls `stuck`, a bound method, with an error, once, when a lane has been on one task for longer than `limit_s`.
+
+    A limit of 0 never does.
+    """
+
+    def __init__(self, lanes: LaneThreads, limit_s: float, stuck: Callable[[LaneError], None]) -> None:
+        self._lanes = lanes
+        self._limit_s = limit_s
+        self._stuck = weakref.WeakMethod(stuck)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if limit_s > 0:
+            self._thread = threading.Thread(target=self._run, name="lane-watchdog", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(min(self._limit_s / 4, 5.0)):
+            stuck = self._stuck()
+            if stuck is None:
+                return
+            now = time.perf_counter()
+            for lane, (what, since) in self._lanes.at_work().items():
+                if now - since > self._limit_s:
+                    stuck(
+                        LaneError(
+                            f"lane {lane.value}: {what} has been stuck for {now - since:.0f} s (the watchdog allows "
+                            f"{self._limit_s:g} s)"
+                        )
+                    )
+                    return
+            del stuck
+
+    def close(self) -> None:
+        """End the thread; idempotent."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None

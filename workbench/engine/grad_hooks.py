@@ -1,11 +1,11 @@
-"""Takes each parameter's gradient as it becomes final and tells the step when a chunk's are complete.
+"""Hooks that take each parameter's gradient when it is final, and tell the step when a chunk's are complete.
 
-Three ways, chosen for each unit by its route:
+There are three ways, chosen for each unit by its route:
 
-- *referenced*: the gradient stays in `parameter.grad`, and the update reads it there (nothing is copied); where compute
-  does the update, it is only looked for when backward has ended, and the parameter has no hook;
-- *taken*: the engine takes `parameter.grad` and adds it to an fp32 sum in the state's tier;
-- *gathered*: it is copied into a slot of its chunk, in the storage dtype, which goes down to the host when full.
+- *in_autograd*: the gradient stays in `parameter.grad`, and the update reads it there (nothing is copied); where the
+  update is *after_backward*, it is only looked for when backward has ended, and the parameter has no hook;
+- *owned*: the engine takes `parameter.grad` and adds it to an fp32 sum in the state's tier;
+- *bucketed*: it is copied into a slot of its chunk, in the storage dtype, which goes down to the host when full.
 
 Invariant: a slot or a gradient taken here has one owner at a time: the hook until the chunk's `BACKWARD` is complete,
 then the one task that waits for it.
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.arithmetic.precision import DTYPES
-from workbench.engine.devices.device import Device, Mark
-from workbench.engine.devices.slot_pool import SlotPool
-from workbench.engine.lanes.compute_clock import ComputeClock
-from workbench.engine.lanes.execution import StepExecution
-from workbench.engine.storage.unit_memory import UnitMemory
+from workbench.engine.devices.buffers import SlotPool
+from workbench.engine.devices.device import Device, Event
+from workbench.engine.execution import StepExecution
+from workbench.engine.precision import DTYPES
+from workbench.engine.report import ComputeClock
+from workbench.engine.unit_memory import UnitMemory
 from workbench.sizes import BufferSizes
 from workbench.timeline import Kind
 
@@ -34,12 +34,13 @@ NOTICEABLE_S = 1e-4
 
 
 @dataclass(frozen=True)
-class ClosedChunk:
-    """What one micro-batch brought for a chunk: which of its slices, and their bytes in a slot where gathered."""
+class FinalChunk:
+    """The gradient that one micro-batch brought for a chunk: which of its slices, and their bytes in a slot where
+    bucketed. `event`: of the copies into the slot."""
 
     slices: tuple[bool, ...]
     slot: Tensor | None
-    mark: Mark
+    event: Event
 
 
 class GradientHooks:
@@ -65,16 +66,16 @@ class GradientHooks:
         self._missing = [_slices_to_come(memory) for memory in memories]
         self._calls = [0] * len(memories)
         self._called = [False] * len(memories)
-        self._taken: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
+        self._owned: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
         """Gradients of one micro-batch, each with how many of its slices are still to be summed."""
         self._open: dict[tuple[int, int], Tensor] = {}
-        self._closed: dict[tuple[int, int, int], ClosedChunk] = {}
-        self.over_marks: dict[int, Mark] = {}
-        self.retire: Callable[[int, Callable[[], None]], None] | None = None
-        """Told of each unit that a step's last backward is done with; it lets what follows begin."""
+        self._final: dict[tuple[int, int, int], FinalChunk] = {}
+        self.over_events: dict[int, Event] = {}
+        self.release_unit: Callable[[int, Callable[[], None]], None] | None = None
+        """Called with each unit that a step's last backward is done with, and with what then lets its update begin."""
         self._ring = threading.Lock()
         self._over: set[int] = set()
-        self._held: dict[int, int] = {}
+        self._returning_later: dict[int, int] = {}
         self._make_pools(sizes)
         # Which chunks a segment has slices in: (chunk, where the slice starts in the chunk, start, count).
         self._places: list[list[list[tuple[int, int, int, int]]]] = []
@@ -88,7 +89,7 @@ class GradientHooks:
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(unit, segment))
             for unit, members in enumerate(parameters)
-            if not memories[unit].route.collected
+            if not memories[unit].route.after_backward
             for segment, parameter in enumerate(members)
         ]
 
@@ -115,7 +116,7 @@ class GradientHooks:
         for flags in self.has_gradient:
             flags[:] = [False] * len(flags)
         for memory, members in zip(self._memories, self.parameters, strict=True):
-            if memory.route.collected:
+            if memory.route.after_backward:
                 for segment, parameter in zip(memory.unit.segments, members, strict=True):
                     if parameter.grad is not None:
                         raise _outside(segment.name)
@@ -134,8 +135,8 @@ class GradientHooks:
         execution = self._execution
         assert execution is not None
         for unit, memory in enumerate(self._memories):
-            if memory.route.collected:
-                self._collect(unit)
+            if memory.route.after_backward:
+                self._find_after_backward(unit)
         for unit in reversed(range(len(self._memories))):
             for chunk in reversed(range(len(self._missing[unit]))):
                 index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk)
@@ -146,7 +147,7 @@ class GradientHooks:
         self._called = [False] * len(self._memories)
         execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
 
-    def _collect(self, unit: int) -> None:
+    def _find_after_backward(self, unit: int) -> None:
         """Look for the gradients of a unit that has no hooks."""
         flags = self.has_gradient[unit]
         for segment, parameter in enumerate(self.parameters[unit]):
@@ -194,9 +195,9 @@ class GradientHooks:
             raise _sparse(name)
         self._arrived[unit][segment] = True
         self.has_gradient[unit][segment] = True
-        if memory.route.gradients != "referenced":
+        if memory.route.gradients != "in_autograd":
             parameter.grad = None
-            self._take(unit, segment, gradient.detach().reshape(-1))
+            self._keep(unit, segment, gradient.detach().reshape(-1))
         missing = self._missing[unit]
         # Chunks hold a unit's end first when backward runs through it: complete the later one first.
         for chunk, *_ in reversed(self._places[unit][segment]):
@@ -204,10 +205,10 @@ class GradientHooks:
             if not missing[chunk]:
                 self._chunk_is_final(unit, chunk)
 
-    def _take(self, unit: int, segment: int, gradient: Tensor) -> None:
+    def _keep(self, unit: int, segment: int, gradient: Tensor) -> None:
         memory = self._memories[unit]
-        if memory.route.gradients == "taken":
-            self._taken[self._micro_batch, unit, segment] = (gradient, len(self._places[unit][segment]))
+        if memory.route.gradients == "owned":
+            self._owned[self._micro_batch, unit, segment] = (gradient, len(self._places[unit][segment]))
             return
         storage = DTYPES[memory.unit.segments[segment].dtype]
         for chunk, at, start, count in self._places[unit][segment]:
@@ -231,8 +232,8 @@ class GradientHooks:
                 self.will_return_host_slot(unit)
             else:
                 self.device_slots.will_return()
-        mark = None if slot is None else self._device.mark()
-        self._closed[self._micro_batch, unit, chunk] = ClosedChunk(slices, slot, mark)
+        event = None if slot is None else self._device.record_event()
+        self._final[self._micro_batch, unit, chunk] = FinalChunk(slices, slot, event)
         execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
         self._end_block(unit)
 
@@ -242,7 +243,7 @@ class GradientHooks:
         with self._ring:
             waits = self._memories[unit].route.waiting == "ring" and unit not in self._over
             if waits:
-                self._held[unit] = self._held.get(unit, 0) + 1
+                self._returning_later[unit] = self._returning_later.get(unit, 0) + 1
         if not waits:
             self.host_slots.will_return()
 
@@ -253,60 +254,60 @@ class GradientHooks:
             if unit in self._over:
                 return
             self._over.add(unit)
-            held = self._held.pop(unit, 0)
-        for _ in range(held):
+            later = self._returning_later.pop(unit, 0)
+        for _ in range(later):
             self.host_slots.will_return()
-        self.over_marks[unit] = self._device.mark()
+        self.over_events[unit] = self._device.record_event()
         index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit)
-        if self.retire is not None and self._is_last:
-            self.retire(unit, lambda: execution.complete(index))
+        if self.release_unit is not None and self._is_last:
+            self.release_unit(unit, lambda: execution.complete(index))
         else:
             execution.complete(index)
 
     # What the step's tasks read
 
-    def closed(self, micro_batch: int, unit: int, chunk: int) -> ClosedChunk:
-        """What a micro-batch brought for a chunk; its `BACKWARD` is complete."""
-        return self._closed[micro_batch, unit, chunk]
+    def final_chunk(self, micro_batch: int, unit: int, chunk: int) -> FinalChunk:
+        """Return the gradient that a micro-batch brought for a chunk; its `BACKWARD` is complete."""
+        return self._final[micro_batch, unit, chunk]
 
-    def taken(self, micro_batch: int, unit: int, segment: int) -> Tensor:
-        """The gradient that one micro-batch brought, 1-D. Ask once for each of the parameter's slices: with the last
-        one it is no longer kept."""
+    def owned(self, micro_batch: int, unit: int, segment: int) -> Tensor:
+        """Return the gradient that one micro-batch brought, 1-D. Ask once for each of the parameter's slices: with the
+        last one it is no longer kept."""
         place = (micro_batch, unit, segment)
-        gradient, left = self._taken[place]
+        gradient, left = self._owned[place]
         if left > 1:
-            self._taken[place] = (gradient, left - 1)
+            self._owned[place] = (gradient, left - 1)
         else:
-            del self._taken[place]
+            del self._owned[place]
         return gradient
 
     def gradient(self, unit: int, segment: int) -> Tensor | None:
-        """A referenced gradient, contiguous, of the parameter's shape or flat."""
+        """Return a gradient in autograd's tensor, contiguous, of the parameter's shape or flat."""
         gradient = self.parameters[unit][segment].grad
         return gradient if gradient is None or gradient.is_contiguous() else gradient.reshape(-1)
 
     def release(self, unit: int, segment: int) -> None:
-        """Let a referenced gradient go: the update has read it."""
+        """Let go of a gradient in autograd's tensor: the update has read it."""
         self.parameters[unit][segment].grad = None
 
     def end_step(self) -> None:
         """Release every gradient."""
         self._execution = None
-        self._taken.clear()
+        self._owned.clear()
         self._open.clear()
-        self._closed.clear()
-        self.over_marks.clear()
+        self._final.clear()
+        self.over_events.clear()
         with self._ring:
             self._over.clear()
-            self._held.clear()
+            self._returning_later.clear()
         for members in self.parameters:
             for parameter in members:
                 parameter.grad = None
 
-    def break_off(self) -> None:
+    def cancel(self) -> None:
         """Let whoever waits for a slot go on: none will come back."""
-        self.device_slots.break_off()
-        self.host_slots.break_off()
+        self.device_slots.cancel()
+        self.host_slots.cancel()
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
@@ -317,7 +318,7 @@ class GradientHooks:
 def _slices_to_come(memory: UnitMemory) -> list[int]:
     """How many slices of each chunk a backward has to bring before the chunk is final; collected units have no such
     moment."""
-    return [] if memory.route.collected else [len(chunk.slices) for chunk in memory.unit.chunks]
+    return [] if memory.route.after_backward else [len(chunk.slices) for chunk in memory.unit.chunks]
 
 
 def _outside(name: str) -> RuntimeError:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
+import sys
 import threading
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
+
+from workbench.layout import padded
 
 
 class SlotPool:
@@ -54,8 +61,41 @@ class SlotPool:
             self._returning -= 1
             self._changed.notify()
 
-    def break_off(self) -> None:
+    def cancel(self) -> None:
         """Let every waiter go on: the step has failed and nothing will come back."""
         with self._changed:
             self._broken = True
             self._changed.notify_all()
+
+
+def page_aligned(nbytes: int) -> Tensor:
+    """Zeroed memory of its own pages: uint8, 1-D, `padded(nbytes)` long; it goes back to the system when freed.
+
+    Buffers of the engine's own: a forked child that touches one is killed.
+    """
+    size = padded(nbytes)
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # After a fork the first write moves a shared page, and a read under way would go on into the old one (open(2)).
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        with contextlib.suppress(OSError, AttributeError):
+            mapping.madvise(getattr(mmap, advice))
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+MAPPED_FROM_BYTES = 2 << 20
+TRIMMED_FROM_BYTES = 32 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+def give_large_blocks_back() -> bool:
+    """From now on, in all of this process. False where the C library has no such setting."""
+    if sys.platform != "linux":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(
+        mallopt(M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) and mallopt(M_TRIM_THRESHOLD, TRIMMED_FROM_BYTES)
+    )

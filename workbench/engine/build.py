@@ -1,0 +1,365 @@
+"""Builds an engine for a model: the plan of its units, then their memory and everything that steps run on.
+
+Invariant: `plan_units` allocates, moves and hooks nothing, so that arguments that are refused have changed nothing.
+Whatever `build_runtime` took is given back once, by `EngineRuntime.close`, or by itself where it fails. A lane that is
+still at work keeps the memory it works on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.arithmetic import Arithmetic, HostArithmetic, TorchArithmetic
+from workbench.engine.blocks.activation_offload import ActivationOffload
+from workbench.engine.blocks.checkpointing import BlockCheckpointing
+from workbench.engine.blocks.discovery import FoundUnit, find_units, lay_out, storage_dtypes
+from workbench.engine.blocks.param_ready_barrier import ParamReadyBarrier
+from workbench.engine.blocks.streamed import StreamedUnit
+from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
+from workbench.engine.config import EngineConfig
+from workbench.engine.devices.buffers import give_large_blocks_back
+from workbench.engine.devices.device import Device
+from workbench.engine.disk_files import DiskTier, StoredTensor
+from workbench.engine.grad_hooks import GradientHooks
+from workbench.engine.lane_threads import LaneThreads
+from workbench.engine.precision import compute_dtypes, dtype_name
+from workbench.engine.report import ComputeClock
+from workbench.engine.step_tasks import StepTasks
+from workbench.engine.unit_memory import UnitMemory
+from workbench.layout import Layout
+from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
+from workbench.placement import place
+from workbench.routing import Conditions, UnitRoute, lanes_pay, route_unit
+from workbench.sizes import Breakdown, BufferSizes, add, buffer_sizes, each_unit
+from workbench.system.processor import usable_cpus
+from workbench.timeline import StepShape
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """The units of a model in forward order, and how each is kept and updated. `found` and `routes`: one for each unit
+    of `layout`.
+
+    `storage`: the dtype of working weights; `computed_in`: by storage dtype, where that differs. `streamed`: the units
+    whose weights come through slots. `shape`: of a step that is not delayed.
+    """
+
+    found: Sequence[FoundUnit]
+    layout: Layout
+    routes: Sequence[UnitRoute]
+    sizes: BufferSizes
+    streamed: frozenset[int]
+    storage: torch.dtype
+    computed_in: dict[torch.dtype, torch.dtype]
+    shape: StepShape
+
+
+def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: EngineConfig) -> UnitPlan:
+    """Find the units of `model`, and place and route each.
+
+    Raises:
+        ValueError: the model cannot be trained, or weights would come through slots without checkpointing.
+    """
+    found = find_units(model)
+    layout = lay_out(found, storage, config.chunk_bytes, config.state_format, config.device_fraction)
+    placements = place(layout, config.weights, config.state, config.device_fraction)
+    computed_in = compute_dtypes(config.compute, device)
+    global_quantity = config.gradient_clipping > 0 or config.loss_scaling(storage) is not None
+    conditions = Conditions(
+        shared_memory=device.shared_memory,
+        compute_dtypes={dtype_name(a): dtype_name(b) for a, b in computed_in.items()},
+        gradient_accumulation=config.gradient_accumulation,
+        must_wait=global_quantity or config.overlap != "exact",
+        overlap=config.overlap,
+        lanes_pay=lanes_pay(
+            sum(unit.weight_bytes for unit in layout.units), torch.get_num_threads(), usable_cpus()
+        ),
+    )
+    routes = [route_unit(s, p, conditions) for s, p in zip(layout.units, placements, strict=True)]
+    streamed = frozenset(s.index for s, r in zip(layout.units, routes, strict=True) if r.streamed)
+    if streamed and not config.activation_checkpointing:
+        raise ValueError(
+            "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 "
+            "bits and computed in fp32) need it; without it backward would read what another block left there"
+        )
+    shape = StepShape(
+        gradient_accumulation=config.gradient_accumulation,
+        flows=tuple(route.flow() for route in routes),
+        global_quantity=global_quantity,
+        overlap="exact" if config.overlap == "delayed" else config.overlap,
+    )
+    sizes = buffer_sizes(each_unit(layout, routes), conditions, config.chunk_bytes)
+    return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape)
+
+
+@dataclass(frozen=True)
+class EngineRuntime:
+    """All that steps run on. `memories`, `parameters` (one for each segment) and `frozen` (by name): one for each unit
+    in forward order. `host`: the arithmetic of units off the device; torch's where there are none."""
+
+    device: Device
+    lanes: LaneThreads
+    clock: ComputeClock
+    disk: DiskTier | None
+    host: Arithmetic
+    memories: list[UnitMemory]
+    parameters: list[list[nn.Parameter]]
+    frozen: list[list[tuple[str, nn.Parameter]]]
+    streamed: list[StreamedUnit]
+    grad_hooks: GradientHooks
+    tasks: StepTasks
+    barrier: ParamReadyBarrier
+    prefetcher: WeightPrefetcher | None
+    activations: ActivationOffload | None
+    checkpointing: BlockCheckpointing
+
+    # State and weights
+
+    def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
+        """Return every tensor of the optimizer state by name; see `OffloadEngine.state`."""
+        for memory in self.memories:
+            for kind, tensor in memory.state():
+                yield f"{memory.unit.index:04d}-{memory.unit.name}/{kind}", tensor
+
+    def parameter_steps(self) -> dict[str, int]:
+        """Return the number of steps in which each parameter has got a gradient, by its name."""
+        return {
+            segment.name: memory.steps[number]
+            for memory in self.memories
+            for number, segment in enumerate(memory.unit.segments)
+        }
+
+    def weights(self) -> Iterator[dict[str, Tensor]]:
+        """Return the newest weights, a dictionary a unit; see `OffloadEngine.weights`."""
+        streamed = {s.unit.index: s for s in self.streamed}
+        for memory, frozen in zip(self.memories, self.frozen, strict=True):
+            found = memory.newest_weights()
+            of_slots = streamed.get(memory.unit.index)
+            kept = {} if of_slots is None else dict(of_slots.frozen_weights())
+            for name, parameter in frozen:
+                flat = kept.get(name)
+                found[name] = parameter.detach().cpu() if flat is None else flat.view(parameter.shape)
+            yield found
+
+    def refresh(self, parameter_steps: Mapping[str, Any]) -> None:
+        """Make working weights and whatever else follows from it of state that was written into."""
+        for memory in self.memories:
+            memory.steps[:] = [int(parameter_steps[segment.name]) for segment in memory.unit.segments]
+            memory.derive(self.host, self.tasks.idle_buffer)
+        if self.prefetcher is not None:
+            self.prefetcher.forget()
+
+    def memory_breakdown(self) -> Breakdown:
+        """Return what holds memory now, in bytes, by tier and by name.
+
+        What autograd holds on the device is not the engine's.
+        """
+        found: Breakdown = {"device": {}, "host": {}, "disk": {}}
+        for memory in self.memories:
+            for tier, named in memory.memory_breakdown().items():
+                for name, size in named.items():
+                    add(found, tier, name, size)
+        streamed = {unit.unit.index for unit in self.streamed}
+        for unit in self.streamed:
+            tier, size = unit.frozen_bytes()
+            add(found, tier, "frozen weights", size)
+        for index, frozen in enumerate(self.frozen):
+            if index not in streamed:
+                add(found, "device", "frozen weights", sum(parameter.nbytes for _, parameter in frozen))
+        if self.activations is not None:
+            add(found, "host", "activations", self.activations.host_bytes)
+        if self.prefetcher is not None:
+            add(found, "device", "weight slots", self.prefetcher.slot_bytes)
+            add(found, "host", "staging", self.prefetcher.staging_bytes)
+        add(found, "host", "staging", self.tasks.buffer_bytes + self.device.staging_bytes)
+        hooks = self.grad_hooks
+        add(found, "host", "gradient slots", hooks.host_slots.nbytes)
+        if hooks.device_slots is not hooks.host_slots:
+            add(found, "device", "gradient slots", hooks.device_slots.nbytes)
+        return found
+
+    # The end
+
+    def cancel(self, error: BaseException) -> None:
+        """Let whoever waits for a buffer or a slot go on: the step has failed."""
+        self.tasks.cancel()
+        if self.prefetcher is not None:
+            self.prefetcher.cancel(error)
+
+    def hand_back(self, *, push: bool) -> None:
+        """Bind the model to its newest weights; `push`: those on the device are a step behind their state."""
+        if self.prefetcher is not None:
+            self.prefetcher.unbind()
+        for memory, members in zip(self.memories, self.parameters, strict=True):
+            if push:
+                memory.push_weights()
+            memory.hand_back(members)
+        for unit in self.streamed:
+            unit.hand_back_frozen()
+
+    def close(self) -> None:
+        """End the lanes, take every hook off the model and give all memory back."""
+        self.lanes.close()
+        self.barrier.remove()
+        self.grad_hooks.end_step()
+        self.grad_hooks.remove()
+        self.checkpointing.remove()
+        if self.activations is not None:
+            self.activations.close()
+        _give_back(self.device, self.lanes, self.host, self.disk)
+
+
+def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: EngineConfig) -> EngineRuntime:
+    """Take `model` over as `plan` says.
+
+    Raises:
+        ValueError: a parameter is on the meta device and there is no `materialize`, or the extension that
+            `state_format` needs is missing.
+        DiskError: the disk has no room, or refuses.
+    """
+    routes, sizes = plan.routes, plan.sizes
+    if any(route.placement.state == "disk" for route in routes):
+        give_large_blocks_back()
+    clock = ComputeClock()
+    lanes = LaneThreads(device)
+    disk: DiskTier | None = None
+    host: Arithmetic | None = None
+    try:
+        if any("disk" in (r.placement.weights, r.placement.state) for r in routes):
+            assert config.disk_path is not None
+            disk = DiskTier(Path(config.disk_path))
+        on_device = TorchArithmetic()
+        off_device = any(not route.on_device for route in routes)
+        host = _host_arithmetic(config) if off_device else on_device
+        memories: list[UnitMemory] = []
+        parameters: list[list[nn.Parameter]] = []
+        frozen: list[list[tuple[str, nn.Parameter]]] = []
+        streamed: list[StreamedUnit] = []
+        for adopted in _adopt_units(model, plan, device, config, disk, host, on_device):
+            memories.append(adopted.memory)
+            parameters.append(adopted.parameters)
+            frozen.append(adopted.frozen)
+            streamed += [] if adopted.streamed is None else [adopted.streamed]
+        grad_hooks = GradientHooks(memories, parameters, device, clock, sizes)
+        tasks = StepTasks(memories, grad_hooks, device, host, on_device, sizes, config.gradient_clipping)
+        # Where all updates are compute's own, they are done when backward returns, and no forward waits.
+        lanes_work = not all(r.update_on_compute and r.gradients != "bucketed" for r in routes)
+        updated = {i for i in range(len(routes)) if lanes_work and i not in plan.streamed}
+        watched = {i for i, route in enumerate(routes) if not route.update_on_compute}
+        barrier = ParamReadyBarrier(model, plan.found, updated, watched, clock, grad_hooks.block_called)
+        prefetcher: WeightPrefetcher | None = None
+        if streamed:
+            prefetcher = WeightPrefetcher(streamed, sizes, device, lanes, barrier.when_ready, clock.waiting)
+            grad_hooks.release_unit = prefetcher.release_for_update
+        activations = ActivationOffload(device) if config.activations == "host" else None
+        checkpointing = BlockCheckpointing(
+            model,
+            [(i, s.block) for i, s in enumerate(plan.found) if s.block is not None],
+            recomputes=config.activation_checkpointing,
+            prefetcher=prefetcher,
+            streamed=plan.streamed,
+            around=None if activations is None else activations.around_block,
+        )
+    except BaseException:
+        _give_back(device, lanes, host, disk)
+        raise
+    return EngineRuntime(
+        device,
+        lanes,
+        clock,
+        disk,
+        host,
+        memories,
+        parameters,
+        frozen,
+        streamed,
+        grad_hooks,
+        tasks,
+        barrier,
+        prefetcher,
+        activations,
+        checkpointing,
+    )
+
+
+@dataclass(frozen=True)
+class _Adopted:
+    memory: UnitMemory
+    parameters: list[nn.Parameter]
+    frozen: list[tuple[str, nn.Parameter]]
+    streamed: StreamedUnit | None
+
+
+def _adopt_units(
+    model: nn.Module,
+    plan: UnitPlan,
+    device: Device,
+    config: EngineConfig,
+    disk: DiskTier | None,
+    on_host: Arithmetic,
+    on_device: Arithmetic,
+) -> Iterator[_Adopted]:
+    """Take the parameters and buffers of `model` over, unit by unit: at most one unit is in memory twice."""
+    stored = storage_dtypes(list(plan.found), plan.storage)
+    buffer: Tensor | None = None
+    for unit, source, route in zip(plan.layout.units, plan.found, plan.routes, strict=True):
+        if config.materialize is not None and any(p.is_meta for p in source.parameters.values()):
+            config.materialize(source)
+        memory = UnitMemory(unit, route, device, plan.computed_in, disk)
+        if memory.files and buffer is None:
+            buffer = device.empty_pages(plan.sizes.state.nbytes)
+        members = [source.parameters[segment.name] for segment in unit.segments]
+        memory.adopt(members, on_device if route.on_device else on_host, buffer)
+        frozen = [(f.name, source.parameters[f.name]) for f in unit.frozen]
+        streamed: StreamedUnit | None = None
+        if route.streamed:
+            kept = [(name, parameter, stored[name]) for name, parameter in frozen]
+            streamed = StreamedUnit(memory, members, kept, plan.computed_in, device, disk, config.chunk_bytes)
+        else:
+            for name, parameter in frozen:
+                dtype = plan.computed_in.get(stored[name], stored[name])
+                parameter.data = parameter.data.to(device=device.torch_device, dtype=dtype)
+        for member in members:
+            member.grad = None
+        yield _Adopted(memory, members, frozen, streamed)
+    for module in model.modules():
+        for name, held in module._buffers.items():
+            if held is not None:
+                module._buffers[name] = held.to(device.torch_device)
+
+
+def _host_arithmetic(config: EngineConfig) -> Arithmetic:
+    """Return the native host optimizer; torch's operations, with a warning, where its extension is missing.
+
+    Raises:
+        ValueError: the state format needs the extension.
+    """
+    missing = missing_extension()
+    if missing is None:
+        return HostArithmetic(config.threads)
+    if config.state_format != "exact":
+        raise ValueError(
+            f"state_format = {config.state_format!r}: {missing}; without it the state is kept exact"
+        )
+    warnings.warn(
+        f"{missing}; until then torch's fused AdamW does its work, slower", MissingExtensionWarning, 4
+    )
+    return TorchArithmetic()
+
+
+def _give_back(device: Device, lanes: LaneThreads, host: Arithmetic | None, disk: DiskTier | None) -> None:
+    if not lanes.close():
+        # A lane is still at work, on memory that must stay as it is.
+        return
+    if host is not None:
+        host.close()
+    if disk is not None:
+        disk.close()
+    device.close()

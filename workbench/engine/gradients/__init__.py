@@ -1,1 +1,0 @@
-"""Gradients as they become final in backward, gathered for the update."""

@@ -1,0 +1,424 @@
+"""The work of one step's tasks on memory, in the order in which a chunk's gradient lives through them:
+
+down from the device, summed, measured, put on disk; the check over all of them; state from disk, AdamW, state back to
+disk, new weights up. Which task waits for which is in `workbench/timeline.py`, which thread runs it in `execution.py`.
+
+Invariant: nothing is written to a unit for a step whose check is not finite. Where updates run before the check (no
+global quantity is needed), nothing is written from the first chunk on that is not finite, and the step is
+`partially_applied`. A chunk's buffers belong to this object between the tasks of the chunk, and to nobody else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from workbench.engine.arithmetic import Arithmetic
+from workbench.engine.devices.buffers import SlotPool
+from workbench.engine.devices.device import Device
+from workbench.engine.grad_hooks import GradientHooks
+from workbench.engine.precision import DTYPES
+from workbench.engine.report import GradCheck
+from workbench.engine.state_pointers import GradientSet, StatePointers
+from workbench.engine.unit_memory import UnitMemory
+from workbench.layout import Chunk, padded
+from workbench.optimizer.settings import AdamW
+from workbench.sizes import BufferSizes
+from workbench.timeline import Kind, Lane, Task
+
+NORM_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6
+
+Place = tuple[int, int]
+"""A unit's index, and that of one of its chunks."""
+
+
+@dataclass
+class _Staged:
+    """The buffers of one chunk's update: its state's, and its gradient's where that waited on disk."""
+
+    state: Tensor
+    gradient: Tensor | None
+    updated: bool = False
+
+
+class StepTasks:
+    """Performs the tasks of one step after the other on the units' memories."""
+
+    def __init__(
+        self,
+        memories: Sequence[UnitMemory],
+        grad_hooks: GradientHooks,
+        device: Device,
+        on_host: Arithmetic,
+        on_device: Arithmetic,
+        sizes: BufferSizes,
+        gradient_clipping: float,
+    ) -> None:
+        self._memories = memories
+        self._grad_hooks = grad_hooks
+        self._device = device
+        self._clipping = gradient_clipping
+        self._any_on_device = any(m.route.on_device for m in memories)
+        # The update lane may wait only for buffers that come back without it: those of first sums, which go straight
+        # to disk, and not those that are read and wait for the update lane's next task.
+        self._staging, self._waiting, self._first_sums = self._pools = [
+            SlotPool(lambda size=b.nbytes: device.empty_pages(size), b.number)  # type: ignore[misc]
+            for b in (sizes.state, sizes.gradients, sizes.first_sums)
+        ]
+        self.idle_buffer: Tensor | None = (
+            device.empty_pages(sizes.state.nbytes) if sizes.state.number else None
+        )
+        """A staging buffer for use while no step is under way."""
+        self._pointers = StatePointers(memories, grad_hooks, on_host, on_device, self.idle_buffer)
+        self._slice_counts = [_slice_counts(memory) for memory in memories]
+        self._unread: list[list[int]] = []
+        """Slices of each parameter that no update has read yet."""
+        self._summed: dict[Place, list[bool]] = {}
+        """Which slices of a chunk have a sum over micro-batches."""
+        self._in_hand: dict[Place, Tensor] = {}
+        """Host slots: what came down."""
+        self._sums: dict[Place, tuple[Tensor, SlotPool]] = {}
+        """Sums that wait on disk, with the pool that their buffer is of."""
+        self._staged: dict[Place, _Staged] = {}
+        self._current = self._applied = GradientSet(0, AdamW())
+        self._perform = {
+            Kind.DOWNLOAD: self.download,
+            Kind.READ_GRADIENT: self.read_gradient,
+            Kind.ACCUMULATE: self.accumulate,
+            Kind.NORM: self.measure,
+            Kind.WRITE_GRADIENT: self.write_gradient,
+            Kind.VERDICT: self.check_overflow,
+            Kind.READ_STATE: self.read_state,
+            Kind.UPDATE: self.update,
+            Kind.WRITE_STATE: self.write_state,
+            Kind.UPLOAD: self.upload,
+        }
+
+    # The step
+
+    def begin(self, settings: AdamW, *, delayed: bool = False, applies: GradientSet | None = None) -> None:
+        """Start a step. Its update is by its own gradients, with `settings`; where delayed, by those of `applies`,
+        if there are any."""
+        number = 0 if applies is None else 1 - applies.number
+        self._current = GradientSet(number, replace(settings), self._grad_hooks.has_gradient)
+        self._applied = self._current
+        if delayed:
+            self._applied = applies or GradientSet(1, settings, blocked=True)
+        self._unread = [list(counts) for counts in self._slice_counts]
+        self._summed = {
+            (m.unit.index, c.index): [False] * len(c.slices)
+            for m in self._memories
+            if m.route.accumulates
+            for c in m.unit.chunks
+        }
+
+    def set_settings(self, settings: AdamW) -> None:
+        """Set what the gradients of this step will be applied with."""
+        self._current.settings = replace(settings)
+
+    def set_unscale(self, unscale: float) -> None:
+        """Set what turns the sum over micro-batches into the step's mean; known before the first update."""
+        self._current.unscale = self._current.scale = unscale
+
+    def perform(self, task: Task) -> None:
+        """Do what `task` says."""
+        try:
+            with self._device.computing() if self._computes(task) else nullcontext():
+                self._perform[task.kind](task)
+        except BaseException:
+            # Whoever waits for a slot that this task would have freed must not wait for ever.
+            self.cancel()
+            raise
+
+    def _computes(self, task: Task) -> bool:
+        """Return whether a task works on a device of its own, whose operations belong on the stream of compute."""
+        return self._any_on_device if task.unit is None else self._memories[task.unit].route.on_device
+
+    # A chunk's gradient
+
+    def download(self, task: Task) -> None:
+        """A bucketed chunk arrives on the host: in the slot it was gathered in, where memory is one."""
+        memory, chunk = self._pointers.place(task)
+        place = (memory.unit.index, chunk.index)
+        final = self._grad_hooks.final_chunk(task.micro_batch, *place)
+        if final.slot is None:
+            return
+        source = final.slot.view(DTYPES[chunk.dtype])[: chunk.elements]
+        in_place = memory.route.waiting == "memory" and not memory.route.accumulates
+        waiting = memory.waiting_gradient(chunk, self._current.number) if in_place else None
+        if waiting is not None:
+            self._device.copy(Lane.DOWNLOAD, waiting, source, final.event)
+            self._grad_hooks.device_slots.give_back(final.slot)
+        elif self._device.shared_memory:
+            self._in_hand[place] = final.slot
+        else:
+            slot = self._grad_hooks.host_slots.take()
+            self._grad_hooks.will_return_host_slot(memory.unit.index)
+            target = slot.view(DTYPES[chunk.dtype])[: chunk.elements]
+            self._device.copy(Lane.DOWNLOAD, target, source, final.event)
+            self._grad_hooks.device_slots.give_back(final.slot)
+            self._in_hand[place] = slot
+
+    def read_gradient(self, task: Task) -> None:
+        """The sum so far comes from disk."""
+        memory, chunk = self._pointers.place(task)
+        buffer = self._read_waiting(memory, chunk, self._current)
+        self._sums[memory.unit.index, chunk.index] = (buffer, self._waiting)
+
+    def _read_waiting(self, memory: UnitMemory, chunk: Chunk, gradients: GradientSet) -> Tensor:
+        buffer = self._waiting.take()
+        self._waiting.will_return()
+        file = memory.gradient_files[gradients.number]
+        file.read(chunk.index, buffer[: padded(file.record_bytes[chunk.index])])
+        return buffer
+
+    def accumulate(self, task: Task) -> None:
+        """The gradient of one micro-batch joins the sum."""
+        memory, chunk = self._pointers.place(task)
+        unit, number = place = (memory.unit.index, chunk.index)
+        final = self._grad_hooks.final_chunk(task.micro_batch, unit, number)
+        summed = self._summed[place]
+        sums = memory.slices(self._sum_of(memory, chunk), chunk)
+        slot = self._in_hand.pop(place, None)
+        arrived = None
+        if slot is not None:
+            arrived = memory.slices(slot.view(DTYPES[chunk.dtype])[: chunk.elements], chunk)
+        arithmetic, _ = self._pointers.of(memory, chunk)
+        for index, part in enumerate(chunk.slices):
+            if not final.slices[index]:
+                continue
+            if arrived is not None:
+                source = arrived[index]
+            else:
+                owned = self._grad_hooks.owned(task.micro_batch, unit, part.segment)
+                source = owned[part.start : part.start + part.count]
+            arithmetic.accumulate(sums[index], source, overwrite=not summed[index])
+            summed[index] = True
+        if slot is not None:
+            self._grad_hooks.host_slots.give_back(slot)
+
+    def _sum_of(self, memory: UnitMemory, chunk: Chunk) -> Tensor:
+        """Return where a chunk's sum is, or begins."""
+        place = (memory.unit.index, chunk.index)
+        if memory.route.waiting == "disk":
+            if place not in self._sums:
+                self._sums[place] = (self._first_sums.take(), self._first_sums)
+                self._first_sums.will_return()
+            return self._sums[place][0].view(torch.float32)[: chunk.elements]
+        in_memory = memory.waiting_gradient(chunk, self._current.number)
+        assert in_memory is not None
+        return in_memory
+
+    def measure(self, task: Task) -> None:
+        """Sum the squares of a chunk's gradient, or of those of all units found after backward."""
+        if task.unit is None:
+            assert self._pointers.after_backward is not None
+            self._pointers.after_backward.measure()
+            return
+        memory, chunk = self._pointers.place(task)
+        arithmetic, table = self._pointers.of(memory, chunk)
+        self._pointers.set_gradients(memory, chunk, self._whole(memory, chunk), self._current)
+        arithmetic.sum_of_squares(table)
+        if memory.route.waiting == "disk" or memory.route.delayed:
+            # The update finds them elsewhere, or later.
+            table.release_gradients()
+        if memory.route.waiting == "ring":
+            slot = self._in_hand.pop((memory.unit.index, chunk.index), None)
+            if slot is not None:
+                self._current.arrived[memory.unit.index, chunk.index] = slot
+
+    def _whole(self, memory: UnitMemory, chunk: Chunk) -> Tensor | None:
+        """Return a chunk's gradient as it is at its norm; None where it is in autograd's tensors or there is none."""
+        place = (memory.unit.index, chunk.index)
+        if place in self._sums:
+            return self._sums[place][0].view(torch.float32)[: chunk.elements]
+        if place in self._in_hand:
+            return self._in_hand[place].view(DTYPES[chunk.dtype])[: chunk.elements]
+        return memory.waiting_gradient(chunk, self._current.number)
+
+    def write_gradient(self, task: Task) -> None:
+        """What came, or the sum, goes to disk to wait for the update."""
+        memory, chunk = self._pointers.place(task)
+        place = (memory.unit.index, chunk.index)
+        file = memory.gradient_files[self._current.number]
+        size = padded(file.record_bytes[chunk.index])
+        if place in self._sums:
+            buffer, pool = self._sums.pop(place)
+        elif place in self._in_hand:
+            buffer, pool = self._in_hand.pop(place), self._grad_hooks.host_slots
+        else:
+            return
+        file.write(chunk.index, buffer[:size])
+        pool.give_back(buffer)
+
+    # The check
+
+    def check_overflow(self, task: Task) -> None:
+        """Find the norm over all gradients: it says how far they are clipped, and whether they may be applied."""
+        current = self._current
+        total = self._pointers.sum_of_squares()
+        if math.isfinite(total):
+            norm = math.sqrt(total) * current.unscale
+            if self._clipping > 0:
+                current.scale = current.unscale * min(1.0, self._clipping / (norm + NORM_EPSILON))
+            current.check = GradCheck(norm, finite=True)
+        else:
+            current.blocked = True
+            where = self._pointers.not_finite()
+            current.check = GradCheck(total, finite=False, where=where, partially_applied=current.written)
+
+    # A chunk's update
+
+    def read_state(self, task: Task) -> None:
+        """State, and a gradient that waited, come from disk."""
+        memory, chunk = self._pointers.place(task)
+        if self._applied.blocked:
+            return
+        buffer = self._staging.take()
+        self._staging.will_return()
+        for kind, place in memory.stage(chunk, buffer).items():
+            memory.files[kind].read(chunk.index, place)
+        waiting = self._read_waiting(memory, chunk, self._applied) if memory.gradient_files else None
+        self._staged[memory.unit.index, chunk.index] = _Staged(buffer, waiting)
+
+    def update(self, task: Task) -> None:
+        """Apply AdamW to a chunk, or to all units found after backward."""
+        applied = self._applied
+        if task.unit is None:
+            assert self._pointers.after_backward is not None
+            self._pointers.after_backward.update(applied)
+            return
+        memory, chunk = self._pointers.place(task)
+        place = (memory.unit.index, chunk.index)
+        arithmetic, table = self._pointers.of(memory, chunk)
+        staged = self._staged.get(place)
+        if applied is self._current and applied.check is None and not applied.blocked:
+            applied.blocked = not math.isfinite(math.fsum(arithmetic.read_partials([table])))
+        if not applied.blocked:
+            applied.written = True
+            self._point_to_state(memory, chunk, staged)
+            table.set_steps([memory.steps[part.segment] + 1 for part in chunk.slices])
+            arithmetic.update(table, applied.settings, applied.scale)
+        table.release_gradients()
+        if staged is not None and staged.gradient is not None:
+            self._waiting.give_back(staged.gradient)
+        slot = applied.arrived.pop(place, None)
+        if slot is not None:
+            self._grad_hooks.host_slots.give_back(slot)
+        if memory.route.gradients == "in_autograd":
+            self._release_in_autograd(memory, chunk)
+
+    def _point_to_state(self, memory: UnitMemory, chunk: Chunk, staged: _Staged | None) -> None:
+        """Point the chunk's table to its state and gradients, where its norm has not done so."""
+        if staged is not None:
+            staged.updated = True
+            arithmetic, table = self._pointers.of(memory, chunk)
+            arithmetic.move(table, memory.views(chunk, memory.stage(chunk, staged.state)))
+        whole: Tensor | None
+        if staged is not None and staged.gradient is not None:
+            whole = staged.gradient.view(memory.waiting_dtype(chunk))[: chunk.elements]
+        elif memory.route.delayed:
+            whole = memory.waiting_gradient(chunk, self._applied.number)
+        else:
+            return
+        self._pointers.set_gradients(memory, chunk, whole, self._applied)
+
+    def _release_in_autograd(self, memory: UnitMemory, chunk: Chunk) -> None:
+        """Let go of autograd's tensors of which this chunk had the last slice."""
+        unit, applied = memory.unit.index, self._applied
+        for part in chunk.slices:
+            self._unread[unit][part.segment] -= 1
+            if not self._unread[unit][part.segment]:
+                if applied.in_autograd is None:
+                    self._grad_hooks.release(unit, part.segment)
+                else:
+                    applied.in_autograd.pop((unit, part.segment), None)
+
+    def write_state(self, task: Task) -> None:
+        """The new state goes to disk."""
+        memory, chunk = self._pointers.place(task)
+        staged = self._staged.pop((memory.unit.index, chunk.index), None)
+        if staged is None:
+            return
+        if staged.updated:
+            for kind, place in memory.stage(chunk, staged.state).items():
+                memory.files[kind].write(chunk.index, place)
+        self._staging.give_back(staged.state)
+
+    def upload(self, task: Task) -> None:
+        """A chunk's new weights go to where the forward, or the next fetch, reads them."""
+        memory, chunk = self._pointers.place(task)
+        if self._applied.blocked and self._applied is self._current:
+            return
+        region = memory.regions[chunk.region]
+        whole = region.weights if region.weights is not None else region.stale_weights
+        copy = region.working_copy
+        assert whole is not None and copy is not None
+        source, target = memory.of_chunk(copy, chunk), memory.of_chunk(whole, chunk)
+        if memory.route.on_device:
+            with torch.no_grad():
+                target.copy_(source)
+        else:
+            after = self._grad_hooks.over_events.get(memory.unit.index)
+            self._device.copy(Lane.UPLOAD, target, source, after)
+
+    # The end of a step
+
+    def keep_for_next_step(self) -> GradientSet:
+        """Return the gradients of the step that has ended, to be applied during the next one."""
+        kept = self._current
+        kept.has_gradient = [list(flags) for flags in kept.has_gradient]
+        kept.in_autograd = {}
+        for memory in self._memories:
+            if memory.route.gradients == "in_autograd":
+                unit = memory.unit.index
+                for segment in range(len(memory.unit.segments)):
+                    gradient = self._grad_hooks.gradient(unit, segment)
+                    if gradient is not None:
+                        kept.in_autograd[unit, segment] = gradient
+                        self._grad_hooks.release(unit, segment)
+        return kept
+
+    def count_steps(self) -> None:
+        """The update has run and was not left out: every parameter that got a gradient is one step older."""
+        if self._applied.blocked:
+            return
+        for memory, flags in zip(self._memories, self._applied.has_gradient, strict=True):
+            for segment, had in enumerate(flags):
+                memory.steps[segment] += had
+
+    def cancel(self) -> None:
+        """Let whoever waits for a buffer go on: the step has failed."""
+        self._grad_hooks.cancel()
+        for pool in self._pools:
+            pool.cancel()
+
+    @property
+    def check(self) -> GradCheck | None:
+        """Of this step's gradients; None until it is known."""
+        return self._current.check
+
+    @property
+    def learning_rate(self) -> float:
+        """Of this step's gradients."""
+        return self._current.settings.lr
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the host buffers between memory and disk."""
+        idle = 0 if self.idle_buffer is None else self.idle_buffer.nbytes
+        return idle + sum(pool.nbytes for pool in self._pools)
+
+
+def _slice_counts(memory: UnitMemory) -> list[int]:
+    """Return into how many slices each parameter of a unit is cut."""
+    counts = [0] * len(memory.unit.segments)
+    for chunk in memory.unit.chunks:
+        for part in chunk.slices:
+            counts[part.segment] += 1
+    return counts

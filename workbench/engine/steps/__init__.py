@@ -1,1 +1,0 @@
-"""One optimizer step: what is done with its gradients, its update, its verdict, and what it came to."""
