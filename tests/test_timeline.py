@@ -164,12 +164,12 @@ def test_a_delayed_step_updates_beside_its_forward_by_gradients_that_are_there(s
     timeline = build_timeline(made, shape)
     last = shape.gradient_accumulation - 1
     computed = {t.index for t in timeline.tasks if t.kind in (Kind.FORWARD, Kind.BACKWARD)}
-    for index in timeline.settled:
+    for index in timeline.update_of_last:
         assert not computed & ({index} | ancestors(timeline, index))
     for unit, chunk in made.chunks():
         update = timeline.find(Kind.UPDATE, last, unit.index, chunk.index)
         upload = timeline.find(Kind.UPLOAD, last, unit.index, chunk.index)
-        assert {update, upload} <= set(timeline.settled)
+        assert {update, upload} <= set(timeline.update_of_last)
         assert upload in ancestors(timeline, update), "what was not published yet would be overwritten"
         assert upload in timeline.ready[unit.index] and update not in timeline.ready[unit.index]
 
@@ -183,12 +183,12 @@ def test_a_delayed_step_with_nothing_to_apply_has_no_update() -> None:
         ),
     )
     assert {Kind.UPDATE, Kind.UPLOAD}.isdisjoint(t.kind for t in first.tasks)
-    assert first.settled == ()
+    assert first.update_of_last == ()
 
 
 @pytest.mark.parametrize("global_quantity", [False, True])
 @pytest.mark.parametrize("overlap", ["serial", "exact"])
-def test_collected_units_are_measured_and_updated_in_one_task_each_or_in_one_for_both(
+def test_units_updated_after_backward_are_measured_and_updated_in_one_task_each_or_in_one_for_both(
     overlap: str, global_quantity: bool
 ) -> None:
     made = layout()

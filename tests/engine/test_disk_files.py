@@ -300,7 +300,7 @@ def test_an_error_that_shows_only_when_written_back_is_not_missed(
     tier.close()
 
 
-@pytest.mark.parametrize("owned", [0, PAGE_BYTES])
+@pytest.mark.parametrize("taken", [0, PAGE_BYTES])
 def test_a_disk_that_takes_no_more_is_an_error_and_no_endless_loop(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
