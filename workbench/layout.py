@@ -1,4 +1,4 @@
-"""Where every byte of a model lies: units, their segment tables, and the chunks that move and update together.
+"""The place of every byte of a model: units, their segment tables, and the chunks that move and update together.
 
 Written once for two readers: the engine lays real memory out by it, the planner adds it up. It knows names, shapes and
 sizes, never tensors, and it never looks at a model's name.
@@ -28,7 +28,7 @@ UnitKind = Literal["block", "outer"]
 
 
 def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to whole pages: what direct I/O moves."""
+    """Return `nbytes` rounded up to whole pages, which direct I/O moves."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -163,7 +163,7 @@ class Layout:
         return sum(unit.trainable_parameters for unit in self.units)
 
     def chunks(self) -> Iterable[tuple[Unit, Chunk]]:
-        """Every chunk with its unit, in forward order."""
+        """Return every chunk with its unit, in forward order."""
         for unit in self.units:
             for chunk in unit.chunks:
                 yield unit, chunk
@@ -171,7 +171,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """What a unit will hold, before it is laid out."""
+    """A unit's parameters, before it is laid out."""
 
     name: str
     kind: UnitKind

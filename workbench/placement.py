@@ -1,4 +1,4 @@
-"""Where each unit's weights and state live: the tiers, and the placement that a few words of configuration mean.
+"""The place of each unit's weights and state: the tiers, and the placement that a few words of configuration mean.
 
 Offloading is nothing but a placement. It is decided unit by unit, so that a share of the units may stay on the
 device and no rule depends on the number of parameters.
@@ -25,14 +25,16 @@ class Placement:
 
 
 def stay_on_device(trainable: Sequence[int], device_fraction: float) -> list[bool]:
-    """Which units, by their trainable parameters in forward order, stay on the device: the first, while they are no
-    more than `device_fraction` of all."""
+    """Return for each unit, given by its trainable parameters in forward order, True where it stays on the device.
+
+    The first ones stay, while they are no more than `device_fraction` of all.
+    """
     limit = device_fraction * sum(trainable)
     return [device_fraction > 0 and passed <= limit for passed in accumulate(trainable)]
 
 
 def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0.0) -> tuple[Placement, ...]:
-    """The placement of every unit of `layout`.
+    """Return the placement of every unit of `layout`.
 
     Units outside the blocks keep their weights on the device: they are read at any moment of a step. The first
     units in forward order, as many as fit in `device_fraction` of the trainable parameters, stay on the device whole.

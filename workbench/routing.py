@@ -1,4 +1,4 @@
-"""How each unit's weights, state and gradients move, decided once from its placement and the machine.
+"""The route of each unit's weights, state and gradients, decided once from its placement and the machine.
 
 Written once for two readers: the engine's parts ask here what to allocate, where a gradient goes and which tasks a step
 has, the planner what all that takes. No torch.
@@ -34,7 +34,7 @@ def lanes_pay(weight_bytes: int, compute_threads: int, cores: int) -> bool:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all units of an engine.
+    """The conditions that all units of an engine share.
 
     `compute_dtypes`: the dtype that working weights of a storage dtype are computed in, where that differs.
     `must_wait`: no update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains

@@ -1,4 +1,4 @@
-"""How much memory the engine allocates: buffers by count and bytes, and the memory of each unit. No torch.
+"""The memory that the engine allocates: buffers by count and bytes, and the memory of each unit. No torch.
 
 The engine allocates by these functions and the plan adds them up, so a plan cannot drift from the run.
 

@@ -1,4 +1,4 @@
-"""How the optimizer state is kept: which tensors weights and moments have, and how many bytes they take. No torch.
+"""The tensors of the optimizer state: those of weights and moments in each format, and their bytes. No torch.
 
 | format | exp_avg | exp_avg_sq | bytes a parameter |
 |---|---|---|---|
@@ -43,7 +43,8 @@ WEIGHT_TENSORS: dict[str, tuple[StateTensor, ...]] = {
     "bfloat16": (StateTensor("high", "bfloat16", 1), StateTensor("low", "int16", 1)),
     "float16": (StateTensor("master", "float32", 1), StateTensor("working", "float16", 1)),
 }
-"""How the state keeps the weights, by the dtype that the forward's are stored in: bf16 in two lossless halves."""
+"""The tensors in which the state keeps the weights, by the dtype that the forward's are stored in: bf16 ones in two
+lossless halves."""
 
 MOMENTS: dict[StateFormat, tuple[StateTensor, ...]] = {
     "exact": (StateTensor("exp_avg", "float32", 1), StateTensor("exp_avg_sq", "float32", 1)),

@@ -35,7 +35,7 @@ class Lane(str, Enum):
 
 
 class Kind(str, Enum):
-    """What a task does.
+    """The kind of work of a task.
 
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
@@ -75,7 +75,7 @@ class Task:
 
 @dataclass(frozen=True)
 class UnitFlow:
-    """How one unit's gradients, state and weights move in a step.
+    """The moves of one unit's gradients, state and weights in a step.
 
     `state`: the tier of what an update reads and writes. `update_on_compute`: compute does the update when backward has
     ended, for lack of anything to overlap it with. `downloads`: gradients are copied chunk by chunk out of autograd's
@@ -137,7 +137,7 @@ class Timeline:
         return tuple(len(task.waits) for task in self.tasks)
 
     def find(self, kind: Kind, micro_batch: int, unit: int | None = None, chunk: int | None = None) -> int:
-        """The index of a task; KeyError if the step has no such task."""
+        """Return the index of a task; KeyError if the step has no such task."""
         return self._index[kind, micro_batch, unit, chunk]
 
 
@@ -173,7 +173,8 @@ class _Builder:
     # The model's own part
 
     def add_compute(self, micro_batch: int) -> tuple[dict[tuple[int, int], int], int]:
-        """Forward over the units, backward in reverse: what makes each chunk's gradients final, and the end."""
+        """Add a forward over the units and a backward in reverse; return what makes each chunk's gradients final, and
+        the end."""
         before = [self.index[Kind.BACKWARD, micro_batch - 1, None, None]] if micro_batch else []
         for unit in self.layout.units:
             before = [self.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, unit, waits=before)]
@@ -191,8 +192,8 @@ class _Builder:
     # Gradients
 
     def add_gradients(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int], int]:
-        """Every micro-batch's gradients down, summed and measured: each chunk's norm, what its update waits for, and
-        the end of the last backward."""
+        """Add every micro-batch's gradients down, summed and measured; return each chunk's norm, the task that its
+        update waits for, and the end of the last backward."""
         stored: dict[tuple[int, int], int] = {}
         norms: dict[tuple[int, int], int] = {}
         end = 0
@@ -255,7 +256,7 @@ class _Builder:
     # The update
 
     def add_unit_update(self, unit: Unit, waits: dict[int, list[int]]) -> list[int]:
-        """A unit's chunks updated in order, each after `waits[chunk]`; what each ends with."""
+        """Add the updates of a unit's chunks in order, each after `waits[chunk]`; return the last task of each."""
         flow, work = self.shape.flows[unit.index], self.work_lane(unit)
         done = []
         for chunk in unit.chunks:
@@ -273,7 +274,7 @@ class _Builder:
         return done
 
     def add_unit_upload(self, unit: Unit, waits: Sequence[Sequence[int]]) -> list[int]:
-        """A unit's new weights copied to where the forward reads them, chunk by chunk."""
+        """Add the copies of a unit's new weights to where the forward reads them, chunk by chunk."""
         lane = Lane.COMPUTE if self.shape.flows[unit.index].update_on_compute else Lane.UPLOAD
         return [
             self.add(lane, Kind.UPLOAD, self.last, unit, chunk, chunk.weight_bytes, before)
@@ -282,7 +283,7 @@ class _Builder:
 
 
 def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
-    """The tasks of one step of `layout` under `shape`.
+    """Return the tasks of one step of `layout` under `shape`.
 
     Each micro-batch runs forward over the units and backward over them in reverse; every chunk's gradients go down
     (where they are bucketed), are summed (where the engine does it) and measured once the last micro-batch's are in.
@@ -333,7 +334,7 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
 
 
 def _delayed(builder: _Builder) -> Timeline:
-    """What the last update left goes up; then comes the update by the last step's gradients, beside this step's
+    """Add the uploads of what the last update left, then the update by the last step's gradients, beside this step's
     forward and backward (Ren et al., ZeRO-Offload, 2021, §5.2)."""
     layout, shape = builder.layout, builder.shape
     ready: list[tuple[int, ...]] = [() for _ in layout.units]
@@ -356,7 +357,7 @@ def _state_bytes(unit: Unit, chunk: Chunk) -> int:
 
 
 def _moved_bytes(unit: Unit, chunk: Chunk) -> int:
-    """By an update: the state is read and written, the gradient read."""
+    """Return the bytes that an update moves: the state is read and written, the gradient read."""
     return 2 * _state_bytes(unit, chunk) + chunk.weight_bytes
 
 

@@ -88,7 +88,7 @@ class DiskTier:
             )
 
     def create(self, name: str, record_bytes: Sequence[int]) -> RecordFile:
-        """A file of records of these lengths, allocated in full. Names need not be unique, nor fit for a file.
+        """Return a file of records of these lengths, allocated in full. Names need not be unique, nor fit for a file.
 
         Raises:
             DiskError: the disk has no room for it, and nothing of it is left; or the tier is closed.
@@ -100,7 +100,7 @@ class DiskTier:
         return RecordFile(self, path, name, tuple(record_bytes))
 
     def written_per_day(self) -> float:
-        """Bytes a day at the rate since the first write: what decides how long a disk endures."""
+        """Return the bytes a day at the rate since the first write, on which the life of a disk depends."""
         if self._began is None:
             return 0.0
         return self.bytes_written / max(time.monotonic() - self._began, 1e-9) * SECONDS_A_DAY
@@ -207,7 +207,7 @@ class RecordFile:
             ) from error
 
     def _memory(self, record: int, buffer: Tensor) -> tuple[int, memoryview]:
-        """A record's length and its pages of `buffer`, which is looked at here."""
+        """Check `buffer`; return a record's length and its pages of the buffer."""
         if not 0 <= record < len(self.record_bytes):
             raise ValueError(f"{self.name} has records 0 to {len(self.record_bytes) - 1}, and no {record}")
         size = self.record_bytes[record]
@@ -222,7 +222,7 @@ class RecordFile:
 
     @contextlib.contextmanager
     def _opened(self, record: int, done: str) -> Iterator[int]:
-        """A descriptor for one record's transfer; every refusal in it becomes a DiskError.
+        """Open a descriptor for one record's transfer; every refusal in it becomes a DiskError.
 
         Held no longer than that: a thousand files do not meet the limit of open files, and no close takes a descriptor
         from under a lane that is stuck.
@@ -256,14 +256,14 @@ class RecordFile:
             moved += whole
 
     def _drop_cache(self, descriptor: int, record: int) -> None:
-        """Or else the page cache would hold the files in the very memory that they are to save."""
+        """Take a record out of the page cache, which would hold it in the very memory that is to be saved."""
         start, stop = self._starts[record : record + 2]
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
 
 
 def _make_own(folder: Path) -> tuple[Path, int]:
-    """A fresh folder in `folder`, and the descriptor that holds its lock."""
+    """Make a folder in `folder`; return it and the descriptor that holds its lock."""
     while True:
         own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
         held = -1
@@ -313,7 +313,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _takes_direct(folder: Path) -> bool:
-    """Whether files in `folder` can be written past the page cache."""
+    """Return True where files in `folder` can be written past the page cache."""
     probe = folder / "probe"
     page = page_aligned(PAGE_BYTES)
     memory = (ctypes.c_char * PAGE_BYTES).from_address(page.data_ptr())
@@ -366,7 +366,7 @@ class StoredTensor:
         return self.dtype.itemsize
 
     def read(self, start: int, stop: int) -> Tensor:
-        """A copy of elements `start` to `stop`. Raises DiskError where the disk does not give them."""
+        """Return a copy of elements `start` to `stop`. Raises DiskError where the disk does not give them."""
         out = torch.empty(stop - start, dtype=self.dtype)
         for record, count, begin, first, last in self._overlaps(start, stop):
             held = self._hold(record, count)

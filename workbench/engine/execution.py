@@ -86,7 +86,7 @@ class StepExecution:
         self._launch(inline)
 
     def _due(self) -> list[Callable[[], None]]:
-        """The awaited actions whose tasks are done now, taken off the list."""
+        """Take the awaited actions whose tasks are done now off the list, and return them."""
         if not self._awaited:
             return []
         due = [action for wanted, action in self._awaited if all(self._done[i] for i in wanted)]
@@ -119,11 +119,11 @@ class StepExecution:
         self._run_inline(here)
 
     def is_done(self, index: int) -> bool:
-        """Whether a task has been completed."""
+        """Return True where a task has been completed."""
         return self._done[index]
 
     def are_done(self, indices: Iterable[int]) -> bool:
-        """Whether all of `indices` are completed, and no task has failed."""
+        """Return True where all of `indices` are completed, and no task has failed."""
         return self._failure is None and all(self._done[i] for i in indices)
 
     def wait(self, indices: Iterable[int]) -> None:

@@ -316,8 +316,10 @@ class GradientHooks:
 
 
 def _slices_to_come(memory: UnitMemory) -> list[int]:
-    """How many slices of each chunk a backward has to bring before the chunk is final; collected units have no such
-    moment."""
+    """Return the number of slices that a backward has to bring for each chunk before it is final.
+
+    Units whose gradients are found after backward have no such moment.
+    """
     return [] if memory.route.after_backward else [len(chunk.slices) for chunk in memory.unit.chunks]
 
 

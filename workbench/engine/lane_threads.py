@@ -44,7 +44,7 @@ class LaneThreads:
         self._queues[lane].put((what, work))
 
     def at_work(self) -> dict[Lane, tuple[str, float]]:
-        """What each busy lane works on, and since when (time.perf_counter())."""
+        """Return the task of each busy lane, and when it began (time.perf_counter())."""
         return dict(self._at_work)
 
     def _start(self, lane: Lane) -> None:

@@ -18,7 +18,7 @@ LARGEST_SCALE = 2.0**32
 
 @dataclass(frozen=True)
 class LossScaling:
-    """How the loss is scaled. `fixed`: a scale that never moves; 0 searches it, and what follows is for that alone.
+    """The scaling of the loss. `fixed`: a scale that never moves; 0 searches it, and what follows is for that alone.
 
     `initial`: the first scale. `window`: steps without an overflow after which it doubles, up to `LARGEST_SCALE`.
     `hysteresis`: the overflow, counted from 1, at which it is halved first. `minimum`: it is not lowered below this.
@@ -78,7 +78,7 @@ class LossScale:
         return bool(self._scaling.fixed) or self.value <= self._scaling.minimum
 
     def as_dict(self) -> dict[str, Any] | None:
-        """What `load` takes up; None where nothing is searched."""
+        """Return the search for `load`; None where nothing is searched."""
         if self._scaling.fixed:
             return None
         return {"value": self.value, "good_steps": self._good_steps, "patience": self._patience}
@@ -105,21 +105,21 @@ class NonFiniteSteps:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether updates need to know the verdict for the loss scale's sake."""
+        """Updates need to know the check for the loss scale's sake."""
         return self._scale is not None
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by; 1 unless fp16."""
+        """The factor of the loss; 1 unless fp16."""
         return 1.0 if self._scale is None else self._scale.value
 
     @property
     def scale_can_fall(self) -> bool:
-        """Whether an overflow now is a part of the search for the loss scale."""
+        """An overflow now is a part of the search for the loss scale."""
         return self._scale is not None and not self._scale.exhausted
 
     def after(self, step: int, verdict: GradCheck) -> None:
-        """Take in the verdict on `step`.
+        """Take in the check of `step`.
 
         Raises:
             NonFiniteGradientsError: units were updated before it was known, or it is the third in a row that the loss
@@ -149,7 +149,7 @@ class NonFiniteSteps:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return the part of it that a checkpoint keeps."""
         saved: dict[str, Any] = {"skipped_in_a_row": self._in_a_row}
         searched = None if self._scale is None else self._scale.as_dict()
         if searched is not None:

@@ -82,7 +82,7 @@ class OffloadEngine:
 
     @property
     def learning_rate(self) -> float:
-        """Of the step whose first backward comes next."""
+        """The learning rate of the step whose first backward comes next."""
         return self._scheduler.settings.lr
 
     @learning_rate.setter
@@ -206,7 +206,7 @@ class OffloadEngine:
     # State and weights, for checkpoints
 
     def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
-        """Every tensor of the optimizer state by name (`0003-h.2/exp_avg`), in place, after `wait`.
+        """Return every tensor of the optimizer state by name (`0003-h.2/exp_avg`), in place, after `wait`.
 
         Writing into them and calling `restore` resumes a step later. Names, dtypes and lengths do not depend on tiers.
         """
@@ -214,7 +214,7 @@ class OffloadEngine:
         yield from self._runtime.state()
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
-        """The newest weights, a dictionary a unit: each parameter once, by its first name, in the storage dtype.
+        """Return the newest weights, a dictionary a unit: each parameter once, by its first name, in the storage dtype.
 
         On the host; tensors of units that live there are views, to be read before the next step. At most one unit
         that is on disk, or on a device, is held in memory at a time.
@@ -223,7 +223,7 @@ class OffloadEngine:
         return self._runtime.weights()
 
     def counters(self) -> dict[str, Any]:
-        """What the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
+        """Return what the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
         self.wait()
         return {
             "steps": self.steps,
@@ -248,18 +248,18 @@ class OffloadEngine:
         self._runtime.refresh(given)
 
     def memory(self) -> Breakdown:
-        """What holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
+        """Return what holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
         return self._runtime.memory_breakdown()
 
     def disk_written_per_day(self) -> float | None:
-        """Bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""
+        """Return the bytes a day that this engine writes to its disk at the rate so far; None without a disk tier."""
         disk = self._runtime.disk
         return None if disk is None else disk.written_per_day()
 
     # What it does at several places
 
     def _set_unscale(self) -> None:
-        """All micro-batches of the step are known."""
+        """Tell the update the mean's factor: all micro-batches of the step are known."""
         self._runtime.tasks.set_unscale(self._micro_batches.mean_factor / self._non_finite.loss_scale)
 
     def _tear_down(self) -> None:

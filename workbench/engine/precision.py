@@ -1,4 +1,4 @@
-"""What working weights are stored in, and what they are computed in."""
+"""The dtypes that working weights are stored and computed in."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What a layout calls it: "bfloat16"."""
+    """Return the name that a layout has for it: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def working_precision(precision: Precision, device: Device) -> torch.dtype:
-    """The dtype that `precision` means for working weights on `device`; auto is bf16 on a GPU that has it, else fp32.
+    """Return the dtype that `precision` means for working weights on `device`; auto is bf16 on a GPU that has it, else
+    fp32.
 
     A CPU's bf16 has to be asked for: what trains by default is then the same on every CPU.
 
@@ -46,7 +47,7 @@ def working_precision(precision: Precision, device: Device) -> torch.dtype:
 
 
 def compute_dtypes(compute: Compute, device: Device) -> dict[torch.dtype, torch.dtype]:
-    """What stored dtypes are computed in, where that differs.
+    """Return the dtype that each stored dtype is computed in, where that differs.
 
     A CPU without 16-bit arithmetic computes 16-bit weights in fp32; its own 16-bit products are hundreds of times
     slower.

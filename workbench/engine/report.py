@@ -1,4 +1,4 @@
-"""What a step came to, once it has: the verdict on its gradients and where its time went."""
+"""The result of a step: the check of its gradients, and how long the model computed and waited."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class StepReport:
 
     @property
     def done(self) -> bool:
-        """Whether `result` returns at once."""
+        """`result` returns at once."""
         return self._result is not None or self._failure is not None
 
     def result(self) -> StepResult:
-        """The finished step.
+        """Return the finished step.
 
         Raises:
             NonFiniteGradientsError: gradients were not finite three steps in a row, or units had been updated already.
@@ -77,7 +77,7 @@ class StepReport:
         return self._result
 
     def is_skipped(self) -> bool:
-        """Whether the step was left out: known before its update, unless that waits for no verdict.
+        """Return True where the step was left out: known before its update, unless that waits for no verdict.
 
         Raises:
             NonFiniteGradientsError: see `result`; where the step has ended.
@@ -94,7 +94,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class NotFinite:
-    """Where a step's gradients are not finite.
+    """The place where a step's gradients are not finite.
 
     `parameter`, in `unit`: the first in layout order. `met_in`: the unit nearest to the loss, where backward met it
     first. `units`: how many have one, of `of`.
@@ -118,7 +118,7 @@ class NotFinite:
 
 @dataclass(frozen=True)
 class GradCheck:
-    """What a step's gradients came to. `grad_norm`: of the step's mean gradient, before clipping.
+    """The check of a step's gradients. `grad_norm`: of the step's mean gradient, before clipping.
 
     `where`: None where all are finite. `partially_applied`: units were updated before that was known.
     """
@@ -133,7 +133,7 @@ Interval = tuple[float, float]
 
 
 class Computed(NamedTuple):
-    """What is known when a step is finished, which is after the next one's first forward.
+    """Times that are known when a step is finished, which is after the next one's first forward.
 
     `own`: the spans of its forwards and backwards. `spans` and `waits`: all since the step before was finished, beside
     which its lanes worked.
@@ -193,7 +193,7 @@ class ComputeClock:
         self._ended = len(self._spans)
 
     def take(self) -> Computed:
-        """What there is since the last call."""
+        """Return the times since the last call."""
         spans, self._spans = self._spans, []
         waits, self._waits = self._waits, []
         ended, self._ended = self._ended, None
@@ -206,7 +206,7 @@ class ComputeClock:
 
 
 def lane_seconds(spans: Iterable[Span]) -> dict[Lane, float]:
-    """Busy seconds of each lane."""
+    """Return the busy seconds of each lane."""
     seconds = dict.fromkeys(Lane, 0.0)
     for span in spans:
         seconds[span.lane] += span.stop_s - span.start_s
@@ -214,7 +214,7 @@ def lane_seconds(spans: Iterable[Span]) -> dict[Lane, float]:
 
 
 def exposed_seconds(spans: Sequence[Span], waits: Sequence[Interval]) -> dict[Lane, float]:
-    """Of each lane's busy seconds those in which the model waited; compute itself has none."""
+    """Return those of each lane's busy seconds in which the model waited; compute itself has none."""
     seconds = dict.fromkeys(Lane, 0.0)
     if not waits:
         return seconds

@@ -1,4 +1,4 @@
-"""Where an update reads and writes: the tables by which a tier's arithmetic finds gradients and state in memory.
+"""Tables of pointers: by them a tier's arithmetic finds the gradients and the state that an update reads and writes.
 
 There is one table a chunk, and one for all units whose gradients are found after backward.
 

@@ -79,9 +79,9 @@ class StepTasks:
         self._unread: list[list[int]] = []
         """Slices of each parameter that no update has read yet."""
         self._summed: dict[Place, list[bool]] = {}
-        """Which slices of a chunk have a sum over micro-batches."""
+        """For each slice of a chunk: it has a sum over micro-batches."""
         self._in_hand: dict[Place, Tensor] = {}
-        """Host slots: what came down."""
+        """Host slots that hold a gradient which came down."""
         self._sums: dict[Place, tuple[Tensor, SlotPool]] = {}
         """Sums that wait on disk, with the pool that their buffer is of."""
         self._staged: dict[Place, _Staged] = {}
@@ -242,7 +242,7 @@ class StepTasks:
         return memory.waiting_gradient(chunk, self._current.number)
 
     def write_gradient(self, task: Task) -> None:
-        """What came, or the sum, goes to disk to wait for the update."""
+        """The gradient, or the sum, goes to disk to wait for the update."""
         memory, chunk = self._pointers.place(task)
         place = (memory.unit.index, chunk.index)
         file = memory.gradient_files[self._current.number]
@@ -400,17 +400,17 @@ class StepTasks:
 
     @property
     def check(self) -> GradCheck | None:
-        """Of this step's gradients; None until it is known."""
+        """The check of this step's gradients; None until it is known."""
         return self._current.check
 
     @property
     def learning_rate(self) -> float:
-        """Of this step's gradients."""
+        """The learning rate of this step's gradients."""
         return self._current.settings.lr
 
     @property
     def buffer_bytes(self) -> int:
-        """Of the host buffers between memory and disk."""
+        """Bytes of the host buffers between memory and disk."""
         idle = 0 if self.idle_buffer is None else self.idle_buffer.nbytes
         return idle + sum(pool.nbytes for pool in self._pools)
 

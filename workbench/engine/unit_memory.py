@@ -34,7 +34,7 @@ STALE_WEIGHTS = "stale_weights"
 
 
 def state_suffixes(unit: Unit) -> list[str]:
-    """What the names of each region's tensors end with: its dtype and format, where the unit has several."""
+    """Return the endings of the names of each region's tensors: dtype and format, where the unit has several."""
     several_dtypes = len({region.dtype for region in unit.regions}) > 1
     several_formats = len({region.state_format for region in unit.regions}) > 1
     return [f".{r.dtype}" * several_dtypes + f".{r.state_format}" * several_formats for r in unit.regions]
@@ -67,7 +67,7 @@ class RegionMemory:
 
     @property
     def working_copy(self) -> Tensor | None:
-        """Where an update leaves the new working weights; None where that is on disk."""
+        """The tensor in which an update leaves the new working weights; None where that is on disk."""
         return self.kept.get(self.working_kind)
 
 
@@ -89,7 +89,7 @@ class UnitMemory:
         self.files: dict[str, RecordFile] = {}
         """The state's kinds on disk: a record a chunk, empty where a chunk has no such kind."""
         self.gradient_files: list[RecordFile] = []
-        """Where gradients wait on disk, one set or two."""
+        """The files in which gradients wait on disk, one set or two."""
         in_tier = device.empty if route.on_device else device.empty_host
         sets = 2 if route.delayed else 1
         for region in unit.regions:
@@ -118,7 +118,7 @@ class UnitMemory:
             self._create_files(disk, sets)
 
     def is_filed(self, kind: str, region: Region) -> bool:
-        """Whether a kind of a region's state is on disk."""
+        """Return True where a kind of a region's state is on disk."""
         return self.route.is_filed(kind, region.dtype)
 
     def _create_files(self, disk: DiskTier, sets: int) -> None:
@@ -133,18 +133,18 @@ class UnitMemory:
             self.gradient_files = [disk.create(f"{name}.gradient-{i}", sizes) for i in range(sets)]
 
     def waiting_dtype(self, chunk: Chunk) -> torch.dtype:
-        """Of a gradient of `chunk` that was gathered and waits."""
+        """Return the dtype of a gradient of `chunk` that was bucketed and waits."""
         return torch.float32 if self.route.accumulates else DTYPES[chunk.dtype]
 
     def waiting_gradient(self, chunk: Chunk, number: int) -> Tensor | None:
-        """Where a chunk's gradient of the set `number` waits in memory, 1-D; None where it does not."""
+        """Return the memory in which a chunk's gradient of the set `number` waits, 1-D; None where it does not."""
         gradients = self.regions[chunk.region].gradients
         return self.of_chunk(gradients[number], chunk) if gradients else None
 
     # Chunks on disk
 
     def filed_kinds(self, chunk: Chunk) -> dict[str, tuple[torch.dtype, int]]:
-        """The kinds of a chunk's state that are on disk: dtype and elements."""
+        """Return the kinds of a chunk's state that are on disk: dtype and elements."""
         region = self.unit.regions[chunk.region]
         return {
             kind: (dtype, -(-chunk.elements // per))
@@ -153,7 +153,7 @@ class UnitMemory:
         }
 
     def stage(self, chunk: Chunk, buffer: Tensor) -> dict[str, Tensor]:
-        """Places in `buffer` (uint8, page aligned) for a chunk's kinds on disk, each padded to whole pages."""
+        """Return places in `buffer` (uint8, page aligned) for a chunk's kinds on disk, each padded to whole pages."""
         places = {}
         start = 0
         for kind, (dtype, count) in self.filed_kinds(chunk).items():
@@ -217,17 +217,17 @@ class UnitMemory:
     # Views
 
     def of_segment(self, tensor: Tensor, segment: Segment) -> Tensor:
-        """The part of a region's tensor that belongs to `segment`, 1-D."""
+        """Return the part of a region's tensor that belongs to `segment`, 1-D."""
         start = segment.offset - self.regions[segment.region].region.start
         return tensor[start : start + segment.numel]
 
     def of_chunk(self, tensor: Tensor, chunk: Chunk) -> Tensor:
-        """The part of a region's tensor that belongs to `chunk`, 1-D."""
+        """Return the part of a region's tensor that belongs to `chunk`, 1-D."""
         base = self.regions[chunk.region].region.start
         return tensor[chunk.start - base : chunk.stop - base]
 
     def slices(self, tensor: Tensor, chunk: Chunk) -> list[Tensor]:
-        """A chunk's tensor (one element for each of the chunk's) cut into its slices."""
+        """Return a chunk's tensor (one element for each of the chunk's) cut into its slices."""
         views = []
         for part in chunk.slices:
             begin = self.unit.segments[part.segment].offset + part.start - chunk.start
@@ -235,7 +235,7 @@ class UnitMemory:
         return views
 
     def views(self, chunk: Chunk, staged: dict[str, Tensor]) -> list[StateViews]:
-        """The state of a chunk, slice by slice; `staged` are the places of its kinds on disk."""
+        """Return the state of a chunk, slice by slice; `staged` are the places of its kinds on disk."""
         memory = self.regions[chunk.region]
         kinds = state_kinds(memory.region)
         views = []
@@ -275,7 +275,7 @@ class UnitMemory:
         return found
 
     def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
-        """The unit's state as (kind, 1-D tensor), named by dtype and format where a unit has several.
+        """Return the unit's state as (kind, 1-D tensor), named by dtype and format where a unit has several.
 
         What follows from other kinds is left out: the fp16 copy of an fp32 master.
         """
@@ -294,7 +294,7 @@ class UnitMemory:
                 yield STALE_WEIGHTS + suffix, apart
 
     def stored(self, region: int, kind: str) -> StoredTensor:
-        """One kind of a region's state that is on disk."""
+        """Return one kind of a region's state that is on disk."""
         place = self.regions[region].region
         return self._stored(place, kind, *state_kinds(place)[kind])
 
@@ -304,7 +304,7 @@ class UnitMemory:
         return StoredTensor(self.files[kind], dtype, records)
 
     def derive(self, arithmetic: Arithmetic, buffer: Tensor | None) -> None:
-        """After the state was written into: make what follows from it."""
+        """Make what follows from the state, after that was written into."""
         for chunk in self.unit.chunks:
             if self.regions[chunk.region].dtype != torch.float16:
                 continue
@@ -326,7 +326,7 @@ class UnitMemory:
     # What it all takes
 
     def memory_breakdown(self) -> dict[str, dict[str, int]]:
-        """Bytes by tier and by name."""
+        """Return the bytes by tier and by name."""
         tier = "device" if self.route.on_device else "host"
         memory_breakdown: dict[str, dict[str, int]] = {"device": {}, "host": {}, "disk": {}}
 

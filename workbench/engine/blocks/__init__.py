@@ -1,1 +1,1 @@
-"""What happens around a block: found, its weights in and out, its recompute, its input kept on the host."""
+"""Blocks: found in a module, their weights streamed, recomputed in backward, their inputs kept on the host."""

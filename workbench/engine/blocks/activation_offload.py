@@ -1,4 +1,4 @@
-"""What backward needs of each block's input, kept on the host from the block's forward to its recompute.
+"""Keeps each block's input on the host from the block's forward to its recompute.
 
 Under non-reentrant checkpointing a block keeps nothing but its inputs, and torch saves those through whatever
 `saved_tensors_hooks` are in force around the checkpointed call. Here they are copied down beside compute, their device
@@ -32,7 +32,8 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class _Span:
-    """What a view needs of its storage, in elements: the stretch from `first` to `last`, and the view over it."""
+    """The part of its storage that a view needs, in elements: the stretch from `first` to `last`, and the view over
+    it."""
 
     first: int
     last: int
@@ -89,7 +90,7 @@ class _Stored:
 
 
 class _Handle:
-    """What the graph holds in place of a tensor that `call` reads; when it goes, `gone` gets what it stood for."""
+    """A stand-in for a tensor that `call` reads, held by the graph; when it goes, `gone` gets what it stood for."""
 
     __slots__ = ("_gone", "call", "span", "stored")
 
@@ -117,14 +118,14 @@ class ActivationOffload:
         self._pool = HostPool(device)
         self._calls = 0
         self._live: dict[int, list[_Stored]] = {}
-        """What graphs need, by call."""
+        """The stored inputs that graphs need, by call."""
         self._going_down: deque[_Stored] = deque()
         self._gone: deque[_Stored] = deque()
         self._closed = False
 
     @property
     def host_bytes(self) -> int:
-        """Of all host buffers."""
+        """Bytes of all host buffers."""
         return self._pool.nbytes
 
     def around_block(self, index: int) -> AbstractContextManager[object]:
@@ -274,7 +275,7 @@ class ActivationOffload:
             stored.buffer = None
 
     def _collect(self) -> None:
-        """See to what graphs have let go since the last time."""
+        """Release the inputs that graphs have let go since the last time."""
         while self._gone:
             stored = self._gone.popleft()
             stored.handles -= 1
@@ -305,7 +306,7 @@ class HostPool:
         return sum(buffer.nbytes for buffer in (*self._free, *self._taken.values()))
 
     def take(self, nbytes: int) -> Tensor:
-        """A buffer of at least `nbytes`."""
+        """Return a buffer of at least `nbytes`."""
         fitting = [number for number, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
         if fitting:
             buffer = self._free.pop(min(fitting, key=lambda number: self._free[number].nbytes))

@@ -49,12 +49,12 @@ class FoundUnit:
         self.parameters[name] = parameter
 
     def modules(self) -> list[nn.Module]:
-        """Every module that directly owns one of the unit's parameters, each once."""
+        """Return every module that directly owns one of the unit's parameters, each once."""
         return list({id(o.module): o.module for places in self.owners.values() for o in places}.values())
 
 
 def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """The repeated blocks by their name in the tree, in module order; empty where nothing repeats."""
+    """Return the repeated blocks by their name in the tree, in module order; empty where nothing repeats."""
     blocks: dict[str, nn.Module] = {}
 
     def visit(parent: nn.Module, prefix: str) -> None:
@@ -70,7 +70,7 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_units(module: nn.Module) -> list[FoundUnit]:
-    """All parameters of `module` as units in forward order: embedding, blocks, head.
+    """Return all parameters of `module` as units in forward order: embedding, blocks, head.
 
     Raises:
         ValueError: the module has no trainable parameter.
@@ -111,7 +111,8 @@ def lay_out(
     state_format: StateFormat = "exact",
     device_fraction: float = 0.0,
 ) -> Layout:
-    """The layout of `units` with floating-point weights stored as `dtype` (None: each as it is; see `storage_dtypes`).
+    """Return the layout of `units` with floating-point weights stored as `dtype` (None: each as it is; see
+    `storage_dtypes`).
 
     The state of embeddings and of parameters with fewer than two dimensions is exact in every format: rows that are
     seldom used and gains that decide much share no scale with their neighbours, and they are few. So is that of the
@@ -147,7 +148,8 @@ def _embeds(unit: FoundUnit, name: str) -> bool:
 
 
 def storage_dtypes(units: list[FoundUnit], dtype: torch.dtype | None) -> dict[str, torch.dtype]:
-    """The dtype that each parameter's working weights are stored in: `dtype` where it is floating point, else its own.
+    """Return the dtype that each parameter's working weights are stored in: `dtype` where it is floating point, else
+    its own.
 
     A model that comes with fp32 parameters beside 16-bit ones means it: they stay fp32 (adapters on 16-bit weights).
     """

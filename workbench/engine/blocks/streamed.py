@@ -35,11 +35,11 @@ class FetchPiece:
 
     @property
     def nbytes(self) -> int:
-        """As they are kept."""
+        """Bytes as they are kept."""
         return self.count * self.storage.itemsize
 
     def target(self, slot: Tensor) -> Tensor:
-        """Its place in a slot."""
+        """Return its place in a slot."""
         return slot[self.start : self.start + self.count * self.compute.itemsize].view(self.compute)
 
 
@@ -150,7 +150,7 @@ class StreamedUnit:
             b.parameter.data = b.placeholder
 
     def frozen_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The frozen parameters' values, flat, on the host."""
+        """Return the frozen parameters' values, flat, on the host."""
         for name, kept, count, storage in self._frozen:
             if isinstance(kept, Tensor):
                 yield name, kept
@@ -166,7 +166,7 @@ class StreamedUnit:
                 b.parameter.data = kept.view(b.shape)
 
     def frozen_bytes(self) -> tuple[str, int]:
-        """The tier of the frozen weights and their bytes there."""
+        """Return the tier of the frozen weights and their bytes there."""
         on_disk = any(not isinstance(kept, Tensor) for _, kept, _, _ in self._frozen)
         return ("disk" if on_disk else "host"), sum(k.nbytes for _, k, _, _ in self._frozen)
 

@@ -38,7 +38,7 @@ class _Slot:
     """Pieces that are still on their way."""
     in_use: bool = False
     event: Event = None
-    """What has to be over before the slot may be written."""
+    """It has to be over before the slot may be written."""
 
 
 class WeightPrefetcher:
@@ -154,7 +154,7 @@ class WeightPrefetcher:
             self._prefetch(None, 1)
 
     def take_spans(self) -> list[Span]:
-        """What was fetched since the last call."""
+        """Return the fetches since the last call."""
         with self._changed:
             spans, self._spans = self._spans, []
         return spans
@@ -174,7 +174,7 @@ class WeightPrefetcher:
     # Within the lock
 
     def _learn(self, unit: int, recompute: bool) -> None:
-        """What comes next is what came next in the last forward, whatever the order in the tree."""
+        """Learn the order of blocks from each forward, whatever their order in the tree."""
         if not recompute:
             self._called.append(unit)
         elif self._called:

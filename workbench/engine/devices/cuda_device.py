@@ -44,8 +44,8 @@ class CudaLink:
             self.stream.wait_event(event)
 
     def record_event(self) -> torch.cuda.Event:
-        """Stand for the copies begun so far. Waiting for it lets the processor do other work: lanes share it with the
-        host optimizer."""
+        """Return an event after the copies begun so far. Waiting for it lets the processor do other work: lanes share
+        it with the host optimizer."""
         event = torch.cuda.Event(blocking=True)
         event.record(self.stream)
         return event
@@ -157,7 +157,7 @@ class CudaDevice(Device):
 
 
 def _pinned_buffer(nbytes: int) -> Tensor | None:
-    """From torch's own allocator; None where the driver gives none."""
+    """Return a buffer of torch's own allocator; None where the driver gives none."""
     try:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     except RuntimeError:

@@ -25,29 +25,30 @@ if TYPE_CHECKING:
     from workbench.optimizer.host import HostOptimizer
 
 Event = Any
-"""What compute had issued at some moment, or the end of a copy: a CUDA event, or None where it is over already."""
+"""A moment in what compute has issued, or the end of a copy: a CUDA event, or None where it is over already."""
 
 BLOCK_BYTES = 512
 ALIGNED_FROM_BYTES = 64 << 10
 
 
 class Device(ABC):
-    """Where the model computes. `shared_memory`: its memory is the host's, and nothing is copied between them."""
+    """A device on which the model computes. `shared_memory`: its memory is the host's, and nothing is copied between
+    them."""
 
     torch_device: torch.device
     shared_memory: bool
 
     @abstractmethod
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Uninitialised device memory, 1-D."""
+        """Return uninitialised device memory, 1-D."""
 
     @abstractmethod
     def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Uninitialised host memory, 1-D, that the device's copies reach at full speed where it can be had."""
+        """Return uninitialised host memory, 1-D, that the device's copies reach at full speed where it can be had."""
 
     @abstractmethod
     def record_event(self) -> Event:
-        """Stand for all that compute has issued so far."""
+        """Return an event after all that compute has issued so far."""
 
     @abstractmethod
     def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
@@ -73,7 +74,7 @@ class Device(ABC):
         """Give back a tensor from `empty_host`, before `close`: no copy of it is under way, and none will come."""
 
     def empty_pages(self, nbytes: int) -> Tensor:
-        """Host memory for disk and device: uint8, 1-D, page aligned, `nbytes` rounded up to whole pages."""
+        """Return host memory for disk and device: uint8, 1-D, page aligned, `nbytes` rounded up to whole pages."""
         return page_aligned(nbytes)
 
     def computing(self) -> AbstractContextManager[object]:
@@ -85,7 +86,8 @@ class Device(ABC):
 
     @abstractmethod
     def memory_bytes(self) -> tuple[int, int] | None:
-        """The most that was reserved so far of its own memory, and all it has; None where it shares the host's."""
+        """Return the most that was reserved so far of its own memory, and all it has; None where it shares the
+        host's."""
 
     @property
     def staging_bytes(self) -> int:
@@ -143,7 +145,8 @@ class CpuDevice(Device):
 
 
 def _block_aligned(elements: int, dtype: torch.dtype) -> Tensor:
-    """Memory that a disk's blocks can be written from as it lies (a checkpoint's), where there is more than a few."""
+    """Return memory that a disk's blocks can be written from as it lies (a checkpoint's), where there is more than a
+    few."""
     size = elements * dtype.itemsize
     if size < ALIGNED_FROM_BYTES:
         return torch.empty(elements, dtype=dtype)
@@ -153,14 +156,14 @@ def _block_aligned(elements: int, dtype: torch.dtype) -> Tensor:
 
 
 def _copier() -> HostOptimizer:
-    """Copies without the GIL, so that lanes overlap."""
+    """Return one that copies without the GIL, so that lanes overlap."""
     from workbench.optimizer.host import HostOptimizer
 
     return HostOptimizer(threads=1)
 
 
 def open_device(device: str | torch.device | Device) -> Device:
-    """The device named `device`: "cpu", "cuda", "cuda:1", or "auto" (CUDA where there is one).
+    """Return the device named `device`: "cpu", "cuda", "cuda:1", or "auto" (CUDA where there is one).
 
     Raises:
         ValueError: the name is unknown, or torch sees no such device.
@@ -187,7 +190,7 @@ def open_device(device: str | torch.device | Device) -> Device:
 
 
 def has_bfloat16(device: Device) -> bool:
-    """Whether bf16 arithmetic runs in hardware there."""
+    """Return True where bf16 arithmetic runs in hardware there."""
     if device.torch_device.type == "cuda":
         with torch.cuda.device(device.torch_device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))

@@ -44,7 +44,7 @@ class Stretch:
 
 
 class RegisteredRanges:
-    """Which addresses are registered, piece by piece, and how a copy is cut along the pieces."""
+    """The registered addresses, piece by piece; cuts a copy along the pieces."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -69,7 +69,7 @@ class RegisteredRanges:
         return sum(self._stops) - sum(self._starts)
 
     def cut(self, address: int, nbytes: int) -> list[Stretch]:
-        """The stretches of a copy of `nbytes` from or to `address`, in order and without gaps.
+        """Return the stretches of a copy of `nbytes` from or to `address`, in order and without gaps.
 
         Neighbouring pieces stay apart: the driver refuses a single copy across two registrations.
         """
@@ -115,7 +115,7 @@ class HostMemory:
         return self._ranges.nbytes
 
     def allocate(self, nbytes: int) -> Tensor:
-        """`nbytes` of zeroed host memory, uint8, 1-D, page aligned; registered as far as the driver allows.
+        """Return `nbytes` of zeroed host memory, uint8, 1-D, page aligned; registered as far as the driver allows.
 
         Warns once, at the first refusal.
         """
@@ -171,7 +171,7 @@ class HostMemory:
                 self._unregister(*held)
 
     def cut(self, tensor: Tensor) -> list[Stretch]:
-        """The stretches of a copy of `tensor` (contiguous host memory, any view), in bytes from its start."""
+        """Return the stretches of a copy of `tensor` (contiguous host memory, any view), in bytes from its start."""
         with self._lock:
             return self._ranges.cut(tensor.data_ptr(), tensor.nbytes)
 
@@ -281,7 +281,7 @@ class StagingRing:
         return self._buffers
 
     def _advance(self) -> int:
-        """The next buffer's number, once what it last sent has arrived."""
+        """Return the next buffer's number, once what it last sent has arrived."""
         assert self._buffers
         number = self._next
         self._next = (number + 1) % len(self._buffers)

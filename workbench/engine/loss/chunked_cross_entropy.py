@@ -4,6 +4,9 @@ The gradients are made in the forward, while a chunk's logits are there, and onl
 not multiplied a second time, and its weight gets one gradient a call. In the forward they are those of the *sum* over
 tokens, so that a 16-bit format holds them well; the backward brings in the mean and the loss scale before it narrows.
 
+torch's own `linear_cross_entropy` (from 2.13 on) allows no function between head and loss, such as the scaling and the
+capping of many models, and earlier torch has none: this one serves them all.
+
 Invariant: gradients are sums over counted tokens times `_Gradients.scale`; nothing but `backward` takes that away.
 """
 
@@ -27,7 +30,8 @@ Pointwise = Callable[[Tensor], Tensor]
 
 
 def default_chunk_tokens(vocabulary: int, width: int, device: torch.device) -> int:
-    """Tokens whose fp32 logits take about 64 MiB; on an accelerator at least a quarter of the head's width.
+    """Return the number of tokens whose fp32 logits take about 64 MiB; on an accelerator at least a quarter of the
+    head's width.
 
     Each chunk reads and writes the fp32 sum of the weight's gradient: with few tokens a chunk that would take longer
     than its matrix products where those are fast. Such a chunk's logits take a quarter of that sum.
@@ -46,7 +50,7 @@ class _Settings:
 
 @dataclass
 class _Gradients:
-    """What the forward has made for the backward, each None where nobody wants it.
+    """Gradients that the forward has made for the backward, each None where nobody wants it.
 
     `hidden` is [tokens, width] in the dtype of the hidden states; `weight` [vocabulary, width] and `bias`
     [vocabulary] are fp32. All are `scale` times the gradient of the sum of the losses.
@@ -69,7 +73,8 @@ def chunked_cross_entropy(
     ignore_index: int = -100,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """`cross_entropy(pointwise(linear(hidden, weight, bias)), targets)`, an fp32 scalar, `chunk_tokens` at a time.
+    """Return `cross_entropy(pointwise(linear(hidden, weight, bias)), targets)`, an fp32 scalar, `chunk_tokens` at a
+    time.
 
     `hidden` [tokens, width] and `weight` [vocabulary, width] (`bias` [vocabulary]) share a floating dtype; `targets`
     int64 [tokens]. `pointwise` are functions of a chunk's logits that treat each token alone; what they capture gets
@@ -124,7 +129,7 @@ def _run(
     settings: _Settings,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor, _Gradients]:
-    """The loss, what its sum is divided by, and the gradients that are `wanted` of hidden, weight and bias."""
+    """Return the loss, the divisor of its sum, and the gradients that are `wanted` of hidden, weight and bias."""
     tokens = hidden.shape[0]
     is_counted = targets != settings.ignore_index
     classes = torch.where(is_counted, targets, 0).unsqueeze(1)
@@ -164,7 +169,8 @@ def _run(
 def _logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, pointwise: tuple[Pointwise, ...], *, graph: bool
 ) -> tuple[Tensor, Tensor]:
-    """A chunk's logits before and after `pointwise`, the second a function of the first for autograd if `graph`."""
+    """Return a chunk's logits before and after `pointwise`, the second a function of the first for autograd if
+    `graph`."""
     logits = functional.linear(hidden, weight, bias)
     if not pointwise:
         return logits, logits
@@ -178,7 +184,7 @@ def _logits(
 def _add(
     gradients: _Gradients, part: slice, hidden: Tensor, weight: Tensor, change: Tensor, is_counted: Tensor
 ) -> None:
-    """Add what a chunk gives, from the gradient `change` of its logits [n, vocabulary]; `is_counted` [n, 1]."""
+    """Add the gradients of a chunk, from the gradient `change` of its logits [n, vocabulary]; `is_counted` [n, 1]."""
     if gradients.hidden is not None:
         torch.mm(change, weight, out=gradients.hidden[part])
         gradients.hidden[part].masked_fill_(~is_counted, 0.0)

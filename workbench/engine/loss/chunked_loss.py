@@ -42,7 +42,7 @@ class ChunkedLoss:
     """
 
     refusal: str | None
-    """Why the model's own loss is used, in one sentence; None where it is computed in chunks."""
+    """The reason for the model's own loss, in one sentence; None where it is computed in chunks."""
 
     def __init__(self, model: nn.Module, *, chunk_tokens: int | None = None) -> None:
         if chunk_tokens is not None and chunk_tokens < 1:
@@ -52,7 +52,8 @@ class ChunkedLoss:
         self._head, self.refusal = _find_head(model)
 
     def __call__(self, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-        """The mean loss over counted tokens, as the model has it; further arguments are the model's."""
+        """Return the mean loss over the tokens of the loss mask, as the model has it; further arguments are the
+        model's."""
         if self.refusal is not None or input_ids.numel() <= self._tokens_a_chunk():
             return self._own(input_ids, labels, **kwargs)
         return self._lazy(LogitsTrace(self._tokens_a_chunk()), input_ids, labels, **kwargs)
@@ -93,7 +94,8 @@ class ChunkedLoss:
         return None
 
     def _measure(self, head: Callable[..., Tensor], ids: Tensor, labels: Tensor, kwargs: Any) -> list[Tensor]:
-        """The loss, and its gradients of the head's input, weight and bias; what is below the head makes no graph."""
+        """Return the loss, and its gradients of the head's input, weight and bias; what is below the head makes no
+        graph."""
         module = self._head
         assert module is not None
         leaves: list[Tensor] = []
@@ -147,7 +149,7 @@ class ChunkedLoss:
 
 
 def _find_head(model: nn.Module) -> tuple[nn.Linear | None, str | None]:
-    """The output embedding of `model`, or why there is none to work with."""
+    """Return the output embedding of `model`, or the reason for there being none to work with."""
     name = type(model).__name__
     tell = getattr(model, "get_output_embeddings", None)
     head = tell() if callable(tell) else None
@@ -168,7 +170,7 @@ def _find_head(model: nn.Module) -> tuple[nn.Linear | None, str | None]:
 
 @contextmanager
 def _instead(head: nn.Module, forward: Forward) -> Iterator[None]:
-    """`head` runs `forward`, between its hooks as ever."""
+    """Let `head` run `forward`, between its hooks as ever."""
     vars(head)["forward"] = forward
     try:
         yield
@@ -177,7 +179,7 @@ def _instead(head: nn.Module, forward: Forward) -> Iterator[None]:
 
 
 def _distance(expected: Tensor, found: Tensor) -> float:
-    """The norm of the difference over that of `expected`; 0 where both are not finite in the same way."""
+    """Return the norm of the difference over that of `expected`; 0 where both are not finite in the same way."""
     expected, found = expected.detach().float(), found.detach().float()
     if torch.equal(expected.isnan(), found.isnan()) and expected.isnan().any():
         return 0.0

@@ -26,7 +26,7 @@ from workbench.engine.loss.chunked_cross_entropy import Pointwise, chunked_cross
 
 @dataclass
 class LogitsTrace:
-    """What became of the logits of one call of a model."""
+    """The use that one call of a model made of its logits."""
 
     chunk_tokens: int
     in_chunks: int = 0
@@ -69,15 +69,15 @@ class LazyLogits(Tensor):
         return made
 
     def then(self, function: Pointwise) -> LazyLogits:
-        """The same with one more function of each token's logits."""
+        """Return the same with one more function of each token's logits."""
         return self.make(self._tally, self._hidden, self._weight, self._bias, (*self._pointwise, function))
 
     def of(self, hidden: Tensor) -> LazyLogits:
-        """The same for other hidden states."""
+        """Return the same for other hidden states."""
         return self.make(self._tally, hidden, self._weight, self._bias, self._pointwise)
 
     def whole(self) -> Tensor:
-        """The logits, computed once."""
+        """Return the logits, computed once."""
         if self._whole is None:
             logits = functional.linear(self._hidden, self._weight, self._bias)
             for function in self._pointwise:
@@ -121,7 +121,7 @@ def _real_of(value: Any) -> Any:
 
 
 def _elementwise(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
-    """With numbers, dtypes and the like, or a tensor that is a constant of one element."""
+    """Note an operation with numbers, dtypes and the like, or with a constant tensor of one element."""
     others = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a is not me]
     if any(isinstance(o, LazyLogits) or o.dim() or o.requires_grad for o in others):
         return NotImplemented
@@ -147,7 +147,7 @@ def _contiguous(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
 
 
 def _getitem(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
-    """Slices: of tokens they are taken of the hidden states, of the vocabulary of each token's logits."""
+    """Note slices: those of tokens are taken of the hidden states, those of the vocabulary of each token's logits."""
     key = args[1] if isinstance(args[1], tuple) else (args[1],)
     if any(k is not Ellipsis and not isinstance(k, slice) for k in key):
         return NotImplemented
@@ -276,4 +276,5 @@ _NOTED: dict[Any, Callable[[Any, LazyLogits, Any, Any], Any]] = {
     torch.flatten: _flatten,
     functional.cross_entropy: _cross_entropy,
 }
-"""What is noted, and how; a handler gives `NotImplemented` where its arguments are not of that kind."""
+"""The operations that are noted, each with its handler, which gives `NotImplemented` where its arguments are not of
+that kind."""
