@@ -59,7 +59,7 @@ class Buffers:
     def split_piece(self, state_format: StateFormat) -> Piece:
         """Split master and moments in a format."""
         high, low = self.split_master
-        return Piece(high=high, low=low, **self.moments(state_format))
+        return Piece(high=high, low=low, state_format=state_format, **self.moments(state_format))
 
     def moments(self, state_format: StateFormat) -> dict[str, Tensor]:
         """The tensors of a `Piece` that hold its moments, by name."""
@@ -73,7 +73,7 @@ class Buffers:
             tensor.kind: torch.zeros(tensor.count(self.parameters), dtype=getattr(torch, tensor.dtype))
             for tensor in MOMENTS[state_format]
         }
-        table = PieceTable([Piece(high=high, low=low, **moments)])
+        table = PieceTable([Piece(high=high, low=low, state_format=state_format, **moments)])
         table.set_gradient(0, self.gradient_bf16)
         with HostOptimizer() as host:
             for step, scale in enumerate(WARM_UP_SCALES, start=1):

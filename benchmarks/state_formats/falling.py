@@ -48,7 +48,7 @@ def _fresh(state_format: StateFormat) -> Piece:
     moments = {
         t.kind: torch.zeros(t.count(PARAMETERS), dtype=getattr(torch, t.dtype)) for t in MOMENTS[state_format]
     }
-    return Piece(master=torch.zeros(PARAMETERS), **moments)  # type: ignore[arg-type]
+    return Piece(master=torch.zeros(PARAMETERS), state_format=state_format, **moments)  # type: ignore[arg-type]
 
 
 def _exp_avg_sq(piece: Piece) -> Tensor:

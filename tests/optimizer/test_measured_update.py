@@ -32,7 +32,9 @@ def trained(
 ) -> list[Tensor]:
     """State and partials after three steps; element `spoil` of the largest gradient is NaN in the third."""
     states = [state_of(count, state_format, number) for number, count in enumerate(COUNTS)]
-    pieces = [Piece(**state, random_stream=number) for number, state in enumerate(states)]
+    pieces = [
+        Piece(**state, state_format=state_format, random_stream=number) for number, state in enumerate(states)
+    ]
     table = PieceTable(pieces)
     table.partials.fill_(-1)  # so that one that is not written shows
     generator = torch.Generator().manual_seed(9)

@@ -30,11 +30,11 @@ def piece_of(values: Tensor, state_format: StateFormat, kind: str = "plain", **o
     state = moments(values.numel(), state_format)
     if kind == "split":
         high, low = split_float32(values)
-        return Piece(**state, high=high, low=low, **options)  # type: ignore[arg-type]
+        return Piece(**state, high=high, low=low, state_format=state_format, **options)  # type: ignore[arg-type]
     emit = None
     if kind.startswith("emit"):
         emit = torch.zeros(values.numel(), dtype=getattr(torch, kind.split()[1]))
-    return Piece(**state, master=values.clone(), emit=emit, **options)  # type: ignore[arg-type]
+    return Piece(**state, master=values.clone(), emit=emit, state_format=state_format, **options)  # type: ignore[arg-type]
 
 
 def values_of(piece: Piece) -> Tensor:
@@ -315,21 +315,25 @@ def test_bytes_are_counted_as_they_are_laid_out(state_format: StateFormat) -> No
 
 
 def test_a_piece_names_what_its_format_lacks() -> None:
-    state = moments(300, "compact")
-    with pytest.raises(ValueError, match="a compact piece needs exp_avg_sq_scale"):
-        Piece(**{**state, "exp_avg_sq_scale": None}, master=torch.zeros(300))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a half piece has no exp_avg_scale"):
-        Piece(**moments(300, "half"), exp_avg_scale=torch.zeros(2), master=torch.zeros(300))
-    with pytest.raises(ValueError, match="exp_avg_scale must have 2 elements, not 1"):
-        Piece(**{**state, "exp_avg_scale": torch.zeros(1)}, master=torch.zeros(300))
-    with pytest.raises(ValueError, match=r"exp_avg_sq must be torch.uint8, not torch.int8"):
-        Piece(**{**state, "exp_avg_sq": torch.zeros(300, dtype=torch.int8)}, master=torch.zeros(300))
-    with pytest.raises(ValueError, match="offset must be a multiple of 65,536, not 256"):
-        Piece(**state, master=torch.zeros(300), offset=256)
-    with pytest.raises(ValueError, match=r"emit must be torch.bfloat16 or torch.float16"):
-        Piece(**state, master=torch.zeros(300), emit=torch.zeros(300))
-    with pytest.raises(ValueError, match=r"exp_avg must be torch.float32, torch.bfloat16 or torch.int8"):
-        Piece(torch.zeros(3).double(), torch.zeros(3).double(), master=torch.zeros(3))
+    state = {**moments(300, "compact"), "master": torch.zeros(300), "state_format": "compact"}
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({**state, "exp_avg_sq_scale": None}, "a compact piece needs exp_avg_sq_scale"),
+        ({**state, "state_format": "half"}, "a half piece has no exp_avg_scale"),
+        ({**state, "exp_avg_scale": torch.zeros(1)}, "exp_avg_scale must have 2 elements, not 1"),
+        (
+            {**state, "exp_avg_sq": torch.zeros(300, dtype=torch.int8)},
+            "exp_avg_sq must be torch.uint8, not torch.int8",
+        ),
+        ({**state, "offset": 256}, "offset must be a multiple of 65,536, not 256"),
+        ({**state, "emit": torch.zeros(300)}, "emit must be torch.bfloat16 or torch.float16"),
+        (
+            {**moments(300, "half"), "master": torch.zeros(300)},
+            "exp_avg must be torch.float32, not torch.bfloat16",
+        ),
+    ]
+    for fields, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            Piece(**fields)  # type: ignore[arg-type]
 
 
 def test_coupled_decay_has_the_moments_of_torchs_adam() -> None:

@@ -3,8 +3,7 @@
 It works on any `torch.nn.Module` and needs no configuration file, screen or run directory; see `OffloadEngine`.
 """
 
-from workbench.engine.execution import Span
-from workbench.engine.lane_threads import LaneError
+from workbench.engine.execution import LaneError, Span
 from workbench.engine.non_finite import LossScaling
 from workbench.engine.offload import OffloadEngine
 from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult

@@ -18,6 +18,7 @@ from torch.optim.adamw import adamw
 from workbench.layout import NORM_BLOCK
 from workbench.optimizer.reference import join_float32, split_float32
 from workbench.optimizer.settings import AdamW
+from workbench.state_formats import StateFormat
 
 if TYPE_CHECKING:
     from workbench.optimizer.host import Piece, PieceTable
@@ -31,6 +32,7 @@ class StateViews(NamedTuple):
     """
 
     decay: bool
+    state_format: StateFormat
     offset: int
     random_stream: int
     exp_avg: Tensor

@@ -27,8 +27,8 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.devices.buffers import give_large_blocks_back
 from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, StoredTensor
+from workbench.engine.execution import LaneThreads
 from workbench.engine.grad_hooks import GradientHooks
-from workbench.engine.lane_threads import LaneThreads
 from workbench.engine.precision import compute_dtypes, dtype_name
 from workbench.engine.report import ComputeClock
 from workbench.engine.step_tasks import StepTasks

@@ -30,7 +30,7 @@ from workbench.engine.build import build_runtime, plan_units
 from workbench.engine.config import EngineConfig
 from workbench.engine.devices.device import open_device
 from workbench.engine.disk_files import StoredTensor
-from workbench.engine.lane_threads import Watchdog
+from workbench.engine.execution import Watchdog
 from workbench.engine.non_finite import NonFiniteSteps
 from workbench.engine.precision import working_precision
 from workbench.engine.report import StepReport

@@ -14,8 +14,7 @@ from dataclasses import replace
 
 from workbench.engine.build import EngineRuntime, UnitPlan
 from workbench.engine.config import EngineConfig
-from workbench.engine.execution import StepExecution
-from workbench.engine.lane_threads import LaneError
+from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.non_finite import NonFiniteSteps
 from workbench.engine.report import StepReport, StepResult, exposed_seconds, lane_seconds
 from workbench.engine.state_pointers import GradientSet

@@ -251,6 +251,7 @@ class UnitMemory:
             views.append(
                 StateViews(
                     decay=segment.decay,
+                    state_format=memory.region.state_format,
                     offset=part.start,
                     random_stream=(self.unit.index << 32) + part.segment,
                     **tensors,

@@ -156,4 +156,4 @@ def _piece(parameter: Tensor, entry: Entry, random_stream: int) -> Piece:
         tensors |= {"master": entry["master"].view(-1), "emit": value}
     else:
         tensors["master"] = value
-    return Piece(**tensors, random_stream=random_stream)
+    return Piece(**tensors, state_format=state_format, random_stream=random_stream)

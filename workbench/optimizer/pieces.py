@@ -33,9 +33,6 @@ NATIVE_FORMATS: dict[StateFormat, int] = {
     "half": lib.WB_HALF,
     "compact": lib.WB_COMPACT,
 }
-FORMATS_BY_DTYPE: dict[torch.dtype, StateFormat] = {
-    getattr(torch, tensors[0].dtype): state_format for state_format, tensors in MOMENTS.items()
-}
 ADDRESSES = (
     "exp_avg",
     "exp_avg_sq",
@@ -53,8 +50,8 @@ class Piece:
     """Consecutive elements of one parameter. All tensors: 1-D, contiguous, on the CPU.
 
     Either `master` is given, or `high` and `low`, which hold it losslessly as two 16-bit halves; `high` is at
-    the same time the bfloat16 working weights. The dtype of the moments says their format (see state_formats.py);
-    all zeros is the state before the first step in each.
+    the same time the bfloat16 working weights. `state_format` is that of the moments (see state_formats.py); all zeros
+    is the state before the first step in each.
 
     Beyond `exact`, moments are rounded stochastically. The random bits follow from `random_stream`, the step count and
     the element's place in its parameter alone.
@@ -70,6 +67,7 @@ class Piece:
     exp_avg_scale: Tensor | None = None  # compact: float32, one for each 256 elements
     exp_avg_sq_scale: Tensor | None = None
     offset: int = 0  # of the first element in its parameter: a multiple of 65,536
+    state_format: StateFormat = "exact"
     random_stream: int = 0  # which parameter this is, for its random bits: from 0 to 2^63 - 1
 
     def __post_init__(self) -> None:
@@ -109,16 +107,6 @@ class Piece:
     def count(self) -> int:
         """Elements."""
         return self.exp_avg.numel()
-
-    @property
-    def state_format(self) -> StateFormat:
-        """How the moments are kept."""
-        found = FORMATS_BY_DTYPE.get(self.exp_avg.dtype)
-        if found is None:
-            raise ValueError(
-                f"exp_avg must be torch.float32, torch.bfloat16 or torch.int8, not {self.exp_avg.dtype}"
-            )
-        return found
 
 
 class PieceTable:

@@ -256,7 +256,7 @@ def _tables(
         }
         for dtype, tensors in weights.items():
             views = [
-                _views(start, min(PIECE_ELEMENTS, elements - start), elements, {**tensors, **moments})
+                _views(start, elements, state_format, {**tensors, **moments})
                 for start in range(0, elements, PIECE_ELEMENTS)
             ]
             table = arithmetic.table(views)
@@ -265,15 +265,16 @@ def _tables(
     return tables
 
 
-def _views(start: int, count: int, elements: int, tensors: Tensors) -> StateViews:
-    """Return the elements from `start` on; scales have one for several."""
+def _views(start: int, elements: int, state_format: StateFormat, tensors: Tensors) -> StateViews:
+    """Return `PIECE_ELEMENTS` of `elements` from `start` on; scales have one for several."""
+    count = min(PIECE_ELEMENTS, elements - start)
 
     def cut(tensor: Tensor) -> Tensor:
         each = -(-elements // tensor.numel())
         return tensor[start // each : -(-(start + count) // each)]
 
     cuts = {name: cut(tensor) for name, tensor in tensors.items()}
-    return StateViews(decay=True, offset=start, random_stream=0, **cuts)
+    return StateViews(decay=True, state_format=state_format, offset=start, random_stream=0, **cuts)
 
 
 def _loss_scale(dtype: str) -> float:

@@ -23,8 +23,7 @@ from torch import Tensor
 from workbench.engine.blocks.streamed import FetchPiece, StreamedUnit
 from workbench.engine.devices.buffers import SlotPool
 from workbench.engine.devices.device import Device, Event
-from workbench.engine.execution import Span
-from workbench.engine.lane_threads import LaneError, LaneThreads
+from workbench.engine.execution import LaneError, LaneThreads, Span
 from workbench.layout import padded
 from workbench.sizes import BufferSizes
 from workbench.timeline import Kind, Lane
