@@ -1,4 +1,4 @@
-"""Hooks that take each parameter's gradient when it is final, and tell the step when a chunk's are complete.
+"""Hooks that take each parameter's gradient when it is final, and complete its task when a chunk's are complete.
 
 There are three ways, chosen for each unit by its route:
 
@@ -94,8 +94,7 @@ class GradientHooks:
         ]
 
     def _make_pools(self, sizes: BufferSizes) -> None:
-        """The slots in which chunks are gathered, and those in which they arrive on the host: the same in one
-        memory."""
+        """Make the slots of buckets, and those in which they arrive on the host: the same in one memory."""
         device, on_device, on_host = self._device, sizes.device_slots, sizes.host_slots
         self.host_slots = SlotPool(lambda: device.empty_pages(on_host.nbytes), on_host.number)
         self.device_slots = self.host_slots

@@ -118,25 +118,25 @@ class NonFiniteSteps:
         """An overflow now is a part of the search for the loss scale."""
         return self._scale is not None and not self._scale.exhausted
 
-    def after(self, step: int, verdict: GradCheck) -> None:
+    def after(self, step: int, check: GradCheck) -> None:
         """Take in the check of `step`.
 
         Raises:
             NonFiniteGradientsError: units were updated before it was known, or it is the third in a row that the loss
                 scale is not to blame for.
         """
-        self._in_a_row = 0 if verdict.finite else self._in_a_row + 1
-        where = verdict.where or "the norm of the gradient is beyond any number"
-        if verdict.partially_applied:
+        self._in_a_row = 0 if check.finite else self._in_a_row + 1
+        where = check.where or "the norm of the gradient is beyond any number"
+        if check.partially_applied:
             raise NonFiniteGradientsError(
                 f"step {step}: {where}; other units had been updated already; go on from the last checkpoint "
-                "(clipping makes every step wait for the verdict)",
+                "(clipping makes every step wait for the norm)",
                 step=step,
-                where=verdict.where,
+                where=check.where,
             )
         can_fall, scale = self.scale_can_fall, self.loss_scale
         if self._scale is not None:
-            self._scale.after(finite=verdict.finite)
+            self._scale.after(finite=check.finite)
         if can_fall or self._in_a_row <= SKIPS_ALLOWED:
             return
         under = (
@@ -145,7 +145,7 @@ class NonFiniteSteps:
         raise NonFiniteGradientsError(
             f"step {step}: {where}; so it was in {self._in_a_row} steps in a row{under}; nothing was written for them",
             step=step,
-            where=verdict.where,
+            where=check.where,
         )
 
     def as_dict(self) -> dict[str, Any]:

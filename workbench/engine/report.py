@@ -77,7 +77,7 @@ class StepReport:
         return self._result
 
     def is_skipped(self) -> bool:
-        """Return True where the step was left out: known before its update, unless that waits for no verdict.
+        """Return True where the step was left out: known before its update, unless that waits for no norm.
 
         Raises:
             NonFiniteGradientsError: see `result`; where the step has ended.

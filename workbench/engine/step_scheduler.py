@@ -221,7 +221,7 @@ class StepScheduler:
             raise RuntimeError(f"the engine stopped after an error: {self._failure}") from self._failure
 
     def fail_backward(self, error: BaseException) -> None:
-        """A backward failed half-way, and leaves gradients that nobody can tell apart."""
+        """A backward failed half-way, and leaves some gradients of the step and not others."""
         assert self._execution is not None
         self._execution.fail(LaneError(f"backward failed: {error}"))
         self._failure = error

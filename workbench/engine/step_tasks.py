@@ -142,7 +142,7 @@ class StepTasks:
     # A chunk's gradient
 
     def download(self, task: Task) -> None:
-        """A bucketed chunk arrives on the host: in the slot it was gathered in, where memory is one."""
+        """A bucketed chunk arrives on the host: in the slot of its bucket, where memory is one."""
         memory, chunk = self._pointers.place(task)
         place = (memory.unit.index, chunk.index)
         final = self._grad_hooks.final_chunk(task.micro_batch, *place)

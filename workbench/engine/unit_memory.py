@@ -50,7 +50,7 @@ class RegionMemory:
     """One region of a unit; all tensors are 1-D and, but for moments, `region.elements` long.
 
     `kept`: the state's kinds that are in memory. `weights`: what the forward reads, None where it is streamed.
-    `published`: in a delayed engine, what slots are filled from instead of the working copy.
+    `stale_weights`: in a delayed engine, what slots are filled from instead of the working copy.
     `gradients`: one set, or two in a delayed engine, of what was copied down and waits, or the fp32 sums.
     """
 

@@ -2,7 +2,7 @@
 
 Invariant: no resident parameter is read by a forward, with or without gradients, while the step before still updates
 it or copies it up. Where it is not certain when a unit is read, the whole forward waits for it. Streamed blocks
-wait in the weight window instead.
+wait in the weight prefetcher instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.engine.report import ComputeClock
 class ParamReadyBarrier:
     """Hooks on the model, its blocks, and the modules that own parameters outside them.
 
-    Forwards wait for the units `updated` on lanes and resident; the blocks of units `watched` tell `block_called`
+    Forwards wait for the units `updated` on lanes and resident; the blocks of units `watched` call `block_called`
     when they run forward with gradients: the unit, and an input of the block that requires a gradient, if any does.
     """
 

@@ -151,12 +151,12 @@ class ChunkedLoss:
 def _find_head(model: nn.Module) -> tuple[nn.Linear | None, str | None]:
     """Return the output embedding of `model`, or the reason for there being none to work with."""
     name = type(model).__name__
-    tell = getattr(model, "get_output_embeddings", None)
-    head = tell() if callable(tell) else None
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) else None
     if head is None:
         return (
             None,
-            f"{name} does not tell of an output embedding, as a causal language model of transformers does",
+            f"{name} names no output embedding, as a causal language model of transformers does",
         )
     # A subclass may quantise, adapt or split it; a forward of its own is somebody else's wrapper.
     if (
