@@ -166,51 +166,6 @@ def test_a_short_last_step_is_the_mean_over_the_micro_batches_it_has() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_evaluation_between_steps_sees_the_finished_weights_and_changes_nothing() -> None:
-    start, ids = MODELS["gpt2"](0.1), batches(6)
-
-    def train(evaluate: bool) -> tuple[list[Tensor], list[Tensor]]:
-        model, seen = clone(start), []
-        torch.manual_seed(0)
-        with OffloadEngine(
-            model, optimizer=AdamW(lr=LR), device=SeparateMemory(5), chunk_bytes=CHUNK_BYTES
-        ) as engine:
-            for part in ids:
-                engine.backward(loss_of(model, part))
-                report = engine.step()
-                if evaluate:
-                    model.eval()
-                    with torch.no_grad():
-                        during = loss_of(model, ids[0])
-                        report.result()
-                        seen.append(during - loss_of(model, ids[0]))
-                    model.train()
-        return [p.detach() for p in model.parameters()], seen
-
-    plain, _ = train(evaluate=False)
-    evaluated, differences = train(evaluate=True)
-    assert all(torch.equal(a, b) for a, b in zip(plain, evaluated, strict=True))
-    assert all(float(d) == 0.0 for d in differences)
-
-
-def test_a_forward_without_backward_between_steps_does_no_harm() -> None:
-    start, ids = MODELS["llama"](), batches(4)
-    outcomes = []
-    for extra in (False, True):
-        model = clone(start)
-        with OffloadEngine(
-            model, optimizer=AdamW(lr=LR), device=SeparateMemory(2), chunk_bytes=CHUNK_BYTES
-        ) as engine:
-            for part in ids:
-                loss = loss_of(model, part)
-                if extra:
-                    loss_of(model, ids[0])
-                engine.backward(loss)
-                engine.step()
-        outcomes.append([p.detach() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
-
-
 def test_the_blocks_are_found_from_the_tree() -> None:
     assert list(find_blocks(MODELS["gpt2"](layers=3))) == [f"transformer.h.{i}" for i in range(3)]
     assert list(find_blocks(MODELS["llama"](layers=1))) == ["model.layers.0"]

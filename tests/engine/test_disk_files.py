@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import random
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,15 +98,6 @@ def test_the_padding_is_not_under_the_checksum(tier: DiskTier) -> None:
     file.read(0, page_aligned(5))
 
 
-def test_the_checksum_is_the_crc_of_the_record_alone(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
-    real = disk.crc32
-    monkeypatch.setattr(disk, "crc32", lambda data: (lengths.append(len(data)), real(data))[1])
-    file, _ = written(tier, (5,))
-    file.read(0, page_aligned(5))
-    assert lengths == [5, 5]
-
-
 def test_unwritten_records_read_as_zeros_without_touching_the_disk(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,40 +173,6 @@ def test_many_threads_on_random_records_each_find_what_was_last_written(tier: Di
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(work, range(8))) > 50
     assert tier.bytes_written % PAGE_BYTES == 0
-
-
-def test_totals_miss_nothing_of_many_threads(tier: DiskTier) -> None:
-    file = tier.create("state", [PAGE_BYTES] * 64)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda record: file.write(record, filled(PAGE_BYTES, record)), range(64)))
-        list(pool.map(lambda record: file.read(record, page_aligned(PAGE_BYTES)), range(64)))
-    assert tier.bytes_written == tier.bytes_read == 64 * PAGE_BYTES
-
-
-def test_a_slow_transfer_holds_up_neither_other_records_nor_the_totals(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-    real = os.pwritev
-
-    def slow(descriptor: int, buffers: list[Any], offset: int) -> int:
-        inside.set()
-        assert go_on.wait(30)
-        return real(descriptor, buffers, offset)
-
-    file = tier.create("state", [10, 10])
-    monkeypatch.setattr(os, "pwritev", slow)
-    thread = threading.Thread(target=file.write, args=(0, filled(10, seed=0)))
-    thread.start()
-    try:
-        assert inside.wait(30)
-        monkeypatch.setattr(os, "pwritev", real)
-        file.write(1, filled(10, seed=1))
-        assert tier.bytes_written == PAGE_BYTES
-    finally:
-        go_on.set()
-        thread.join()
-    assert tier.bytes_written == 2 * PAGE_BYTES
 
 
 def test_written_per_day_is_the_rate_since_the_first_write_began(
@@ -395,24 +351,6 @@ def test_names_that_no_file_could_have_and_equal_names_are_taken(tier: DiskTier)
 
 
 # With and without direct I/O
-
-
-def test_memory_file_systems_serve_as_well() -> None:
-    shared = Path("/dev/shm")
-    if not shared.is_dir() or not os.access(shared, os.W_OK):
-        pytest.skip("no /dev/shm")
-    folder = shared / f"workbench-test-{os.getpid()}"
-    try:
-        tier = DiskTier(folder)
-        file, buffers = written(tier)
-        for record, size in enumerate(SIZES):
-            out = page_aligned(size)
-            file.read(record, out)
-            assert torch.equal(out[:size], buffers[record][:size])
-        tier.close()
-        assert not any(folder.iterdir())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_where_the_disk_takes_direct_io_every_transfer_is_direct(

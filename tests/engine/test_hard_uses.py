@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,79 +140,8 @@ def test_evaluation_after_the_last_backward_of_a_step_sees_whole_weights(way: st
             assert min(abs(seen[-1] - old), abs(seen[-1] - new)) <= 1e-5 * new, (old, seen[-1], new)
 
 
-@pytest.mark.parametrize("way", IN_ORDER)
-def test_the_gradient_of_an_input_is_torchs(way: str, tmp_path: Path) -> None:
-    model, reference = stack(), stack()
-    optimizer = open_torch(reference)
-    with open_engine(model, way, tmp_path) as engine:
-        for step in range(3):
-            ours, theirs = (plain_batch(step)[0].requires_grad_() for _ in range(2))
-            loss_of_hard(reference, (theirs, None)).backward()
-            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
-            engine.backward(loss_of_hard(model, (ours, None)))
-            engine.step()
-            assert ours.grad is not None and theirs.grad is not None
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("way", IN_ORDER)
-def test_two_forwards_may_share_one_backward(way: str, tmp_path: Path) -> None:
-    """As contrastive losses have it: every block is called twice before its first gradient comes."""
-    start, model, reference = stack(), stack(), stack()
-    optimizer = open_torch(reference)
-    with open_engine(model, way, tmp_path) as engine:
-        for step in range(3):
-            losses = []
-            for network in (reference, model):
-                one, two = (loss_of_hard(network, plain_batch(2 * step + i)) for i in range(2))
-                losses.append(one + two + (one - two).square())
-            losses[0].backward()
-            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
-            engine.backward(losses[1])
-            engine.step()
-        assert_weights_are(engine, model, reference, start)
-
-
-@pytest.mark.parametrize("way", IN_ORDER)
-def test_a_forward_that_is_thrown_away_does_no_harm(way: str, tmp_path: Path) -> None:
-    start, model, reference = stack(), stack(), stack()
-    optimizer = open_torch(reference)
-    with open_engine(model, way, tmp_path, gradient_accumulation=2) as engine:
-        for step in range(3):
-            for micro in range(2):
-                (loss_of_hard(reference, plain_batch(2 * step + micro)) / 2).backward()
-                kept = loss_of_hard(model, plain_batch(2 * step + micro))
-                loss_of_hard(model, plain_batch(77))
-                engine.backward(kept)
-                loss_of_hard(model, plain_batch(78))
-            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
-            engine.step()
-        assert_weights_are(engine, model, reference, start)
-
-
-@pytest.mark.parametrize("way", IN_ORDER)
-def test_train_and_eval_may_be_switched_between_micro_batches(way: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    start = DropoutInBlocks().train()
-    model, reference = clone(start), clone(start)
-    optimizer = open_torch(reference)
-    with open_engine(model, way, tmp_path, gradient_accumulation=2) as engine:
-        for step in range(3):
-            for micro, training in enumerate((True, False)):
-                for network in (reference, model):
-                    torch.manual_seed(step)
-                    loss = loss_of_hard(network.train(training), plain_batch(2 * step + micro))
-                    if network is reference:
-                        (loss / 2).backward()
-                    else:
-                        engine.backward(loss)
-            torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
-            engine.step()
-        assert_weights_are(engine, model, reference, start)
-
-
 class RunningStatistics(Stack):
-    """Blocks that update a buffer in forward."""
+    """Blocks that update a buffer in forward, twice where they are recomputed, as under any checkpointing."""
 
     class Part(nn.Module):
         def __init__(self) -> None:
@@ -228,23 +158,85 @@ class RunningStatistics(Stack):
         self.blocks = nn.ModuleList(RunningStatistics.Part() for _ in range(3))
 
 
+def two_forwards_in_one_backward(network: nn.Module, step: int) -> Iterator[Tensor]:
+    """As contrastive losses have it: every block is called twice before its first gradient comes."""
+    one, two = (loss_of_hard(network, plain_batch(2 * step + i)) for i in range(2))
+    yield one + two + (one - two).square()
+
+
+def forwards_thrown_away(network: nn.Module, step: int) -> Iterator[Tensor]:
+    for micro in range(2):
+        kept = loss_of_hard(network, plain_batch(2 * step + micro))
+        loss_of_hard(network, plain_batch(77))
+        yield kept
+        loss_of_hard(network, plain_batch(78))
+
+
+def training_switched_on_and_off(network: nn.Module, step: int) -> Iterator[Tensor]:
+    for micro, training in enumerate((True, False)):
+        torch.manual_seed(step)
+        yield loss_of_hard(network.train(training), plain_batch(2 * step + micro))
+
+
+def blocks_called_by_themselves(network: Any, step: int) -> Iterator[Tensor]:
+    """With gradients or without, outside of any forward of the model, as probes and analyses do."""
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(5))
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert torch.isfinite(network.blocks[2](x)).all()
+    yield loss_of_hard(network, plain_batch(step))
+
+
+def one_forward(network: nn.Module, step: int) -> Iterator[Tensor]:
+    yield loss_of_hard(network, plain_batch(step))
+
+
+USES: list[tuple[Callable[[nn.Module, int], Iterator[Tensor]], type[nn.Module], int]] = [
+    # The micro-batches' losses in a step, the model, and how many micro-batches there are.
+    (two_forwards_in_one_backward, Stack, 1),
+    (forwards_thrown_away, Stack, 2),
+    (training_switched_on_and_off, DropoutInBlocks, 2),
+    (blocks_called_by_themselves, Stack, 1),
+    (one_forward, RunningStatistics, 1),
+]
+
+
+@pytest.mark.parametrize(("losses", "kind", "micro_batches"), USES, ids=[u.__name__ for u, _, _ in USES])
 @pytest.mark.parametrize("way", IN_ORDER)
-def test_blocks_with_running_statistics_train_and_evaluate(way: str, tmp_path: Path) -> None:
-    """Recomputing counts a batch twice into the statistics, as every checkpointing does; weights are torch's."""
+def test_such_a_use_trains_what_torch_trains(
+    losses: Callable[[nn.Module, int], Iterator[Tensor]],
+    kind: type[nn.Module],
+    micro_batches: int,
+    way: str,
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
-    start = RunningStatistics().train()
+    start = kind().train()
     model, reference = clone(start), clone(start)
     optimizer = open_torch(reference)
-    with open_engine(model, way, tmp_path) as engine:
-        for step in range(4):
-            loss_of_hard(reference, plain_batch(step)).backward()
+    with open_engine(model, way, tmp_path, gradient_accumulation=micro_batches) as engine:
+        for step in range(3):
+            for loss in losses(reference, step):
+                (loss / micro_batches).backward()
             torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
-            engine.backward(loss_of_hard(model, plain_batch(step)))
+            for loss in losses(model, step):
+                engine.backward(loss)
             engine.step()
         assert_weights_are(engine, model, reference, start)
-        assert int(model.blocks[0].normal.num_batches_tracked) >= 4
         with torch.no_grad():
             assert torch.isfinite(loss_of_hard(model.eval(), plain_batch(9)))
+
+
+@pytest.mark.parametrize("way", IN_ORDER)
+def test_the_gradient_of_an_input_is_torchs(way: str, tmp_path: Path) -> None:
+    model, reference = stack(), stack()
+    with open_engine(model, way, tmp_path) as engine:
+        ours, theirs = (plain_batch(0)[0].requires_grad_() for _ in range(2))
+        loss_of_hard(reference, (theirs, None)).backward()
+        engine.backward(loss_of_hard(model, (ours, None)))
+        engine.step()
+        assert ours.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-6)
 
 
 class Failing(Stack):
@@ -350,20 +342,3 @@ def test_a_closed_engines_model_is_torchs_again_and_nothing_holds_it(way: str, t
     del engine
     gc.collect()
     assert held() is None
-
-
-@pytest.mark.parametrize("way", IN_ORDER)
-def test_a_block_may_be_called_by_itself(way: str, tmp_path: Path) -> None:
-    """With gradients or without, outside of any forward of the model, as probes and analyses do."""
-    start, model, reference = stack(), stack(), stack()
-    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(5))
-    with open_engine(model, way, tmp_path) as engine:
-        for grad in (False, True):
-            with torch.set_grad_enabled(grad):
-                assert torch.equal(model.blocks[2](x), reference.blocks[2](x))
-        engine.backward(loss_of_hard(model, plain_batch(0)))
-        engine.step()
-        optimizer = open_torch(reference)
-        loss_of_hard(reference, plain_batch(0)).backward()
-        torch_step(reference, optimizer, WAYS[way].get("gradient_clipping", 0.0))
-        assert_weights_are(engine, model, reference, start)

@@ -88,13 +88,18 @@ def _assert_step_is_the_references(
             assert int((~within).sum()) <= max(1, segment.numel // 1000), segment.name
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_curve_of_200_steps_stays_as_near_to_fused_as_torchs_own_versions_do(
-    name: str, dropout: float
+SHORT = [("gpt2", 0.0, 50), ("llama", 0.1, 50)]
+LONG = [(name, dropout, 200) for name in MODELS for dropout in (0.0, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "dropout", "steps"), [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)]
+)
+def test_a_curve_stays_as_near_to_fused_as_torchs_own_versions_do(
+    name: str, dropout: float, steps: int
 ) -> None:
     start = MODELS[name](dropout)
-    data = batches(200)
+    data = batches(steps)
 
     def torch_curve(**options: bool) -> torch.Tensor:
         model = clone(start)
