@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -100,27 +100,14 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
 
 
 @dataclass(frozen=True)
-class EngineRuntime:
-    """All that steps run on. `memories`, `parameters` (one for each segment) and `frozen` (by name): one for each unit
-    in forward order. `host`: the arithmetic of units off the device; torch's where there are none."""
+class AdoptedUnits:
+    """The units in memory, in forward order. `parameters`: one for each segment. `frozen`: by name. `streamed`: those
+    whose weights come through slots."""
 
-    device: Device
-    lanes: LaneThreads
-    clock: ComputeClock
-    disk: DiskTier | None
-    host: Arithmetic
-    memories: list[UnitMemory]
-    parameters: list[list[nn.Parameter]]
-    frozen: list[list[tuple[str, nn.Parameter]]]
-    streamed: list[StreamedUnit]
-    grad_hooks: GradientHooks
-    tasks: StepTasks
-    barrier: ParamReadyBarrier
-    prefetcher: WeightPrefetcher | None
-    activations: ActivationOffload | None
-    checkpointing: BlockCheckpointing
-
-    # State and weights
+    memories: list[UnitMemory] = field(default_factory=list)
+    parameters: list[list[nn.Parameter]] = field(default_factory=list)
+    frozen: list[list[tuple[str, nn.Parameter]]] = field(default_factory=list)
+    streamed: dict[int, StreamedUnit] = field(default_factory=dict)
 
     def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
         """Return every tensor of the optimizer state by name; see `OffloadEngine.state`."""
@@ -138,19 +125,60 @@ class EngineRuntime:
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """Return the newest weights, a dictionary a unit; see `OffloadEngine.weights`."""
-        streamed = {s.unit.index: s for s in self.streamed}
         for memory, frozen in zip(self.memories, self.frozen, strict=True):
             found = memory.newest_weights()
-            of_slots = streamed.get(memory.unit.index)
-            kept = {} if of_slots is None else dict(of_slots.frozen_weights())
+            streamed = self.streamed.get(memory.unit.index)
+            kept = {} if streamed is None else dict(streamed.frozen_weights())
             for name, parameter in frozen:
                 flat = kept.get(name)
                 found[name] = parameter.detach().cpu() if flat is None else flat.view(parameter.shape)
             yield found
 
+    def hand_back(self, *, push: bool) -> None:
+        """Bind the parameters to their newest weights; `push`: those on the device are a step behind their state."""
+        for memory, members in zip(self.memories, self.parameters, strict=True):
+            if push:
+                memory.push_weights()
+            memory.hand_back(members)
+        for unit in self.streamed.values():
+            unit.hand_back_frozen()
+
+    def memory_breakdown(self) -> Breakdown:
+        """Return the bytes of the units' own memory by tier and by name."""
+        found: Breakdown = {"device": {}, "host": {}, "disk": {}}
+        for memory, frozen in zip(self.memories, self.frozen, strict=True):
+            for tier, named in memory.memory_breakdown().items():
+                for name, size in named.items():
+                    add(found, tier, name, size)
+            streamed = self.streamed.get(memory.unit.index)
+            if streamed is None:
+                add(found, "device", "frozen weights", sum(parameter.nbytes for _, parameter in frozen))
+            else:
+                tier, size = streamed.frozen_bytes()
+                add(found, tier, "frozen weights", size)
+        return found
+
+
+@dataclass(frozen=True)
+class EngineRuntime:
+    """All that steps run on. `host`: the arithmetic of units off the device; torch's where there are none."""
+
+    device: Device
+    lanes: LaneThreads
+    clock: ComputeClock
+    disk: DiskTier | None
+    host: Arithmetic
+    units: AdoptedUnits
+    grad_hooks: GradientHooks
+    tasks: StepTasks
+    barrier: ParamReadyBarrier
+    prefetcher: WeightPrefetcher | None
+    activations: ActivationOffload | None
+    checkpointing: BlockCheckpointing
+
     def refresh(self, parameter_steps: Mapping[str, Any]) -> None:
         """Make working weights and whatever else follows from it of state that was written into."""
-        for memory in self.memories:
+        for memory in self.units.memories:
             memory.steps[:] = [int(parameter_steps[segment.name]) for segment in memory.unit.segments]
             memory.derive(self.host, self.tasks.idle_buffer)
         if self.prefetcher is not None:
@@ -161,18 +189,7 @@ class EngineRuntime:
 
         What autograd holds on the device is not the engine's.
         """
-        found: Breakdown = {"device": {}, "host": {}, "disk": {}}
-        for memory in self.memories:
-            for tier, named in memory.memory_breakdown().items():
-                for name, size in named.items():
-                    add(found, tier, name, size)
-        streamed = {unit.unit.index for unit in self.streamed}
-        for unit in self.streamed:
-            tier, size = unit.frozen_bytes()
-            add(found, tier, "frozen weights", size)
-        for index, frozen in enumerate(self.frozen):
-            if index not in streamed:
-                add(found, "device", "frozen weights", sum(parameter.nbytes for _, parameter in frozen))
+        found = self.units.memory_breakdown()
         if self.activations is not None:
             add(found, "host", "activations", self.activations.host_bytes)
         if self.prefetcher is not None:
@@ -194,15 +211,10 @@ class EngineRuntime:
             self.prefetcher.cancel(error)
 
     def hand_back(self, *, push: bool) -> None:
-        """Bind the model to its newest weights; `push`: those on the device are a step behind their state."""
+        """Bind the model to its newest weights; see `AdoptedUnits.hand_back`."""
         if self.prefetcher is not None:
             self.prefetcher.unbind()
-        for memory, members in zip(self.memories, self.parameters, strict=True):
-            if push:
-                memory.push_weights()
-            memory.hand_back(members)
-        for unit in self.streamed:
-            unit.hand_back_frozen()
+        self.units.hand_back(push=push)
 
     def close(self) -> None:
         """End the lanes, take every hook off the model and give all memory back."""
@@ -238,24 +250,19 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
         on_device = TorchArithmetic()
         off_device = any(not route.on_device for route in routes)
         host = _host_arithmetic(config) if off_device else on_device
-        memories: list[UnitMemory] = []
-        parameters: list[list[nn.Parameter]] = []
-        frozen: list[list[tuple[str, nn.Parameter]]] = []
-        streamed: list[StreamedUnit] = []
-        for adopted in _adopt_units(model, plan, device, config, disk, host, on_device):
-            memories.append(adopted.memory)
-            parameters.append(adopted.parameters)
-            frozen.append(adopted.frozen)
-            streamed += [] if adopted.streamed is None else [adopted.streamed]
-        grad_hooks = GradientHooks(memories, parameters, device, clock, sizes)
-        tasks = StepTasks(memories, grad_hooks, device, host, on_device, sizes, config.gradient_clipping)
+        units = _adopt_units(model, plan, device, config, disk, host, on_device)
+        grad_hooks = GradientHooks(units.memories, units.parameters, device, clock, sizes)
+        tasks = StepTasks(
+            units.memories, grad_hooks, device, host, on_device, sizes, config.gradient_clipping
+        )
         # Where all updates are compute's own, they are done when backward returns, and no forward waits.
         lanes_work = not all(r.update_on_compute and r.gradients != "bucketed" for r in routes)
         updated = {i for i in range(len(routes)) if lanes_work and i not in plan.streamed}
         watched = {i for i, route in enumerate(routes) if not route.update_on_compute}
         barrier = ParamReadyBarrier(model, plan.found, updated, watched, clock, grad_hooks.block_called)
         prefetcher: WeightPrefetcher | None = None
-        if streamed:
+        if units.streamed:
+            streamed = list(units.streamed.values())
             prefetcher = WeightPrefetcher(streamed, sizes, device, lanes, barrier.when_ready, clock.waiting)
             grad_hooks.release_unit = prefetcher.release_for_update
         activations = ActivationOffload(device) if config.activations == "host" else None
@@ -276,10 +283,7 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
         clock,
         disk,
         host,
-        memories,
-        parameters,
-        frozen,
-        streamed,
+        units,
         grad_hooks,
         tasks,
         barrier,
@@ -287,14 +291,6 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
         activations,
         checkpointing,
     )
-
-
-@dataclass(frozen=True)
-class _Adopted:
-    memory: UnitMemory
-    parameters: list[nn.Parameter]
-    frozen: list[tuple[str, nn.Parameter]]
-    streamed: StreamedUnit | None
 
 
 def _adopt_units(
@@ -305,8 +301,9 @@ def _adopt_units(
     disk: DiskTier | None,
     on_host: Arithmetic,
     on_device: Arithmetic,
-) -> Iterator[_Adopted]:
+) -> AdoptedUnits:
     """Take the parameters and buffers of `model` over, unit by unit: at most one unit is in memory twice."""
+    adopted = AdoptedUnits()
     stored = storage_dtypes(list(plan.found), plan.storage)
     buffer: Tensor | None = None
     for unit, source, route in zip(plan.layout.units, plan.found, plan.routes, strict=True):
@@ -318,21 +315,25 @@ def _adopt_units(
         members = [source.parameters[segment.name] for segment in unit.segments]
         memory.adopt(members, on_device if route.on_device else on_host, buffer)
         frozen = [(f.name, source.parameters[f.name]) for f in unit.frozen]
-        streamed: StreamedUnit | None = None
         if route.streamed:
             kept = [(name, parameter, stored[name]) for name, parameter in frozen]
-            streamed = StreamedUnit(memory, members, kept, plan.computed_in, device, disk, config.chunk_bytes)
+            adopted.streamed[unit.index] = StreamedUnit(
+                memory, members, kept, plan.computed_in, device, disk, config.chunk_bytes
+            )
         else:
             for name, parameter in frozen:
                 dtype = plan.computed_in.get(stored[name], stored[name])
                 parameter.data = parameter.data.to(device=device.torch_device, dtype=dtype)
         for member in members:
             member.grad = None
-        yield _Adopted(memory, members, frozen, streamed)
+        adopted.memories.append(memory)
+        adopted.parameters.append(members)
+        adopted.frozen.append(frozen)
     for module in model.modules():
         for name, held in module._buffers.items():
             if held is not None:
                 module._buffers[name] = held.to(device.torch_device)
+    return adopted
 
 
 def _host_arithmetic(config: EngineConfig) -> Arithmetic:

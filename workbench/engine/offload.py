@@ -211,7 +211,7 @@ class OffloadEngine:
         Writing into them and calling `restore` resumes a step later. Names, dtypes and lengths do not depend on tiers.
         """
         self.wait()
-        yield from self._runtime.state()
+        yield from self._runtime.units.state()
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """Return the newest weights, a dictionary a unit: each parameter once, by its first name, in the storage dtype.
@@ -220,7 +220,7 @@ class OffloadEngine:
         that is on disk, or on a device, is held in memory at a time.
         """
         self.wait()
-        return self._runtime.weights()
+        return self._runtime.units.weights()
 
     def counters(self) -> dict[str, Any]:
         """Return what the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
@@ -228,7 +228,7 @@ class OffloadEngine:
         return {
             "steps": self.steps,
             **self._non_finite.as_dict(),
-            "parameter_steps": self._runtime.parameter_steps(),
+            "parameter_steps": self._runtime.units.parameter_steps(),
         }
 
     def restore(self, counters: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ class OffloadEngine:
             ValueError: the counters are of another model.
         """
         self.wait()
-        known, given = self._runtime.parameter_steps(), counters["parameter_steps"]
+        known, given = self._runtime.units.parameter_steps(), counters["parameter_steps"]
         if known.keys() != given.keys():
             odd = sorted(known.keys() ^ given.keys())
             raise ValueError(f"the counters are of another model: {odd[0]} is in only one of the two")
