@@ -13,6 +13,7 @@ then the one task that waits for it.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ class GradientHooks:
                     places[part.segment].append((chunk.index, at, part.start, part.count))
             self._places.append(places)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._hook(unit, segment))
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._arrive, unit, segment))
             for unit, members in enumerate(parameters)
             if not memories[unit].route.after_backward
             for segment, parameter in enumerate(members)
@@ -103,7 +104,7 @@ class GradientHooks:
                 lambda: device.empty(on_device.nbytes, torch.uint8), on_device.number
             )
 
-    # The step
+    # From the first gradient to the last
 
     def begin_step(self, execution: StepExecution) -> None:
         """Gradients belong to this step from now on.
@@ -128,55 +129,6 @@ class GradientHooks:
         for unit, memory in enumerate(self._memories):
             self._arrived[unit][:] = [False] * len(self._arrived[unit])
             self._missing[unit][:] = _slices_to_come(memory)
-
-    def end_micro_batch(self) -> None:
-        """Backward has ended: chunks that some parameter left without a gradient are complete as they are."""
-        execution = self._execution
-        assert execution is not None
-        for unit, memory in enumerate(self._memories):
-            if memory.route.after_backward:
-                self._find_after_backward(unit)
-        for unit in reversed(range(len(self._memories))):
-            for chunk in reversed(range(len(self._missing[unit]))):
-                index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk)
-                if not execution.is_done(index):
-                    self._chunk_is_final(unit, chunk)
-            self._unit_is_over(unit)
-        self._calls = [0] * len(self._memories)
-        self._called = [False] * len(self._memories)
-        execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
-
-    def _find_after_backward(self, unit: int) -> None:
-        """Look for the gradients of a unit that has no hooks."""
-        flags = self.has_gradient[unit]
-        for segment, parameter in enumerate(self.parameters[unit]):
-            if parameter.grad is not None:
-                flags[segment] = True
-                if parameter.grad.layout != torch.strided:
-                    raise _sparse(self._memories[unit].unit.segments[segment].name)
-
-    def block_called(self, unit: int, input_with_gradient: Tensor | None) -> None:
-        """A block's forward runs. When every such call's input has its gradient, the block is not read again."""
-        self._called[unit] = True
-        self._calls[unit] += 1
-        if input_with_gradient is not None:
-            input_with_gradient.register_hook(lambda gradient: self._block_left(unit))
-
-    def _block_left(self, unit: int) -> None:
-        self._calls[unit] -= 1
-        self._end_block(unit)
-
-    def _end_block(self, unit: int) -> None:
-        """Outside the blocks weights may be read until backward ends; a block's are done with when it is left."""
-        is_block = self._memories[unit].unit.kind == "block"
-        if is_block and self._called[unit] and not self._calls[unit] and not any(self._missing[unit]):
-            self._unit_is_over(unit)
-
-    def _hook(self, unit: int, segment: int) -> Callable[[Tensor], None]:
-        def arrive(parameter: Tensor) -> None:
-            self._arrive(unit, segment, parameter)
-
-        return arrive
 
     def _arrive(self, unit: int, segment: int, parameter: Tensor) -> None:
         execution = self._execution
@@ -236,15 +188,22 @@ class GradientHooks:
         execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
         self._end_block(unit)
 
-    def will_return_host_slot(self, unit: int) -> None:
-        """A host slot was filled with gradients of `unit`: it comes back when its tasks have run, of which those of
-        a ring wait until the unit's backward is over."""
-        with self._ring:
-            waits = self._memories[unit].route.waiting == "ring" and unit not in self._over
-            if waits:
-                self._returning_later[unit] = self._returning_later.get(unit, 0) + 1
-        if not waits:
-            self.host_slots.will_return()
+    def block_called(self, unit: int, input_with_gradient: Tensor | None) -> None:
+        """A block's forward runs. When every such call's input has its gradient, the block is not read again."""
+        self._called[unit] = True
+        self._calls[unit] += 1
+        if input_with_gradient is not None:
+            input_with_gradient.register_hook(lambda gradient: self._block_left(unit))
+
+    def _block_left(self, unit: int) -> None:
+        self._calls[unit] -= 1
+        self._end_block(unit)
+
+    def _end_block(self, unit: int) -> None:
+        """Outside the blocks weights may be read until backward ends; a block's are done with when it is left."""
+        is_block = self._memories[unit].unit.kind == "block"
+        if is_block and self._called[unit] and not self._calls[unit] and not any(self._missing[unit]):
+            self._unit_is_over(unit)
 
     def _unit_is_over(self, unit: int) -> None:
         execution = self._execution
@@ -263,7 +222,33 @@ class GradientHooks:
         else:
             execution.complete(index)
 
-    # What the step's tasks read
+    def end_micro_batch(self) -> None:
+        """Backward has ended: chunks that some parameter left without a gradient are complete as they are."""
+        execution = self._execution
+        assert execution is not None
+        for unit, memory in enumerate(self._memories):
+            if memory.route.after_backward:
+                self._find_after_backward(unit)
+        for unit in reversed(range(len(self._memories))):
+            for chunk in reversed(range(len(self._missing[unit]))):
+                index = execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk)
+                if not execution.is_done(index):
+                    self._chunk_is_final(unit, chunk)
+            self._unit_is_over(unit)
+        self._calls = [0] * len(self._memories)
+        self._called = [False] * len(self._memories)
+        execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
+
+    def _find_after_backward(self, unit: int) -> None:
+        """Look for the gradients of a unit that has no hooks."""
+        flags = self.has_gradient[unit]
+        for segment, parameter in enumerate(self.parameters[unit]):
+            if parameter.grad is not None:
+                flags[segment] = True
+                if parameter.grad.layout != torch.strided:
+                    raise _sparse(self._memories[unit].unit.segments[segment].name)
+
+    # What the step's tasks take and give back
 
     def final_chunk(self, micro_batch: int, unit: int, chunk: int) -> FinalChunk:
         """Return the gradient that a micro-batch brought for a chunk; its `BACKWARD` is complete."""
@@ -288,6 +273,18 @@ class GradientHooks:
     def release(self, unit: int, segment: int) -> None:
         """Let go of a gradient in autograd's tensor: the update has read it."""
         self.parameters[unit][segment].grad = None
+
+    def will_return_host_slot(self, unit: int) -> None:
+        """A host slot was filled with gradients of `unit`: it comes back when its tasks have run, of which those of
+        a ring wait until the unit's backward is over."""
+        with self._ring:
+            waits = self._memories[unit].route.waiting == "ring" and unit not in self._over
+            if waits:
+                self._returning_later[unit] = self._returning_later.get(unit, 0) + 1
+        if not waits:
+            self.host_slots.will_return()
+
+    # The end
 
     def end_step(self) -> None:
         """Release every gradient."""
