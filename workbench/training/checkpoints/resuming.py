@@ -11,7 +11,7 @@ import torch
 
 from workbench.config import RunConfig
 from workbench.config.toml_text import toml_value
-from workbench.engine.arithmetic.precision import PRECISIONS
+from workbench.engine.precision import PRECISIONS
 from workbench.training.checkpoints.saved_state import Conversion
 
 
