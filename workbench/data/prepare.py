@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import math
 import shutil
 import tempfile
@@ -121,12 +119,7 @@ def prepare(
 def _key(config: DataConfig, source: SourceFiles, tokenizer: Tokenizer) -> str:
     """Return the folder's name in the cache: a hash of the source's files, the tokenizer and the options."""
     options = [FORMAT_VERSION, tokenizer.spec == "bytes", tokenizer.fingerprint, config.validation_fraction]
-    if source.has_records:
-        options += [config.text_field, config.loss_on]
-    digest = hashlib.sha256(json.dumps(options).encode())
-    for line in source.identity():
-        digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
-    return digest.hexdigest()[:32]
+    return source.key(*options, *([config.text_field, config.loss_on] if source.has_records else ()))
 
 
 def _record_encoder(config: DataConfig, tokenizer: Tokenizer) -> RecordEncoder:

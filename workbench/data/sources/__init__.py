@@ -7,6 +7,7 @@ is the same wherever that folder is.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import stat
@@ -57,8 +58,18 @@ class SourceFiles:
     def has_records(self) -> bool:
         return bool(self.hub) or any(d.kind not in ("text", "tokens") for d in self.documents)
 
-    def identity(self) -> Iterator[str]:
-        """Yield lines that change if the source changes. Raises ConfigurationError if a file is gone."""
+    def key(self, *options: object) -> str:
+        """Return a name for what is made of this source with these options, which changes if either changes.
+
+        Raises:
+            ConfigurationError: a file is gone.
+        """
+        digest = hashlib.sha256(json.dumps(options).encode())
+        for line in self._identity():
+            digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
+        return digest.hexdigest()[:32]
+
+    def _identity(self) -> Iterator[str]:
         for document in self.documents:
             try:
                 modified = document.path.stat().st_mtime_ns

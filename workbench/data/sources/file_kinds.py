@@ -7,17 +7,15 @@ NUL byte, so that every folder can be walked.
 from __future__ import annotations
 
 import bz2
-import contextlib
 import gzip
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from workbench.data.records import CHAT_FIELDS
-from workbench.errors import ConfigurationError
 
 Kind = Literal["text", "lines", "array", "parquet", "tokens"]
 
@@ -25,7 +23,8 @@ _HEAD_BYTES = 8192
 """A file with a NUL byte among these first bytes is not text (git's rule)."""
 _JSON_HEAD_BYTES = 1 << 18
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
+"""The errors of reading a file that is damaged or cannot be read."""
 _LINES = (".jsonl", ".ndjson")
 _JSON_BLANKS = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -35,16 +34,6 @@ def open_bytes(path: Path, compression: str) -> BinaryIO:
     """Open a file for reading, decompressed. Raises OSError."""
     opened = _OPENERS[compression](path) if compression else path.open("rb")
     return cast(BinaryIO, opened)
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn the errors of reading `path` in this context into a ConfigurationError that names it."""
-    try:
-        yield
-    except _DAMAGED as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"data.source: {path} cannot be read: {reason}") from error
 
 
 def kind_of_file(path: Path, text_field: str, *, named: bool = False) -> tuple[Kind, str] | None:
@@ -84,7 +73,7 @@ def _head(path: Path, compression: str, size: int, *, named: bool) -> bytes | No
     try:
         with open_bytes(path, compression) as file:
             return file.read(size)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         if named:
             raise ValueError(f"{path} is no whole {compression} file: {error}") from error
         return None

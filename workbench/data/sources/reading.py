@@ -7,6 +7,7 @@ a record with an error, with the file and the line or row.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from workbench.data.record_errors import RecordError
 from workbench.data.sources import Document, SourceFiles
-from workbench.data.sources.file_kinds import open_bytes, reading
+from workbench.data.sources.file_kinds import DAMAGED, open_bytes
 from workbench.data.sources.json_files import LONGEST, array_items, as_object, json_lines, parse_object
 from workbench.data.split import TRAINING, VALIDATION, document_share
 from workbench.data.tokenizers import ByteTokenizer, Tokenizer
@@ -141,16 +142,14 @@ class SourceReader:
         if document.kind == "text":
             return self._text(document)
         if document.kind == "tokens":
-            return (
-                iter(())
-                if self._tokenizer is None
-                else _token_blocks(document, self._tokenizer, self._fraction)
-            )
+            if self._tokenizer is None:
+                return iter(())
+            return _token_blocks(document, self._tokenizer, self._fraction)
         return _records(document)
 
     def _text(self, document: Document) -> Iterator[TextBlock]:
         share = document_share(document.name)
-        with _opened(document) as file, reading(document.path):
+        with _opened(document) as file:
             pieces: Iterable[str | bytes] = iter(lambda: file.read(_READ_BYTES), b"")
             if not isinstance(self._tokenizer, ByteTokenizer):
                 pieces = text_blocks(self._decoded(file, document.path))
@@ -177,14 +176,15 @@ class SourceReader:
                 yield text
 
 
-def _opened(document: Document) -> BinaryIO:
-    """Open a document's file. Raises ConfigurationError."""
+@contextlib.contextmanager
+def _opened(document: Document) -> Iterator[BinaryIO]:
+    """Open a document's file, decompressed. Errors of opening and reading it become a ConfigurationError."""
     try:
-        return open_bytes(document.path, document.compression)
-    except OSError as error:
-        raise ConfigurationError(
-            f"data.source: {document.path} cannot be read: {error.strerror or error}"
-        ) from error
+        with open_bytes(document.path, document.compression) as file:
+            yield file
+    except DAMAGED as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"data.source: {document.path} cannot be read: {reason}") from error
 
 
 def _records(document: Document) -> Iterator[Record]:
@@ -198,7 +198,7 @@ def _records(document: Document) -> Iterator[Record]:
 
 
 def _lines(document: Document) -> Iterator[Record]:
-    with _opened(document) as file, reading(document.path):
+    with _opened(document) as file:
         for number, line in json_lines(file):
             place = f"{document.path}:{number}"
             if len(line) > LONGEST:
@@ -210,7 +210,7 @@ def _lines(document: Document) -> Iterator[Record]:
 
 def _array(document: Document) -> Iterator[Record]:
     number = 0
-    with _opened(document) as file, reading(document.path):
+    with _opened(document) as file:
         try:
             for source, value in array_items(file):
                 number += 1

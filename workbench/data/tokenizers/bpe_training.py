@@ -7,9 +7,6 @@ found in the cache.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +51,8 @@ def trained_tokenizer(
         ConfigurationError: the size is out of range, or the source cannot be read or has no text.
     """
     size = bpe_size(config.tokenizer)
-    folder = cache_folder() / "tokenizers" / _key(config, source, size)
+    options = [_VERSION, size, config.text_field if source.has_records else ""]
+    folder = cache_folder() / "tokenizers" / source.key(*options)
     try:
         return _open(config.tokenizer, folder, size)
     except (OSError, ValueError):
@@ -85,16 +83,6 @@ def _with_warning(tokenizer: PretrainedTokenizer, size: int) -> PretrainedTokeni
             f"{tokenizer.vocabulary_size:,} tokens to learn from it",
         )
     return tokenizer
-
-
-def _key(config: DataConfig, source: SourceFiles, size: int) -> str:
-    options: list[Any] = [_VERSION, size]
-    if source.has_records:
-        options.append(config.text_field)
-    digest = hashlib.sha256(json.dumps(options).encode())
-    for line in source.identity():
-        digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
-    return digest.hexdigest()[:32]
 
 
 def _train(
@@ -187,12 +175,6 @@ def _keep(tokenizer: PretrainedTokenizer, folder: Path) -> None:
     working = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         tokenizer.save_pretrained(working)
-        for path in working.iterdir():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
         if folder.exists():  # damaged, or made by another process meanwhile
             shutil.rmtree(folder, ignore_errors=True)
         working.rename(folder)
