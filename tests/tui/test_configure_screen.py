@@ -19,14 +19,12 @@ from textual.widgets import Input, Static, TextArea
 
 from workbench.config import load_config, parse_config
 from workbench.presets import recent_presets, shipped_folder
-from workbench.tui.form import looking_screen
-from workbench.tui.form.checking import Around, look_around
-from workbench.tui.form.field_help import FieldHelp
-from workbench.tui.form.field_row import FieldRow
-from workbench.tui.form.inputs import OneOf, YesNo
+from workbench.tui.form import live
+from workbench.tui.form.choice import Choice, TableTabs
+from workbench.tui.form.field_row import FieldHelp, FieldRow, Form
+from workbench.tui.form.fields import TABLE_NAMES, fields_of
 from workbench.tui.form.meter import FitMeter
-from workbench.tui.form.table_list import TableList
-from workbench.tui.form.tables import TABLE_NAMES, FormTables, fields_of
+from workbench.tui.form.problems import References, check_references
 from workbench.tui.glyphs import PLAIN
 from workbench.tui.messages import StartRun
 from workbench.tui.screens.configure import ConfigureScreen
@@ -67,7 +65,7 @@ def on_screen(
     """Play a scenario on the form of `preset`."""
     machine = machine or PlannedMachine()
     screen = ConfigureScreen(context(tmp_path / "runs", **others), preset, machine)
-    screen.model_profile_after_s = 0.001
+    screen.live.profile_after_s = 0.001
     screen.ready_after_s = 1e6
     app = OneScreen(screen)
 
@@ -92,7 +90,7 @@ async def go_to(screen: ConfigureScreen, pilot: Pilot[None], field: str) -> Fiel
     """Give a field the focus."""
     await screen.go_to(field)
     await pilot.pause()
-    row = screen.query_one(FormTables).row(field)
+    row = screen.query_one(Form).row(field)
     assert row is not None and screen.focused_field == field
     return row
 
@@ -106,20 +104,20 @@ async def write(pilot: Pilot[None], text: str) -> None:
 @pytest.mark.parametrize("size", [(60, 16), (200, 60)])
 def test_every_field_of_every_table_can_be_seen(size: tuple[int, int], tmp_path: Path) -> None:
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
-        form = screen.query_one(FormTables)
+        form = screen.query_one(Form)
         for table in TABLE_NAMES:
-            assert screen.query_one(TableList).chosen == table
+            assert screen.query_one(TableTabs).value == table
             for field in fields_of(table):
                 row = form.row(field.name)
                 assert row is not None
                 row.control.focus()
                 await pilot.pause()
                 assert field.key in text_of(app)
-                assert screen.query_one(FieldHelp).field is field
+                assert field.name in str(screen.query_one(FieldHelp).border_title)
                 assert " ".join(field.help.split()[:3]) in text_of(app)
             await pilot.press("pagedown")
             await pilot.pause()
-        assert screen.query_one(TableList).chosen == TABLE_NAMES[0]
+        assert screen.query_one(TableTabs).value == TABLE_NAMES[0]
 
     on_screen(scenario, tmp_path, size=size)
 
@@ -127,8 +125,8 @@ def test_every_field_of_every_table_can_be_seen(size: tuple[int, int], tmp_path:
 def test_a_field_has_the_input_of_its_kind(tmp_path: Path) -> None:
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         kinds = {
-            "train.deterministic": YesNo,
-            "train.precision": OneOf,
+            "train.deterministic": Choice,
+            "train.precision": Choice,
             "train.steps": Input,
             "model.config": TextArea,
         }
@@ -141,14 +139,14 @@ def test_a_field_has_the_input_of_its_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_every_edit_moves_the_plan(size: tuple[int, int], tmp_path: Path) -> None:
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
-        assert screen.plan is not None and screen.plan.time is not None
-        before, step = screen.plan, f"{screen.plan.time.step_s:,.2f} s a step"
+        assert screen.live.plan is not None and screen.live.plan.time is not None
+        before, step = screen.live.plan, f"{screen.live.plan.time.step_s:,.2f} s a step"
         assert step in text_of(app)
         await go_to(screen, pilot, "train.micro_batch_size")
         await write(pilot, "5")
-        assert screen.plan is not before and screen.plan.time is not None
-        assert screen.plan.config.train.micro_batch_size == 5
-        assert f"{screen.plan.time.step_s:,.2f} s a step" in text_of(app) and step not in text_of(app)
+        assert screen.live.plan is not before and screen.live.plan.time is not None
+        assert screen.live.plan.config.train.micro_batch_size == 5
+        assert f"{screen.live.plan.time.step_s:,.2f} s a step" in text_of(app) and step not in text_of(app)
 
     on_screen(scenario, tmp_path, size=size)
 
@@ -179,7 +177,7 @@ def test_starting_with_a_problem_on_another_table_goes_there(tmp_path: Path) -> 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         await pilot.press("f5")
         await settled(pilot)
-        assert screen.query_one(TableList).chosen == "train"
+        assert screen.query_one(TableTabs).value == "train"
         assert screen.focused_field == "train.steps"
 
     on_screen(scenario, tmp_path, own(tmp_path, BROKEN.replace("stepps = 4\n", "")))
@@ -212,7 +210,7 @@ def test_a_contradiction_is_told_at_its_field_and_goes_with_its_cause(tmp_path: 
         await go_to(screen, pilot, "offload.state")
         await pilot.press("right")  # host -> disk
         await settled(pilot)
-        form = screen.query_one(FormTables)
+        form = screen.query_one(Form)
         path = form.row("offload.disk_path")
         assert path is not None and path.problem.startswith("the disk tier has no folder")
         await pilot.press("left")
@@ -226,7 +224,7 @@ def test_a_value_that_does_nothing_is_told_at_its_field(tmp_path: Path) -> None:
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         row = await go_to(screen, pilot, "offload.delay_warmup")
         await write(pilot, "7")
-        assert row.remark.startswith("has no effect") and "has no effect" in text_of(app)
+        assert row.note.startswith("has no effect") and "has no effect" in text_of(app)
 
     on_screen(scenario, tmp_path)
 
@@ -247,7 +245,7 @@ def test_a_changed_value_is_marked_and_reset_gives_the_presets_back(tmp_path: Pa
         assert screen.draft.value("train.deterministic") is True and row.is_changed
         await pilot.press("ctrl+r")
         await pilot.pause()
-        assert isinstance(row.control, YesNo) and row.control.value is False
+        assert isinstance(row.control, Choice) and row.control.value == "false"
 
     on_screen(scenario, tmp_path)
 
@@ -278,7 +276,7 @@ def test_a_file_that_is_not_there_is_a_problem_at_its_field_and_holds_a_run_back
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         row = await go_to(screen, pilot, "data.source")
         assert row.problem.startswith(NO_SUCH_FILE) and "1 problem" in text_of(app)
-        assert NO_SUCH_FILE in " ".join(text_of(app).split()) and screen.plan is not None
+        assert NO_SUCH_FILE in " ".join(text_of(app).split()) and screen.live.plan is not None
         await go_to(screen, pilot, "train.steps")
         await pilot.press("f5")
         await settled(pilot)
@@ -316,17 +314,17 @@ def test_what_will_hardly_have_been_meant_is_a_remark_and_holds_no_run_back(tmp_
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         row = await go_to(screen, pilot, "model.config")
-        assert "the model has 50,257 outputs" in row.remark and not row.problem
-        assert "name model.config.vocab_size = 320" in " ".join(text_of(app).split())
+        assert "the model has 257 outputs" in row.note and not row.problem
+        assert "name model.config.vocab_size = 512" in " ".join(text_of(app).split())
         await go_to(screen, pilot, "schedule.warmup_steps")
         await write(pilot, "2000")
         row = await go_to(screen, pilot, "schedule.warmup_steps")
-        assert row.remark.startswith("the run ends at step 750, before its learning rate has risen")
+        assert row.note.startswith("the run ends at step 750, before its learning rate has risen")
         await pilot.press("f5")
         await settled(pilot)
         assert len(app.asked) == 1
 
-    text = "\n".join(line for line in SMALL.read_text().splitlines() if not line.startswith("vocab_size"))
+    text = SMALL.read_text().replace('tokenizer = "bytes"', 'tokenizer = "bpe:512"')
     on_screen(scenario, tmp_path, own(tmp_path, text), size=(120, 40), machine=machine)
 
 
@@ -351,12 +349,12 @@ def test_a_disk_that_does_not_answer_holds_up_no_key_and_is_asked_by_one_thread(
     may_answer = threading.Event()
     may_answer.set()
 
-    def slow(values: dict[str, Any]) -> Around:
+    def slow(values: dict[str, Any]) -> References:
         looked.append(values["train"]["steps"])
         may_answer.wait()
-        return look_around(values)
+        return check_references(values)
 
-    monkeypatch.setattr(looking_screen, "look_around", slow)
+    monkeypatch.setattr(live, "check_references", slow)
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
         await go_to(screen, pilot, "train.steps")
@@ -364,7 +362,11 @@ def test_a_disk_that_does_not_answer_holds_up_no_key_and_is_asked_by_one_thread(
         may_answer.clear()
         try:
             await pilot.press("end", "ctrl+u", "1", "2", "3")
-            assert "123" in text_of(app) and screen.config is not None and screen.config.train.steps == 123
+            assert (
+                "123" in text_of(app)
+                and screen.draft.config is not None
+                and screen.draft.config.train.steps == 123
+            )
             assert len(looked) == 1
         finally:
             may_answer.set()
@@ -416,7 +418,7 @@ def test_make_it_fit_shows_what_it_would_change_and_changes_it_when_told(
         await pilot.press("y")
         await settled(pilot)
         assert screen.draft.value("offload.state_format") == "compact"
-        assert screen.plan is not None and screen.plan.fits
+        assert screen.live.plan is not None and screen.live.plan.fits
         await go_to(screen, pilot, "offload.state_format")
         assert "[compact]" in text_of(app)
 
@@ -515,7 +517,7 @@ def test_a_preset_with_errors_opens_with_its_errors_and_can_be_mended(tmp_path: 
         await settled(pilot)
         assert "problem" not in text_of(app)
         assert not any(each.binding.action == "drop_unknown" for each in screen.active_bindings.values())
-        assert screen.outlook is not None and screen.outlook.plan is not None
+        assert screen.live.result is not None and screen.live.result.plan is not None
         await pilot.press("ctrl+s")
         await pilot.pause()
         await pilot.press("enter")
@@ -546,7 +548,7 @@ def test_a_file_that_is_no_toml_opens_and_the_editor_mends_it(
         assert not app.asked
         await pilot.press("f4")
         await settled(pilot)
-        assert screen.config == load_config(SMALL) and "architecture" in text_of(app)
+        assert screen.draft.config == load_config(SMALL) and "architecture" in text_of(app)
 
     on_screen(scenario, tmp_path, path)
 
@@ -588,7 +590,7 @@ def test_another_model_asks_for_its_model_profile_and_then_shows_its_plan(tmp_pa
     machine.hold()
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
-        before = screen.plan
+        before = screen.live.plan
         row = await go_to(screen, pilot, "model.config")
         assert isinstance(row.control, TextArea)
         row.control.load_text(row.control.text.replace("n_layer = 50", "n_layer = 4"))
@@ -597,8 +599,8 @@ def test_another_model_asks_for_its_model_profile_and_then_shows_its_plan(tmp_pa
         assert screen.query_one(FitMeter).stale and "taking the model profile, as a test" in text_of(app)
         machine.may_answer.set()
         await settled(pilot)
-        assert screen.plan is not before and screen.plan is not None
-        assert screen.plan.memory.parameters == 842_624
+        assert screen.live.plan is not before and screen.live.plan is not None
+        assert screen.live.plan.memory.parameters == 842_624
         assert not screen.query_one(FitMeter).stale
 
     on_screen(scenario, tmp_path, machine=machine)
@@ -631,18 +633,18 @@ def test_an_unmeasured_machine_is_measured_when_asked_and_can_be_called_off(tmp_
     machine = PlannedMachine(None)
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
-        assert screen.plan is not None and screen.plan.time is None
+        assert screen.live.plan is not None and screen.live.plan.time is None
         assert "F3 measures this machine" in text_of(app)
         machine.hold()
         await pilot.press("f3")
         await until(pilot, lambda: "measuring: the memory's speed" in text_of(app))
         await pilot.press("f3")
         await settled(pilot)
-        assert machine.cancels[0].is_set() and screen.plan.time is None
+        assert machine.cancels[0].is_set() and screen.live.plan.time is None
         machine.may_answer.set()
         await pilot.press("f3")
         await settled(pilot)
-        assert screen.plan.time is not None and "a step" in text_of(app)
+        assert screen.live.plan.time is not None and "a step" in text_of(app)
 
     on_screen(scenario, tmp_path, machine=machine)
 
@@ -671,10 +673,10 @@ def test_arrow_keys_walk_through_fields_and_up_from_the_first_to_the_tables(tmp_
         await pilot.press("down")
         assert screen.focused_field == "train.steps"
         await pilot.press("up", "up")
-        assert screen.query_one(TableList).has_focus
+        assert screen.query_one(TableTabs).has_focus
         await pilot.press("right")
         await pilot.pause()
-        assert screen.query_one(TableList).chosen == "optimizer" and screen.query_one(TableList).has_focus
+        assert screen.query_one(TableTabs).value == "optimizer" and screen.query_one(TableTabs).has_focus
 
     on_screen(scenario, tmp_path)
 
@@ -686,7 +688,7 @@ def test_a_click_chooses_a_table_and_a_value(size: tuple[int, int], tmp_path: Pa
         y = next(number for number, line in enumerate(lines) if " offload " in line)
         await pilot.click(offset=(lines[y].index("offload") + 1, y))
         await settled(pilot)
-        assert screen.query_one(TableList).chosen == "offload"
+        assert screen.query_one(TableTabs).value == "offload"
         lines = text_of(app).splitlines()
         y = next(number for number, line in enumerate(lines) if "state_format" in line)
         await pilot.click(offset=(lines[y].index("half") + 1, y))
@@ -715,7 +717,7 @@ def test_the_machine_is_looked_at_again_when_the_screen_comes_back_late(tmp_path
         screen._looked_at -= 60
         screen.on_screen_resume()
         await settled(pilot)
-        assert machine.grounds == before + 1 and screen.plan is not None
+        assert machine.grounds == before + 1 and screen.live.plan is not None
 
     on_screen(scenario, tmp_path, machine=machine)
 
@@ -724,7 +726,7 @@ def test_shipped_presets_open_without_problems(tmp_path: Path) -> None:
     for preset in sorted(shipped_folder().glob("*.toml")):
 
         async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
-            assert screen.config is not None and screen.plan is not None
+            assert screen.draft.config is not None and screen.live.plan is not None
 
         on_screen(scenario, tmp_path, preset)
 
@@ -753,7 +755,7 @@ def test_a_form_that_nobody_sees_lets_go_what_takes_a_model_profile(tmp_path: Pa
     machine = PlannedMachine()
 
     async def scenario(screen: ConfigureScreen, pilot: Pilot[None], app: OneScreen) -> None:
-        screen.let_go_after_s = 0.001
+        screen.release_after_s = 0.001
         screen._make_ready()
         await app.push_screen(Screen())
         while machine.is_ready:

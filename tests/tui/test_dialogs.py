@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from screen_host import text_of
 from textual.app import App
 from textual.pilot import Pilot
-from textual.screen import ModalScreen
-from textual.widgets import Button, OptionList
+from textual.widgets import Button, Input, OptionList
 
-from workbench.tui.dialogs import Choice, Confirm
+from workbench.tui.dialogs import AskText, Choice, Confirm, Dialog
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 
 OPTIONS = [("detach", "Detach: keep training"), ("stop", "Stop and save"), ("cancel", "Cancel")]
 SIZES = [(60, 16), (80, 24), (30, 8)]
+Act = Callable[[Pilot[None]], Awaitable[object]]
 
 
-def answers_of(
-    dialog: Callable[[], ModalScreen[object]],
-    act: Callable[[Pilot[None]], Awaitable[object]],
-    size: tuple[int, int] = (80, 24),
-) -> list[object]:
+def answers_of(dialog: Dialog[Any], act: Act, size: tuple[int, int] = (80, 24)) -> list[object]:
     """What a dialog gives back when `act` is done with it."""
     answers: list[object] = []
 
     async def scenario() -> None:
         app: App[None] = App()
         async with app.run_test(size=size) as pilot:
-            app.push_screen(dialog(), answers.append)
+            app.push_screen(dialog, answers.append)
             await pilot.pause()
             await act(pilot)
             await pilot.pause()
@@ -38,79 +36,84 @@ def answers_of(
     return answers
 
 
-def confirm(*, danger: bool = False) -> ModalScreen[object]:
-    return Confirm("Delete", "Delete [run] 'a'?", "Delete it", "Keep it", danger=danger)  # type: ignore[return-value]
+def confirm(*, danger: bool = False, glyphs: Glyphs = BLOCKS) -> Confirm:
+    return Confirm("Delete", "Delete [run] 'a'?", "Delete it", "Keep it", danger=danger, glyphs=glyphs)
 
 
-def choice() -> ModalScreen[object]:
-    return Choice("Leave", OPTIONS, "A run is going.")  # type: ignore[return-value]
+def choice(glyphs: Glyphs = BLOCKS) -> Choice:
+    return Choice("Leave", OPTIONS, "A run is going.", glyphs=glyphs)
+
+
+def ask_text() -> AskText:
+    return AskText("Name", "a", lambda text: "" if text else "a name is needed", about="Of the copy.")
 
 
 @pytest.mark.parametrize(
-    ("keys", "danger", "answer"),
+    ("dialog", "keys", "answers"),
     [
-        (["y"], True, True),
-        (["n"], False, False),
-        (["escape"], False, False),
-        (["enter"], False, True),
-        (["enter"], True, False),
-        (["left", "enter"], True, True),
-        (["right", "enter"], False, False),
-        (["tab", "enter"], False, False),
+        (lambda: confirm(danger=True), ["y"], [True]),
+        (confirm, ["n"], [False]),
+        (confirm, ["escape"], [False]),
+        (confirm, ["enter"], [True]),
+        (lambda: confirm(danger=True), ["enter"], [False]),
+        (lambda: confirm(danger=True), ["left", "enter"], [True]),
+        (confirm, ["right", "enter"], [False]),
+        (confirm, ["tab", "enter"], [False]),
+        (choice, ["enter"], ["detach"]),
+        (choice, ["down", "enter"], ["stop"]),
+        (choice, ["3"], ["cancel"]),
+        (choice, ["escape"], [None]),
+        (choice, ["4", "0"], []),
+        (ask_text, ["b", "space", "enter"], ["ab"]),
+        (ask_text, ["backspace", "enter"], []),
+        (ask_text, ["backspace", "enter", "c", "enter"], ["c"]),
+        (ask_text, ["tab", "enter"], ["a"]),
+        (ask_text, ["tab", "tab", "enter"], [None]),
+        (ask_text, ["escape"], [None]),
     ],
 )
-def test_a_question_is_answered_by_keys_and_a_dangerous_one_not_by_enter_alone(
-    keys: list[str], danger: bool, answer: bool
-) -> None:
-    assert answers_of(lambda: confirm(danger=danger), lambda pilot: pilot.press(*keys)) == [answer]
+def test_keys_answer(dialog: Callable[[], Dialog[Any]], keys: list[str], answers: list[object]) -> None:
+    assert answers_of(dialog(), lambda pilot: pilot.press(*keys)) == answers
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("button", "answer"), [("#yes", True), ("#no", False)])
-def test_a_question_is_answered_by_the_mouse_at_every_size(
-    size: tuple[int, int], button: str, answer: bool
-) -> None:
-    assert answers_of(confirm, lambda pilot: pilot.click(button), size) == [answer]
-
-
-def test_a_click_beside_a_dialog_is_no_answer() -> None:
-    assert answers_of(confirm, lambda pilot: pilot.click(offset=(1, 1))) == [False]
-    assert answers_of(choice, lambda pilot: pilot.click(offset=(1, 1))) == [None]
-
-
 @pytest.mark.parametrize(
-    ("keys", "answer"),
-    [(["enter"], "detach"), (["down", "enter"], "stop"), (["3"], "cancel"), (["escape"], None)],
+    ("dialog", "target", "offset", "answer"),
+    [
+        (confirm, "#yes", (0, 0), True),
+        (confirm, "#no", (0, 0), False),
+        (choice, OptionList, (4, 1), "stop"),
+        (confirm, None, (0, 0), False),
+        (choice, None, (0, 0), None),
+    ],
 )
-def test_one_of_several_is_chosen_by_keys(keys: list[str], answer: str | None) -> None:
-    assert answers_of(choice, lambda pilot: pilot.press(*keys)) == [answer]
+def test_clicks_answer_at_every_size_and_one_beside_the_box_cancels(
+    dialog: Callable[[], Dialog[Any]],
+    target: Any,
+    offset: tuple[int, int],
+    answer: object,
+    size: tuple[int, int],
+) -> None:
+    assert answers_of(dialog(), lambda pilot: pilot.click(target, offset=offset), size) == [answer]
 
 
-def test_a_digit_beyond_the_options_does_nothing() -> None:
-    assert answers_of(choice, lambda pilot: pilot.press("4", "0")) == []
+def test_a_problem_of_a_text_is_shown_and_the_text_stays() -> None:
+    async def act(pilot: Pilot[None]) -> None:
+        await pilot.press("backspace", "enter")
+        await pilot.pause()
+        assert "a name is needed" in text_of(pilot.app) and pilot.app.screen.query_one(Input).has_focus
 
-
-@pytest.mark.parametrize("size", SIZES)
-def test_one_of_several_is_chosen_by_the_mouse_at_every_size(size: tuple[int, int]) -> None:
-    assert answers_of(choice, lambda pilot: pilot.click(OptionList, offset=(4, 1)), size) == ["stop"]
+    assert answers_of(ask_text(), act) == []
 
 
 def test_a_text_longer_than_the_terminal_leaves_the_answers_in_reach() -> None:
-    def long() -> ModalScreen[object]:
-        return Confirm("Title " * 30, "A long sentence about this. " * 200)  # type: ignore[return-value]
-
     async def see(pilot: Pilot[None]) -> None:
         screen = pilot.app.screen
         for button in screen.query(Button):
             assert screen.region.contains_region(button.region) and button.region.height == 1
         await pilot.click("#no")
 
-    assert answers_of(long, see, (60, 16)) == [False]
-
-
-def text_of(app: App[None]) -> str:
-    strips = app.screen._compositor.render_strips()
-    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+    assert answers_of(Confirm("Title " * 30, "A long sentence about this. " * 200), see, (60, 16)) == [False]
 
 
 @pytest.mark.parametrize("glyphs", [PLAIN, BLOCKS])
@@ -123,12 +126,8 @@ def test_a_text_is_shown_whole_and_in_plain_mode_in_ascii(size: tuple[int, int],
         seen.append(text_of(pilot.app))
         await pilot.press("escape")
 
-    dialogs: list[Callable[[], ModalScreen[object]]] = [
-        lambda: Confirm("A", " ".join(words), glyphs=glyphs),  # type: ignore[return-value]
-        lambda: Choice("A", OPTIONS, " ".join(words[:4]), glyphs=glyphs),  # type: ignore[return-value]
-    ]
-    for dialog in dialogs:
-        answers_of(dialog, see, size)
+    answers_of(Confirm("A", " ".join(words), glyphs=glyphs), see, size)
+    answers_of(Choice("A", OPTIONS, " ".join(words[:4]), glyphs=glyphs), see, size)
     assert all(word in seen[0] for word in words)
     assert all(label in seen[1] for _, label in OPTIONS)
     assert all(text.isascii() is glyphs.ascii for text in seen)

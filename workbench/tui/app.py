@@ -277,7 +277,7 @@ class WorkbenchApp(App[None]):
         """Start a trainer, in a thread, and show its run."""
         for form in self._forms:
             # What takes model profiles holds memory that plans give to the run.
-            await asyncio.to_thread(form.planning.sources.let_go)
+            await asyncio.to_thread(form.release_memory)
         try:
             run = await asyncio.to_thread(begin)
         except WorkbenchError as error:

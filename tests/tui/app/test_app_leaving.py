@@ -14,7 +14,7 @@ from whole_app import App, House, Scenario, settled
 from workbench.runs import RunDirectory
 from workbench.tui import command
 from workbench.tui.app import ENDING, WorkbenchApp
-from workbench.tui.form.preset_list import PresetList
+from workbench.tui.form.preset_list import PresetTable
 from workbench.tui.messages import OpenPreset, OpenRun
 from workbench.tui.screens.configure import ConfigureScreen
 
@@ -121,7 +121,7 @@ def fail(*_: object) -> NoReturn:
 def test_a_screen_that_fails_ends_it_with_that_exception_alone(
     house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(PresetList, "lines", fail)
+    monkeypatch.setattr(PresetTable, "render_line", fail)
     headless = WorkbenchApp.run
     monkeypatch.setattr(WorkbenchApp, "run", lambda self: headless(self, headless=True, size=(80, 24)))
     with pytest.raises(RuntimeError, match=r"no \[picture\]"):

@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Markdown, Static
 from whole_app import App, House, settled
 
-from workbench.tui.form.inputs import YesNo
+from workbench.tui.form.choice import Choice
 from workbench.tui.glyphs import PLAIN
 from workbench.tui.messages import OpenPreset, OpenRun
 from workbench.tui.panels.key_line import KeyLine
@@ -109,7 +109,7 @@ def test_in_a_form_and_its_questions_help_has_a_key_that_no_field_takes(house: H
         await settled(pilot)
         line = app.screen.query_one(KeyLine)
         text = app.screen.query(Input).first()
-        for each in (text, app.screen.query_one(YesNo)):
+        for each in (text, app.screen.query_one(Choice)):
             each.focus()
             await until(pilot, lambda each=each: app.screen.focused is each)
             assert line.render_line(0).text.startswith(" f1 Help "), "it does not jump from field to field"

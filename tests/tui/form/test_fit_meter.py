@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from threading import Event
 
 import pytest
 from form_host import LARGE, PlannedMachine, large_lacks
@@ -12,19 +11,18 @@ from textual.app import App, ComposeResult
 
 from workbench.config import load_config
 from workbench.plan.fit import with_field
+from workbench.plan.memory.tiers import MemoryPlan, TierNeed
 from workbench.plan.planner import Plan
-from workbench.tui.form.meter import ROWS, FitMeter, letter_of
-from workbench.tui.form.planning import Planning
+from workbench.tui.form.meter import LETTERS, FitMeter, letter_of, tier_verdict, verdict, verdict_words
+from workbench.tui.form.planner import ConfigPlanner
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.panels.drawing import width_of
 
 
 def plan_of(profile: str | None = "desktop-32gb", **fields: object) -> Plan:
-    planning, config = Planning(PlannedMachine(profile)), load_config(LARGE)
+    config = load_config(LARGE)
     for name, value in fields.items():
         config = with_field(config, name.replace("__", "."), value)
-    planning.obtain(config, lambda sentence: None, Event())
-    plan = planning.look(config).plan
+    plan = ConfigPlanner(PlannedMachine(profile)).plan(config).plan
     assert plan is not None
     return plan
 
@@ -38,38 +36,37 @@ PLANS = {
 
 
 class Shown(App[None]):
-    def __init__(self, plan: Plan | None, glyphs: Glyphs, remark: str = "", stale: bool = False) -> None:
+    def __init__(self, plan: Plan | None, glyphs: Glyphs, note: str = "", stale: bool = False) -> None:
         super().__init__()
         self.meter = FitMeter(glyphs)
-        self.given = plan, remark, stale
+        self.given = plan, note, stale
 
     def compose(self) -> ComposeResult:
         yield self.meter
 
     def on_mount(self) -> None:
-        plan, remark, stale = self.given
-        self.meter.show(plan, remark, stale=stale)
+        plan, note, stale = self.given
+        self.meter.show(plan, note, stale=stale)
 
 
 def lines_of(
-    plan: Plan | None, width: int, height: int, glyphs: Glyphs = BLOCKS, remark: str = "", stale: bool = False
+    plan: Plan | None, width: int, height: int, glyphs: Glyphs = BLOCKS, note: str = "", stale: bool = False
 ) -> list[str]:
     found: list[str] = []
 
     async def scenario() -> None:
-        app = Shown(plan, glyphs, remark, stale)
+        app = Shown(plan, glyphs, note, stale)
         async with app.run_test():
             lines = app.meter.lines(width, height)
-            assert all(width_of(line) <= max(width, 40) for line in lines)
-            found.extend("".join(segment.text for segment in line) for line in lines)
+            assert all(line.cell_length <= max(width, 40) for line in lines)
+            found.extend(line.plain for line in lines)
 
     asyncio.run(scenario())
     return found
 
 
 def test_every_row_has_a_letter_of_its_own() -> None:
-    letters = [letter for _, letter in ROWS]
-    assert len(set(letters)) == len(letters)
+    assert len(set(LETTERS.values())) == len(LETTERS)
     for plan in PLANS.values():
         for tier in plan.memory.tiers:
             found = [letter_of(name) for name in tier.needs]
@@ -125,10 +122,35 @@ def test_what_is_over_is_beyond_the_part_that_is_there() -> None:
 
 
 def test_a_plan_of_before_is_called_so_and_gives_no_verdict() -> None:
-    text = "\n".join(lines_of(PLANS["no"], 78, 4, remark="there are problems", stale=True))
+    text = "\n".join(lines_of(PLANS["no"], 78, 4, note="there are problems", stale=True))
     assert "! there are problems" in text and "lacks" not in text
 
 
 def test_an_unmeasured_machine_has_memory_and_says_how_to_get_the_time() -> None:
     text = " ".join(" ".join(lines_of(PLANS["unmeasured"], 60, 40)).split())
     assert "GiB too much" in text and "time not known" in text and "workbench probe" in text
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "expected"),
+    [
+        (0, 0, "fits"),
+        (94, 100, "fits"),
+        (95, 100, "fits"),
+        (96, 100, "tight"),
+        (100, 100, "tight"),
+        (101, 100, "no"),
+    ],
+)
+def test_less_than_a_twentieth_left_is_tight(needed: int, free: int, expected: str) -> None:
+    tier = TierNeed("host", {"weights": needed}, free)
+    assert tier_verdict(tier) == expected
+    memory = MemoryPlan(1, (TierNeed("device", {"weights": 1}, 100), tier))
+    assert verdict(memory) == expected
+
+
+def test_the_verdict_has_the_missing_bytes_or_the_share_that_is_left() -> None:
+    memory = PLANS["no"].memory
+    assert verdict_words(memory) == f"no: {large_lacks()}"
+    tight = replace(memory, tiers=(TierNeed("host", {"weights": 97}, 100),))
+    assert verdict_words(tight) == "tight: 3% of host is left"

@@ -69,7 +69,7 @@ class StagedApp(WorkbenchApp):
 
     def on_open_preset(self, message: OpenPreset) -> None:
         screen = ConfigureScreen(self.context, message.path, PlannedMachine(self.machine))
-        screen.model_profile_after_s = 0.001
+        screen.live.profile_after_s = 0.001
         message.prevent_default()
         self._go("presets", screen)
 
@@ -182,7 +182,7 @@ def photograph(
             "WORKBENCH_CACHE": str(folder / "cache"),
             "WORKBENCH_RUNS": None,
         }
-        few = patch("workbench.tui.form.preset_forecast.list_presets", _few_presets)
+        few = patch("workbench.tui.form.preset_list.list_presets", _few_presets)
         by_name = patch(
             "workbench.preset_names.FIRST", ""
         )  # what a scene goes to by its keys stays where it is

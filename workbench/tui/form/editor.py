@@ -1,4 +1,4 @@
-"""A text in the user's own editor, while the application lends it the terminal."""
+"""Editing a text in the user's own editor, with the terminal lent to it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from textual.app import App, SuspendNotSupported
 from workbench.errors import WorkbenchError
 
 
-def edited(app: App[object], text: str, name: str) -> str:
-    """What was saved of `text` as a file `name` in $VISUAL, $EDITOR or vi. Blocks until the editor has ended.
+def edit_text(app: App[object], text: str, name: str) -> str:
+    """Open `text` as a file `name` in $VISUAL, $EDITOR or vi, and return what was saved. Blocks until the editor ends.
 
     Raises:
-        WorkbenchError: there is no terminal to lend, no such editor, or it gave up; what was saved is not taken.
+        WorkbenchError: the terminal cannot be lent, there is no such editor, or it failed.
     """
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
@@ -32,5 +32,5 @@ def edited(app: App[object], text: str, name: str) -> str:
         except (OSError, ValueError) as error:
             raise WorkbenchError(f"{editor}: {error}") from error
     if code:
-        raise WorkbenchError(f"{editor} ended with code {code}; nothing was taken")
+        raise WorkbenchError(f"{editor} ended with code {code}; its changes were not taken over")
     return after

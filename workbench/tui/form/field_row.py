@@ -1,70 +1,58 @@
-"""One field of the form: its name, an input of its kind, its unit, and below it what is wrong or worth knowing.
+"""The body of the form: a row for each field with its input and messages, and the help on the field with the focus.
 
-The name, unit and sentences are drawn by the row itself, so that a field costs two widgets. Invariant: the input shows
-what the draft says, and what is typed into it goes up as `FieldRow.Typed`.
+A row draws name, unit and messages itself, so that a field costs two widgets. Invariant: an input shows what the draft
+says, and a change in it is posted as `FieldRow.Changed`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from textwrap import wrap
-from typing import ClassVar
 
-from rich.segment import Segment
 from textual import events, on
 from textual.app import ComposeResult
+from textual.containers import VerticalGroup, VerticalScroll
+from textual.content import Content
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import Reactive
-from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Input, TextArea
+from textual.widgets import ContentSwitcher, Input, Static, TextArea
 
 from workbench.config import DocumentedField
+from workbench.config.toml_text import as_written
+from workbench.tui.form.choice import Choice
 from workbench.tui.form.draft import Draft
-from workbench.tui.form.inputs import OneOf, YesNo
-from workbench.tui.form.values import kind_of, shown
+from workbench.tui.form.fields import as_text, fields_of, kind_of, table_of
+from workbench.tui.form.meter import MUTED
+from workbench.tui.form.problems import FormMessages
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import clean
 
 NAME_WIDTH = 27
 UNIT_WIDTH = 14
 LEAST_INPUT = 10
-MOST_SENTENCE_LINES = 3
-TABLE_LINES = (4, 12)
-"""A table's editor is at least and at most so high."""
+MOST_MESSAGE_LINES = 3
+LEAST_TABLE_LINES, MOST_TABLE_LINES = 4, 12
 
 
 class Entry(Input):
-    """An input of a given width, as large as it is whatever is typed: nothing is laid out anew for a key."""
+    """An input whose size does not depend on its text, so that a key needs no new layout."""
 
     virtual_size = Reactive(Size(0, 0), layout=False)
 
 
 class FieldRow(Widget):
-    """One field. `problem` and `remark` stand below its input."""
+    """One field: its name, input and unit on a line, and a problem or a note below."""
 
     DEFAULT_CSS = """
-    FieldRow { height: 1; layout: vertical; }
+    FieldRow { height: 1; layout: vertical; text-wrap: nowrap; }
     FieldRow > Entry, FieldRow > Entry:focus { width: 1fr; height: 1; border: none; padding: 0 1; }
     FieldRow > TextArea, FieldRow > TextArea:focus { width: 1fr; border: none; padding: 0 1; }
-    FieldRow > .row--name { color: $text; }
-    FieldRow > .row--changed { color: $accent; text-style: bold; }
-    FieldRow > .row--unit { color: $text-muted; }
-    FieldRow > .row--problem { color: $error; }
-    FieldRow > .row--remark { color: $text-muted; }
-    FieldRow > .row--focused { color: $text; text-style: bold; }
     """
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "row--name",
-        "row--focused",
-        "row--changed",
-        "row--unit",
-        "row--problem",
-        "row--remark",
-    }
 
-    class Typed(Message):
-        """Something else stands in a field's input."""
+    class Changed(Message):
+        """The text in the input of `field` is another."""
 
         def __init__(self, field: str, text: str) -> None:
             super().__init__()
@@ -74,164 +62,224 @@ class FieldRow(Widget):
     def __init__(self, field: DocumentedField, draft: Draft, glyphs: Glyphs) -> None:
         super().__init__(id=row_id(field.name))
         self.field = field
-        self.glyphs = glyphs
         self.kind = kind_of(field)
-        self.problem = ""
-        self.remark = ""
+        self.problem = self.note = ""
         self.is_changed = draft.is_changed(field.name)
-        self._shown = self._text_of(draft)
-        self._drawn_width = 0
-        self._here = False
-
-    def compose(self) -> ComposeResult:
-        control = self._control()
-        control.styles.margin = (0, 0, 0, NAME_WIDTH)
-        yield control
-
-    def on_mount(self) -> None:
-        self._fit_height()
-
-    @property
-    def control(self) -> Widget:
+        self._glyphs = glyphs
+        self._text = self._text_of(draft)
+        self.control = self._make_control()
         """The input."""
-        return self.children[0]
 
-    def _control(self) -> Widget:
-        if self.kind == "switch":
-            return YesNo(self._shown == "true", animate=False)
-        if self.kind == "choice":
-            return OneOf(self.field.choices, self._shown, self.glyphs)
+    def _make_control(self) -> Choice | Input | TextArea:
+        if self.kind in ("switch", "choice"):
+            return Choice(self.field.choices or ("false", "true"), self._text)
         if self.kind == "table":
-            area = TextArea(self._shown, compact=True, show_line_numbers=False, tab_behavior="focus")
+            area = TextArea(self._text, compact=True, show_line_numbers=False, tab_behavior="focus")
             area.cursor_blink = False
             return area
-        entry = Entry(self._shown, compact=True, select_on_focus=False)
+        entry = Entry(self._text, compact=True, select_on_focus=False)
         entry.cursor_blink = False
         return entry
 
+    def compose(self) -> ComposeResult:
+        yield self.control
+
+    def on_mount(self) -> None:
+        self._fit()
+
+    # The draft's value
+
     def _text_of(self, draft: Draft) -> str:
         typed = draft.typed_text(self.field.name)
-        return shown(draft.value(self.field.name), self.kind) if typed is None else typed
+        return as_text(draft.value(self.field.name), self.kind) if typed is None else typed
 
-    # What is known comes down
-
-    def take(self, draft: Draft) -> None:
-        """Show what the draft says of the field now."""
-        self.is_changed = draft.is_changed(self.field.name)
+    def show_value(self, draft: Draft) -> None:
+        """Show the value of the draft."""
         text = self._text_of(draft)
-        if text != self._shown:
-            self._shown = text
-            control = self.control
-            if isinstance(control, YesNo):
-                control.value = text == "true"
-            elif isinstance(control, TextArea):
-                control.load_text(text)
-            elif isinstance(control, (OneOf, Input)):
-                control.value = text
-        self.refresh()
-        self._fit_height()
+        if text != self._text:
+            self._text = text
+            if isinstance(self.control, TextArea):
+                self.control.load_text(text)
+            else:
+                self.control.value = text
+            self._fit()
 
-    def say(self, problem: str, remark: str, is_changed: bool) -> None:
-        """What stands below the input, and whether the value is another than the preset's."""
-        if (problem, remark, is_changed) != (self.problem, self.remark, self.is_changed):
-            self.problem, self.remark, self.is_changed = problem, remark, is_changed
-            self._fit_height()
+    def show_messages(self, problem: str, note: str, is_changed: bool) -> None:
+        """Show a problem, else a note, below the input, and whether the value differs from the preset's."""
+        if (problem, note, is_changed) != (self.problem, self.note, self.is_changed):
+            self.problem, self.note, self.is_changed = problem, note, is_changed
+            self._fit()
             self.refresh()
 
-    # What happens goes up
-
     @on(Input.Changed)
-    @on(OneOf.Changed)
-    def _typed(self, event: Input.Changed | OneOf.Changed) -> None:
-        event.stop()
-        self._tell(event.value)
-
-    @on(YesNo.Changed)
-    def _switched(self, event: YesNo.Changed) -> None:
-        event.stop()
-        self._tell("true" if event.value else "false")
-
+    @on(Choice.Changed)
     @on(TextArea.Changed)
-    def _written(self, event: TextArea.Changed) -> None:
+    def _control_changed(self, event: Input.Changed | Choice.Changed | TextArea.Changed) -> None:
         event.stop()
-        self._tell(event.text_area.text)
-        self._fit_height()
-
-    def _tell(self, text: str) -> None:
-        if text != self._shown:
-            self._shown = text
-            self.post_message(self.Typed(self.field.name, text))
+        text = event.text_area.text if isinstance(event, TextArea.Changed) else event.value
+        if text != self._text:
+            self._text = text
+            self.post_message(self.Changed(self.field.name, text))
+            self._fit()
 
     # Drawing
 
-    def on_resize(self, event: events.Resize) -> None:
-        if event.size.width != self._drawn_width:
-            self._drawn_width = event.size.width
-            self.control.styles.margin = (0, UNIT_WIDTH if self._has_unit else 0, 0, NAME_WIDTH)
-            self._fit_height()
+    def on_resize(self) -> None:
+        self._fit()
 
+    # Not by :focus-within, for which Textual styles every field of the form anew at each move.
     def on_descendant_focus(self) -> None:
-        # Not by :focus-within, for which Textual styles every field of the form anew at each move.
-        self._here = True
         self.refresh()
 
     def on_descendant_blur(self) -> None:
-        self._here = False
         self.refresh()
 
-    def on_click(self) -> None:
+    def on_click(self, event: events.Click) -> None:
         self.control.focus()
 
     @property
     def _has_unit(self) -> bool:
-        """Whether there is room for the unit; the help names it too."""
+        """Whether there is room for the unit, which the help names too."""
         return bool(self.field.unit) and self.size.width >= NAME_WIDTH + LEAST_INPUT + UNIT_WIDTH
 
-    def _fit_height(self) -> None:
-        if not self.is_mounted or not self.children:
-            return
-        control = 1
+    def _fit(self) -> None:
+        """Make room for the unit, the lines of a table and the messages."""
+        self.control.styles.margin = (0, UNIT_WIDTH if self._has_unit else 0, 0, NAME_WIDTH)
+        lines = 1
         if self.kind == "table":
-            least, most = TABLE_LINES
-            control = min(most, max(least, self._shown.count("\n") + 2))
-            self.control.styles.height = control
-        self.styles.height = control + len(self._sentences())
+            lines = min(MOST_TABLE_LINES, max(LEAST_TABLE_LINES, self._text.count("\n") + 2))
+            self.control.styles.height = lines
+        self.styles.height = lines + len(self._message_lines())
 
-    def _sentences(self) -> list[tuple[str, str]]:
-        """(line, component class) of what stands below the input."""
-        width = max(20, self.size.width - 4)
-        found = []
-        if self.problem:
-            mark = self.glyphs.bad
-            lines = wrap(clean(f"{mark} {self.problem}", self.glyphs), width)[:MOST_SENTENCE_LINES]
-            found += [(line, "row--problem") for line in lines]
-        elif self.remark:
-            lines = wrap(clean(self.remark, self.glyphs), width)[:MOST_SENTENCE_LINES]
-            found += [(line, "row--remark") for line in lines]
-        return found
+    def _message_lines(self) -> list[str]:
+        text = f"{self._glyphs.bad} {self.problem}" if self.problem else self.note
+        return wrap(clean(text, self._glyphs), max(20, self.size.width - 4))[:MOST_MESSAGE_LINES]
 
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        if y == 0:
-            mark = "*" if self.is_changed else " "
-            here = self.glyphs.selected if self._here else " "
-            pen = "row--changed" if self.is_changed else "row--focused" if self._here else "row--name"
-            name = f"{mark}{here}{self.field.key}".ljust(NAME_WIDTH)
-            line = [Segment(name, self.get_component_rich_style(pen))]
-            if self._has_unit:
-                unit = f" {self.field.unit}".ljust(UNIT_WIDTH)
-                line.append(Segment(" " * (width - NAME_WIDTH - UNIT_WIDTH), self.rich_style))
-                line.append(Segment(unit, self.get_component_rich_style("row--unit")))
-            return Strip(line).adjust_cell_length(width, self.rich_style)
-        first = self.size.height - len(self._sentences())
-        if y >= first:
-            sentence, pen = self._sentences()[y - first]
-            return Strip([Segment(f"    {sentence}", self.get_component_rich_style(pen))]).adjust_cell_length(
-                width, self.rich_style
-            )
-        return Strip.blank(width, self.rich_style)
+    def render(self) -> Content:
+        focused = self.has_focus_within
+        mark = "*" if self.is_changed else " "
+        name = f"{mark}{self._glyphs.selected if focused else ' '}{self.field.key}".ljust(NAME_WIDTH)
+        style = "$accent bold" if self.is_changed else "$foreground bold" if focused else "$foreground"
+        line = Content.styled(name, style)
+        if self._has_unit:
+            unit = f" {self.field.unit}".ljust(UNIT_WIDTH)
+            line += Content(" " * (self.size.width - NAME_WIDTH - UNIT_WIDTH)) + Content.styled(unit, MUTED)
+        messages = self._message_lines()
+        below = [Content("")] * (self.size.height - 1 - len(messages))
+        style = "$error" if self.problem else MUTED
+        return Content("\n").join(
+            [line, *below, *(Content.styled(f"    {each}", style) for each in messages)]
+        )
 
 
 def row_id(field: str) -> str:
-    """The id of a field's row: "field-train-steps"."""
+    """Return the id of a field's row: "field-train-steps"."""
     return "field-" + field.replace(".", "-").replace("_", "-")
+
+
+class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
+    """The rows of one table at a time, mounted when they are first shown. All mounted rows show the draft."""
+
+    DEFAULT_CSS = """
+    Form { height: 1fr; }
+    Form > ContentSwitcher { height: auto; }
+    """
+
+    def __init__(self, draft: Draft, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._draft = draft
+        self._glyphs = glyphs
+        self._switcher = ContentSwitcher()
+
+    def compose(self) -> ComposeResult:
+        yield self._switcher
+
+    @property
+    def rows(self) -> list[FieldRow]:
+        """The mounted rows."""
+        return list(self.query(FieldRow))
+
+    @property
+    def visible_rows(self) -> list[FieldRow]:
+        """The rows of the table that is shown."""
+        table = self._switcher.visible_content
+        return [] if table is None else list(table.query(FieldRow))
+
+    def row(self, field: str) -> FieldRow:
+        """Return the row of a field whose table has been shown."""
+        return self.query_one(f"#{row_id(field)}", FieldRow)
+
+    async def show_table(self, table: str) -> None:
+        """Show the rows of `table`."""
+        pane = f"table-{table}"
+        if self._switcher.query(f"#{pane}"):
+            self._switcher.current = pane
+        else:
+            rows = [FieldRow(field, self._draft, self._glyphs) for field in fields_of(table)]
+            await self._switcher.add_content(VerticalGroup(*rows, id=pane), set_current=True)
+        self.border_title = Content(f"[{table}]")
+        self.scroll_home(animate=False)
+
+    def show_draft(self, draft: Draft) -> None:
+        """Show the values of `draft`."""
+        self._draft = draft
+        for row in self.rows:
+            row.show_value(draft)
+
+    def show_messages(self, messages: FormMessages) -> None:
+        """Show the messages at their fields."""
+        for row in self.rows:
+            name = row.field.name
+            row.show_messages(
+                messages.problems.get(name, ""), messages.notes.get(name, ""), self._draft.is_changed(name)
+            )
+
+    async def go_to(self, field: str) -> None:
+        """Show the table of a field, and give the field the focus."""
+        await self.show_table(table_of(field))
+        self.row(field).control.focus()
+
+    def focus_first(self) -> None:
+        """Give the first field of the table the focus."""
+        for row in self.visible_rows[:1]:
+            row.control.focus()
+
+    def step(self, by: int) -> bool:
+        """Move the focus by so many fields; return False where there is none."""
+        rows = self.visible_rows
+        here = next((number for number, row in enumerate(rows) if row.has_focus_within), -by)
+        if not 0 <= here + by < len(rows):
+            return False
+        rows[here + by].control.focus()
+        return True
+
+
+class FieldHelp(Static):
+    """Help, range, default and preset's value of one field; the most important first, for a panel of two lines."""
+
+    DEFAULT_CSS = """
+    FieldHelp { border-title-color: $foreground; }
+    """
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.border_title = "Help"
+        self._glyphs = glyphs
+
+    def show(self, field: DocumentedField | None, draft: Draft, problem: str = "") -> None:
+        """Describe `field` as the draft has it."""
+        lines = [] if field is None else list(_help_lines(field, draft, problem))
+        self.border_title = "Help" if field is None else f"Help {field.name}"
+        styled = (Content.styled(clean(text, self._glyphs), style) for text, style in lines)
+        self.update(Content("\n").join(styled), layout=False)
+
+
+def _help_lines(field: DocumentedField, draft: Draft, problem: str) -> Iterator[tuple[str, str]]:
+    """Yield (text, style)."""
+    if problem:
+        yield problem, "$error bold"
+    yield field.help, "$foreground"
+    unit = f", in {field.unit}" if field.unit else ""
+    default = as_written(field.default) if field.default != {} else "empty"
+    preset = f" Preset: {as_written(draft.preset_value(field.name))}." if draft.is_changed(field.name) else ""
+    yield f"{field.must_be[0].upper()}{field.must_be[1:]}{unit}. Default: {default}.{preset}", MUTED

@@ -1,272 +1,279 @@
-"""The fit meter: what a plan takes of each tier, by named rows, whether that fits, and how fast a step is.
+"""The fit meter: the memory that a plan takes of each tier, its verdict, and the time of a step.
 
-From two lines to a whole column, by the room there is. Invariant: every number comes from the plan, and which row a
-part of a bar is, is told by its letter and never by its colour alone.
+It takes from one line to a whole column. It imports nothing of the plan, which the first picture does not need.
+Invariants: every number comes from the plan, and a part of a bar is named by its letter, never by its colour alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Literal
 
-from rich.segment import Segment
+from textual.content import Content
+from textual.widget import Widget
 
 from workbench.formatting import duration, gib, of, seconds
-from workbench.tui.form.verdict import Verdict, tier_verdict, verdict, verdict_words
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, clean, ends, keep, width_of
-from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.drawing import clean
 
 if TYPE_CHECKING:
-    from workbench.plan.memory.tiers import TierNeed
+    from workbench.plan.memory.tiers import MemoryPlan, TierNeed
     from workbench.plan.planner import Plan
 
-ROWS: tuple[tuple[str, str], ...] = (
-    ("weights", "w"),
-    ("frozen weights", "f"),
-    ("weight slots", "k"),
-    ("master weights", "m"),
-    ("exp_avg and exp_avg_sq", "v"),
-    ("gradients", "g"),
-    ("gradient slots", "q"),
-    ("staging", "s"),
-    ("activations", "a"),
-    ("logits", "l"),
-    ("document masks", "d"),
-    ("building", "b"),
-    ("allocator reserve", "r"),
-    ("workspaces", "p"),
-    ("runtime", "t"),
-)
+Verdict = Literal["fits", "tight", "no"]
+LEAST_LEFT = 0.05
+"""Of the free memory of a tier; a plan that leaves less is tight."""
+VERDICT_STYLES: dict[Verdict, str] = {"fits": "$success", "tight": "$warning", "no": "$error bold"}
+LETTERS: dict[str, str] = {
+    "weights": "w",
+    "frozen weights": "f",
+    "weight slots": "k",
+    "master weights": "m",
+    "exp_avg and exp_avg_sq": "v",
+    "gradients": "g",
+    "gradient slots": "q",
+    "staging": "s",
+    "activations": "a",
+    "logits": "l",
+    "document masks": "d",
+    "building": "b",
+    "allocator reserve": "r",
+    "workspaces": "p",
+    "runtime": "t",
+}
 """The rows of a plan in the order in which a bar stacks them, each with its letter."""
-_LETTERS = dict(ROWS)
-_ORDER = {name: number for number, (name, _) in enumerate(ROWS)}
-COLOURS = 6
+_ORDER = {name: number for number, name in enumerate(LETTERS)}
+ROW_STYLES = (
+    "$text on $primary 70%",
+    "$text on $secondary 70%",
+    "$text on $accent 60%",
+    "$text on $primary 35%",
+    "$text on $secondary 35%",
+    "$text on $accent 30%",
+)
+OVER_STYLE = "$text bold on $error 60%"
+MUTED = "$foreground 70%"
+"""Textual draws "$text-muted" as full white within a text."""
 LEGEND_COLUMN = 34
-PENS: dict[Verdict, str] = {"fits": "good", "tight": "warning", "no": "bad"}
+
+
+def tier_verdict(tier: TierNeed) -> Verdict:
+    """Return whether a tier has room, and some left."""
+    if not tier.fits:
+        return "no"
+    left = tier.free_bytes - tier.needed_bytes
+    return "tight" if tier.needed_bytes and left < LEAST_LEFT * tier.free_bytes else "fits"
+
+
+def verdict(memory: MemoryPlan) -> Verdict:
+    """Return the worst verdict of the tiers."""
+    found = {tier_verdict(tier) for tier in memory.tiers}
+    return "no" if "no" in found else "tight" if "tight" in found else "fits"
+
+
+def verdict_words(memory: MemoryPlan) -> str:
+    """Return "fits", "tight: 3% of host is left" or "no: lacks 3.20 GiB of host"."""
+    worst = verdict(memory)
+    if worst == "no":
+        from workbench.plan.placement import lacking
+
+        return f"no: lacks {lacking(memory)}"
+    if worst == "tight":
+        left = {
+            tier.tier: (tier.free_bytes - tier.needed_bytes) / tier.free_bytes
+            for tier in memory.tiers
+            if tier_verdict(tier) == "tight"
+        }
+        least = min(left, key=lambda tier: left[tier])
+        return f"tight: {left[least]:.0%} of {least} is left"
+    return "fits"
+
+
+def mark_of(worst: Verdict, glyphs: Glyphs) -> str:
+    """Return the character that says the same as the colour."""
+    return {"fits": glyphs.good, "tight": glyphs.warning, "no": glyphs.bad}[worst]
 
 
 def letter_of(row: str) -> str:
-    """The letter that stands for a row in every bar; "c" for checkpoints, whose row names how many."""
-    return _LETTERS.get(row, "c" if "checkpoint" in row else "?")
+    """Return the letter of a row in every bar; "c" for checkpoints, whose row has their number in its name."""
+    return LETTERS.get(row, "c" if "checkpoint" in row else "?")
 
 
-def mark_of(said: Verdict, glyphs: Glyphs) -> str:
-    """The character that says the same as the colour."""
-    return {"fits": glyphs.good, "tight": glyphs.warning, "no": glyphs.bad}[said]
+class FitMeter(Widget):
+    """Shows one plan. `note` stands beside it, or instead; `stale`: the plan is of an earlier configuration."""
 
-
-class FitMeter(Panel, can_focus=False):
-    """Shows one plan; `note` is what is going on instead of one, or beside it."""
-
-    TITLE = "Fit"
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"panel--row-{number}" for number in range(COLOURS)} | {
-        "panel--over"
-    }
     DEFAULT_CSS = """
-    FitMeter {
-        & > .panel--row-0 { color: $text; background: $primary 70%; }
-        & > .panel--row-1 { color: $text; background: $secondary 70%; }
-        & > .panel--row-2 { color: $text; background: $accent 60%; }
-        & > .panel--row-3 { color: $text; background: $primary 35%; }
-        & > .panel--row-4 { color: $text; background: $secondary 35%; }
-        & > .panel--row-5 { color: $text; background: $accent 30%; }
-        & > .panel--over { color: $text; background: $error 60%; text-style: bold; }
-    }
+    FitMeter { border-title-color: $foreground; text-wrap: nowrap; }
     """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
-        super().__init__(glyphs, id=id, classes="-ascii" if glyphs.ascii else None)
+        super().__init__(id=id)
+        self.border_title = "Fit"
         self.plan: Plan | None = None
-        self.remark = ""
+        self.note = ""
         self.stale = False
+        self._glyphs = glyphs
 
-    def show(self, plan: Plan | None, remark: str = "", *, stale: bool = False) -> None:
-        """Draw this plan; None leaves only the remark. `stale`: it is the plan of what was there before."""
-        if plan is not self.plan or (remark, stale) != (self.remark, self.stale):
-            self.plan, self.remark, self.stale = plan, remark, stale
-            self.changed()
+    def show(self, plan: Plan | None, note: str = "", *, stale: bool = False) -> None:
+        """Draw this plan; None leaves only the note."""
+        if plan is not self.plan or (note, stale) != (self.note, self.stale):
+            self.plan, self.note, self.stale = plan, note, stale
+            self.refresh()
 
-    def heading(self) -> tuple[str, ...]:
-        if self.plan is None or self.stale:
-            return ()
-        said = verdict(self.plan.memory)
-        mark = mark_of(said, self.glyphs)
-        return f"{mark} {verdict_words(self.plan.memory)}", f"{mark} {said}"
+    def render(self) -> Content:
+        width, height = self.content_size
+        title = "Fit"
+        if self.plan is not None and not self.stale:
+            title += f" {mark_of(verdict(self.plan.memory), self._glyphs)} {verdict_words(self.plan.memory)}"
+        self.border_title = Content(title if len(title) <= width - 2 else title.partition(":")[0])
+        return Content("\n").join(self.lines(width, height))
 
     # Lines
 
-    def lines(self, width: int, height: int) -> list[Line]:
+    def lines(self, width: int, height: int) -> list[Content]:
+        """Return at most `height` lines; a note on an empty plan may be longer."""
         plan = self.plan
         if plan is None:
-            return self._remark(width)
+            return self._note_lines(width)
         tiers = plan.memory.tiers
         if height < 2 * len(tiers) + 2:
             return list(self._short(plan, width, height))
-        remark = self._remark(width)
         time = list(self._time(plan, width))
+        found: list[Content] = []
         for rows in range(max(len(tier.needs) for tier in tiers), -1, -1):
-            found = [*remark]
+            found = self._note_lines(width)
             for tier in tiers:
-                found += [self._tier(tier, width), self._bar(tier, width)]
-                found += self._legend(tier, width, rows)
-            if len(found) + len(time) <= height or rows == 0:
+                found += [self._tier(tier, width), self._bar(tier, width), *self._legend(tier, width, rows)]
+            if len(found) + len(time) <= height:
                 break
         return [*found, *time][:height] if len(found) < height else [*found[: height - 1], *time[:1]]
 
-    def _remark(self, width: int) -> list[Line]:
-        pen = "warning" if self.stale else "dim"
-        return [self.write(line, pen) for line in wrap(clean(self.remark, self.glyphs), max(1, width))]
+    def _note_lines(self, width: int) -> list[Content]:
+        return self._dim(self.note, width, "$warning" if self.stale else MUTED)
 
-    def _short(self, plan: Plan, width: int, height: int) -> Iterator[Line]:
+    def _dim(self, text: str, width: int, style: str = MUTED) -> list[Content]:
+        return [Content.styled(line, style) for line in wrap(clean(text, self._glyphs), max(1, width))]
+
+    def _short(self, plan: Plan, width: int, height: int) -> Iterator[Content]:
         tiers = plan.memory.tiers
         if height > len(tiers):
             for tier in tiers:
-                yield self._one_line(tier, width)
+                name = f"{tier.tier:<9}"
+                amount = self._marked(f" {of(tier.needed_bytes, tier.free_bytes)} ", tier)
+                room = width - len(name) - len(amount)
+                yield Content(name) + (self._bar(tier, room) if room > 4 else Content("")) + amount
         elif height > 1:
             room = (width - 2 * (len(tiers) - 1)) // len(tiers)
-            line: Line = []
-            for number, tier in enumerate(tiers):
-                line += [Segment("  ")] if number else []
-                line += self._squeezed(tier, room)
-            yield line
+            yield Content("  ").join(self._squeezed(tier, room) for tier in tiers)
         spare = height - len(tiers) - 1
-        yield self._summary(plan, width, says_busy=spare <= 0)
-        if spare > 0:
-            yield from list(self._time(plan, width))[1 : 1 + spare] if plan.time is not None else ()
+        yield self._summary(plan, width, mentions_load=spare <= 0)
+        if spare > 0 and plan.time is not None:
+            yield from list(self._time(plan, width))[1 : 1 + spare]
 
-    def _summary(self, plan: Plan, width: int, *, says_busy: bool) -> Line:
-        if self.stale and self.remark:
-            return self.write(f"{self.glyphs.warning} {self.remark}", "warning")
-        said = verdict(plan.memory)
-        words = self.write(f"{mark_of(said, self.glyphs)} {verdict_words(plan.memory)}", PENS[said])
-        parts = [(0, words)]
-        if self.remark:
-            parts.append((1, self.write(self.remark, "dim")))
-        if plan.time is not None:
-            parts.append((2, self.write(f"{seconds(plan.time.step_s)} a step", "strong")))
-            parts.append((3, self.write(f"{plan.time.tokens_per_s:,.0f} tokens/s", "strong")))
-            if plan.busy and says_busy:
-                parts.append((4, self.write("measured while busy", "dim")))
-        elif not self.remark:
-            parts.append((2, self.write("time not known", "dim")))
-        return keep(width, parts)
-
-    def _one_line(self, tier: TierNeed, width: int) -> Line:
-        said = tier_verdict(tier)
-        name = self.write(f"{tier.tier:<9}")
-        amount = self.write(
-            f" {of(tier.needed_bytes, tier.free_bytes)} {mark_of(said, self.glyphs)}", PENS[said]
+    def _summary(self, plan: Plan, width: int, *, mentions_load: bool) -> Content:
+        """Return the verdict and what else there is room for, the most important first."""
+        if self.stale and self.note:
+            return Content.styled(f"{self._glyphs.warning} {self.note}", "$warning")
+        worst = verdict(plan.memory)
+        line = Content.styled(
+            f"{mark_of(worst, self._glyphs)} {verdict_words(plan.memory)}", VERDICT_STYLES[worst]
         )
-        room = width - width_of([*name, *amount])
-        return [*name, *self._bar(tier, max(0, room)), *amount] if room > 4 else [*name, *amount]
+        others = [(self.note, MUTED)]
+        if plan.time is not None:
+            others.append((f"{seconds(plan.time.step_s)} a step", "bold"))
+            others.append((f"{plan.time.tokens_per_s:,.0f} tokens/s", "bold"))
+            if plan.busy and mentions_load:
+                others.append(("measured while busy", MUTED))
+        elif not self.note:
+            others.append(("time not known", MUTED))
+        for text, style in others:
+            if text and len(line) + 2 + len(text) > width:
+                break
+            line += Content.assemble("  ", (text, style)) if text else Content("")
+        return line
 
-    def _squeezed(self, tier: TierNeed, width: int) -> Line:
-        """A tier in a third of a line: its name, a bar where there is room, and how much of what is free."""
-        said = tier_verdict(tier)
-        share = f" {_share(tier)} {mark_of(said, self.glyphs)}"
-        name = f"{tier.tier} "
-        room = width - len(name) - len(share)
-        bar = self._bar(tier, room) if room > 3 else []
-        line = [*self.write(name), *bar, *self.write(share, PENS[said])]
-        return [*line, Segment(" " * max(0, width - width_of(line)))]
+    def _marked(self, text: str, tier: TierNeed) -> Content:
+        worst = tier_verdict(tier)
+        return Content.styled(f"{text}{mark_of(worst, self._glyphs)}", VERDICT_STYLES[worst])
 
-    def _tier(self, tier: TierNeed, width: int) -> Line:
-        said = tier_verdict(tier)
-        left = [
-            *self.write(tier.tier, "strong"),
-            *self.write(f" {of(tier.needed_bytes, tier.free_bytes)} free"),
-        ]
-        mark = mark_of(said, self.glyphs)
-        long = f"{mark} {gib(tier.missing_bytes)} too much" if said == "no" else f"{mark} {said}"
-        right = self.write(long, PENS[said])
-        if width_of(left) + 1 + width_of(right) > width:
-            right = self.write(f"{mark} {said}", PENS[said])
-        return ends(left, right, width)
+    def _squeezed(self, tier: TierNeed, width: int) -> Content:
+        """Return a tier in a part of a line: name, bar where there is room, and its share of the free memory."""
+        share = "0 free" if not tier.free_bytes else f"{tier.needed_bytes / tier.free_bytes:.0%}"
+        share = ">10x" if tier.needed_bytes >= 10 * tier.free_bytes > 0 else share
+        name, right = f"{tier.tier} ", self._marked(f" {share} ", tier)
+        room = width - len(name) - len(right)
+        line = Content(name) + (self._bar(tier, room) if room > 3 else Content("")) + right
+        return line.pad_right(max(0, width - len(line)))
 
-    def _bar(self, tier: TierNeed, width: int) -> Line:
-        """Each row by its letter, then what is left; a needed cell beyond what is free is marked as over."""
-        if width <= 0:
-            return []
-        whole = max(tier.needed_bytes, tier.free_bytes, 1)
-        limit = width if tier.fits else min(width - 1, int(tier.free_bytes * width / whole))
-        cells: list[tuple[str, str]] = []
+    def _tier(self, tier: TierNeed, width: int) -> Content:
+        left = Content.assemble((tier.tier, "bold"), f" {of(tier.needed_bytes, tier.free_bytes)} free")
+        worst = tier_verdict(tier)
+        mark = mark_of(worst, self._glyphs)
+        right = f"{mark} {gib(tier.missing_bytes)} too much" if worst == "no" else f"{mark} {worst}"
+        if len(left) + 1 + len(right) > width:
+            right = f"{mark} {worst}"
+        return _ends(left, Content.styled(right, VERDICT_STYLES[worst]), width)
+
+    def _bar(self, tier: TierNeed, width: int) -> Content:
+        """Return each row by its letter, then the free rest; cells beyond the free memory are marked as over."""
+        total = max(tier.needed_bytes, tier.free_bytes, 1)
+        limit = width if tier.fits else min(width - 1, int(tier.free_bytes * width / total))
+        bar = Content("")
         passed = 0
         for number, (name, size) in enumerate(_rows(tier)):
             passed += size
-            end = max(len(cells), round(passed * width / whole))
-            cells += [(letter_of(name), f"row-{number % COLOURS}")] * (end - len(cells))
-        cells += [(self.glyphs.rest, "dim")] * (width - len(cells))
-        cells[limit:] = [(letter, "over") for letter, _ in cells[limit:]] if limit < width else []
-        return _joined([Segment(letter, self.pen(pen)) for letter, pen in cells])
+            cells = round(passed * width / total) - len(bar)
+            bar += Content.styled(letter_of(name) * cells, ROW_STYLES[number % len(ROW_STYLES)])
+        bar += Content.styled(self._glyphs.rest * (width - len(bar)), MUTED)
+        return bar[:limit] + Content.styled(bar.plain[limit:], OVER_STYLE)
 
-    def _legend(self, tier: TierNeed, width: int, rows: int) -> list[Line]:
-        """The rows by their letters, in as many columns as there is room for; the smallest are added up."""
-        named = _rows(tier)
-        colours = {name: number % COLOURS for number, (name, _) in enumerate(named)}
-        if rows == 0:
-            return []
+    def _legend(self, tier: TierNeed, width: int, rows: int) -> list[Content]:
+        """Return the rows by their letters, in as many columns as there is room for; the smallest are added up."""
+        needs = _rows(tier)
         columns = max(1, width // LEGEND_COLUMN)
         places = rows * columns
-        shown = named
-        if len(named) > places:
-            largest = sorted(named, key=lambda row: -row[1])[: places - 1]
-            rest = sum(size for name, size in named if (name, size) not in largest)
-            shown = [row for row in named if row in largest] + [("", rest)]
+        shown = sorted(needs, key=lambda row: -row[1])[: places if len(needs) <= places else places - 1]
         cell = width // columns - (2 if columns > 1 else 0)
-        entries = []
-        for name, size in shown:
-            mark = self.write(letter_of(name), f"row-{colours[name]}") if name else self.write("+", "dim")
-            left = [*mark, *self.write(f" {name or f'{len(named) - len(shown) + 1} more'}")]
-            entries.append(_padded(ends(left, self.write(gib(size)), cell), cell))
-        lines: list[Line] = []
-        for start in range(0, len(entries), columns):
-            line: Line = []
-            for number, entry in enumerate(entries[start : start + columns]):
-                line += [Segment("  ")] if number else []
-                line += entry
-            lines.append(line)
-        return lines
+        entries = [
+            _ends(
+                Content.assemble((letter_of(name), ROW_STYLES[number % len(ROW_STYLES)]), f" {name}"),
+                Content(gib(size)),
+                cell,
+            )
+            for number, (name, size) in enumerate(needs)
+            if (name, size) in shown
+        ]
+        if len(shown) < len(needs) and rows:
+            rest = sum(size for row in needs if row not in shown for size in row[1:])
+            more = Content.assemble(("+", MUTED), f" {len(needs) - len(shown)} more")
+            entries.append(_ends(more, Content(gib(rest)), cell))
+        if not rows:
+            return []
+        starts = range(0, len(entries), columns)
+        return [Content("  ").join(entries[start : start + columns]) for start in starts]
 
-    def _time(self, plan: Plan, width: int) -> Iterator[Line]:
+    def _time(self, plan: Plan, width: int) -> Iterator[Content]:
         time = plan.time
         if time is None:
-            yield from self.note(f"time not known: {plan.no_time}", width)
+            yield from self._dim(f"time not known: {plan.no_time}", width)
             return
-        step = self.write(f"{seconds(time.step_s)} a step", "strong")
-        yield ends(step, self.write(f"{time.tokens_per_s:,.0f} tokens/s", "strong"), width)
+        step = Content.styled(f"{seconds(time.step_s)} a step", "bold")
+        yield _ends(step, Content.styled(f"{time.tokens_per_s:,.0f} tokens/s", "bold"), width)
         if plan.busy:
-            yield from self.note("measured on a busy machine: `workbench probe` mends it", width)
-        yield from self.note(time.bottleneck, width)
+            yield from self._dim("measured on a busy machine: `workbench probe` mends it", width)
+        yield from self._dim(time.bottleneck, width)
         if plan.run is not None:
             basis = "times measured here" if time.measured else "from the machine's speeds"
-            yield from self.note(
-                f"{plan.config.train.steps:,} steps: {duration(plan.run.total_s)}, {basis}", width
-            )
+            steps = f"{plan.config.train.steps:,} steps: {duration(plan.run.total_s)}, {basis}"
+            yield from self._dim(steps, width)
 
 
-def _rows(tier: TierNeed) -> list[tuple[str, int]]:
+def _rows(tier: TierNeed) -> Sequence[tuple[str, int]]:
     return sorted(tier.needs.items(), key=lambda row: _ORDER.get(row[0], len(_ORDER)))
 
 
-def _share(tier: TierNeed) -> str:
-    if not tier.free_bytes:
-        return "0 free"
-    share = tier.needed_bytes / tier.free_bytes
-    return f"{share:.0%}" if share < 10 else ">10x"
-
-
-def _padded(line: Line, width: int) -> Line:
-    return [*line, Segment(" " * max(0, width - width_of(line)))]
-
-
-def _joined(cells: Sequence[Segment]) -> Line:
-    """Neighbours of one style as one segment."""
-    line: Line = []
-    for cell in cells:
-        if line and line[-1].style == cell.style:
-            line[-1] = Segment(line[-1].text + cell.text, cell.style)
-        else:
-            line.append(cell)
-    return line
+def _ends(left: Content, right: Content, width: int) -> Content:
+    """Put one at each end; the right one is left out where there is no room for both."""
+    room = width - len(left) - len(right)
+    return left if room < 1 else left + Content(" " * room) + right

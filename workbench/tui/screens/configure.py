@@ -1,15 +1,16 @@
-"""The form of one preset, the fit meter beside it, and what can be made of it: a run, a preset, one that fits.
+"""The form of one preset with the fit meter beside it, and what can be done with it: start, save, make it fit.
 
-State is the draft and the last outlook; rows, meter and help show them. Nothing that takes longer than a keystroke runs
-here: plans, model profiles, searches, the probe and looks at the disk go on in threads, which post what they found.
+The state is the draft and the newest plan; rows, meter and help show them. Nothing that lasts longer than a key runs
+here: `form/live.py` plans and looks at the disk in threads.
 
-Invariant: a run is only started from a draft without problems, and when all that it names is there.
+Invariants: a run is only started from a draft without problems whose files are all there; neither leaving nor quitting
+loses a change without a question.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,40 +19,39 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.content import Content
+from textual.screen import Screen
+from textual.timer import Timer
 from textual.widgets import Static
 
 from workbench.config import RunConfig
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.fit import Fit
+from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
 from workbench.tui.context import AppContext
-from workbench.tui.dialogs import Confirm
-from workbench.tui.form.asking import AskFit
-from workbench.tui.form.draft import FIELDS, Draft
-from workbench.tui.form.draft_screen import read_text
-from workbench.tui.form.editor import edited
-from workbench.tui.form.field_help import FieldHelp
-from workbench.tui.form.field_row import FieldRow
-from workbench.tui.form.looking_screen import LookingScreen
-from workbench.tui.form.meter import FitMeter
-from workbench.tui.form.planning import Outlook
-from workbench.tui.form.remarks import remarks
+from workbench.tui.dialogs import AskText, Confirm
+from workbench.tui.form.choice import Choice, TableTabs
+from workbench.tui.form.draft import Draft
+from workbench.tui.form.editor import edit_text
+from workbench.tui.form.field_row import FieldHelp, FieldRow, Form
+from workbench.tui.form.fields import FIELDS, TABLE_NAMES, table_of
+from workbench.tui.form.fit_dialog import FitDialog
+from workbench.tui.form.live import LivePlan, LiveReferences
+from workbench.tui.form.meter import FitMeter, verdict_words
+from workbench.tui.form.planner import ConfigPlanner
+from workbench.tui.form.problems import FieldProblem, FormMessages, form_messages
 from workbench.tui.form.sources import Here, Sources
-from workbench.tui.form.table_list import TableList
-from workbench.tui.form.tables import TABLE_NAMES, FormTables, table_of
-from workbench.tui.form.verdict import verdict_words
 from workbench.tui.messages import StartRun
 from workbench.tui.panels.drawing import clean
 from workbench.tui.panels.key_line import KeyLine
 
-_CHANGING = ("start", "save", "measure")
+CHANGING_ACTIONS = ("start", "save", "measure")
 """The actions that read-only mode leaves out."""
-TYPED = frozenset({"question_mark"})
-"""Most fields take it as text: help has the other key here, whatever field has the focus."""
-STATE_FORMAT = frozenset({"offload.state_format"})
+TYPED_KEYS = frozenset({"question_mark"})
+"""Keys that most fields take as text; the key line shows the other key of the same action."""
 
 
-class ConfigureScreen(LookingScreen):
-    """The form of the preset at `path`. `sources`: where plans get their facts; this machine where none are given."""
+class ConfigureScreen(Screen[None]):
+    """The form of the preset at `path`. `sources` gives plans their facts; this machine where it is not given."""
 
     TITLE = "Configure"
     AUTO_FOCUS = ""
@@ -68,25 +68,26 @@ class ConfigureScreen(LookingScreen):
         width: 1fr; height: 1fr; border: round $foreground 30%; border-title-color: $foreground;
     }
     ConfigureScreen #side { width: 40%; max-width: 70; height: 1fr; }
-    ConfigureScreen #side Panel { border: round $foreground 30%; padding: 0 1; }
+    ConfigureScreen #side > * { border: round $foreground 30%; padding: 0 1; }
     ConfigureScreen #meter { height: 1fr; }
     ConfigureScreen #help { height: 9; }
 
     ConfigureScreen.-widest #tables { dock: left; width: 22; height: 1fr; border: round $foreground 30%; }
-    ConfigureScreen.-widest #tables:focus { border: round $accent; }
+    ConfigureScreen.-widest #tables:focus { border: round $accent; border-title-style: reverse; }
 
     ConfigureScreen.-narrow #body { layout: vertical; }
     ConfigureScreen.-narrow #form { border: none; }
     ConfigureScreen.-narrow #side { width: 1fr; max-width: 100%; height: auto; }
-    ConfigureScreen.-narrow #side Panel { border: none; min-height: 1; }
+    ConfigureScreen.-narrow #side > * { border: none; }
     ConfigureScreen.-narrow #help { height: 2; background: $panel; }
     ConfigureScreen.-narrow #meter { height: 2; }
     ConfigureScreen.-narrow.-high #help { height: 3; }
     ConfigureScreen.-narrow.-high #meter { height: 4; }
 
-    ConfigureScreen.-ascii #form, ConfigureScreen.-ascii #side Panel { border: ascii $foreground 30%; }
+    ConfigureScreen.-ascii #form, ConfigureScreen.-ascii #side > * { border: ascii $foreground 30%; }
     ConfigureScreen.-ascii.-widest #tables { border: ascii $foreground 30%; }
-    ConfigureScreen.-ascii.-narrow #form, ConfigureScreen.-ascii.-narrow #side Panel { border: none; }
+    ConfigureScreen.-ascii.-widest #tables:focus { border: ascii $accent; }
+    ConfigureScreen.-ascii.-narrow #form, ConfigureScreen.-ascii.-narrow #side > * { border: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "Back", id="form.leave"),
@@ -105,268 +106,376 @@ class ConfigureScreen(LookingScreen):
         Binding("down,enter", "step_field(1)", "Next field", id="form.next_field", show=False),
     ]
     stale_after_s = 5.0
-    """What is free is asked anew when the screen comes back after so long."""
+    """Free memory is asked for again when the screen comes back after so long."""
+    ready_after_s = 1.0
+    """The process that takes model profiles is started so long after the first picture, which must not wait for it."""
+    release_after_s = 60.0
+    """It is ended when nobody has seen the screen for so long: a run may want its memory."""
 
     def __init__(self, context: AppContext, path: Path, sources: Sources | None = None) -> None:
-        super().__init__(context, path, sources or Here(context.runs_root))
+        super().__init__(classes="-ascii" if context.glyphs.ascii else None)
+        self.context = context
+        self.sources = sources or Here(context.runs_root)
+        self.path = path
+        text, error = read_text(path)
+        self.draft = Draft(text, str(path))
+        self.draft.unreadable = error or self.draft.unreadable
+        self.live = LivePlan(self, ConfigPlanner(self.sources), self._show_plan)
+        self.references = LiveReferences(self, lambda: self.draft.values(), self._show_messages)
+        self._messages: FormMessages | None = None
+        self._saved_text = text
+        self._started_text = ""
+        """The text of the run that was started last, which is kept there."""
+        self._is_asking_to_quit = False
         self._looked_at = context.clock()
-        self._title_text = ""
-        self._newest: Outlook | None = None
-        self._has_unknown = False
-        """Whether the draft has keys that no configuration has."""
+        self._release: Timer | None = None
 
     def compose(self) -> ComposeResult:
         glyphs = self.context.glyphs
         yield Static("", id="title")
         yield Static("", id="above")
         with Container(id="body"):
-            yield TableList(TABLE_NAMES, glyphs, id="tables")
-            yield FormTables(self.draft, glyphs, id="form")
+            yield TableTabs(TABLE_NAMES, glyphs, id="tables")
+            yield Form(self.draft, glyphs, id="form")
             with Vertical(id="side"):
                 yield FieldHelp(glyphs, id="help")
                 yield FitMeter(glyphs, id="meter")
-        yield KeyLine(glyphs, unless=TYPED)
+        yield KeyLine(glyphs, unless=TYPED_KEYS)
 
     async def on_mount(self) -> None:
+        self.set_timer(self.ready_after_s, self._make_ready)
         await self._show_table(TABLE_NAMES[0])
         self._update()
 
+    def on_screen_suspend(self) -> None:
+        self._release = self.set_timer(self.release_after_s, self.release_memory)
+
     def on_screen_resume(self) -> None:
+        if self._release is not None:
+            self._release.stop()
+            self._release = None
+            self._make_ready()
         if self.context.clock() - self._looked_at > self.stale_after_s:
             self._looked_at = self.context.clock()
-            self.plan_anew()
-            self.look_around()
+            self.live.update_machine()
+            self.references.update()
+
+    def on_unmount(self) -> None:
+        self.release_memory()
+
+    def _make_ready(self) -> None:
+        if self.is_current:
+            self.sources.make_ready()
+
+    def release_memory(self) -> None:
+        """End the process that takes model profiles; the next one starts it again."""
+        self.sources.let_go()
 
     # Tables and fields
 
-    @on(TableList.Picked)
-    async def _picked(self, event: TableList.Picked) -> None:
+    @property
+    def tables(self) -> TableTabs:
+        return self.query_one(TableTabs)
+
+    @property
+    def form(self) -> Form:
+        return self.query_one(Form)
+
+    @on(Choice.Changed, "#tables")
+    async def _table_chosen(self, event: Choice.Changed) -> None:
         event.stop()
-        await self._show_table(event.table)
+        await self._show_table(event.value)
 
     async def _show_table(self, table: str) -> None:
-        form = self.query_one(FormTables)
-        form.display = not self.draft.unreadable
+        self.form.display = not self.draft.unreadable
         if self.draft.unreadable:
             return
-        await form.show(table)
-        form.border_title = Content(f"[{table}]")
-        self._say_at_fields()
-        if not self.query_one(TableList).has_focus:
-            form.focus_first()
+        await self.form.show_table(table)
+        self._show_messages()
+        if not self.tables.has_focus:
+            self.form.focus_first()
 
     def action_step_table(self, by: int) -> None:
-        self.query_one(TableList).action_step(by)
+        self.tables.action_step(by)
 
     def action_step_field(self, by: int) -> None:
-        if not self.query_one(FormTables).step(by) and by < 0:
-            self.query_one(TableList).focus()
+        if not self.form.step(by) and by < 0:
+            self.tables.focus()
 
     async def go_to(self, field: str) -> None:
         """Show a field and give it the focus."""
-        tables = self.query_one(TableList)
-        tables.chosen = table_of(field)
-        tables.changed()
-        await self._show_table(table_of(field))
-        row = self.query_one(FormTables).row(field)
-        if row is not None:
-            row.control.focus()
+        self.tables.set_reactive(TableTabs.value, table_of(field))
+        self.tables.refresh()
+        await self.form.go_to(field)
+        self._show_messages()
 
     @property
     def focused_field(self) -> str:
         """The dotted name of the field that has the focus; empty where none has."""
-        if self.focused is None:
-            return ""
-        rows = (node for node in self.focused.ancestors_with_self if isinstance(node, FieldRow))
-        return next((row.field.name for row in rows), "")
+        row = self.focused.parent if self.focused is not None else None
+        return row.field.name if isinstance(row, FieldRow) else ""
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        self._help(remarks(self.draft, self._newest, self.around).problems)
+        self._show_help()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "drop_unknown":
-            return self._has_unknown
-        return not (self.context.read_only and action in _CHANGING)
+            return self.draft.has_unknown
+        return not (self.context.read_only and action in CHANGING_ACTIONS)
 
-    # From a key to a plan
+    # From a key to the picture
 
-    @on(FieldRow.Typed)
-    def _typed(self, event: FieldRow.Typed) -> None:
+    @on(FieldRow.Changed)
+    def _field_changed(self, event: FieldRow.Changed) -> None:
         event.stop()
         self.draft.type(event.field, event.text)
         self._update()
 
     def _update(self) -> None:
-        """Show what the draft has become, plan it, and look for what it names."""
-        self.plan_it()
-        self.look_around()
-        self._say_at_fields()
+        """Show the messages of the draft, plan it, and look for the files that it names."""
+        self._show_messages()
+        self.live.update(self.draft.config)
+        self.references.update()
 
-    # What is shown
+    def _show_draft(self, draft: Draft) -> None:
+        """Show another draft, or this one after it was changed elsewhere than in its inputs."""
+        self.draft = draft
+        self.form.show_draft(draft)
+        self._update()
 
-    def _say_at_fields(self) -> None:
-        """Problems and notes at their fields, the rest above the form, and counts in the list of tables."""
-        if self.outlook is not None:
-            self._newest = self.outlook  # until the next one it stays, so that rows do not jump at each key
-        said = remarks(self.draft, self._newest, self.around)
-        for row in self.query_one(FormTables).rows:
-            name = row.field.name
-            row.say(said.problems.get(name, ""), said.notes.get(name, ""), self.draft.is_changed(name))
-        self.query_one(TableList).mark(dict(said.marks))
-        self._show_title(said.changed, said.wrong)
-        has_unknown = any(problem.path[0] and problem.is_unknown for problem in self.draft.check().problems)
-        if has_unknown != self._has_unknown:
-            self._has_unknown = has_unknown
+    def _show_messages(self) -> None:
+        # The newest result stays until there is another, so that rows do not jump at each key.
+        messages = form_messages(self.draft, self.live.newest, self.references.found)
+        self.form.show_messages(messages)
+        if messages == self._messages:
+            return
+        before, self._messages = self._messages, messages
+        self.tables.show_counts(messages.counts)
+        self._show_title(messages)
+        if before is None or messages.above != before.above:  # it has a line that needs a layout
+            above = self.query_one("#above", Static)
+            above.set_class(bool(messages.above), "-some")
+            above.update(Content("\n".join(clean(words, self.context.glyphs) for words in messages.above)))
             self.refresh_bindings()
-        above = self.query_one("#above", Static)
-        above.set_class(bool(said.above), "-some")
-        if said.above:
-            glyphs = self.context.glyphs
-            above.update(Content("\n".join(clean(words, glyphs) for words in said.above)))
-        self._help(said.problems)
+        self._show_help()
 
-    def _show_title(self, changed: int, wrong: int) -> None:
+    def _show_title(self, messages: FormMessages) -> None:
         glyphs = self.context.glyphs
         parts = [self.path.stem]
-        parts += [f"{changed} changed"] if changed else []
-        parts += [f"{glyphs.bad} {wrong} problem{'s' if wrong > 1 else ''}"] if wrong else []
-        title = clean(f" {glyphs.separator} ".join([*parts, self.where]), glyphs)
-        if title != self._title_text:
-            self._title_text = title
-            self.query_one("#title", Static).update(Content(title), layout=False)
+        parts += [f"{messages.changed} changed"] if messages.changed else []
+        if messages.wrong:
+            parts.append(f"{glyphs.bad} {messages.wrong} problem{'s' if messages.wrong > 1 else ''}")
+        parts.append("comes with workbench" if is_shipped(self.path) else str(self.path.parent))
+        title = clean(f" {glyphs.separator} ".join(parts), glyphs)
+        self.query_one("#title", Static).update(Content(title), layout=False)
 
-    def show_around(self) -> None:
-        self._say_at_fields()
-
-    def show_outlook(self) -> None:
-        self._say_at_fields()
-        outlook = self.outlook
-        plan, remark, stale = self.plan, self.said, False
-        if self.config is None:
-            remark, stale = "not the plan of what stands here: there are problems", True
-        elif outlook is not None and outlook.refused:
-            plan, remark = None, "cannot be planned here"
-        elif outlook is not None and outlook.lacks:
-            stale = True
-        elif not remark and outlook is not None and self.planning.is_measured(outlook.config) is False:
-            remark = "F3 measures this machine"
-        self.query_one(FitMeter).show(plan, remark, stale=stale and plan is not None)
-
-    def _help(self, problems: Mapping[str, str]) -> None:
+    def _show_help(self) -> None:
         name = self.focused_field
-        self.query_one(FieldHelp).show(FIELDS.get(name), self.draft, problems.get(name, ""))
+        problem = self._messages.problems.get(name, "") if self._messages is not None else ""
+        self.query_one(FieldHelp).show(FIELDS.get(name), self.draft, problem)
+
+    def _show_plan(self) -> None:
+        self._show_messages()
+        live, result = self.live, self.live.result
+        plan, note, stale = live.plan, live.status, False
+        if live.config is None:
+            note, stale = "not the plan of this draft: there are problems", True
+        elif result is not None and result.refused:
+            plan, note = None, "cannot be planned here"
+        elif result is not None and result.needs_profile:
+            stale = True
+        elif not note and result is not None and not live.planner.is_measured(result.config):
+            note = "F3 measures this machine"
+        self.query_one(FitMeter).show(plan, note, stale=stale and plan is not None)
 
     # Actions on the draft
 
     def action_reset(self) -> None:
-        """Give the focused field what the preset says."""
-        name = self.focused_field
-        if name:
-            self.draft.reset(name)
-            self.draft_changed()
+        """Set the focused field to the preset's value."""
+        if self.focused_field:
+            self.draft.reset(self.focused_field)
+            self._show_draft(self.draft)
 
     def action_drop_unknown(self) -> None:
         dropped = self.draft.drop_unknown()
-        if dropped:
-            self.notify(f"{dropped} dropped: saving or starting leaves them out")
-            self.draft_changed()
-
-    def draft_changed(self) -> None:
-        self.query_one(FormTables).take(self.draft)
-        self._update()
-
-    async def _replace_draft(self, draft: Draft) -> None:
-        was_hidden = bool(self.draft.unreadable)
-        self.draft = draft
-        form = self.query_one(FormTables)
-        form.take(draft)
-        if was_hidden or draft.unreadable:
-            await self._show_table(self.query_one(TableList).chosen)
-        self._update()
+        self.notify(f"{dropped} dropped: saving or starting leaves them out")
+        self._show_draft(self.draft)
 
     async def action_edit(self) -> None:
-        """Open the text in $EDITOR, and take back what was saved."""
+        """Open the text in $EDITOR, and take over what was saved."""
         before = self.draft.toml()
         try:
-            after = edited(self.app, before, f"{self.path.stem}.toml")
+            after = edit_text(self.app, before, f"{self.path.stem}.toml")
         except WorkbenchError as error:
             self.notify(str(error), severity="warning", markup=False)
             return
         if after != before:
-            preset, _ = read_text(self.path)
-            await self._replace_draft(Draft(after, str(self.path), preset=preset))
+            was_hidden = bool(self.draft.unreadable)
+            self._show_draft(Draft(after, str(self.path), preset=read_text(self.path)[0]))
+            if was_hidden or self.draft.unreadable:
+                await self._show_table(self.tables.value)
 
     # Start
 
     def action_start(self) -> None:
-        """Start a run of what the form says."""
-        if not self.is_wrong("started"):
-            self._look_and_start()
+        """Start a run of the draft."""
+        if not self._refuse(self.draft.check().problems, "started"):
+            self._check_and_start()
 
     @work(group="start", exclusive=True)
-    async def _look_and_start(self) -> None:
-        """What it names may have come or gone since the form was opened."""
-        config = self.config
-        if config is None or not await self.all_is_there("started"):
+    async def _check_and_start(self) -> None:
+        """Files may have come or gone since the form was opened."""
+        config = self.draft.config
+        unedited = await self.references.check_now()
+        if config is None or self._refuse(self.references.found.missing, "started") or not unedited:
             return
-        outlook = self.outlook
-        if outlook is None:
-            outlook = await asyncio.to_thread(self.planning.look, config)
-        if config != self.config:
-            return  # it was edited meanwhile
-        if outlook.refused:
-            self.notify(outlook.refused, severity="error", markup=False)
-        elif outlook.plan is not None and not outlook.plan.fits:
-            text = f"{verdict_words(outlook.plan.memory)}. F6 looks for what does. Such a run ends at once."
-            self.app.push_screen(
-                Confirm(
-                    "It does not fit",
-                    text,
-                    "Start anyway",
-                    "Cancel",
-                    danger=True,
-                    glyphs=self.context.glyphs,
-                ),
-                lambda sure: self._start() if sure else None,
-            )
+        result = self.live.result
+        if result is None:
+            result = await asyncio.to_thread(self.live.planner.plan, config)
+        if config != self.draft.config:
+            return  # edited meanwhile
+        if result.refused:
+            self.notify(result.refused, severity="error", markup=False)
+        elif result.plan is not None and not result.plan.fits:
+            text = f"{verdict_words(result.plan.memory)}. F6 looks for what does. Such a run ends at once."
+            self._confirm("It does not fit", text, "Start anyway", "Cancel", self._start)
         else:
             self._start()
 
     def _start(self) -> None:
-        self.note_started()
-        self.planning.sources.let_go()  # its memory is the run's
-        self.post_message(StartRun(self.draft.toml(), self.path.stem))
+        self._started_text = self.draft.toml()
+        remember_preset(self.path)
+        self.release_memory()
+        self.post_message(StartRun(self._started_text, self.path.stem))
 
-    def go_to_problem(self, field: str) -> None:
-        self.call_later(self.go_to, field)
+    def _refuse(self, problems: tuple[FieldProblem, ...], action: str) -> bool:
+        """Return whether there are `problems`; notifies of the first one, that nothing was `action`, and goes there."""
+        if problems:
+            first = problems[0]
+            at = f"{first.field}: " if first.field else ""
+            self.notify(f"not {action}: {at}{first.words}", severity="error", markup=False)
+            if first.field:
+                self.call_later(self.go_to, first.field)
+        return bool(problems)
 
-    # Make it fit
+    def _confirm(self, title: str, text: str, yes: str, no: str, do: Callable[[], None]) -> None:
+        dialog = Confirm(title, text, yes, no, danger=True, glyphs=self.context.glyphs)
+        self.app.push_screen(dialog, lambda sure: do() if sure else None)
+
+    # Make it fit, measure
 
     def action_make_it_fit(self) -> None:
-        """Look for the fastest that fits, and offer it."""
-        config = self.config
-        if config is None:
-            self.is_wrong("searched")
-        elif self.outlook is None or self.outlook.plan is None:
+        """Search for the fastest configuration that fits, and offer it."""
+        if self._refuse(self.draft.check().problems, "searched"):
+            return
+        if self.live.result is None or self.live.result.plan is None:
             self.notify("there is no plan yet to start from", severity="warning")
         else:
-            self.search(config)
+            self._search(self.live.result.config)
 
-    def show_found(self, config: RunConfig, found: Fit) -> None:
-        def answered(answer: str | None) -> None:
+    @work(group="fit", exclusive=True, exit_on_error=False)
+    async def _search(self, config: RunConfig, keep: frozenset[str] = frozenset()) -> None:
+        try:
+            found = await self.live.search(config, keep)
+        except ConfigurationError as error:
+            self.notify(str(error), severity="warning", markup=False)
+            return
+        if found is None:
+            return
+
+        def take(answer: str | None, found: Fit = found) -> None:
             if answer == "keep":
-                self.search(config, STATE_FORMAT)
+                self._search(config, frozenset({"offload.state_format"}))
             elif answer == "apply":
                 for change in found.changes:
                     self.draft.set(change.field, change.after)
-                self.draft_changed()
+                self._show_draft(self.draft)
 
-        self.app.push_screen(AskFit(found, self.context.glyphs), answered)
+        self.app.push_screen(FitDialog(found, self.context.glyphs), take)
 
     def action_measure(self) -> None:
-        """Measure this machine; a second time: leave off."""
-        config = self.config
-        if config is None:
-            self.is_wrong("measured")
+        """Measure this machine; a second time: stop it."""
+        if self.draft.config is None:
+            self._refuse(self.draft.check().problems, "measured")
+        elif not self.live.toggle_measuring(self.draft.config):
+            self.notify("measuring was cancelled")
+
+    # Save
+
+    def action_save(self) -> None:
+        if self._refuse(self.draft.check().problems, "saved"):
+            return
+        name = free_name(self.path.stem) if is_shipped(self.path) else self.path.stem
+        dialog = AskText(
+            "Save as a preset",
+            name,
+            lambda name: "" if name else "a preset needs a name",
+            glyphs=self.context.glyphs,
+        )
+        self.app.push_screen(dialog, lambda name: self._save(name) if name is not None else None)
+
+    def _save(self, name: str, *, replace: bool = False) -> None:
+        text = self.draft.toml()
+        try:
+            if name.removesuffix(".toml") == self.path.stem and not is_shipped(self.path):
+                overwrite_preset(self.path, text)
+                path = self.path
+            else:
+                path = save_preset(name, text, replace=replace)
+        except ConfigurationError as error:
+            if "is there already" in str(error):
+                question = f"There is a preset {name} already. Put this one in its place?"
+                self._confirm(
+                    "Replace it?", question, "Replace", "Cancel", lambda: self._save(name, replace=True)
+                )
+            else:
+                self.notify(str(error), severity="error", markup=False)
+            return
+        self.path = path
+        self._saved_text = text
+        self._messages = None
+        remember_preset(path)
+        self.notify(f"saved: {path}", markup=False)
+        self._show_draft(Draft(text, str(path)))
+
+    # Leave
+
+    @property
+    def unsaved(self) -> str:
+        """A sentence about the changes that would be lost; empty where none would."""
+        changed, text = len(self.draft.changed), self.draft.toml()
+        if (not changed and text == self._saved_text) or text == self._started_text:
+            return ""
+        lost = "the text is" if not changed else "1 field is" if changed == 1 else f"{changed} fields are"
+        return f"{lost} changed and not saved."
+
+    def action_leave(self) -> None:
+        if self.unsaved:
+            text = self.unsaved[:1].upper() + self.unsaved[1:]
+            self._confirm("Leave the form?", text, "Leave", "Stay", self._close)
         else:
-            self.measure(config)
+            self._close()
+
+    def _close(self) -> None:
+        self.dismiss(None)
+
+    async def may_quit(self) -> bool:
+        """Return whether the application may end; asks where changes would be lost. For a worker: it waits."""
+        if self._is_asking_to_quit or not self.unsaved:
+            return not self._is_asking_to_quit
+        self._is_asking_to_quit = True
+        try:
+            text = f"In the form of {self.path.stem} {self.unsaved}"
+            dialog = Confirm("Quit?", text, "Quit", "Stay", danger=True, glyphs=self.context.glyphs)
+            answer: bool | None = await self.app.push_screen_wait(dialog)
+            return bool(answer)
+        finally:
+            self._is_asking_to_quit = False
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """Return the text of a file and "", or "" and the error of reading it."""
+    try:
+        return path.read_bytes().decode("utf-8-sig"), ""
+    except (OSError, UnicodeDecodeError) as error:
+        return "", f"{path}: cannot be read: {error}"

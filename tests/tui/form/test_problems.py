@@ -12,7 +12,7 @@ from workbench.config.references import REFERENCES
 from workbench.config.rules import CONTRADICTIONS, warnings
 from workbench.errors import ConfigurationError
 from workbench.presets import shipped_folder
-from workbench.tui.form.checking import check, look_around
+from workbench.tui.form.problems import check, check_references
 
 MODEL = '[model]\narchitecture = "gpt2"\n'
 
@@ -68,7 +68,7 @@ def test_what_is_right_has_no_problems_and_is_the_same_configuration(preset: Pat
 
 
 def test_every_rule_is_about_fields_that_a_form_has() -> None:
-    from workbench.tui.form.draft import FIELDS
+    from workbench.tui.form.fields import FIELDS
 
     named = {field for rule in CONTRADICTIONS for field in rule.fields}
     assert named <= set(FIELDS)
@@ -102,7 +102,7 @@ def test_a_table_that_is_none_is_one_problem_and_breaks_no_rule_besides(text: st
     assert len(problems) == len(str(refused.value).splitlines())
 
 
-def test_a_look_around_finds_what_config_check_refuses_each_at_its_field(tmp_path: Path) -> None:
+def test_a_check_of_references_finds_what_config_check_refuses_each_at_its_field(tmp_path: Path) -> None:
     preset = tmp_path / "own.toml"
     preset.write_text(
         f"""\
@@ -116,7 +116,7 @@ state = "disk"
 disk_path = "{tmp_path}/no-disk"
 """
     )
-    missing = look_around(tomllib.loads(preset.read_text())).missing
+    missing = check_references(tomllib.loads(preset.read_text())).missing
     assert [each.field for each in missing] == [
         "model.architecture",
         "data.source",
@@ -129,18 +129,18 @@ disk_path = "{tmp_path}/no-disk"
     assert len(str(refused.value).splitlines()) == len(missing)
 
 
-def test_a_look_around_says_nothing_again_that_is_wrong_already() -> None:
+def test_a_check_of_references_says_nothing_again_that_is_wrong_already() -> None:
     values = {"model": {"architecture": 3}, "data": {"source": "gone.txt", "tokenizer": 7}}
-    around = look_around(values)
-    assert [each.field for each in around.missing] == ["data.source"] and not around.remarks
+    found = check_references(values)
+    assert [each.field for each in found.missing] == ["data.source"] and not found.warnings
 
 
 def test_the_field_warnings_are_those_of_config_check() -> None:
     text = (
-        MODEL + '[data]\ntokenizer = "bpe:512"\n[schedule]\nwarmup_steps = 7\n[train]\nsteps = 5\n'
-        '[offload]\noverlap = "delayed"\n'
+        f'{MODEL}[model.config]\nvocab_size = 300\n[data]\ntokenizer = "bpe:512"\n'
+        '[schedule]\nwarmup_steps = 7\n[train]\nsteps = 5\n[offload]\noverlap = "delayed"\n'
     )
-    found = look_around(tomllib.loads(text)).remarks
+    found = check_references(tomllib.loads(text)).warnings
     told = list(warnings(parse_config(text, "own")))
     assert len(found) == len(told) == 3
     assert set(found) == {"schedule.warmup_steps", "offload.delay_warmup", "model.config"}
