@@ -46,7 +46,7 @@ from workbench.runs.checkpoints import DamagedFileError, SavedStep
 from workbench.training.start.starting_model import give_token_ids, starting_model
 
 FP16_MAX = torch.finfo(torch.float16).max
-MAPPED_BYTES = 256 << 20
+MAPPED_BYTES = 32 << 20
 """The bytes that are read before a file is mapped anew: until then they count as this process's memory."""
 
 

@@ -1,8 +1,8 @@
-"""The tensors of the files become those of the model: renamed, joined or cut as transformers itself does it.
+"""Turn the tensors of the files into those of the model: renamed, joined or cut as transformers itself does it.
 
-transformers fuses what files hold apart (experts), renames, and puts a prefix on or takes it off. Its own rules are
-asked, with the names and shapes of the files' headers, before a byte of a weight is read; each `Conversion` can then be
-carried out by itself.
+transformers fuses tensors that files hold apart (experts), renames, and puts a prefix on or takes it off. Its own rules
+are asked, with the names and shapes of the files' headers, before a byte of a weight is read; each `Conversion` can
+then be carried out by itself.
 
 Invariant: names and shapes of a conversion's result are known before it is carried out.
 """

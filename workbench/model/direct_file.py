@@ -1,10 +1,10 @@
 """A file that is written from its beginning to its end past the page cache, where the file system lets it.
 
-What goes through the page cache is copied, throws out what was there, and is written when the kernel sees fit: on a
-fast disk a fifth of the speed. Direct writes need memory, offsets and lengths in whole blocks: what lies so is written
-from where it is, the rest goes through two buffers, of which one is written while the other is filled.
+Writing through the page cache copies the data, evicts other data, and reaches a fast disk at a fifth of its speed.
+Direct writes need memory, offsets and lengths in whole blocks: aligned data is written from its place, the rest goes
+through two buffers, of which one is written while the other is filled.
 
-Invariant: when `close` returns, every byte is on the disk, or an OSError has said that it is not.
+Invariant: when `close` returns, every byte is on the disk; otherwise it raises an OSError.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 PAGE = 4096
 BUFFER_BYTES = 8 << 20
 MEMORY_ALIGNMENT = 512
-"""What most drivers need of memory; it is tried, and whole pages are what all take."""
+"""The alignment of memory that most drivers need; where one refuses it, whole pages are used."""
 REFUSES_DIRECT = (errno.EINVAL, errno.ENOTSUP)
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 class DirectFile:
-    """A new file at `path`, in the place of one that is there. Raises OSError where the disk does not take it."""
+    """A new file at `path`; one that is there is replaced. Raises OSError where the disk does not take it."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -44,7 +44,7 @@ class DirectFile:
         self._buffers: list[Tensor] = []
         self._filled = 0
         self._end = 0
-        """Where the next write goes: what is in the buffer follows there."""
+        """The offset of the next write; the buffer's contents follow there."""
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[bool] | None = None
         self._aligned = MEMORY_ALIGNMENT
@@ -61,7 +61,7 @@ class DirectFile:
             self._abandon()
 
     def write(self, tensor: Tensor) -> None:
-        """Append the bytes of a contiguous tensor on the CPU, which is let go of."""
+        """Append the bytes of a contiguous tensor on the CPU; it is not kept."""
         flat = tensor.reshape(-1).view(torch.uint8)
         at = 0
         while at < flat.numel():
@@ -82,7 +82,7 @@ class DirectFile:
                 self._write_behind()
 
     def close(self, beginning: bytes = b"") -> None:
-        """Write what is left, and `beginning` over the file's first bytes, and wait until the disk has it all."""
+        """Write the rest, and `beginning` over the file's first bytes, and wait until the disk has it all."""
         try:
             self._wait()
             if self._direct:
@@ -121,7 +121,7 @@ class DirectFile:
             writing.result()
 
     def _write_all(self, flat: Tensor, at: int) -> bool:
-        """Write `flat` at a place in the file; False, and nothing written, where it does not lie well in memory."""
+        """Write `flat` at the offset `at`; return False, with nothing written, where it is not aligned enough."""
         view = flat.numpy().data
         done = 0
         while done < len(view):
@@ -133,7 +133,7 @@ class DirectFile:
                 if not done and flat.data_ptr() % PAGE:
                     self._aligned = PAGE
                     return False
-                # A file system that opens such a file and does not write it.
+                # Some file systems open a file with O_DIRECT and then refuse to write it.
                 self._direct = False
                 flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
                 fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)

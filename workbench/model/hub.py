@@ -1,7 +1,7 @@
 """Fetch a model from the hub through `huggingface_hub`: its cache, its token and its offline mode are the user's own.
 
 Only what is needed is fetched: configuration, tokenizer, safetensors and their index, and code where it is trusted.
-Whatever goes wrong ends in one sentence that says what would help.
+Every failure ends in one sentence with its cure.
 
 Invariant: nothing is fetched that could run code when it is loaded, unless the user trusts the model's code; and no
 download begins that the disk has no room for.
@@ -27,21 +27,7 @@ from workbench.formatting import GIB
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DESCRIPTION = ("config.json", "generation_config.json", "adapter_config.json")
-TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "chat_template.json",
-    "chat_template.jinja",
-)
-CODE = ("*.py",)
+TOKENIZER = ("*token*.json", "vocab.*", "merges.txt", "*.model", "chat_template*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
 REPORT_EVERY_S = 10.0
@@ -66,21 +52,70 @@ def fetch(name: str, revision: str = "", *, weights: bool, fresh: bool, code: bo
         kept = _cached(name, revision)
         if kept is not None and (not weights or _has_weights(kept)):
             return kept
+    missing = f'model.pretrained = "{name}": there is no such folder'
     try:
-        with _explained(name, revision):
+        with explained(missing, name, revision):
             sizes = _listed(name, revision)
             files = _wanted(name, sizes, weights=weights, code=code)
             return _download(name, revision, {file: sizes[file] for file in files}, log)
-    except _UnreachableError as unreachable:
+    except UnreachableError as unreachable:
         kept = _cached(name, revision)
         if kept is None or (weights and not _has_weights(kept)):
             raise WorkbenchError(
-                f'model.pretrained = "{name}": there is no such folder, {unreachable}, and not all of this model is in '
-                f"the cache of the hub; fetch it once where there is a network (hf download {name}), or name a folder"
-            ) from unreachable.__cause__
+                f"{missing}, {unreachable}, and not all of this model is in the cache of the hub; fetch it once where "
+                f"there is a network (hf download {name}), or name a folder"
+            ) from unreachable
         if weights:
             log(f'warning: model.pretrained = "{name}": {unreachable}; what was fetched before is taken')
         return kept
+
+
+class UnreachableError(Exception):
+    """The hub cannot be asked; the message is why, in a few words."""
+
+
+@contextmanager
+def explained(missing: str, name: str, revision: str) -> Iterator[None]:
+    """Turn what the hub raises into one sentence that begins with `missing`: "…: there is no such folder".
+
+    Raises:
+        ConfigurationError: the hub has no such repository or revision, or does not let it be read.
+        WorkbenchError: the disk is full.
+        UnreachableError: it cannot be asked.
+    """
+    from huggingface_hub import errors
+
+    log_in = "log in (hf auth login, or HF_TOKEN)"
+    try:
+        yield
+    except WorkbenchError:
+        raise
+    except errors.GatedRepoError as error:
+        raise ConfigurationError(
+            f"{missing}, and on the hub its owner asks for consent first; give it at https://huggingface.co/{name}, "
+            f"then {log_in}"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ConfigurationError(
+            f"{missing}, and no such model on the hub, or it is private; look at the spelling, or {log_in}"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ConfigurationError(
+            f'model.revision = "{revision}": {name} has no such branch, tag or commit; leave it out for the main branch'
+        ) from error
+    except errors.HFValidationError as error:
+        raise ConfigurationError(f"{missing}, and it is no hub id: {error}") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise UnreachableError(OFFLINE) from error
+    except Exception as error:  # the network raises errors of every type
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise ConfigurationError(
+                f"{missing}, and the hub does not let it be read ({status}); {log_in}"
+            ) from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise WorkbenchError(f"{missing}, and the disk became full while it was fetched") from error
+        raise UnreachableError(_reason(error)) from error
 
 
 def why_unreachable() -> str:
@@ -111,10 +146,6 @@ def hub_offline(offline: bool) -> Iterator[None]:
             module.HF_HUB_OFFLINE = was
 
 
-class _UnreachableError(Exception):
-    """The hub cannot be asked; the message is why, in a few words."""
-
-
 def _listed(name: str, revision: str) -> dict[str, int]:
     """Return the files of the repository with their sizes in bytes."""
     from huggingface_hub import HfApi
@@ -126,16 +157,18 @@ def _listed(name: str, revision: str) -> dict[str, int]:
 
 
 def _wanted(name: str, sizes: dict[str, int], *, weights: bool, code: bool) -> list[str]:
-    patterns = (*DESCRIPTION, *(TOKENIZER if weights else ()), *(CODE if code else ()))
-    found = [file for file in sizes if any(fnmatch(file, pattern) for pattern in patterns)]
+    """Return the files to fetch. Raises ConfigurationError where weights are wanted and it has no safetensors."""
+    here = [file for file in sizes if "/" not in file]
+    patterns = (*DESCRIPTION, *(TOKENIZER if weights else ()))
+    found = [file for file in here if any(fnmatch(file, pattern) for pattern in patterns)]
+    found += [file for file in sizes if code and file.endswith(".py")]
     if not weights:
         return found
     if WEIGHTS_FILE in sizes:
         return [*found, WEIGHTS_FILE]
     if INDEX_FILE in sizes:
-        parts = [file for file in sizes if "/" not in file and fnmatch(file, "*.safetensors")]
-        named = [file for file in parts if fnmatch(file, "model-*-of-*.safetensors")]
-        return [*found, INDEX_FILE, *(named or parts)]
+        parts = [file for file in here if file.endswith(".safetensors")]
+        return [*found, INDEX_FILE, *([file for file in parts if fnmatch(file, "model-*-of-*")] or parts)]
     pickles = [file for file in sizes if fnmatch(file, "*.bin") or fnmatch(file, "*.pt*")]
     because = (
         f"only pickle files ({min(pickles)}), which can run any code when they are loaded and are never loaded here"
@@ -217,45 +250,6 @@ def _has_weights(folder: Path) -> bool:
         return True
     index = folder / INDEX_FILE
     return index.is_file() and all((folder / file).is_file() for file in read_index(index).values())
-
-
-@contextmanager
-def _explained(name: str, revision: str) -> Iterator[None]:
-    """Turn what the hub raises into one sentence."""
-    from huggingface_hub import errors
-
-    where = f'model.pretrained = "{name}"'
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise ConfigurationError(
-            f"{where}: its owner asks for consent first; give it at https://huggingface.co/{name}, then log in "
-            "(hf auth login, or HF_TOKEN)"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ConfigurationError(
-            f"{where}: there is no such folder here and no such model on the hub, or it is private; look at the "
-            "spelling, or log in (hf auth login, or HF_TOKEN)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ConfigurationError(
-            f'model.revision = "{revision}": {name} has no such branch, tag or commit; leave it out for the main branch'
-        ) from error
-    except errors.HFValidationError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-    except errors.OfflineModeIsEnabled as error:
-        raise _UnreachableError(OFFLINE) from error
-    except WorkbenchError:
-        raise
-    except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403):
-            raise ConfigurationError(
-                f"{where}: the hub does not let it be read ({status}); log in"
-            ) from error
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise WorkbenchError(f"{where}: the disk became full while it was fetched") from error
-        raise _UnreachableError(_reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Give a model on the meta device its pretrained weights, a unit at a time, straight from the files.
 
-What the files lack is drawn as the architecture draws it, what they have beside the model is left, and both are said;
-files that lack most of a model are refused, for they are another's.
+Tensors that the files lack are drawn as the architecture draws them, tensors without a place in the model are left out,
+and both are in a warning; files that lack a good part of a model are refused, for they are another's.
 
 Invariant: above what the engine keeps, one unit is in memory, in the dtype of the files. A unit's values depend on
 the files and, where these lack something, on (seed, unit) alone. Trainable parameters are mapped from their files until
@@ -35,16 +35,16 @@ LEGACY = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 class PretrainedUnits:
     """Gives a unit's meta parameters the values in `files`: the engine's `materialize`.
 
-    Floating-point values come in the dtype of the files (float64 as float32): what stores them narrows or widens them.
+    Floating-point values come in the dtype of the files (float64 as float32); the engine narrows or widens them.
 
     Args:
         model: on the meta device, as it is built from the files' configuration. Its declared ties are undone where
             the files have both ends with different values, as transformers does.
-        files: with their weights.
-        seed: of what the files lack.
-        blank: leave trainable parameters unset, for one who overwrites them all; the rest is read.
+        files: the files of weights.
+        seed: of the tensors that the files lack.
+        blank: leave trainable parameters unset, because a checkpoint overwrites them all; the rest is read.
 
-    `warnings`: what the user should know, a sentence each.
+    `warnings`: a sentence each, for the user.
 
     Raises:
         ConfigurationError: files are damaged, or are not those of `model`.
@@ -124,7 +124,7 @@ class PretrainedUnits:
                 module._buffers[attribute] = value.to(tensor.dtype, copy=True)
 
     def _given(self, tensor: Tensor) -> str | None:
-        """The name under which the files have `tensor`; None where they have it under none."""
+        """Return the name under which the files have `tensor`; None where they lack it."""
         names = [name for name in self._names.get(id(tensor), ()) if name in self._of]
         tied = getattr(self._model, "all_tied_weights_keys", None) or {}
         # Of a tie, the end that the other is tied to.

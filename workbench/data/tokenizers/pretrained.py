@@ -207,7 +207,7 @@ def _from_file(called: str, path: Path) -> Any:
 
 def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> Path:
     """Return the folder of the hub's cache with the tokenizer's files, fetched if the hub can be reached."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import silent_tqdm
 
     nearest = _nearest(Path(name))
@@ -218,38 +218,20 @@ def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> 
         raise ConfigurationError(no_folder)
     unreachable = hub.why_unreachable()
     try:
-        folder = snapshot_download(
-            name,
-            local_files_only=bool(unreachable),
-            revision=revision or None,
-            allow_patterns=patterns,
-            ignore_patterns=["*.bin", "*.pkl", "*.pt"],
-            tqdm_class=silent_tqdm,
-        )
+        with hub.explained(no_folder, name, revision):
+            folder = snapshot_download(
+                name,
+                local_files_only=bool(unreachable),
+                revision=revision or None,
+                allow_patterns=patterns,
+                ignore_patterns=["*.bin", "*.pkl", "*.pt"],
+                tqdm_class=silent_tqdm,
+            )
         return Path(folder)
-    except errors.HFValidationError as error:
-        raise ConfigurationError(no_folder) from error
-    except errors.GatedRepoError as error:
-        raise ConfigurationError(
-            f"{called}: its owner asks for consent first; give it at https://huggingface.co/{name}, then log in "
-            "(hf auth login, or HF_TOKEN)"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ConfigurationError(
-            f"{no_folder}, and no such model on the hub, or it is private; look at the spelling, or log in "
-            "(hf auth login, or HF_TOKEN)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ConfigurationError(
-            f'model.revision = "{revision}": {name} has no such branch, tag or commit; leave it out for the main branch'
-        ) from error
-    except Exception as error:  # the network raises errors of every type
-        if isinstance(error, errors.OfflineModeIsEnabled):
-            unreachable = hub.OFFLINE
-        reason = unreachable or f"the hub cannot be reached ({_root(error)})"
+    except hub.UnreachableError as error:
         raise WorkbenchError(
-            f"{no_folder}, the hub's cache does not have it, and {reason}; fetch it once where there is a network "
-            f"(hf download {name}), or name a folder"
+            f"{no_folder}, the hub's cache does not have it, and {unreachable or error}; fetch it once where there is "
+            f"a network (hf download {name}), or name a folder"
         ) from error
 
 
@@ -261,13 +243,6 @@ def _nearest(path: Path) -> str:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1)
     return f" (the nearest is {str(path.parent / near[0])!r})" if near else ""
-
-
-def _root(error: BaseException) -> str:
-    """Return the message of the exception that caused `error`."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return _short(" ".join(str(error).split()), error)
 
 
 def _short(words: str, error: BaseException) -> str:
