@@ -175,7 +175,7 @@ def test_a_number_out_of_range_is_one_message(
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers(
     whole: RunDirectory, adapter: RunDirectory, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.system.free_space.free_host_bytes", lambda: 1000)
+    monkeypatch.setattr(generate, "free_host_bytes", lambda: 1000)
     for run in (whole, adapter):
         code, out, err = sample(run, "--prompt", "one")
         assert code == 1 and not out and "GiB of host memory, and 0.0 GiB are free" in err
