@@ -1,7 +1,6 @@
 """`python -m benchmarks.screen.charts`: how long a chart takes to take in a run and to draw it.
 
-Beside the drawing of a million points stands the same drawing with a search through all points of each column in place
-of the kept extremes. Medians of several repetitions, in ms of this process's own time.
+Medians of several repetitions, in ms of this process's own time.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
-from unittest import mock
 
 from rich.style import Style
 
@@ -39,12 +37,10 @@ def main() -> int:
         series = _looked_at(positions, values, 0.98)
         print(f"{count:,} points")
         _show("take in positions", repeats, _positions, *columns)
-        _show("take in values, extremes", repeats, _looked_at, positions, values, 0.0)
-        _show("take in values, extremes, average, spikes", repeats, _looked_at, positions, values, 0.98)
+        _show("take in values, least and greatest", repeats, _looked_at, positions, values, 0.0)
+        _show("take in values, average, spikes", repeats, _looked_at, positions, values, 0.98)
         for width, height in SIZES:
             _show(f"draw {width}x{height}", repeats, _draw, series, width, height)
-        with mock.patch.object(Series, "window", _search):
-            _show("draw 200x40 by search", min(3, repeats), _draw, series, 200, 40)
         _show("100 points more, then draw 200x40", repeats, _grow_and_draw, series)
     return 0
 
@@ -88,12 +84,6 @@ def _grow_and_draw(series: Series) -> Plot:
     series.positions.extend(array("d", range(first, first + 100)))
     series.extend(array("d", [3.0]) * 100)
     return _draw(series, 200, 40)
-
-
-def _search(series: Series, start: int, stop: int, *, above_zero: bool = False) -> tuple[float, float] | None:
-    """What `Series.window` answers, from the values themselves."""
-    part = series.values[max(0, start) : min(stop, len(series))]
-    return (min(part), max(part)) if part else None
 
 
 def _show(what: str, repeats: int, measured: Callable[..., object], *given: object) -> None:

@@ -78,7 +78,7 @@ def test_a_long_logarithmic_range_holds_every_block_that_is_above_zero() -> None
     curve = Curve("rate", run_of(values))
     low, high = value_range([curve], "step", Scale.fit(0, 30_000), log=True, with_spikes=True) or (0, 0)
     assert high == max(values[:-1])
-    assert low == min(values[32:20_000])
+    assert low == min(value for value in values if value > 0)
 
 
 def test_marked_points_are_found_in_their_columns_however_many_there_are() -> None:

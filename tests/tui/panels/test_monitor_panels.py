@@ -108,9 +108,7 @@ _MEANT = {
 }
 
 
-@pytest.mark.parametrize(
-    "panel", [*MONITORS, LanesPanel, StatusLine], ids=lambda panel: panel.__name__
-)
+@pytest.mark.parametrize("panel", [*MONITORS, LanesPanel, StatusLine], ids=lambda panel: panel.__name__)
 def test_a_panel_takes_no_name_of_its_toolkit_by_accident(panel: type[Widget]) -> None:
     names = {
         name

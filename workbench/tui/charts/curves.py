@@ -7,14 +7,14 @@ column holds.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from workbench.tui.charts.extremes import BLOCK
+import numpy as np
+
 from workbench.tui.charts.scale import Scale
-from workbench.tui.charts.series import Axis, Series
+from workbench.tui.charts.series import BLOCK, Axis, Floats, Points, Series
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,31 @@ class Shown(NamedTuple):
 
 
 def shown_part(curve: Curve, axis: Axis, scale: Scale, width: int) -> Shown:
-    """What `width` columns of dots show of a curve."""
+    """Return what `width` columns of dots show of a curve."""
     series = curve.series
     start, stop = _shown_points(series, axis, scale)
-    columns = []
-    for x, first, last in _stretches(series, axis, scale, start, stop, width):
-        extremes = series.window(first, last)
-        if extremes is not None:
-            columns.append(Column(x, first, last, *extremes))
-    return Shown(curve, start, stop, columns)
+    if start >= stop or width < 1:
+        return Shown(curve, start, stop, [])
+    places = series.positions.along(axis)[start:stop]
+    firsts = np.concatenate(
+        [[0], np.searchsorted(places, _edges(series, axis, scale, width)), [stop - start]]
+    )
+    x = np.flatnonzero(firsts[1:] > firsts[:-1])
+    values = series.finite(start, stop)
+    lows, highs = np.fmin.reduceat(values, firsts[x]), np.fmax.reduceat(values, firsts[x])
+    found = zip(
+        x.tolist(),
+        (start + firsts[x]).tolist(),
+        (start + firsts[x + 1]).tolist(),
+        lows.tolist(),
+        highs.tolist(),
+        strict=True,
+    )
+    return Shown(curve, start, stop, [Column(*column) for column in found if column[3] == column[3]])
 
 
 def column_of(place: float, scale: Scale, width: int) -> int:
-    """The column of dots that a place falls into; far outside it is held near."""
+    """Return the column that a place falls into; beyond the axis one beyond the picture, but not far from it."""
     share = min(1e3, max(-1e3, scale.share(place)))
     return width - 1 if share == 1 else math.floor(share * width)
 
@@ -72,7 +84,7 @@ def column_of(place: float, scale: Scale, width: int) -> int:
 def value_range(
     curves: Sequence[Curve], axis: Axis, scale: Scale, *, log: bool, with_spikes: bool
 ) -> tuple[float, float] | None:
-    """The least and greatest value shown, to make room for; with `log` of those above zero. None: there is none.
+    """Return the least and greatest value shown, to make room for; with `log` of those above zero. None without any.
 
     Without spikes the blocks of 32 points around them do not count, unless nothing else is shown.
     """
@@ -80,70 +92,44 @@ def value_range(
     for curve in curves:
         series = curve.series
         start, stop = _shown_points(series, axis, scale)
-        found = [
-            series.window(*stretch, above_zero=log) for stretch in _calm(series, start, stop, with_spikes)
-        ]
-        pieces += [piece for piece in found if piece is not None]
+        values = series.finite(start, stop)
+        if not with_spikes:
+            values = values[_calm(series.spikes, start, stop)]
+        if log:
+            values = values[values > 0]
+        if len(values) and not math.isnan(low := float(np.fmin.reduce(values))):
+            pieces.append((low, float(np.fmax.reduce(values))))
     if pieces:
         return min(low for low, _ in pieces), max(high for _, high in pieces)
     return None if with_spikes else value_range(curves, axis, scale, log=log, with_spikes=True)
 
 
-def marked_columns(points: Sequence[int], part: Shown, axis: Axis, scale: Scale, width: int) -> list[int]:
-    """The columns of those of the points, which are sorted, that are shown; each once."""
-    places = part.curve.series.positions.along(axis)
-    origin = part.curve.series.positions.origin(axis)
-    columns: list[int] = []
-    at, end = bisect_left(points, part.start), bisect_left(points, part.stop)
-    while at < end and len(columns) < width:
-        x = min(width - 1, max(0, column_of(places[points[at]] - origin, scale, width)))
-        columns.append(x)
-        # Straight to the first point of the next column: there may be a million.
-        beyond = part.curve.series.first_at(origin + scale.value((x + 1) / width), axis, points[at] + 1)
-        at = bisect_left(points, beyond, at + 1, end)
-    return columns
+def marked_columns(points: Points, part: Shown, axis: Axis, scale: Scale, width: int) -> list[int]:
+    """Return the columns of those of the points, which are sorted, that are shown; each once."""
+    series = part.curve.series
+    shown = points[(points >= part.start) & (points < part.stop)]
+    places = series.positions.along(axis)[shown]
+    columns = np.searchsorted(_edges(series, axis, scale, width), places, side="right")
+    return [int(column) for column in np.unique(columns)]
+
+
+def _edges(series: Series, axis: Axis, scale: Scale, width: int) -> Floats:
+    """Return where the columns behind the first begin."""
+    origin = series.positions.origin(axis)
+    return np.array([origin + scale.value(column / width) for column in range(1, width)])
 
 
 def _shown_points(series: Series, axis: Axis, scale: Scale) -> tuple[int, int]:
-    """The points from the scale's low end to its high end, both shown."""
+    """Return the points from the scale's low end to its high end, both shown."""
     origin = series.positions.origin(axis)
     start = series.first_at(origin + scale.low, axis)
     return start, series.first_at(math.nextafter(origin + scale.high, math.inf), axis, start)
 
 
-def _stretches(
-    series: Series, axis: Axis, scale: Scale, start: int, stop: int, width: int
-) -> list[tuple[int, int, int]]:
-    """(column, start, stop) of each column that has points, from the left."""
-    stretches: list[tuple[int, int, int]] = []
-    places, origin = series.positions.along(axis), series.positions.origin(axis)
-    if stop - start <= 2 * width:
-        x, first = -1, start
-        for point in range(start, stop):
-            here = min(width - 1, max(0, column_of(places[point] - origin, scale, width)))
-            if here > x:
-                if point > first:
-                    stretches.append((x, first, point))
-                x, first = here, point
-        if stop > first:
-            stretches.append((x, first, stop))
-        return stretches
-    first = start
-    for x in range(width):
-        edge = origin + scale.value((x + 1) / width)
-        last = stop if x == width - 1 else bisect_left(places, edge, first, stop)
-        if last > first:
-            stretches.append((x, first, last))
-            first = last
-    return stretches
-
-
-def _calm(series: Series, start: int, stop: int, with_spikes: bool) -> list[tuple[int, int]]:
-    """What is left of a stretch without the blocks that have a spike."""
-    spikes = [] if with_spikes else series.spikes
-    stretches = []
-    for spike in spikes[bisect_left(spikes, start // BLOCK * BLOCK) : bisect_left(spikes, stop)]:
-        block = spike // BLOCK * BLOCK
-        stretches.append((start, block))
-        start = max(start, block + BLOCK)
-    return [*stretches, (start, stop)]
+def _calm(spikes: Points, start: int, stop: int) -> slice | Points:
+    """Return what chooses the points, counted from `start`, whose block has no spike."""
+    near = spikes[(spikes >= start // BLOCK * BLOCK) & (spikes < stop)]
+    if not len(near):
+        return slice(None)
+    points = np.arange(start, stop)
+    return points[~np.isin(points // BLOCK, near // BLOCK)] - start

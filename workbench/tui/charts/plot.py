@@ -7,16 +7,23 @@ and curves are told apart by characters and letters as well as by colour.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 
 from workbench.tui.charts.braille import Canvas, Layer
-from workbench.tui.charts.curves import Curve, Shown, column_of, marked_columns, shown_part, value_range
-from workbench.tui.charts.extremes import BLOCK
+from workbench.tui.charts.curves import (
+    Column,
+    Curve,
+    Shown,
+    column_of,
+    marked_columns,
+    shown_part,
+    value_range,
+)
 from workbench.tui.charts.labels import LINES, axis_labels, legend, row_labels, signs
 from workbench.tui.charts.scale import Scale
 from workbench.tui.charts.series import Axis
@@ -147,7 +154,7 @@ def _draw_values(canvas: Canvas, part: Shown, row_of: Callable[[float], int], la
         if stop - start > 4:
             canvas.span(x, row_of(high), row_of(low), layer)
             continue
-        for value in values[start:stop]:
+        for value in values[start:stop].tolist():
             if math.isfinite(value):
                 canvas.dot(x, row_of(value), layer)
 
@@ -159,39 +166,36 @@ def _draw_line(
 
     The points next to what is shown are its neighbours, so that the line goes on to both edges.
     """
-    series = part.curve.series
+    series, smooth = part.curve.series, part.curve.series.smoothing > 0
     places, origin = series.positions.along(frame.axis), series.positions.origin(frame.axis)
-    smooth = series.smoothing > 0
-    stretches = [(column.x, column.start, column.stop) for column in part.columns]
+    columns = list(part.columns)
     for neighbour in (part.start - 1, part.stop):
-        if 0 <= neighbour < len(series) and series.window(neighbour, neighbour + 1) is not None:
-            x = column_of(places[neighbour] - origin, frame.x, canvas.dots_wide)
-            beside = (x, neighbour, neighbour + 1)
-            stretches = [beside, *stretches] if neighbour < part.start else [*stretches, beside]
-    marks = () if smooth else series.marks
+        if 0 <= neighbour < len(series) and math.isfinite(value := float(series.values[neighbour])):
+            x = column_of(float(places[neighbour]) - origin, frame.x, canvas.dots_wide)
+            beside = Column(x, neighbour, neighbour + 1, value, value)
+            columns = [beside, *columns] if neighbour < part.start else [*columns, beside]
+    firsts, lasts = (np.array([column[place] for column in columns], np.intp) for place in (1, 2))
+    lasts -= 1
+    entries, leaves = (series.averages_at(lasts) if smooth else series.values[at] for at in (firsts, lasts))
+    # A line stops at a value that is not finite; an average goes on.
+    marks = series.marks[:0] if smooth else series.marks
+    ahead, behind = (np.searchsorted(marks, at).tolist() for at in (firsts, lasts + 1))
     end = None
     before: tuple[int, int, int] | None = None
-    for x, start, stop in stretches:
-        if smooth:
-            # Where a column has several blocks the end of its last whole one is as good a place, and at hand.
-            last = stop - 1 if stop - start < 2 * BLOCK else stop // BLOCK * BLOCK - 1
-            entry = leave = series.average_at(last)
-        else:
-            low, high = series.window(start, stop) or (math.nan, math.nan)
-            entry, leave = (
-                value if math.isfinite(value) else high
-                for value in (series.values[start], series.values[stop - 1])
-            )
-            if low != high:
-                canvas.span(x, row_of(high), row_of(low), layer)
+    for (x, _, _, low, high), first, last, marked, marked_after in zip(
+        columns, entries.tolist(), leaves.tolist(), ahead, behind, strict=True
+    ):
+        entry, leave = (value if smooth or math.isfinite(value) else high for value in (first, last))
+        if not smooth and low != high:
+            canvas.span(x, row_of(high), row_of(low), layer)
         if not math.isfinite(entry):
             continue
         row = row_of(entry)
-        if before is None or bisect_left(marks, start) > bisect_left(marks, before[2]):
+        if before is None or marked > before[2]:
             canvas.dot(x, row, layer)
         else:
             canvas.line(before[0], before[1], x, row, layer)
-        before = (x, row_of(leave), stop)
+        before = (x, row_of(leave), marked_after)
         if 0 <= x < canvas.dots_wide:
             end = _cell(canvas, x, min(canvas.dots_high - 1, max(0, before[1])))
     return end

@@ -19,7 +19,7 @@ def newest_value(series: Series, unit: str = "") -> str:
     if series.last is None:
         return ""
     point = len(series) - 1
-    value = series.values[point]
+    value = float(series.values[point])
     if series.smoothing and math.isfinite(value):
         value = series.average_at(point)
     return said_value(value, unit, digits=5)
@@ -35,7 +35,7 @@ def read_out(curves: Sequence[Curve], place: float, axis: Axis, unit: str) -> li
         point = nearest_point(series, place, axis)
         if not said:
             said.append(f"{axis} {said_place(place_of(series, point, axis), axis)}")
-        said.append(f"{curve.name} {said_value(series.values[point], unit)}")
+        said.append(f"{curve.name} {said_value(float(series.values[point]), unit)}")
         if series.smoothing and curve.form == "line":
             said.append(f"average {said_value(series.average_at(point), unit)}")
     return said or ["no values yet"]
@@ -67,7 +67,7 @@ def nearest_point(series: Series, place: float, axis: Axis) -> int:
 
 def place_of(series: Series, point: int, axis: Axis) -> float:
     """Where a point lies, relative to the axis's origin."""
-    return series.positions.along(axis)[point] - series.positions.origin(axis)
+    return float(series.positions.along(axis)[point]) - series.positions.origin(axis)
 
 
 def said_place(place: float, axis: Axis) -> str:

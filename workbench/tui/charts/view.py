@@ -89,7 +89,7 @@ def bounds_of(series: Iterable[Series], view: View) -> tuple[float, float] | Non
     filled = [one for one in series if len(one)]
     if not filled:
         return None
-    first_step = min(one.positions.along("step")[0] for one in filled)
+    first_step = min(float(one.positions.along("step")[0]) for one in filled)
     for skip in (view.skip, 0) if view.skip else (0,):
         lows, highs = [], []
         for one in filled:
@@ -98,8 +98,8 @@ def bounds_of(series: Iterable[Series], view: View) -> tuple[float, float] | Non
             if view.log:
                 start = max(start, one.first_at(math.nextafter(origin, math.inf), view.axis))
             if start < len(one):
-                lows.append(places[start] - origin)
-                highs.append(places[len(one) - 1] - origin)
+                lows.append(float(places[start]) - origin)
+                highs.append(float(places[len(one) - 1]) - origin)
         if lows and (skip == 0 or max(highs) > min(lows)):
             return min(lows), max(highs)
     return (0.0, 0.0)

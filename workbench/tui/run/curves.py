@@ -6,8 +6,10 @@ handed over one by one; only then does the run grow on.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from array import array
 from math import isfinite
+
+import numpy as np
 
 from workbench.runs.metrics import DownsampledMetrics
 from workbench.tui.charts.series import AXES, Positions, Series, given_rows
@@ -77,9 +79,9 @@ class RunCurves:
         """Steps, losses and gradient norms of the last `count` steps."""
         first = max(0, len(self) - count)
         return MetricRows(
-            step=self.positions.along("step")[first:],
-            loss=self.loss.values[first:],
-            grad_norm=self.grad_norm.values[first:],
+            step=array("d", self.positions.along("step")[first:].tolist()),
+            loss=array("d", self.loss.values[first:].tolist()),
+            grad_norm=array("d", self.grad_norm.values[first:].tolist()),
         )
 
     @property
@@ -88,14 +90,14 @@ class RunCurves:
         if self.of:
             return None
         series = self.validation
-        found = series.window(0, len(series))
-        if found is None:
+        point = series.lowest()
+        if point is None:
             return None
-        return found[0], int(series.positions.along("step")[series.values.index(found[0])])
+        return float(series.values[point]), int(series.positions.along("step")[point])
 
     def _cut(self, keep: int) -> None:
         first_gone = self.positions.along("step")[keep]
-        validated = bisect_left(self.validation.positions.along("step"), first_gone)
+        validated = int(np.searchsorted(self.validation.positions.along("step"), first_gone))
         self.validation.cut(validated)
         self.validation.positions.cut(validated)
         for name in self.NAMES:
