@@ -77,7 +77,7 @@ def test_a_damaged_tokenizer_in_the_cache_is_trained_anew(text: Path, cache: Pat
     assert len(list(cache.iterdir())) == 1
 
 
-def test_the_words_of_records_are_learnt_and_their_fields_are_not(tmp_path: Path) -> None:
+def test_the_words_of_records_are_trained_on_and_their_fields_are_not(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     chat = [{"role": "user", "content": "wherefore"}, {"role": "assistant", "content": "therefore"}]
     rows = [{"messages": chat, "origin": "zzzzzzzz"}, {"prompt": "notwithstanding", "completion": "albeit"}]

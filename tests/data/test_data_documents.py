@@ -16,14 +16,14 @@ LENGTH = 16
 PADDING = 10**6
 
 
-def answered(lengths: Sequence[int], counted: Sequence[bool] | None = None) -> TokenStream:
-    """Documents of tokens whose value is their place; the second half of each is learnt, or what `counted` says."""
+def answered(lengths: Sequence[int], mask: Sequence[bool] | None = None) -> TokenStream:
+    """Documents of tokens whose value is their place; the second half of each is in the loss, or what `mask` says."""
     starts = np.cumsum([0, *lengths])[:-1]
     marks = [place >= length // 2 for length in lengths for place in range(length)]
     return TokenStream(
         torch.arange(sum(lengths), dtype=torch.int32).to(torch.uint32),
         torch.from_numpy(starts).view(torch.uint64),
-        torch.tensor(marks if counted is None else counted, dtype=torch.uint8),
+        torch.tensor(marks if mask is None else mask, dtype=torch.uint8),
     )
 
 
@@ -72,25 +72,27 @@ def test_an_epoch_has_every_document_once_and_cuts_only_what_is_too_long(separat
     assert len(batches) == sampler.sequences_per_epoch()
     begins = [int(b.position_ids.eq(0).sum()) for b in batches if b.position_ids is not None]
     ids = [token for batch in batches for token in batch.input_ids[0].tolist() if token != PADDING]
-    # Of a document that is cut, a piece of which nothing is learnt is left out; of the others all is there.
+    # Of a document that is cut, a piece without a token in the loss is left out; of the others all is there.
     starts = stream.starts.tolist()
     for start, length in zip(starts, lengths, strict=True):
         if length <= LENGTH:
             at = ids.index(start)
             assert ids[at : at + length] == list(range(start, start + length))
-    learnt = {t for b in batches for t in b.labels[0].tolist() if t != -100}
+    in_loss = {t for b in batches for t in b.labels[0].tolist() if t != -100}
     firsts = {
         start + piece for start, n in zip(starts, lengths, strict=True) for piece in range(0, n, LENGTH)
     }
     assert stream.loss_mask is not None
     expected = {int(place) for place in np.flatnonzero(stream.loss_mask)} - firsts
-    assert expected <= learnt <= expected | firsts  # the first of a row has a label that the shift leaves out
+    assert (
+        expected <= in_loss <= expected | firsts
+    )  # the first of a row has a label that the shift leaves out
     assert len(ids) == len(set(ids))
     assert sum(batch.tokens for batch in batches) == len(ids)
     assert bool(begins) == separate
 
 
-def test_labels_are_the_counted_tokens_and_padding_is_none() -> None:
+def test_labels_are_the_tokens_in_the_loss_and_padding_has_none() -> None:
     sampler = sampler_of(answered(some_lengths(2, longest=12)))
     stream = sampler._stream
     for batch in epoch_of(sampler):
@@ -160,15 +162,15 @@ def test_the_rows_are_these_on_every_machine() -> None:
 
 def test_documents_without_an_answer_are_left_out_and_all_of_them_are_refused() -> None:
     lengths = [6] * 60
-    counted = [document % 3 == 0 and place > 2 for document in range(60) for place in range(6)]
-    batches = epoch_of(sampler_of(answered(lengths, counted)))
+    mask = [document % 3 == 0 and place > 2 for document in range(60) for place in range(6)]
+    batches = epoch_of(sampler_of(answered(lengths, mask)))
     seen = {token // 6 for batch in batches for token in batch.input_ids[0].tolist() if token != PADDING}
     assert seen == set(range(0, 60, 3))
     only_first = [place == 0 for _ in range(60) for place in range(6)]
     for nothing in ([False] * 360, only_first):
         with pytest.raises(ConfigurationError, match="nothing to learn"):
             sampler_of(answered(lengths, nothing))
-    # Learnt is only what the cut takes the context from.
+    # In the loss is only the token that the cut takes the context from.
     at_cut = [place == LENGTH for place in range(2 * LENGTH)]
     with pytest.raises(ConfigurationError, match="nothing to learn"):
         sampler_of(answered([2 * LENGTH], at_cut)).next()

@@ -121,7 +121,7 @@ def test_plain_text_in_batches_is_what_the_record_encoder_says(tmp_path: Path, t
     assert sorted(documents(found, "train") + documents(found, "validation")) == sorted(expected)
 
 
-def test_chats_and_prompts_carry_what_is_learnt_and_texts_beside_them_are_learnt_whole(
+def test_chats_and_prompts_have_a_loss_mask_and_texts_beside_them_are_all_in_the_loss(
     tmp_path: Path, tokenizer: str
 ) -> None:
     chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good bye"}]
@@ -132,11 +132,11 @@ def test_chats_and_prompts_carry_what_is_learnt_and_texts_beside_them_are_learnt
     encoder = RecordEncoder(load_tokenizer(tokenizer), text_field="text", loss_on="answers")
     wanted = {tuple(ids): marks for ids, marks in map(encoder.encode, records)}
     for side in ("train", "validation"):
-        counted = getattr(found, f"{side}_loss_mask")
-        assert counted.dtype == torch.uint8 and len(counted) == len(getattr(found, side))
+        mask = getattr(found, f"{side}_loss_mask")
+        assert mask.dtype == torch.uint8 and len(mask) == len(getattr(found, side))
         at = 0
         for ids in documents(found, side):
-            here = counted[at : at + len(ids)].bool().tolist()
+            here = mask[at : at + len(ids)].bool().tolist()
             assert here == (wanted.get(tuple(ids)) or [True] * len(ids))
             at += len(ids)
     everything = data([path, tmp_path / "b.txt"], tokenizer, loss_on="everything")
@@ -526,6 +526,25 @@ def test_any_number_of_threads_and_any_size_of_chunks_give_the_same_tokens(
             starts = (*result.train_documents.tolist(), *result.validation_documents.tolist())
             found.add((result.fingerprint, result.documents, starts))
         assert len(found) == 1
+
+
+def test_blocks_without_a_token_neither_end_nor_begin_a_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rust = Tokenizer(models.WordLevel({"<end>": 0, "one": 1, "two": 2, "three": 3}, unk_token="<end>"))
+    rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<end>").save_pretrained(str(tmp_path / "words"))
+    (tmp_path / "texts").mkdir()
+    for name, text in (("a", "one"), ("b", f"{' ' * 250}two{' ' * 250}"), ("c", "three")):
+        (tmp_path / "texts" / f"{name}.txt").write_text(" ".join([text] * 9))
+    monkeypatch.setattr(long_texts, "BLOCK", 100)
+    for chunk in (1, 1 << 18):
+        monkeypatch.setattr(reading, "_CHUNK_BYTES", chunk)
+        monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"cache-{chunk}"))
+        found = data(tmp_path / "texts", str(tmp_path / "words"), sequence_length=2)
+        ids = [*found.train.tolist(), *found.validation.tolist()]
+        assert [ids.count(word) for word in (1, 2, 3)] == [9, 9, 9]
+        assert found.documents == 3
 
 
 def test_progress_of_every_kind_reaches_its_whole(tmp_path: Path, tokenizer: str) -> None:

@@ -29,15 +29,15 @@ def encoder(tokenizer: Tokenizer, text_field: str = "text", loss_on: str = "answ
 def in_loss(template: str, record: dict[str, Any], **options: Any) -> list[str]:
     """The spans in the loss, as text; the ids are checked to be the template's own and what ends them."""
     tokenizer = chat_tokenizer(template)
-    ids, counted = encoder(tokenizer, **options).encode(record)
-    assert counted is not None and len(counted) == len(ids)
+    ids, mask = encoder(tokenizer, **options).encode(record)
+    assert mask is not None and len(mask) == len(ids)
     if "messages" in record:
         whole = tokenizer.backend.apply_chat_template(record["messages"], return_dict=False)
         assert ids in (whole, [*whole, tokenizer.end_of_text])
     runs: list[list[int]] = []
-    for place, (token, counts) in enumerate(zip(ids, counted, strict=True)):
+    for place, (token, counts) in enumerate(zip(ids, mask, strict=True)):
         if counts:
-            if place == 0 or not counted[place - 1]:
+            if place == 0 or not mask[place - 1]:
                 runs.append([])
             runs[-1].append(token)
     return [tokenizer.decode(run) for run in runs]
@@ -121,15 +121,13 @@ def test_a_chat_ends_with_one_token_that_ends_a_text() -> None:
 
 def test_of_a_prompt_the_completion_is_in_the_loss_and_the_end_of_text() -> None:
     tokenizer = chat_tokenizer(None, adds_front=True)
-    ids, counted = encoder(tokenizer).encode({"prompt": "who asks", "completion": " the answer"})
-    assert tokenizer.decode(ids) == "<s>who asks the answer</s>" and counted is not None
-    assert (
-        tokenizer.decode([i for i, counts in zip(ids, counted, strict=True) if counts]) == " the answer</s>"
-    )
+    ids, mask = encoder(tokenizer).encode({"prompt": "who asks", "completion": " the answer"})
+    assert tokenizer.decode(ids) == "<s>who asks the answer</s>" and mask is not None
+    assert tokenizer.decode([i for i, counts in zip(ids, mask, strict=True) if counts]) == " the answer</s>"
     # What the model is asked with later: the tokens of the prompt alone, though "what" is one token.
-    ids, counted = encoder(tokenizer).encode({"prompt": "wh", "completion": "at"})
-    assert counted is not None
-    assert ids[: counted.index(True)] == list(tokenizer.backend("wh")["input_ids"])
+    ids, mask = encoder(tokenizer).encode({"prompt": "wh", "completion": "at"})
+    assert mask is not None
+    assert ids[: mask.index(True)] == list(tokenizer.backend("wh")["input_ids"])
 
 
 def test_prompt_and_completion_may_be_messages_and_only_the_completion_is_in_loss() -> None:

@@ -185,7 +185,7 @@ def test_documents_kept_apart_begin_at_position_0_and_are_not_predicted_from_the
         assert batch.loss_tokens == int((batch.labels[:, 1:] != -100).sum()) > 0
 
 
-def test_windows_of_which_nothing_is_learnt_are_passed_over() -> None:
+def test_windows_without_a_token_in_the_loss_are_left_out() -> None:
     stream = in_documents([1] * 40 + [20] + [1] * 40)
     sampler = WindowSampler(stream, LENGTH, 1, seed=4, separate=True)
     assert all(sampler.next().loss_tokens for _ in range(20))

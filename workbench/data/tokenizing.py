@@ -205,14 +205,16 @@ class _Output:
         self._length += len(array)
 
     def end_document(self, share: float, *, begins: bool = True, is_text: bool = False) -> None:
-        """End the open document, or the part of it that is in this chunk."""
-        if self._length and not begins and self._documents:
-            self._length += self._documents.pop()[0]
+        """End the open document, or the part of it that is in this chunk. A record without tokens is no document."""
+        length, self._length = self._length, 0
+        is_masked, self._is_masked = self._is_masked, False
+        if not begins and self._documents:
+            length += self._documents.pop()[0]
         elif not begins:
             self._continues = True
-        if self._length:
-            self._documents.append((self._length, share, is_text, self._is_masked))
-        self._length, self._is_masked = 0, False
+        elif not length and not is_text:
+            return
+        self._documents.append((length, share, is_text, is_masked))
 
     def encoded(self) -> Encoded:
         ids = np.concatenate(self._ids) if self._ids else np.empty(0, self._dtype)
