@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,22 @@ import settled_pilot
 from textual.pilot import Pilot
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function to its end."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
 @pytest.fixture(autouse=True)
 def settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every press and pause waits until the screen has settled, however busy the machine is."""
-    monkeypatch.setattr(Pilot, "_wait_for_screen", settled_pilot.SETTLING)
+    """Every press, click and pause waits until the picture no longer changes, however busy the machine is."""
+    for name in ("press", "click"):
+        monkeypatch.setattr(Pilot, name, settled_pilot.and_then_pause(getattr(Pilot, name)))
+    monkeypatch.setattr(Pilot, "pause", settled_pilot.pause)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What tests of every screen need: a monitor that samples nothing, waiting, and what is to be seen."""
+"""What tests of every screen need: a monitor that samples nothing, an application for one screen, and what is seen."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ NEVER_S = 1e6
 
 
 class NoMonitor:
-    """Nothing is sampled."""
+    """Nothing is sampled, unless a test gives a sample."""
 
-    latest: MonitorSample | None = None
+    def __init__(self, latest: MonitorSample | None = None) -> None:
+        self.latest = latest
 
     def start(self) -> None: ...
 
@@ -31,23 +32,23 @@ class NoMonitor:
 
 
 async def until(pilot: Pilot[None], met: Callable[[], bool]) -> None:
-    """Let messages pass until something holds."""
-    deadline = time.monotonic() + 20
-    while True:
-        await pilot.pause()
-        if met():
-            return
-        assert time.monotonic() < deadline, "it did not happen within 20 s"
-        await asyncio.sleep(0.002)
+    """Let the application run until something holds, then pause."""
+    deadline = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < deadline, "it did not happen within a minute"
+        await asyncio.sleep(0.005)
+    await pilot.pause()
 
 
 def text_of(app: App[Any]) -> str:
-    """All characters on the screen, line by line."""
-    strips = app.screen._compositor.render_strips()
+    """Return all characters on the screen, line by line."""
+    strips = (
+        app.screen._compositor.render_strips()
+    )  # Textual has no public way but a screenshot, which takes long
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
 def picture(widget: Widget) -> list[str]:
-    """What the widget draws, its border too, as the screen would show it."""
+    """Return what the widget draws, its border too, as the screen would show it."""
     strips = widget.render_lines(widget.outer_size.region)
     return ["".join(segment.text for segment in strip) for strip in strips]

@@ -1,8 +1,8 @@
-"""A pilot that waits until the screen has settled: nothing queued, laid out and painted.
+"""Waiting, by what is public in Textual, until a screen has settled: its picture no longer changes.
 
-Textual's own waits until what was queued has been handled once, and then until the process uses little processor
-time. What the handling asked for in its turn (a layout, the sizes it gives, the paint) may then still be to come,
-and on a busy machine a process that gets no turn uses little time as well. Threads are not waited for: `settled` does.
+Textual's own pause lets the messages that are queued be handled once, and waits until the process uses little
+processor time. What the handling asked for in its turn (a layout, the sizes it gives, the paint) may then still be to
+come, and on a busy machine a process that gets no turn uses little time as well.
 """
 
 from __future__ import annotations
@@ -12,86 +12,53 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from textual.message_pump import MessagePump
+from screen_host import text_of
 from textual.pilot import Pilot
-from textual.widget import Widget
 
-Wait = Callable[[Pilot[Any], float], Awaitable[bool]]
-LONGEST_S = 30.0
+LONGEST_S = 60.0
 SOON_S = 0.1
 """A timer that ends so soon after it was set is part of what is going on."""
+_once = Pilot.pause
 
 
-def at_rest(pump: MessagePump) -> bool:
-    """Whether a widget, screen or application has nothing to handle and asks for nothing to be drawn."""
-    if pump.message_queue_size or pump._next_callbacks:
-        return False
-    return not isinstance(pump, Widget) or not (
-        pump._layout_required or pump._repaint_required or pump._scroll_required or pump._recompose_required
-    )
-
-
-def until_settled(wait: Wait) -> Wait:
-    """The wait for a pilot's screen, repeated until all of it is at rest.
-
-    Twice in a row: what is in the midst of a message when it is seen at rest has ended that before the next wait has,
-    and what that asked for is then seen. Raises AssertionError for a screen that never rests.
-    """
-
-    async def settled(pilot: Pilot[Any], timeout: float = 30.0) -> bool:
-        deadline = time.monotonic() + LONGEST_S
-        rested: tuple[MessagePump, ...] = ()
-        while await wait(pilot, timeout):
-            if pilot.app._exit:
-                return True  # what is left undrawn then is never drawn
-            pumps = _pumps(pilot)
-            restless = [pump for pump in pumps if not at_rest(pump)]
-            screen = pilot.app.screen
-            if restless or screen._dirty_widgets or screen._callbacks:
-                pumps = ()
-            elif pumps == rested:
-                return True
-            rested = pumps
-            assert time.monotonic() < deadline, f"does not come to rest: {restless or screen}"
-        return False
-
-    return settled
-
-
-SETTLING = until_settled(Pilot._wait_for_screen)
-"""What stands in the place of `Pilot._wait_for_screen`."""
+async def pause(pilot: Pilot[Any], delay: float | None = None) -> None:
+    """Pause until the picture is the same twice. Raises AssertionError where it changes for ever."""
+    deadline = time.monotonic() + LONGEST_S
+    before = ""
+    while pilot.app.return_code is None:
+        await _once(pilot, delay)
+        if pilot.app.return_code is not None or (picture := text_of(pilot.app)) == before:
+            return
+        before = picture
+        assert time.monotonic() < deadline, "the screen does not come to rest"
 
 
 async def settled(pilot: Pilot[Any], but: Collection[str] = ()) -> None:
-    """Until nothing goes on any more: no worker, no timer that ends in a moment, nothing to handle or to draw.
+    """Pause until no worker runs either, and no timer that ends in a moment.
 
-    `but`: groups of workers that wait for an answer, and are not waited for. A worker tells what it found before it
-    has ended, so that nothing is left to come when none is there after the screen has settled.
+    `but`: groups of workers that wait for an answer, and are not waited for. A worker posts what it found before it has
+    ended, so that nothing is left to come when none is there after a pause.
     """
-    deadline = time.monotonic() + 2 * LONGEST_S
-    while True:
-        await pilot.pause()
-        if not await pilot._wait_for_screen() or pilot.app._exit:
-            return
+    deadline = time.monotonic() + LONGEST_S
+    before = None
+    while pilot.app.return_code is None:
+        await pause(pilot)
         busy = [each for each in pilot.app.workers if not each.is_finished and each.group not in but]
-        if not busy and not any(map(_acts_soon, _pumps(pilot))):
+        picture = None if busy or pilot.app.return_code is not None else text_of(pilot.app)
+        if picture is not None and picture == before:
             return
+        before = picture
+        # Timers end in their order, so that those which end sooner than this one have ended then, however late.
+        await asyncio.sleep(0.005 if busy else 1.2 * SOON_S)
         assert time.monotonic() < deadline, f"it goes on: {busy}"
-        await asyncio.sleep(0.002)
 
 
-def _pumps(pilot: Pilot[Any]) -> tuple[MessagePump, ...]:
-    """The application and all that its screen consists of."""
-    screen = pilot.app.screen
-    screen._on_timer_update()
-    return (pilot.app, *screen.walk_children(with_self=True))
+def and_then_pause(act: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return `Pilot.press` or the like with a pause behind it."""
 
+    async def acted(pilot: Pilot[Any], *arguments: Any, **options: Any) -> Any:
+        result = await act(pilot, *arguments, **options)
+        await pause(pilot)
+        return result
 
-def _acts_soon(pump: MessagePump) -> bool:
-    return any(
-        timer._repeat == 0
-        and timer._interval <= SOON_S
-        and timer._task is not None
-        and not timer._task.done()
-        for timer in pump._timers
-    )
+    return acted

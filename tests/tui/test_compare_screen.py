@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -36,23 +35,20 @@ class Host(App[None]):
         return text_of(self)
 
 
-def drive(
+@asynccontextmanager
+async def shown(
     runs: list[RunDirectory],
-    scenario: Callable[[Host, Pilot[None]], Awaitable[None]],
     *,
     size: tuple[int, int] = (80, 24),
     glyphs: Glyphs = BLOCKS,
     interval_s: float = NEVER_S,
-) -> None:
-    context = AppContext(runs[0].path.parent, NoMonitor(), glyphs, time.time, interval_s)
+) -> AsyncIterator[tuple[Host, Pilot[None]]]:
+    """Show these runs beside each other, once they were read."""
+    context = AppContext(runs[0].path.parent, NoMonitor(), glyphs, interval_s=interval_s)
     host = Host(CompareScreen(context, runs))
-
-    async def run() -> None:
-        async with host.run_test(size=size) as pilot:
-            await until(pilot, lambda: host.compare_screen._differences is not None)
-            await scenario(host, pilot)
-
-    asyncio.run(run())
+    async with host.run_test(size=size) as pilot:
+        await until(pilot, lambda: host.compare_screen.differences is not None)
+        yield host, pilot
 
 
 def new_run(
@@ -88,10 +84,10 @@ def lengths(chart: Chart) -> list[int]:
     return [len(curve.series) for curve in chart.curves]
 
 
-def test_losses_of_all_runs_are_drawn_with_their_letters_and_what_differs_stands_beneath(
+async def test_losses_of_all_runs_are_drawn_with_their_letters_and_what_differs_stands_beneath(
     runs: list[RunDirectory],
 ) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(runs, size=(100, 50)) as (host, pilot):
         await until(pilot, lambda: lengths(host.compare_screen.chart) == [20, 20, 10])
         chart = host.compare_screen.chart
         assert [list(curve.series.values[:2]) for curve in chart.curves] == [[6, 3.5], [7, 4.5], [8, 5.5]]
@@ -104,11 +100,9 @@ def test_losses_of_all_runs_are_drawn_with_their_letters_and_what_differs_stands
         assert "step 20/750 20/750 10/750" in table
         assert "Differences 2 of" in host.text and "train.steps" not in host.text
 
-    drive(runs, scenario, size=(100, 50))
 
-
-def test_the_axis_goes_by_step_tokens_and_time_of_training(runs: list[RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_the_axis_goes_by_step_tokens_and_time_of_training(runs: list[RunDirectory]) -> None:
+    async with shown(runs) as (host, pilot):
         chart = host.compare_screen.chart
         last = {}
         for _ in range(3):
@@ -122,11 +116,9 @@ def test_the_axis_goes_by_step_tokens_and_time_of_training(runs: list[RunDirecto
         await pilot.press("tab", "x")
         assert not chart.has_focus and chart.view.axis == "tokens"
 
-    drive(runs, scenario)
 
-
-def test_validation_losses_are_shown_instead_and_back(runs: list[RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_validation_losses_are_shown_instead_and_back(runs: list[RunDirectory]) -> None:
+    async with shown(runs) as (host, pilot):
         await until(pilot, lambda: "Loss" in host.text)
         await pilot.press("v")
         await until(pilot, lambda: "Validation loss" in host.text)
@@ -137,20 +129,18 @@ def test_validation_losses_are_shown_instead_and_back(runs: list[RunDirectory]) 
         assert lengths(host.compare_screen.chart) == [20, 20, 10]
         assert host.focused is host.compare_screen.chart
 
-    drive(runs, scenario)
 
-
-def test_escape_goes_back(runs: list[RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_escape_goes_back(runs: list[RunDirectory]) -> None:
+    async with shown(runs) as (host, pilot):
         await pilot.press("escape")
         await pilot.pause()
         assert host.screen is not host.compare_screen
 
-    drive(runs, scenario)
 
-
-def test_a_run_that_goes_on_grows_and_one_that_is_resumed_is_read_anew(runs: list[RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_a_run_that_goes_on_grows_and_one_that_is_resumed_is_read_anew(
+    runs: list[RunDirectory],
+) -> None:
+    async with shown(runs, interval_s=0.1) as (host, pilot):
         chart = host.compare_screen.chart
         first = chart.curves[0].series
         with MetricsWriter(runs[0].metrics) as writer:
@@ -163,10 +153,8 @@ def test_a_run_that_goes_on_grows_and_one_that_is_resumed_is_read_anew(runs: lis
         await until(pilot, lambda: lengths(chart) == [11, 20, 10])
         assert chart.curves[0].series.last == 0.25 and chart.curves[0].colour == 0
 
-    drive(runs, scenario, interval_s=0.1)
 
-
-def test_runs_that_cannot_be_read_are_told_and_the_others_compared(
+async def test_runs_that_cannot_be_read_are_told_and_the_others_compared(
     runs: list[RunDirectory], tmp_path: Path
 ) -> None:
     runs[1].metrics.write_bytes(b"nonsense")
@@ -174,22 +162,20 @@ def test_runs_that_cannot_be_read_are_told_and_the_others_compared(
     empty = RunDirectory(tmp_path / "empty")
     empty.path.mkdir()
 
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown([*runs, empty], size=(120, 60)) as (host, pilot):
         await until(pilot, lambda: lengths(host.compare_screen.chart) == [20, 0, 10, 0])
         words = " ".join(host.text.replace("│", " ").split())
         assert "metrics.bin is no metrics file" in words
         assert f"run {runs[2].name}: config.toml is missing" in words
         assert "the folder is no run" in words
 
-    drive([*runs, empty], scenario, size=(120, 60))
-
 
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 60), (24, 8)])
 @pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN])
-def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
+async def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
     runs: list[RunDirectory], size: tuple[int, int], glyphs: Glyphs
 ) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(runs, size=size, glyphs=glyphs) as (host, pilot):
         await until(pilot, lambda: lengths(host.compare_screen.chart) == [20, 20, 10])
         await pilot.press("tab", "end", "pageup", "v", "x")
         await pilot.pause()
@@ -197,5 +183,3 @@ def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
         assert text.isascii() is glyphs.ascii
         if size[0] >= 60:
             assert ("A tiny1" in text) and ("C tiny3" in text)
-
-    drive(runs, scenario, size=size, glyphs=glyphs)

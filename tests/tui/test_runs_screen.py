@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from screen_host import NEVER_S, NoMonitor, text_of, until
+from screen_host import NEVER_S, NoMonitor, picture, text_of, until
 from textual.app import App
 from textual.message import Message
 from textual.pilot import Pilot
@@ -32,7 +32,7 @@ class Host(App[None]):
         super().__init__()
         self.runs_screen = RunsScreen(context)
         self.asked: list[Message] = []
-        self.told: list[str] = []
+        self.reports: list[str] = []
         self.copied: list[str] = []
 
     def on_mount(self) -> None:
@@ -48,7 +48,7 @@ class Host(App[None]):
         self.asked.append(message)
 
     def notify(self, message: str, **_: object) -> None:  # type: ignore[override]
-        self.told.append(message)
+        self.reports.append(message)
 
     def copy_to_clipboard(self, text: str) -> None:
         self.copied.append(text)
@@ -58,27 +58,20 @@ class Host(App[None]):
         return text_of(self)
 
 
-Scenario = Callable[[Host, "Pilot[None]"], Awaitable[None]]
-
-
-def drive(
+@asynccontextmanager
+async def shown(
     root: Path,
-    scenario: Scenario,
     *,
     size: tuple[int, int] = (80, 24),
     glyphs: Glyphs = BLOCKS,
     read_only: bool = False,
     interval_s: float = NEVER_S,
-) -> Host:
+) -> AsyncIterator[tuple[Host, Pilot[None]]]:
+    """Show the runs in a folder, once they were read."""
     host = Host(AppContext(root, NoMonitor(), glyphs, time.time, interval_s, read_only))
-
-    async def run() -> None:
-        async with host.run_test(size=size) as pilot:
-            await until(pilot, lambda: host.runs_screen._rows is not None)
-            await scenario(host, pilot)
-
-    asyncio.run(run())
-    return host
+    async with host.run_test(size=size) as pilot:
+        await until(pilot, lambda: host.runs_screen.rows is not None)
+        yield host, pilot
 
 
 def new_run(root: Path, number: int, preset: str, status: Status | None) -> RunDirectory:
@@ -126,6 +119,10 @@ def zoo(tmp_path: Path) -> dict[str, RunDirectory]:
     return runs
 
 
+def root_of(zoo: dict[str, RunDirectory]) -> Path:
+    return zoo["running"].path.parent
+
+
 NEWEST_FIRST = "running paused finished stopped failed died stale torn newer half foreign".split()  # noqa: SIM905
 
 
@@ -134,8 +131,8 @@ async def go_to(host: Host, pilot: Pilot[None], kind: str) -> None:
     await pilot.pause()
 
 
-def test_every_run_is_listed_in_its_state_the_newest_first(zoo: dict[str, RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_every_run_is_listed_in_its_state_the_newest_first(zoo: dict[str, RunDirectory]) -> None:
+    async with shown(root_of(zoo)) as (host, _):
         assert [row.run for row in host.runs_screen.run_list.rows] == [zoo[kind] for kind in NEWEST_FIRST]
         told = {row.run: row.state for row in host.runs_screen.run_list.rows}
         for kind in ("running", "paused", "finished", "stopped", "failed", "died", "stale", "foreign"):
@@ -146,8 +143,6 @@ def test_every_run_is_listed_in_its_state_the_newest_first(zoo: dict[str, RunDir
         assert told[zoo["half"]] == "unknown"
         [line] = [line for line in host.text.splitlines() if f"{BLOCKS.dot} running" in line]
         assert {"12/100", "3.2500", "1m15s"} <= set(line.split())
-
-    drive(zoo["running"].path.parent, scenario)
 
 
 @pytest.mark.parametrize(
@@ -163,18 +158,16 @@ def test_every_run_is_listed_in_its_state_the_newest_first(zoo: dict[str, RunDir
         ("running", "running: training"),
     ],
 )
-def test_what_is_wrong_with_a_run_is_told_in_its_detail(
+async def test_what_is_wrong_with_a_run_is_told_in_its_detail(
     zoo: dict[str, RunDirectory], kind: str, told: str
 ) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await go_to(host, pilot, kind)
         await until(pilot, lambda: told in host.text)
 
-    drive(zoo["running"].path.parent, scenario)
 
-
-def test_typing_after_a_slash_filters_and_escape_brings_all_back(zoo: dict[str, RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_typing_after_a_slash_filters_and_escape_brings_all_back(zoo: dict[str, RunDirectory]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("slash", *"FAIL")
         await until(pilot, lambda: len(host.runs_screen.run_list.rows) == 1)
         assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
@@ -190,15 +183,13 @@ def test_typing_after_a_slash_filters_and_escape_brings_all_back(zoo: dict[str, 
         assert host.focused is host.runs_screen.run_list
         assert not host.runs_screen.query_one(Input).display
         assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
-
-    host = drive(zoo["running"].path.parent, scenario)
     assert [message.run for message in host.asked] == [zoo["failed"]]  # type: ignore[attr-defined]
 
 
-def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_moves_it(
+async def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_moves_it(
     zoo: dict[str, RunDirectory],
 ) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("down", "enter")
         await pilot.click(host.runs_screen.run_list, offset=(20, 4))
         await pilot.pause()
@@ -207,16 +198,14 @@ def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_moves_it(
         await pilot.click(host.runs_screen.run_list, offset=(20, 4))
         await pilot.pause()
         await pilot.press("end", "enter")
-        await until(pilot, lambda: bool(host.told))
-
-    host = drive(zoo["running"].path.parent, scenario)
+        await until(pilot, lambda: bool(host.reports))
     assert all(isinstance(message, OpenRun) for message in host.asked)
     assert [message.run for message in host.asked] == [zoo["paused"], zoo["finished"]]  # type: ignore[attr-defined]
-    assert "cannot open: the folder is no run" in host.told[0]
+    assert "cannot open: the folder is no run" in host.reports[0]
 
 
-def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[str, RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[str, RunDirectory]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         for kind, offered in {"running": False, "paused": True, "finished": True, "stopped": True}.items():
             await go_to(host, pilot, kind)
             await pilot.pause()
@@ -224,36 +213,30 @@ def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[str, R
             if not offered:
                 await pilot.press("R")
                 await pilot.pause()
-
-    host = drive(zoo["running"].path.parent, scenario)
     assert not host.asked and not zoo["running"].control.exists()
 
 
 @pytest.mark.parametrize("kind", ["stopped", "failed", "died", "half", "finished"])
-def test_a_run_without_a_trainer_is_resumed_by_the_application(
+async def test_a_run_without_a_trainer_is_resumed_by_the_application(
     zoo: dict[str, RunDirectory], kind: str
 ) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await go_to(host, pilot, kind)
         await pilot.press("R")
         await until(pilot, lambda: bool(host.asked))
-
-    host = drive(zoo["running"].path.parent, scenario)
     [message] = host.asked
     assert isinstance(message, ResumeRun) and message.run == zoo[kind]
 
 
 @pytest.mark.parametrize(("kind", "key"), [("stopped", "p"), ("died", "k"), ("failed", "s")])
-def test_what_makes_no_sense_for_a_run_is_told_and_not_done(
+async def test_what_makes_no_sense_for_a_run_is_told_and_not_done(
     zoo: dict[str, RunDirectory], kind: str, key: str
 ) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await go_to(host, pilot, kind)
         await pilot.press(key)
-        await until(pilot, lambda: bool(host.told))
-
-    host = drive(zoo["running"].path.parent, scenario)
-    assert kind in host.told[0] and not host.asked
+        await until(pilot, lambda: bool(host.reports))
+    assert kind in host.reports[0] and not host.asked
     assert not zoo[kind].control.exists()
 
 
@@ -267,7 +250,7 @@ def test_what_makes_no_sense_for_a_run_is_told_and_not_done(
         ("running", ["s", "y"], "stop"),
     ],
 )
-def test_a_living_run_is_steered_and_its_answer_told(
+async def test_a_living_run_is_steered_and_its_answer_told(
     zoo: dict[str, RunDirectory], kind: str, keys: list[str], verb: str
 ) -> None:
     trainer = ControlReader(zoo[kind])
@@ -279,43 +262,37 @@ def test_a_living_run_is_steered_and_its_answer_told(
             trainer.acknowledge(command, "it is done, after step 12")
         return bool(obeyed)
 
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await go_to(host, pilot, kind)
         for key in keys:
             await pilot.press(key)
         await until(pilot, trainer_obeys)
-        await until(pilot, lambda: any("it is done, after step 12" in told for told in host.told))
-
-    drive(zoo["running"].path.parent, scenario)
+        await until(pilot, lambda: any("it is done, after step 12" in told for told in host.reports))
     assert obeyed == [verb]
 
 
-def test_a_stop_that_is_not_confirmed_is_not_sent(zoo: dict[str, RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_a_stop_that_is_not_confirmed_is_not_sent(zoo: dict[str, RunDirectory]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("s")
         assert isinstance(host.screen, Confirm)
         await pilot.press("escape")
         await pilot.pause()
-
-    drive(zoo["running"].path.parent, scenario)
     assert not zoo["running"].control.exists()
 
 
-def test_leaving_does_not_wait_for_an_answer_that_is_outstanding(zoo: dict[str, RunDirectory]) -> None:
+async def test_leaving_does_not_wait_for_an_answer_that_is_outstanding(zoo: dict[str, RunDirectory]) -> None:
     begun = time.monotonic()
 
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo)) as (_, pilot):
         await pilot.press("k")
         await until(pilot, zoo["running"].control.exists)
-
-    drive(zoo["running"].path.parent, scenario)
     assert time.monotonic() - begun < 20
 
 
-def test_marked_runs_are_compared_in_the_order_of_the_list(zoo: dict[str, RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_marked_runs_are_compared_in_the_order_of_the_list(zoo: dict[str, RunDirectory]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("c")
-        await until(pilot, lambda: bool(host.told))
+        await until(pilot, lambda: bool(host.reports))
         await go_to(host, pilot, "failed")
         await pilot.press("space")
         assert host.runs_screen.run_list.highlighted.run == zoo["died"]  # type: ignore[union-attr]
@@ -328,20 +305,20 @@ def test_marked_runs_are_compared_in_the_order_of_the_list(zoo: dict[str, RunDir
         await go_to(host, pilot, "running")
         await pilot.press("c")
         await until(pilot, lambda: len(host.asked) == 2)
-
-    host = drive(zoo["running"].path.parent, scenario)
-    assert "two or more" in host.told[0]
+    assert "two or more" in host.reports[0]
     assert [message.runs for message in host.asked] == [  # type: ignore[attr-defined]
         (zoo["finished"], zoo["failed"]),
         (zoo["finished"], zoo["running"]),
     ]
 
 
-def test_deleting_asks_with_name_and_size_and_deletes_only_after_yes(zoo: dict[str, RunDirectory]) -> None:
-    root = zoo["running"].path.parent
+async def test_deleting_asks_with_name_and_size_and_deletes_only_after_yes(
+    zoo: dict[str, RunDirectory],
+) -> None:
+    root = root_of(zoo)
     (zoo["stopped"].path / "weights").write_bytes(bytes(3 << 20))
 
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root) as (host, pilot):
         await go_to(host, pilot, "stopped")
         await pilot.press("x")
         await until(pilot, lambda: isinstance(host.screen, Confirm))
@@ -353,28 +330,26 @@ def test_deleting_asks_with_name_and_size_and_deletes_only_after_yes(zoo: dict[s
         await pilot.press("x")
         await until(pilot, lambda: isinstance(host.screen, Confirm))
         await pilot.press("y")
-        await until(pilot, lambda: not zoo["stopped"].path.exists() and "is deleted" in "".join(host.told))
+        await until(pilot, lambda: not zoo["stopped"].path.exists() and "is deleted" in "".join(host.reports))
         await until(pilot, lambda: len(host.runs_screen.run_list.rows) == len(zoo) - 1)
         assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
-
-    drive(root, scenario)
     assert sum(1 for _ in root.iterdir()) == len(zoo) - 1
 
 
 @pytest.mark.parametrize("kind", ["running", "paused", "stale", "foreign"])
-def test_what_may_not_be_deleted_is_not_even_asked_about(zoo: dict[str, RunDirectory], kind: str) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_what_may_not_be_deleted_is_not_even_asked_about(
+    zoo: dict[str, RunDirectory], kind: str
+) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await go_to(host, pilot, kind)
         await pilot.press("x")
-        await until(pilot, lambda: bool(host.told))
+        await until(pilot, lambda: bool(host.reports))
         assert not isinstance(host.screen, Confirm)
-
-    host = drive(zoo["running"].path.parent, scenario)
-    assert "no run" in host.told[0] if kind == "foreign" else "stop it first" in host.told[0]
+    assert "no run" in host.reports[0] if kind == "foreign" else "stop it first" in host.reports[0]
     assert zoo[kind].path.is_dir()
 
 
-def test_e_exports_the_model_into_a_folder_that_is_asked_for(
+async def test_e_exports_the_model_into_a_folder_that_is_asked_for(
     zoo: dict[str, RunDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import workbench.export.export as exporting
@@ -386,7 +361,7 @@ def test_e_exports_the_model_into_a_folder_that_is_asked_for(
 
     monkeypatch.setattr(exporting, "export", export)
 
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         for kind, told in (("stopped", "Exported step 12"), ("failed", "it has no checkpoint")):
             await go_to(host, pilot, kind)
             await pilot.press("e")
@@ -399,82 +374,75 @@ def test_e_exports_the_model_into_a_folder_that_is_asked_for(
             assert isinstance(host.screen, AskText)
             entry.value = str(tmp_path / "model")
             await pilot.press("enter")
-            await until(pilot, lambda told=told: told in "".join(host.told))  # type: ignore[misc]
+            await until(pilot, lambda told=told: told in "".join(host.reports))  # type: ignore[misc]
         await pilot.press("e")
         await until(pilot, lambda: isinstance(host.screen, AskText))
         await pilot.press("escape")
         await until(pilot, lambda: host.screen is host.runs_screen)
+    assert len(host.reports) == 2
 
-    assert len(drive(zoo["running"].path.parent, scenario).told) == 2
 
-
-def test_y_copies_the_path(zoo: dict[str, RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_y_copies_the_path(zoo: dict[str, RunDirectory]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("down", "y")
         await pilot.pause()
+    assert host.copied == [str(zoo["paused"].path)]
 
-    assert drive(zoo["running"].path.parent, scenario).copied == [str(zoo["paused"].path)]
 
-
-def test_in_read_only_mode_nothing_is_changed_and_looking_still_works(zoo: dict[str, RunDirectory]) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_in_read_only_mode_nothing_is_changed_and_looking_still_works(
+    zoo: dict[str, RunDirectory],
+) -> None:
+    async with shown(root_of(zoo), read_only=True, size=(160, 24)) as (host, pilot):
         for kind in ("running", "stopped"):
             await go_to(host, pilot, kind)
             await pilot.press("p", "k", "s", "R", "e", "x")
             await pilot.pause()
             assert host.screen is host.runs_screen
-        assert not host.asked and not host.told
+        assert not host.asked and not host.reports
         for text in ("Delete", "Stop", "Resume"):
             assert f" {text}" not in host.text
         await pilot.press("enter", "y")
         await until(pilot, lambda: bool(host.asked and host.copied))
-
-    drive(zoo["running"].path.parent, scenario, read_only=True, size=(160, 24))
     assert not zoo["running"].control.exists()
 
 
-def test_the_list_follows_the_folder_without_reading_what_has_not_changed(
+async def test_the_list_follows_the_folder_without_reading_what_has_not_changed(
     zoo: dict[str, RunDirectory],
 ) -> None:
-    root = zoo["running"].path.parent
+    root = root_of(zoo)
 
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root, interval_s=0.1) as (host, pilot):
         screen = host.runs_screen
         await go_to(host, pilot, "stopped")
-        read = screen._summaries.read_folders
-        drawn = screen.run_list._strips
+        read = screen.summaries.read_folders
         looks: list[float] = []
-        look = screen._summaries.read
-        screen._summaries.read = lambda now: (looks.append(now), look(now))[1]  # type: ignore[assignment]
+        look = screen.summaries.read
+        screen.summaries.read = lambda now: (looks.append(now), look(now))[1]  # type: ignore[assignment]
         await until(pilot, lambda: len(looks) >= 3)
-        assert screen._summaries.read_folders == read
-        assert screen.run_list._strips is drawn
+        assert screen.summaries.read_folders == read
         newest = new_run(root, 11, "newest", status("training"))
         write_status(zoo["running"], status("stopped"))
         await until(pilot, lambda: len(screen.run_list.rows) == len(zoo) + 1)
         await until(pilot, lambda: screen.run_list.rows[1].state == "stopped")
         assert screen.run_list.rows[0].run == newest
         assert screen.run_list.highlighted.run == zoo["stopped"]  # type: ignore[union-attr]
-        assert screen._summaries.read_folders == read + 2
-
-    drive(root, scenario, interval_s=0.1)
+        assert screen.summaries.read_folders == read + 2
 
 
-def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+async def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
+    async with shown(tmp_path / "nowhere", size=(200, 24)) as (host, pilot):
         await pilot.press("enter", "x", "s", "R", "c", "y", "space", "up", "end")
         await pilot.pause()
         assert "There are no runs in" in host.text
-
-    assert not drive(tmp_path / "nowhere", scenario, size=(200, 24)).asked
+    assert not host.asked
 
 
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 60), (24, 8)])
 @pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN])
-def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
+async def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
     zoo: dict[str, RunDirectory], size: tuple[int, int], glyphs: Glyphs
 ) -> None:
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(root_of(zoo), size=size, glyphs=glyphs) as (host, pilot):
         for kind in NEWEST_FIRST:
             await go_to(host, pilot, kind)
             for panel in (host.runs_screen.run_list, host.runs_screen.query_one("#detail")):
@@ -487,16 +455,14 @@ def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
         text = "\n".join(host.text.splitlines()[:-1])  # the last line is the footer's
         assert text.isascii() is glyphs.ascii
 
-    drive(zoo["running"].path.parent, scenario, size=size, glyphs=glyphs)
 
-
-def test_many_rows_are_moved_through_with_the_cursor_always_in_sight(tmp_path: Path) -> None:
+async def test_many_rows_are_moved_through_with_the_cursor_always_in_sight(tmp_path: Path) -> None:
     for number in range(200):
         run = RunDirectory(tmp_path / f"20260101-{number:06d}-p-{number:06x}")
         run.path.mkdir()
         run.events.touch()
 
-    async def scenario(host: Host, pilot: Pilot[None]) -> None:
+    async with shown(tmp_path) as (host, pilot):
         listed = host.runs_screen.run_list
         page = listed.content_size.height - 2
         for key, place in (
@@ -509,8 +475,5 @@ def test_many_rows_are_moved_through_with_the_cursor_always_in_sight(tmp_path: P
         ):
             await pilot.press(key)
             assert listed.cursor == place
-            seen = "\n".join(strip.text for strip in listed._strips)
-            assert BLOCKS.selected in seen
+            assert BLOCKS.selected in "\n".join(picture(listed))
             assert f"{listed.first + 1}-" in str(listed.border_subtitle)
-
-    drive(tmp_path, scenario)

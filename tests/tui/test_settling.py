@@ -1,4 +1,4 @@
-"""What all tests of the screen wait by: nothing is looked at before everything that was begun has ended."""
+"""The waiting of all tests of the screen: nothing is looked at before everything that was begun has ended."""
 
 from __future__ import annotations
 
@@ -17,35 +17,41 @@ LINKS = 7
 
 
 class Chain(App[None]):
-    """A thread tells, which begins another, and so on; the last lets a timer draw. Another thread is called off."""
+    """A thread posts a message, which begins another, and so on; the last lets a timer draw."""
 
     class Link(Message):
         def __init__(self, number: int) -> None:
             super().__init__()
             self.number = number
 
-    def __init__(self) -> None:
+    def __init__(self, *, restless: bool = False) -> None:
         super().__init__()
         self.may_end = threading.Event()
+        self.restless = restless
 
     def compose(self) -> ComposeResult:
         yield Static("nothing yet")
 
     def on_mount(self) -> None:
         self._read(1)
+        if self.restless:
+            self.may_end.set()
+            self.set_interval(
+                0.001, lambda: self.query_one(Static).update(f"{asyncio.get_running_loop().time()}")
+            )
 
     @work(thread=True, group="read")
     def _read(self, number: int) -> None:
         self.post_message(self.Link(number))
 
     @work(thread=True, group="alone", exclusive=True, exit_on_error=False)
-    def _wait(self) -> None:
+    def wait(self) -> None:
         self.may_end.wait()
 
     @on(Link)
     def _go_on(self, event: Link) -> None:
         if event.number < 3:
-            self._wait()  # the one before it is cancelled
+            self.wait()  # the one before it is cancelled
         if event.number < LINKS:
             self._read(event.number + 1)
         else:
@@ -59,44 +65,23 @@ def test_a_chain_of_threads_and_timers_is_waited_for_to_its_end() -> None:
         async with app.run_test(size=(20, 2)) as pilot:
             await settled(pilot)
             assert text_of(app).startswith("all of it") and not len(app.workers)
-
-    asyncio.run(play())
-
-
-def test_a_worker_that_waits_for_an_answer_holds_nobody_up_where_it_is_named() -> None:
-    async def play() -> None:
-        app = Chain()
-        async with app.run_test(size=(20, 2)) as pilot:
-            await settled(pilot)
             app.may_end.clear()
-            app._wait()
-            await settled(pilot, but=("alone",))
+            app.wait()
+            await settled(pilot, but=("alone",))  # one that waits for an answer holds nobody up
             app.may_end.set()
 
     asyncio.run(play())
 
 
-def test_a_screen_that_never_rests_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_screen_that_never_rests_is_reported_unless_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("settled_pilot.LONGEST_S", 0.1)
 
-    async def play() -> None:
-        async with Chain().run_test() as pilot:
-            await settled(pilot)
-            monkeypatch.setattr("settled_pilot.at_rest", lambda pump: False)
+    async def play(ended: bool) -> None:
+        async with Chain(restless=True).run_test() as pilot:
+            if ended:
+                pilot.app.exit()
             await pilot.pause()
 
+    asyncio.run(play(ended=True))
     with pytest.raises(AssertionError, match="does not come to rest"):
-        asyncio.run(play())
-
-
-def test_what_an_application_that_has_ended_left_undrawn_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def play() -> None:
-        async with Chain().run_test() as pilot:
-            await settled(pilot)
-            monkeypatch.setattr("settled_pilot.at_rest", lambda pump: False)
-            pilot.app.exit()
-            await pilot.pause()
-
-    asyncio.run(play())
+        asyncio.run(play(ended=False))

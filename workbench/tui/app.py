@@ -1,9 +1,8 @@
-"""The application: which screen is seen, and what screens ask of it. Each screen is a file of its own in `screens/`.
+"""The application: which screen is seen, and the answers to what screens ask for.
 
 Three parts stand beside each other, each with its own stack of screens: presets, runs and the monitor. Screens know
-nothing of each other; they post the messages of `messages.py`, and these are answered here alone.
-
-A screen is imported when it is first seen: the first picture waits for nothing that it does not show.
+nothing of each other; they post the messages of `messages.py`, which are answered here alone. A screen is imported when
+it is first seen: the first picture waits for nothing that it does not show.
 
 Invariant: whatever ends the application, the terminal is as it was before.
 """
@@ -15,39 +14,32 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
-from textual.constants import DEFAULT_THEME
 from textual.screen import Screen
 from textual.scrollbar import ScrollBar, ScrollBarRender
-from textual.worker import WorkerFailed
 
 from workbench.errors import WorkbenchError
 from workbench.tui.context import AppContext
-from workbench.tui.hangup import ignore_continuing_without_terminal
 from workbench.tui.messages import CompareRuns, HidePanels, OpenPreset, OpenRun, ResumeRun, StartRun
 from workbench.tui.ui_state import read_ui_state, write_ui_state
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from workbench.runs import RunDirectory
-    from workbench.tui.keymap import Keymap
     from workbench.tui.run.screen import RunScreen
     from workbench.tui.screens.configure import ConfigureScreen
 
 PARTS = ("presets", "runs", "top")
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""Signals that end the screen as `q` does, but unasked. (Control-C is a key here, no signal.)"""
+"""Signals that end the screen without a question. (Control-C is a key here, no signal.)"""
 
 
 def _system_commands() -> type[Provider]:
@@ -70,7 +62,7 @@ class PlainScrollBarRender(ScrollBarRender):
 
 
 class WorkbenchApp(App[None]):
-    """The whole screen. `run`: begin with this run; else with the part named `part`, or the one seen last."""
+    """The whole screen. It begins with `run`, else with the part named `part`, else with the one seen last."""
 
     TITLE = "workbench"
     CSS_PATH = Path(__file__).with_name("workbench.tcss")
@@ -91,8 +83,7 @@ class WorkbenchApp(App[None]):
 
     def __init__(self, context: AppContext, *, part: str = "", run: RunDirectory | None = None) -> None:
         self._ui_state = read_ui_state()
-        self._chosen_part = bool(part or run)
-        """Whether somebody asked for this part; then it is not remembered as the one seen last."""
+        self._remembers_part = not (part or run)
         first = "runs" if run else part or self._ui_state.mode
         # Textual begins with this one: no other screen is made, styled and laid out before it.
         self.DEFAULT_MODE = first if first in PARTS else PARTS[0]  # type: ignore[misc]
@@ -100,19 +91,15 @@ class WorkbenchApp(App[None]):
         self.context = context
         # Textual keeps it for all scroll bars at once.
         ScrollBar.renderer = PlainScrollBarRender if context.glyphs.ascii else ScrollBarRender
-        self.failure: Exception | None = None
-        """What nobody expected and ended the application."""
         self._run = run
-        self._shown_run: RunScreen | None = None
-        """The screen that shows a run, in whatever part; it may have been left since."""
+        self._run_screen: RunScreen | None = None
+        """The last screen that showed a run; it may have been left since."""
         self._forms: list[ConfigureScreen] = []
-        """Those that were opened; they may have been left since."""
+        """The forms that were opened; they may have been left since."""
         for name, make in (("presets", self._presets), ("runs", self._runs), ("top", self._top)):
             self.add_mode(name, make)
         if self._ui_state.theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
-            # The first picture has its colours; its classes follow.
-            self.set_reactive(App.theme, self._ui_state.theme)
-            self.stylesheet.set_variables(self.get_css_variables())
+            self.theme = self._ui_state.theme
         self._first_theme = self.theme
 
     def _presets(self) -> Screen[None]:
@@ -124,7 +111,7 @@ class WorkbenchApp(App[None]):
         from workbench.tui.screens.runs import RunsScreen
 
         screen = RunsScreen(self.context)
-        screen.call_after_refresh(self._import_run)
+        screen.call_after_refresh(self._import_run_screen)
         return screen
 
     def _top(self) -> Screen[None]:
@@ -133,8 +120,8 @@ class WorkbenchApp(App[None]):
         return TopScreen(self.context, hidden=self._ui_state.hidden_panels)
 
     @work(thread=True, group="import", exit_on_error=False)
-    def _import_run(self) -> None:
-        """While somebody looks for a run in the list: what opening one would have to wait for."""
+    def _import_run_screen(self) -> None:
+        """Import what opening a run would wait for, while somebody looks for one in the list."""
         import workbench.tui.run.screen  # noqa: F401
 
     # Beginning and ending
@@ -143,24 +130,22 @@ class WorkbenchApp(App[None]):
         for number in ENDING:
             # Textual would leave the terminal as it is.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(number, self._end_by_signal, number)
-        ignore_continuing_without_terminal()
-        if self.theme != DEFAULT_THEME:
-            self.mutate_reactive(App.theme)
+                end = partial(self.exit, return_code=128 + number)
+                asyncio.get_running_loop().add_signal_handler(number, end)
         if self._run:
             self._open_run(self._run)
         self.call_after_refresh(self._begin_work)
 
     def _begin_work(self) -> None:
-        """What would hold up the first picture."""
+        """Begin what would hold up the first picture."""
         gc.enable()
         self._set_keys()
         self.context.monitor.start()
-        self._watch_newest()
+        self._watch_newest_run()
 
     @work(thread=True, group="watch", exit_on_error=False)
-    def _watch_newest(self) -> None:
-        """Until a run is shown: the newest one that trains here, and the disk of the runs."""
+    def _watch_newest_run(self) -> None:
+        """Have the monitor sample the newest run that trains here and the runs' disk, until a run is shown."""
         from workbench.runs.summary import newest_trainer
 
         root = self.context.runs_root.absolute()
@@ -171,70 +156,68 @@ class WorkbenchApp(App[None]):
         self.context.monitor.stop()
         if self.theme != self._first_theme:  # it was chosen here, not in the environment
             self._ui_state = replace(self._ui_state, theme=self.theme)
-        if not self._chosen_part:
+        if self._remembers_part:
             self._ui_state = replace(self._ui_state, mode=self.current_mode)
         write_ui_state(self._ui_state)
-
-    def _end_by_signal(self, number: int) -> None:
-        self.exit(return_code=128 + number)
-
-    def _fatal_error(self) -> None:
-        """Kept for whoever started this, who turns it into one line; Textual would print a traceback."""
-        error = self._exception
-        self.failure = error.error if isinstance(error, WorkerFailed) else error  # type: ignore[assignment]
-        self._close_messages_no_wait()
-
-    def panic(self, *renderables: RenderableType) -> None:
-        """The same for an exception that Textual can draw."""
-        if self._exception is None:
-            self._exception = RuntimeError(" ".join(map(str, renderables)))
-        self._fatal_error()
 
     @work(group="keys")
     async def _set_keys(self) -> None:
         """Take the user's own keys. Their names are checked in a thread: it imports every screen."""
         from workbench.presets import user_folder
-        from workbench.tui.keymap import FILE_NAME, read_keymap
 
         folder = user_folder()
-        path = None if folder is None else folder.parent / FILE_NAME
+        path = None if folder is None else folder.parent / "keymap.toml"
         if path is None or not path.exists():
             return
+        from workbench.tui.keymap import places, read_keymap
 
-        def read() -> Keymap:
-            from workbench.tui.bindings import places
-
-            return read_keymap(path, places())
-
-        keymap = await asyncio.to_thread(read)
+        keymap = await asyncio.to_thread(lambda: read_keymap(path, places()))
         self.set_keymap(keymap.keys)
         for problem in keymap.problems:
-            self.tell(problem, severity="warning")
-
-    @property
-    def _background_screens(self) -> list[Screen[Any]]:
-        """The screens that show through the one on top: none where that is opaque.
-
-        Textual counts the one beneath it always, and each message to that one would redraw all of the one on top.
-        """
-        return [] if self.screen.styles.background.a == 1 else super()._background_screens
+            self.report(problem, severity="warning")
 
     # What screens ask for
 
     def on_open_preset(self, message: OpenPreset) -> None:
         from workbench.tui.screens.configure import ConfigureScreen
 
-        form = ConfigureScreen(self.context, message.path)
+        self._open_form(ConfigureScreen(self.context, message.path))
+
+    @work(group="go")
+    async def _open_form(self, form: ConfigureScreen) -> None:
         self._forms = [*(each for each in self._forms if each.is_attached), form]
-        self._go("presets", form)
+        await self._show("presets")
+        await self.push_screen(form)
 
     def on_open_run(self, message: OpenRun) -> None:
         self._open_run(message.run)
 
-    def on_compare_runs(self, message: CompareRuns) -> None:
+    @work(group="go")
+    async def _open_run(self, run: RunDirectory) -> None:
+        """Show a run, in the place of another one that is shown."""
+        from workbench.tui.run.screen import RunScreen
+
+        await self._show("runs")
+        shown = self.screen
+        if isinstance(shown, RunScreen) and shown.run == run:
+            return
+        self._run_screen = RunScreen(self.context, run)
+        if isinstance(shown, RunScreen):
+            await self.switch_screen(self._run_screen)
+        else:
+            await self.push_screen(self._run_screen)
+
+    @work(group="go")
+    async def on_compare_runs(self, message: CompareRuns) -> None:
         from workbench.tui.screens.compare import CompareScreen
 
-        self._go("runs", CompareScreen(self.context, message.runs))
+        await self._show("runs")
+        await self.push_screen(CompareScreen(self.context, message.runs))
+
+    async def _show(self, part: str) -> None:
+        """Show a part as it was left."""
+        if self.current_mode != part:
+            await self.switch_mode(part)
 
     def on_start_run(self, message: StartRun) -> None:
         from workbench.runs import launch
@@ -248,7 +231,7 @@ class WorkbenchApp(App[None]):
 
     @work(group="resume", exclusive=True)
     async def _resume(self, run: RunDirectory) -> None:
-        """Ask what is to be changed, of a stopped run mostly nothing, and go on with it."""
+        """Ask for changes, of a stopped run mostly none, and go on with it."""
         from workbench.runs import launch
         from workbench.tui.run.resuming import ask_changes, overrides_in, steps_done
 
@@ -266,10 +249,10 @@ class WorkbenchApp(App[None]):
     def on_hide_panels(self, message: HidePanels) -> None:
         self._ui_state = replace(self._ui_state, hidden_panels=message.names)
 
-    def _may_change(self, else_what: str) -> bool:
-        """Whether this is more than a look; tells where it is not."""
+    def _may_change(self, consequence: str) -> bool:
+        """Tell whether this is more than a look; report where it is not."""
         if self.context.read_only:
-            self.tell(f"This is a read-only look: {else_what}.", severity="warning")
+            self.report(f"This is a read-only look: {consequence}.", severity="warning")
         return not self.context.read_only
 
     @work(group="begin")
@@ -281,37 +264,16 @@ class WorkbenchApp(App[None]):
         try:
             run = await asyncio.to_thread(begin)
         except WorkbenchError as error:
-            self.tell(str(error), severity="error")
-            return
-        self._open_run(run)
-
-    def _open_run(self, run: RunDirectory) -> None:
-        from workbench.tui.run.screen import RunScreen
-
-        self._go("runs", RunScreen(self.context, run))
-
-    @work(group="go")
-    async def _go(self, part: str, screen: Screen[None]) -> None:
-        """Put `screen` on top of a part and show that. A run that is shown already is shown once."""
-        if self.current_mode != part:
-            await self.switch_mode(part)
-        seen, wanted = _run_screen(self.screen), _run_screen(screen)
-        if seen is not None and wanted is not None and seen.run == wanted.run:
-            return
-        self._shown_run = wanted or self._shown_run
-        if seen is not None and wanted is not None:
-            await self.switch_screen(screen)
+            self.report(str(error), severity="error")
         else:
-            await self.push_screen(screen)
+            self._open_run(run)
 
     # Actions
 
-    def action_show_part(self, name: str) -> None:
-        """Show a part as it was left."""
-        if self.current_mode != name:
-            self.switch_mode(name)
-            if name == "top":
-                self._watch_newest()
+    async def action_show_part(self, name: str) -> None:
+        await self._show(name)
+        if name == "top":
+            self._watch_newest_run()
 
     def action_help(self) -> None:
         from workbench.tui.screens.help import HelpScreen
@@ -325,7 +287,7 @@ class WorkbenchApp(App[None]):
             await self.pop_screen()
 
     def action_leave(self) -> None:
-        """Back where there is something to go back to, else quit."""
+        """Go back where there is something to go back to, else quit."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
         else:
@@ -337,12 +299,10 @@ class WorkbenchApp(App[None]):
 
     @work(group="quit")
     async def _quit(self) -> None:
-        for form in self._forms:
-            if form.is_attached and not await form.may_quit():
+        for screen in (*self._forms, self._run_screen):
+            if screen is not None and screen.is_attached and not await screen.may_quit():
                 return
-        shown = self._shown_run
-        if shown is None or not shown.is_attached or await shown.may_leave():
-            self.exit()
+        self.exit()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         from workbench.tui.palette import actions_of
@@ -350,14 +310,6 @@ class WorkbenchApp(App[None]):
         yield from super().get_system_commands(screen)
         yield from actions_of(screen)
 
-    # Telling
-
-    def tell(self, message: str, *, severity: str = "information") -> None:
-        """A toast; `message` is plain text."""
+    def report(self, message: str, *, severity: str = "information") -> None:
+        """Show a toast; `message` is plain text."""
         self.notify(message, severity=severity, markup=False)  # type: ignore[arg-type]
-
-
-def _run_screen(screen: Screen[Any]) -> RunScreen | None:
-    """`screen`, where it shows a run; asked without importing what has not been needed yet."""
-    module = sys.modules.get("workbench.tui.run.screen")
-    return screen if module is not None and isinstance(screen, module.RunScreen) else None

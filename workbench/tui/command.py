@@ -1,11 +1,12 @@
-"""From a command line to the screen and back: what it stands on, and how it ended.
+"""The way from a command line to the screen and back.
 
-Invariant: an exception that ended the screen comes out of here as itself, when the terminal is as it was.
+Invariant: an exception that ended the screen is raised here, when the terminal is as it was.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import locale
 import os
 from pathlib import Path
@@ -19,20 +20,22 @@ if TYPE_CHECKING:
     from workbench.runs import RunDirectory
 
 
-class LateSampler:
-    """The machine's sampler, imported when it is started, which is after the first picture."""
+class ScreenError(Exception):
+    """An exception in the screen that nobody expected. Its cause holds the traceback as text."""
+
+
+class LazySampler:
+    """The machine's sampler, imported when it is started: its import takes as long as half of the first picture."""
 
     def __init__(self) -> None:
         self._sampler: Sampler | None = None
         self._watched: tuple[int | None, tuple[Path, ...]] = (None, ())
 
     def start(self) -> None:
-        if self._sampler is None:
-            from workbench.monitor.sampler import Sampler
+        from workbench.monitor.sampler import Sampler
 
-            self._sampler = Sampler()
-            pid, folders = self._watched
-            self._sampler.watch(pid=pid, folders=folders)
+        self._sampler = Sampler()
+        self.watch(pid=self._watched[0], folders=self._watched[1])
         self._sampler.start()
 
     def stop(self) -> None:
@@ -57,32 +60,41 @@ def show(
     read_only: bool = False,
     plain: bool = False,
 ) -> int:
-    """Show the screen until it is left; its exit code. `part`, `run`: what it begins with (see `WorkbenchApp`)."""
+    """Show the screen until it is left, and return its exit code. `part`, `run`: see `WorkbenchApp`.
+
+    Raises ScreenError where an exception ended it.
+    """
     # Until the first picture next to nothing becomes garbage, and looking for it takes a tenth of that time.
     gc.disable()
+    from rich.console import Console
+
     from workbench.tui.app import WorkbenchApp
     from workbench.tui.context import AppContext
     from workbench.tui.glyphs import BLOCKS, PLAIN
 
-    context = AppContext(
-        runs_root=root,
-        monitor=LateSampler(),
-        glyphs=PLAIN if plain or not draws_blocks() else BLOCKS,
-        read_only=read_only,
-    )
-    app = WorkbenchApp(context, part=part, run=run)
+    glyphs = PLAIN if plain or not draws_blocks() else BLOCKS
+    app = WorkbenchApp(AppContext(root, LazySampler(), glyphs, read_only=read_only), part=part, run=run)
     if "SSH_CONNECTION" in os.environ and "TEXTUAL_ANIMATIONS" not in os.environ:
         app.animation_level = "none"
+    errors = io.StringIO()
+    app.error_console = Console(file=errors, width=200, markup=False, highlight=False)
     try:
         app.run()
     finally:
         gc.enable()
-    if app.failure is not None:
-        raise app.failure
+    if errors.getvalue():
+        raise ScreenError(_last_sentence(errors.getvalue())) from Exception(errors.getvalue())
     return app.return_code or EXIT_DONE
 
 
+def _last_sentence(report: str) -> str:
+    """Return the exception's own line, which stands below the box of the traceback."""
+    lines = [line.strip() for line in report.splitlines() if line.strip()]
+    below = next((place for place in reversed(range(len(lines))) if lines[place][0] in "╰+"), -1)
+    return " ".join(lines[below + 1 :])
+
+
 def draws_blocks() -> bool:
-    """Whether this terminal can be expected to show blocks and braille: it takes UTF-8, and is not the bare console."""
+    """Tell whether this terminal can be expected to show blocks and braille: UTF-8, and not the bare console."""
     encoding = locale.getpreferredencoding(False).lower().replace("-", "")
     return encoding == "utf8" and os.environ.get("TERM") != "linux"

@@ -1,4 +1,4 @@
-"""What the screens stand on, given once: where runs and presets are, how to draw, the clock and the monitor.
+"""The context that every screen gets: the folder of runs, the monitor, the characters, the clock.
 
 Tests give their own clock and monitor, so that a picture is the same every time.
 """
@@ -18,14 +18,14 @@ if TYPE_CHECKING:  # it would hold up the first picture
 
 
 class Monitor(Protocol):
-    """Samples in threads of its own; `latest` never waits."""
+    """A sampler with threads of its own: `latest` never waits."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
     def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
-        """From now on sample this process and the disks under these folders."""
+        """Sample this process and the disks under these folders from now on."""
 
     @property
     def latest(self) -> MonitorSample | None:
@@ -44,4 +44,4 @@ class AppContext:
     interval_s: float = 0.5
     """Between two looks at runs and samples."""
     read_only: bool = False
-    """Whether runs are only watched: nothing is started, steered or deleted."""
+    """Runs are only watched: nothing is started, steered or deleted."""

@@ -1,4 +1,4 @@
-"""What the command palette finds beside Textual's own commands: every action of the screen that is seen, presets, runs.
+"""The command palette's entries: every action of the screen that is seen, presets and runs.
 
 Invariant: nothing here touches a widget; a chosen row is a message or an action of the application.
 """
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from textual.app import SystemCommand
     from textual.screen import Screen
 
-MOST_RUNS = 200
-"""The newest of them."""
+NEWEST_RUNS = 200
 
 
 class Row(NamedTuple):
@@ -32,21 +31,19 @@ class Row(NamedTuple):
 
 
 def actions_of(screen: Screen[object]) -> Iterator[SystemCommand]:
-    """The actions that hold on `screen` now, each with its key."""
+    """Yield the actions that hold on `screen` now, each with its key."""
     from textual.app import SystemCommand
 
     seen = set()
     for node, binding, enabled, _ in screen.active_bindings.values():
-        if not enabled or not binding.description or binding.system or binding.action in seen:
-            continue
-        seen.add(binding.action)
-        key = screen.app.get_key_display(binding)
-        run = partial(screen.app.run_action, binding.action, default_namespace=node)
-        yield SystemCommand(binding.description, f"Key: {key}", run)
+        if enabled and binding.description and not binding.system and binding.action not in seen:
+            seen.add(binding.action)
+            run = partial(screen.app.run_action, binding.action, default_namespace=node)
+            yield SystemCommand(binding.description, f"Key: {screen.app.get_key_display(binding)}", run)
 
 
 class PresetsAndRuns(Provider):
-    """Presets open in the form, runs on the run screen."""
+    """Presets, which open in the form, and runs, which open on the run's screen."""
 
     async def startup(self) -> None:
         self._rows = await asyncio.to_thread(lambda: [*self._presets(), *self._runs()])
@@ -57,15 +54,12 @@ class PresetsAndRuns(Provider):
         except WorkbenchError:
             return
         for preset in presets:
-            yield Row(
-                f"Preset: {preset.name}",
-                preset.description,
-                partial(self.app.post_message, OpenPreset(preset.path)),
-            )
+            choose = partial(self.app.post_message, OpenPreset(preset.path))
+            yield Row(f"Preset: {preset.name}", preset.description, choose)
 
     def _runs(self) -> Iterator[Row]:
         root = self.app.context.runs_root  # type: ignore[attr-defined]
-        for run in RunDirectory.list(root)[:MOST_RUNS]:
+        for run in RunDirectory.list(root)[:NEWEST_RUNS]:
             yield Row(f"Run: {run.name}", str(run.path), partial(self.app.post_message, OpenRun(run)))
 
     async def discover(self) -> Hits:
@@ -75,6 +69,5 @@ class PresetsAndRuns(Provider):
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for row in self._rows:
-            score = matcher.match(row.text)
-            if score > 0:
+            if (score := matcher.match(row.text)) > 0:
                 yield Hit(score, matcher.highlight(row.text), row.choose, help=row.help)

@@ -1,6 +1,6 @@
-"""What the screen remembers from one time to the next: the theme, and the panels that were hidden.
+"""The part of the screen that comes back the next time: theme, part, hidden panels.
 
-Invariant: a file that is missing, damaged or from another version costs nothing but the memory.
+Invariant: a file that is missing, damaged or of another version costs nothing but the memory.
 """
 
 from __future__ import annotations
@@ -16,29 +16,25 @@ FILE_NAME = "screen.json"
 @dataclass(frozen=True)
 class UiState:
     theme: str = ""
-    """A theme's name; empty: the default."""
+    """The name of a theme; empty: the default."""
     mode: str = ""
     """The part of the screen that was seen last: "presets", "runs" or "top"."""
     hidden_panels: tuple[str, ...] = ()
-    """Of the monitor, by their ids."""
+    """The ids of the monitor's hidden panels."""
 
 
 def read_ui_state() -> UiState:
-    """What was written last; the defaults where that cannot be read."""
+    """Return what was written last, and the defaults where that cannot be read."""
     try:
         values = json.loads(read_cached(FILE_NAME) or "{}")
-    except ValueError:
+        hidden = values.get("hidden_panels", [])
+        state = UiState(values.get("theme", ""), values.get("mode", ""), tuple(hidden))
+    except (ValueError, TypeError, AttributeError):
         return UiState()
-    if not isinstance(values, dict):
-        return UiState()
-    theme, mode, hidden = values.get("theme"), values.get("mode"), values.get("hidden_panels")
-    return UiState(
-        theme if isinstance(theme, str) else "",
-        mode if isinstance(mode, str) else "",
-        tuple(name for name in hidden if isinstance(name, str)) if isinstance(hidden, list) else (),
-    )
+    texts = (state.theme, state.mode, *state.hidden_panels)
+    return state if isinstance(hidden, list) and all(isinstance(text, str) for text in texts) else UiState()
 
 
-def write_ui_state(remembered: UiState) -> None:
-    """Keep it, whole or not at all."""
-    write_cached(FILE_NAME, json.dumps(asdict(remembered)))
+def write_ui_state(state: UiState) -> None:
+    """Write the file, whole or not at all."""
+    write_cached(FILE_NAME, json.dumps(asdict(state)))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import pty
 import signal
+import sys
+import time
 from typing import NoReturn
 
 import pytest
 from screen_host import text_of, until
-from textual.pilot import Pilot
-from whole_app import App, House, Scenario, settled
+from whole_app import House, settled
 
-from workbench.runs import RunDirectory
 from workbench.tui import command
 from workbench.tui.app import ENDING, WorkbenchApp
 from workbench.tui.form.preset_list import PresetTable
@@ -20,10 +23,10 @@ from workbench.tui.screens.configure import ConfigureScreen
 
 
 @pytest.mark.parametrize("key", ["escape", "q"])
-def test_a_key_goes_back_to_the_part_and_q_then_quits(house: House, key: str) -> None:
+async def test_a_key_goes_back_to_the_part_and_q_then_quits(house: House, key: str) -> None:
     path = house.preset("tiny")
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         app.screen.post_message(OpenPreset(path))
         await until(pilot, lambda: app.shown == "ConfigureScreen")
         await settled(pilot)
@@ -36,36 +39,22 @@ def test_a_key_goes_back_to_the_part_and_q_then_quits(house: House, key: str) ->
         await pilot.press("q")
         await until(pilot, lambda: app.return_code == 0)
 
-    house.drive(scenario)
-
 
 @pytest.mark.parametrize("part", ["presets", "runs", "top"])
-def test_q_quits_from_every_part(house: House, part: str) -> None:
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+async def test_q_quits_from_every_part(house: House, part: str) -> None:
+    async with house.shown(part=part) as (app, pilot):
         await pilot.press("q")
         await until(pilot, lambda: app.return_code == 0)
 
-    house.drive(scenario, part=part)
-
-
-def quit_with_run(run: RunDirectory, *keys: str) -> Scenario:
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
-        app.post_message(OpenRun(run))
-        await until(pilot, lambda: app.shown == "RunScreen")
-        await settled(pilot)
-        await pilot.press(*keys)
-
-    return scenario
-
 
 @pytest.mark.parametrize("keys", [("ctrl+q",), ("M", "ctrl+q"), ("P", "q")], ids="+".join)
-def test_quitting_asks_where_a_living_run_is_watched_from_whatever_part(
+async def test_quitting_asks_where_a_living_run_is_watched_from_whatever_part(
     house: House, keys: tuple[str, ...]
 ) -> None:
     run = house.run(living=True)
-
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
-        await quit_with_run(run, *keys)(app, pilot)
+    async with house.shown() as (app, pilot):
+        await app.open(pilot, OpenRun(run), "RunScreen")
+        await pilot.press(*keys)
         await until(pilot, lambda: app.shown == "Choice")
         await pilot.press("ctrl+q")  # a second time asks no second question
         await settled(pilot)
@@ -78,39 +67,32 @@ def test_quitting_asks_where_a_living_run_is_watched_from_whatever_part(
         await until(pilot, lambda: app.shown == "Choice")
         await pilot.press("1")  # detach
         await until(pilot, lambda: app.return_code == 0)
-
-    house.drive(scenario)
     assert not run.control.exists()
 
 
-def test_quitting_asks_nothing_where_the_run_has_ended_or_was_left(house: House) -> None:
-    ended, living = house.run(1), house.run(2, living=True)
-
-    async def left(app: App, pilot: Pilot[None]) -> None:
-        await quit_with_run(living, "escape")(app, pilot)
-        await until(pilot, lambda: app.shown == "Choice")
-        await pilot.press("1")
-        await until(pilot, lambda: app.stack == ["RunsScreen"])
+@pytest.mark.parametrize("living", [False, True], ids=["ended", "left"])
+async def test_quitting_asks_nothing_where_the_run_has_ended_or_was_left(house: House, living: bool) -> None:
+    async with house.shown() as (app, pilot):
+        await app.open(pilot, OpenRun(house.run(living=living)), "RunScreen")
+        if living:
+            await pilot.press("escape")
+            await until(pilot, lambda: app.shown == "Choice")
+            await pilot.press("1")
+            await until(pilot, lambda: app.stack == ["RunsScreen"])
         await pilot.press("ctrl+q")
         await until(pilot, lambda: app.return_code == 0)
-
-    async def over(app: App, pilot: Pilot[None]) -> None:
-        await quit_with_run(ended, "ctrl+q")(app, pilot)
-        await until(pilot, lambda: app.return_code == 0)
-
-    house.drive(left)
-    house.drive(over)
 
 
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_ends_it_with_its_own_exit_code(house: House, number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
-        os.kill(os.getpid(), number)
-        await until(pilot, lambda: app.return_code == 128 + number)
+    async def play() -> None:
+        async with house.shown() as (app, pilot):
+            os.kill(os.getpid(), number)
+            await until(pilot, lambda: app.return_code == 128 + number)
 
-    house.drive(scenario)
+    asyncio.run(play())
     assert signal.getsignal(number) == before
 
 
@@ -118,38 +100,66 @@ def fail(*_: object) -> NoReturn:
     raise RuntimeError("no [picture]")
 
 
-def test_a_screen_that_fails_ends_it_with_that_exception_alone(
-    house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+async def fail_later() -> NoReturn:
+    raise KeyError("of a worker")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [("drawing", r"^RuntimeError: no \[picture\]$"), ("worker", "KeyError.*of a worker")],
+)
+def test_an_exception_ends_the_screen_and_is_raised_without_anything_printed(
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+    message: str,
 ) -> None:
-    monkeypatch.setattr(PresetTable, "render_line", fail)
-    headless = WorkbenchApp.run
-    monkeypatch.setattr(WorkbenchApp, "run", lambda self: headless(self, headless=True, size=(80, 24)))
-    with pytest.raises(RuntimeError, match=r"no \[picture\]"):
+    if where == "drawing":
+        monkeypatch.setattr(PresetTable, "render_line", fail)
+    else:
+        monkeypatch.setattr(
+            WorkbenchApp, "on_load", lambda self: self.run_worker(fail_later()), raising=False
+        )
+    run = WorkbenchApp.run
+    monkeypatch.setattr(WorkbenchApp, "run", lambda self: run(self, headless=True, size=(80, 24)))
+    with pytest.raises(command.ScreenError, match=message) as raised:
         command.show(house.runs)
+    assert "Traceback" in str(raised.value.__cause__)
     printed = capsys.readouterr()
     assert printed.out == printed.err == ""
 
 
-def test_a_worker_that_fails_ends_it_with_its_own_exception(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def work() -> NoReturn:
-        raise KeyError("of a worker")
-
-    monkeypatch.setattr(WorkbenchApp, "on_load", lambda self: self.run_worker(work()), raising=False)
-    headless = WorkbenchApp.run
-    monkeypatch.setattr(WorkbenchApp, "run", lambda self: headless(self, headless=True, size=(80, 24)))
-    with pytest.raises(KeyError, match="of a worker"):
-        command.show(house.runs)
+def test_a_terminal_that_goes_away_ends_the_screen(house: House) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(
+            sys.executable, [sys.executable, "-m", "workbench"], {**os.environ, "TERM": "xterm-256color"}
+        )
+    try:
+        shown = b""
+        while b"\x1b[?1049h" not in shown:  # it has begun
+            shown += os.read(terminal, 65536)
+        os.close(terminal)
+        deadline = time.monotonic() + 60
+        ended = 0, 0
+        while not ended[0] and time.monotonic() < deadline:
+            time.sleep(0.05)
+            ended = os.waitpid(pid, os.WNOHANG)
+        assert ended[0] == pid, "it did not end"
+        assert os.waitstatus_to_exitcode(ended[1]) in (128 + signal.SIGHUP, -signal.SIGHUP)
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("keys", [("ctrl+q",), ("M", "q")], ids="+".join)
-def test_quitting_asks_where_a_form_has_changes_that_are_not_saved(
+async def test_quitting_asks_where_a_form_has_changes_that_are_not_saved(
     house: House, keys: tuple[str, ...]
 ) -> None:
     path = house.preset("tiny")
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         app.screen.post_message(OpenPreset(path))
         await until(pilot, lambda: app.shown == "ConfigureScreen")
         await settled(pilot)
@@ -171,5 +181,3 @@ def test_quitting_asks_where_a_form_has_changes_that_are_not_saved(
         await until(pilot, lambda: app.shown == "Confirm")
         await pilot.press("y")
         await until(pilot, lambda: app.return_code == 0)
-
-    house.drive(scenario)

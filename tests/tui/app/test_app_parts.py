@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 from screen_host import until
-from textual.pilot import Pilot
 from textual.widgets import Input, Static
 from whole_app import App, House, settled
 
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory, launch
 from workbench.tui.messages import CompareRuns, OpenPreset, OpenRun, ResumeRun, StartRun
+from workbench.tui.screens.live_screen import LiveScreen
 
 
-def test_each_part_keeps_what_lies_on_it(house: House) -> None:
+async def test_each_part_keeps_what_lies_on_it(house: House) -> None:
     path, run = house.preset("tiny"), house.run()
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         assert app.shown == "PresetsScreen"
         app.screen.post_message(OpenPreset(path))
         await until(pilot, lambda: app.shown == "ConfigureScreen")
         form = app.screen
-        app.action_show_part("runs")
+        await app.action_show_part("runs")
         await until(pilot, lambda: app.shown == "RunsScreen")
         app.screen.post_message(OpenRun(run))
         await until(pilot, lambda: app.shown == "RunScreen")
@@ -37,13 +37,11 @@ def test_each_part_keeps_what_lies_on_it(house: House) -> None:
         await until(pilot, lambda: app.screen is form)
         assert app.stack == ["PresetsScreen", "ConfigureScreen"]
 
-    house.drive(scenario)
 
-
-def test_a_run_that_is_shown_is_shown_once_and_another_takes_its_place(house: House) -> None:
+async def test_a_run_that_is_shown_is_shown_once_and_another_takes_its_place(house: House) -> None:
     first, second = house.run(1), house.run(2)
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         for asked in (first, first, second):
             app.post_message(OpenRun(asked))
             await until(pilot, lambda asked=asked: getattr(app.screen, "run", None) == asked)
@@ -54,10 +52,10 @@ def test_a_run_that_is_shown_is_shown_once_and_another_takes_its_place(house: Ho
         assert app.screen.runs == (first, second)  # type: ignore[attr-defined]
         assert app.stack == ["RunsScreen", "RunScreen", "CompareScreen"]
 
-    house.drive(scenario)
 
-
-def test_a_configuration_is_started_and_its_run_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_configuration_is_started_and_its_run_shown(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = house.run()
     asked: list[tuple[str, str, Path]] = []
 
@@ -67,12 +65,10 @@ def test_a_configuration_is_started_and_its_run_shown(house: House, monkeypatch:
 
     monkeypatch.setattr(launch, "start", start)
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         app.screen.post_message(StartRun("[train]\nsteps = 3\n", "tiny"))
         await until(pilot, lambda: app.shown == "RunScreen")
         assert app.screen.run == run  # type: ignore[attr-defined]
-
-    house.drive(scenario)
     assert asked == [("[train]\nsteps = 3\n", "tiny", house.runs)]
 
 
@@ -80,14 +76,14 @@ def test_a_configuration_is_started_and_its_run_shown(house: House, monkeypatch:
     ("typed", "changes"),
     [("", []), ("train.steps=200 data.source='a b'", ["train.steps=200", "data.source=a b"])],
 )
-def test_a_run_is_resumed_with_the_changes_that_are_typed_and_shown(
+async def test_a_run_is_resumed_with_the_changes_that_are_typed_and_shown(
     house: House, monkeypatch: pytest.MonkeyPatch, typed: str, changes: list[str]
 ) -> None:
     run = house.run()
     resumed: list[tuple[RunDirectory, list[str]]] = []
     monkeypatch.setattr(launch, "resume", lambda run, overrides: resumed.append((run, overrides)))
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         await pilot.press("H")
         await until(pilot, lambda: app.shown == "RunsScreen")
         await settled(pilot)
@@ -109,13 +105,11 @@ def test_a_run_is_resumed_with_the_changes_that_are_typed_and_shown(
         field.value = typed
         await pilot.press("enter")
         await until(pilot, lambda: app.shown == "RunScreen")
-
-    house.drive(scenario)
     assert resumed == [(run, changes)]
 
 
 @pytest.mark.parametrize("shown", ["RunsScreen", "RunScreen"])
-def test_a_run_that_has_done_all_its_steps_is_asked_for_more_of_them(
+async def test_a_run_that_has_done_all_its_steps_is_asked_for_more_of_them(
     house: House, monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
     run = house.run(finished=True)
@@ -126,7 +120,7 @@ def test_a_run_that_has_done_all_its_steps_is_asked_for_more_of_them(
     def problem(app: App) -> str:
         return str(app.screen.query_one("#wrong", Static).render())
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         await pilot.press("H")
         await until(pilot, lambda: app.shown == "RunsScreen")
         await settled(pilot)
@@ -152,12 +146,10 @@ def test_a_run_that_has_done_all_its_steps_is_asked_for_more_of_them(
         field.value = "train.steps="
         await pilot.press("end", "2", "0", "enter")
         await until(pilot, lambda: bool(resumed))
-
-    house.drive(scenario)
     assert resumed == [["train.steps=20"]]
 
 
-def test_what_cannot_be_started_is_told_and_nothing_else_happens(
+async def test_what_cannot_be_started_is_told_and_nothing_else_happens(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> RunDirectory:
@@ -166,21 +158,21 @@ def test_what_cannot_be_started_is_told_and_nothing_else_happens(
     monkeypatch.setattr(launch, "start", refuse)
     monkeypatch.setattr(launch, "resume", refuse)
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         for message in (StartRun("", "tiny"), ResumeRun(house.run())):
-            app.told.clear()
+            app.reports.clear()
             app.screen.post_message(message)
             if isinstance(message, ResumeRun):
                 await until(pilot, lambda: app.shown == "AskText")
                 await pilot.press("enter")
-            await until(pilot, lambda: bool(app.told))
-            assert app.told == [("tiny: train.steps = 0: must be at least 1 [not markup]", "error")]
+            await until(pilot, lambda: bool(app.reports))
+            assert app.reports == [("tiny: train.steps = 0: must be at least 1 [not markup]", "error")]
             assert app.stack == ["PresetsScreen"]
 
-    house.drive(scenario)
 
-
-def test_a_read_only_look_starts_and_resumes_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_only_look_starts_and_resumes_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> RunDirectory:
         raise AssertionError("it was started")
 
@@ -188,64 +180,57 @@ def test_a_read_only_look_starts_and_resumes_nothing(house: House, monkeypatch: 
     monkeypatch.setattr(launch, "resume", fail)
     run = house.run()
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown(read_only=True) as (app, pilot):
         app.screen.post_message(StartRun("", "tiny"))
         app.screen.post_message(ResumeRun(run))
-        await until(pilot, lambda: len(app.told) == 2)
+        await until(pilot, lambda: len(app.reports) == 2)
         await settled(pilot)
-        assert all("read-only" in said for said, _ in app.told)
+        assert all("read-only" in said for said, _ in app.reports)
         assert app.stack == ["PresetsScreen"]
 
-    house.drive(scenario, read_only=True)
 
-
-def test_the_monitor_samples_while_the_application_lasts(house: House) -> None:
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+async def test_the_monitor_samples_while_the_application_lasts(house: House) -> None:
+    async with house.shown() as (_, pilot):
         await until(pilot, lambda: house.monitor.begun == 1)
         assert house.monitor.ended == 0
-
-    house.drive(scenario)
     assert (house.monitor.begun, house.monitor.ended) == (1, 1)
 
 
 @pytest.mark.parametrize("part", ["runs", "top"])
-def test_it_begins_with_the_part_that_is_asked_for(house: House, part: str) -> None:
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+async def test_it_begins_with_the_part_that_is_asked_for(house: House, part: str) -> None:
+    async with house.shown(part=part) as (app, _):
         assert app.stack == [{"runs": "RunsScreen", "top": "TopScreen"}[part]]
 
-    house.drive(scenario, part=part)
 
-
-def test_it_begins_with_the_run_that_is_asked_for(house: House) -> None:
+async def test_it_begins_with_the_run_that_is_asked_for(house: House) -> None:
     run = house.run()
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown(run=run) as (app, pilot):
         await until(pilot, lambda: app.shown == "RunScreen")
         assert app.stack == ["RunsScreen", "RunScreen"]
 
-    house.drive(scenario, run=run)
 
-
-def test_a_screen_that_is_covered_draws_nothing_and_lets_the_one_on_top_be(house: House) -> None:
+async def test_a_screen_that_is_covered_reads_nothing_until_it_can_be_seen(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = house.run()
-    drawn: list[str] = []
-
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown(part="runs") as (app, pilot):
         beneath = app.screen
-        app.post_message(OpenRun(run))
-        await until(pilot, lambda: app.shown == "RunScreen")
-        await settled(pilot)
-        display = app._display
-        app._display = lambda screen, update: (drawn.append(type(screen).__name__), display(screen, update))  # type: ignore[method-assign]
-        beneath.query_one("#runs").refresh()
-        beneath.query_one("#runs").refresh(layout=True)
-        await settled(pilot)
-        assert not beneath.is_current and drawn == []
-        await pilot.press("question_mark")  # help lets it show through
-        await until(pilot, lambda: app.shown == "HelpScreen")
-        assert app.screen_stack[-2].is_current and not beneath.is_current
-        await pilot.press("escape", "escape")
-        await until(pilot, lambda: app.screen is beneath)
-        assert beneath.is_current
-
-    house.drive(scenario, part="runs")
+        assert isinstance(beneath, LiveScreen)
+        looks: list[str] = []
+        await app.open(pilot, OpenRun(run), "RunScreen")
+        monkeypatch.setattr(type(beneath), "look", lambda self: looks.append("runs"))
+        monkeypatch.setattr(type(app.screen), "look", lambda self: looks.append("run"))
+        for key, screen, expected in (
+            ("", "RunScreen", ["run"]),
+            ("question_mark", "HelpScreen", ["run"]),  # which lets it show through
+            ("escape", "RunScreen", ["run"]),
+            ("escape", "RunsScreen", ["runs"]),
+        ):
+            await pilot.press(*filter(None, [key]))
+            await until(pilot, lambda screen=screen: app.shown == screen)
+            looks.clear()
+            for each in (beneath, *app.screen_stack[1:2]):
+                if isinstance(each, LiveScreen) and each.is_attached:
+                    each.tick()
+            assert looks == expected[: len(app.screen_stack)], screen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from screen_host import text_of as screen_text
 from screen_host import until
 from textual.binding import ActiveBinding
 from textual.pilot import Pilot
@@ -26,7 +27,7 @@ def text_of(screen: Screen[Any]) -> str:
     return "\n".join(str(each.render()) for each in screen.query(Static))
 
 
-def test_help_lists_exactly_the_bindings_that_hold_on_each_screen(house: House) -> None:
+async def test_help_lists_exactly_the_bindings_that_hold_on_each_screen(house: House) -> None:
     path, run = house.preset("tiny"), house.run()
 
     async def check(app: App, pilot: Pilot[None]) -> None:
@@ -45,25 +46,19 @@ def test_help_lists_exactly_the_bindings_that_hold_on_each_screen(house: House) 
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is beneath)
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         await check(app, pilot)
-        app.post_message(OpenPreset(path))
-        await until(pilot, lambda: app.shown == "ConfigureScreen")
-        await settled(pilot)
+        await app.open(pilot, OpenPreset(path), "ConfigureScreen")
         await check(app, pilot)
-        app.post_message(OpenRun(run))
-        await until(pilot, lambda: app.shown == "RunScreen")
-        await settled(pilot)
+        await app.open(pilot, OpenRun(run), "RunScreen")
         await check(app, pilot)
         await pilot.press("M")
         await until(pilot, lambda: app.shown == "TopScreen")
         await check(app, pilot)
 
-    house.drive(scenario)
 
-
-def test_the_words_of_the_focused_panel_come_first_and_those_of_its_screen_after(house: House) -> None:
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+async def test_the_words_of_the_focused_panel_come_first_and_those_of_its_screen_after(house: House) -> None:
+    async with house.shown(part="top") as (app, pilot):
         app.screen.query_one("#gpu").focus()
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
@@ -73,37 +68,30 @@ def test_the_words_of_the_focused_panel_come_first_and_those_of_its_screen_after
         await pilot.press("question_mark")  # the same key closes it
         await until(pilot, lambda: app.shown == "TopScreen")
 
-    house.drive(scenario, part="top")
 
-
-def test_keys_of_the_users_own_are_the_ones_told(house: House) -> None:
+async def test_keys_of_the_users_own_are_the_ones_told(house: House) -> None:
     house.keymap('[keys]\n"top.freeze" = "f9"\n')
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown(part="top") as (app, pilot):
         await until(pilot, lambda: "f9" in app.screen.active_bindings)
         assert ("f9", "Freeze") in keys_of(app.screen)["Monitor"]
         assert "z" not in {key for rows in keys_of(app.screen).values() for key, _ in rows}
 
-    house.drive(scenario, part="top")
 
-
-def test_help_is_drawn_in_ascii_where_that_is_asked_for_and_fits_a_small_terminal(house: House) -> None:
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+async def test_help_is_drawn_in_ascii_where_that_is_asked_for_and_fits_a_small_terminal(house: House) -> None:
+    async with house.shown(size=(60, 16), glyphs=PLAIN, part="top") as (app, pilot):
         await pilot.press("f1")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         await settled(pilot)
-        strips = app.screen._compositor.render_strips()
-        lines = ["".join(segment.text for segment in strip) for strip in strips]
+        lines = screen_text(app).splitlines()
         assert all(len(line) == 60 for line in lines) and len(lines) == 16
         assert all(line.isascii() for line in lines), [line for line in lines if not line.isascii()]
 
-    house.drive(scenario, size=(60, 16), glyphs=PLAIN, part="top")
 
-
-def test_in_a_form_and_its_questions_help_has_a_key_that_no_field_takes(house: House) -> None:
+async def test_in_a_form_and_its_questions_help_has_a_key_that_no_field_takes(house: House) -> None:
     path = house.preset("tiny")
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         app.post_message(OpenPreset(path))
         await until(pilot, lambda: app.shown == "ConfigureScreen")
         await settled(pilot)
@@ -123,5 +111,3 @@ def test_in_a_form_and_its_questions_help_has_a_key_that_no_field_takes(house: H
         await pilot.press("escape")
         await until(pilot, lambda: app.shown == "AskText")
         assert app.screen.query_one(Input).value.endswith("?")
-
-    house.drive(scenario)

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from screen_host import until
-from textual.pilot import Pilot
-from whole_app import App, House, settled
+from whole_app import House, settled
 
-from workbench.tui.bindings import binding_names, bindings_of, bound_classes, places
-from workbench.tui.keymap import FILE_NAME, Keymap, read_keymap
+from workbench.tui.keymap import FILE_NAME, Keymap, bindings_of, bound_classes, places, read_keymap
 
 PLACES = ({"runs.stop": "s", "runs.delete": "x", "runs.leave": "q,escape"}, {"log.search": "slash"})
 
@@ -85,20 +83,20 @@ def test_every_binding_of_ours_has_a_name_of_its_own_area_and_no_place_has_a_key
             assert binding.description, (owner, binding)
         keys = [key for each in bindings_of(owner).values() for key in each.split(",")]
         assert len(keys) == len(set(keys)), (owner, sorted(keys))
-    assert {"app.leave", "runs.stop", "presets.open", "form.start", "run.pause"} <= binding_names()
+    assert {"app.leave", "runs.stop", "presets.open", "form.start", "run.pause"} <= {
+        name for place in places() for name in place
+    }
     assert read_keymap(Path("none"), places()).problems == ()
 
 
-def test_the_application_takes_the_keys_and_tells_the_mistakes(house: House) -> None:
+async def test_the_application_takes_the_keys_and_tells_the_mistakes(house: House) -> None:
     house.keymap('[keys]\n"app.runs" = "f7"\n"app.quti" = "Q"\n')
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
-        await until(pilot, lambda: bool(app.told))
-        assert 'did you mean "app.quit"?' in app.told[0][0] and app.told[0][1] == "warning"
+    async with house.shown() as (app, pilot):
+        await until(pilot, lambda: bool(app.reports))
+        assert 'did you mean "app.quit"?' in app.reports[0][0] and app.reports[0][1] == "warning"
         await pilot.press("H")
         await settled(pilot)
         assert app.shown == "PresetsScreen"
         await pilot.press("escape", "f7")  # H is a letter to filter by now
         await until(pilot, lambda: app.shown == "RunsScreen")
-
-    house.drive(scenario)

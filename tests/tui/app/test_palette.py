@@ -8,7 +8,6 @@ import pytest
 from screen_host import until
 from textual.app import SystemCommand
 from textual.command import CommandPalette, Provider
-from textual.pilot import Pilot
 from whole_app import App, House, settled
 
 from workbench.tui.messages import OpenPreset, OpenRun
@@ -27,7 +26,7 @@ async def found(app: App, query: str) -> dict[str, object]:
     return {str(hit.text or hit.prompt): hit.command for hit in hits}
 
 
-def test_every_action_of_every_screen_is_in_the_palette_with_its_key(house: House) -> None:
+async def test_every_action_of_every_screen_is_in_the_palette_with_its_key(house: House) -> None:
     path, run = house.preset("tiny"), house.run()
 
     async def check(app: App, *, left_out: frozenset[str] = frozenset()) -> None:
@@ -39,7 +38,7 @@ def test_every_action_of_every_screen_is_in_the_palette_with_its_key(house: Hous
                 assert command.help.startswith("Key: ")
         assert {"Theme", "Quit", "Screenshot"} <= set(listed)
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         await check(app)
         for message, name in ((OpenPreset(path), "ConfigureScreen"), (OpenRun(run), "RunScreen")):
             app.post_message(message)
@@ -50,11 +49,9 @@ def test_every_action_of_every_screen_is_in_the_palette_with_its_key(house: Hous
         await until(pilot, lambda: app.shown == "TopScreen")
         await check(app)
 
-    house.drive(scenario)
 
-
-def test_an_action_chosen_in_the_palette_is_done_on_the_screen_beneath(house: House) -> None:
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+async def test_an_action_chosen_in_the_palette_is_done_on_the_screen_beneath(house: House) -> None:
+    async with house.shown() as (app, pilot):
         await pilot.press("ctrl+p")
         await until(pilot, lambda: isinstance(app.screen, CommandPalette))
         await pilot.press(*"duplicate")
@@ -62,18 +59,16 @@ def test_an_action_chosen_in_the_palette_is_done_on_the_screen_beneath(house: Ho
         await settled(pilot)
         await pilot.press("enter")
         await until(pilot, lambda: app.shown == "PresetsScreen")
-        await until(pilot, lambda: any("copied to" in said for said, _ in app.told))
-
-    house.drive(scenario)
+        await until(pilot, lambda: any("copied to" in said for said, _ in app.reports))
     assert len(list(house.presets.glob("*.toml"))) == 1
 
 
-def test_presets_and_runs_are_found_by_name_and_open(house: House) -> None:
+async def test_presets_and_runs_are_found_by_name_and_open(house: House) -> None:
     house.preset("very-tiny")
     house.preset("broken", "[train]\nsteps = 'many'\n")
     run = house.run()
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, pilot):
         everything = await found(app, "")
         assert {"Preset: very-tiny", "Preset: broken", f"Run: {run.name}"} <= set(everything)
         [(_, choose)] = (await found(app, "very-ti")).items()
@@ -84,10 +79,8 @@ def test_presets_and_runs_are_found_by_name_and_open(house: House) -> None:
         await until(pilot, lambda: app.shown == "RunScreen")
         assert await found(app, "no such thing at all") == {}
 
-    house.drive(scenario)
 
-
-def test_a_read_only_look_offers_nothing_that_changes_anything(house: House) -> None:
+async def test_a_read_only_look_offers_nothing_that_changes_anything(house: House) -> None:
     run = house.run(living=True)
     changing = {
         *("Pause/go on", "Save now", "Stop", "Resume", "Delete", "Run", "Duplicate"),
@@ -99,7 +92,7 @@ def test_a_read_only_look_offers_nothing_that_changes_anything(house: House) -> 
         assert not titles & changing & here
         assert offered <= titles
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown(read_only=True) as (app, pilot):
         await check(app, changing, {"Open", "Filter", "Help"})
         await pilot.press("H")
         await until(pilot, lambda: app.shown == "RunsScreen")
@@ -123,18 +116,14 @@ def test_a_read_only_look_offers_nothing_that_changes_anything(house: House) -> 
         await pilot.press("ctrl+q")  # unasked
         await until(pilot, lambda: app.return_code == 0)
 
-    house.drive(scenario, read_only=True)
 
-
-def test_a_folder_of_runs_that_cannot_be_read_leaves_the_presets(
+async def test_a_folder_of_runs_that_cannot_be_read_leaves_the_presets(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.runs.write_text("a file where the folder should be")
 
-    async def scenario(app: App, pilot: Pilot[None]) -> None:
+    async with house.shown() as (app, _):
         assert "Preset: quickstart" in await found(app, "")
-
-    house.drive(scenario)
 
 
 def test_the_providers_are_textuals_own_and_ours() -> None:

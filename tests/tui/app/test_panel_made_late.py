@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from textual.app import App
 
 from workbench.tui.glyphs import BLOCKS, PLAIN
 from workbench.tui.panels.cores import CoresPanel
 
 
-def test_a_panel_is_made_inside_a_running_application_in_either_mode() -> None:
-    async def scenario() -> None:
-        app: App[None] = App()
-        async with app.run_test(size=(40, 12)) as pilot:
-            for glyphs, plain in ((PLAIN, True), (BLOCKS, False)):
-                panel = CoresPanel(glyphs, classes="own")
-                await app.mount(panel)
-                await pilot.pause()
-                assert (panel.has_class("own"), panel.has_class("-ascii")) == (True, plain)
-                assert panel.styles.border_top[0] == ("ascii" if plain else "round")
-
-    asyncio.run(scenario())
+async def test_a_panel_is_made_inside_a_running_application_in_either_mode() -> None:
+    app: App[None] = App()
+    async with app.run_test(size=(40, 12)) as pilot:
+        for glyphs, plain in ((PLAIN, True), (BLOCKS, False)):
+            panel = CoresPanel(glyphs, classes="own")
+            await app.mount(panel)
+            await pilot.pause()
+            assert (panel.has_class("own"), panel.has_class("-ascii")) == (True, plain)
+            assert panel.styles.border_top[0] == ("ascii" if plain else "round")

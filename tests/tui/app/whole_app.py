@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import settled_pilot
 from form_host import PlannedMachine
-from screen_host import NoMonitor
+from screen_host import NEVER_S, NoMonitor, until
+from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.pilot import Pilot
 
@@ -21,8 +22,6 @@ from workbench.tui.app import WorkbenchApp
 from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, Glyphs
 
-NEVER_S = 1e6
-"""An interval that no test lives to see the end of."""
 CONFIG = '[model]\narchitecture = "gpt2"\n[train]\nsteps = 100\n'
 
 
@@ -30,6 +29,7 @@ class Watched(NoMonitor):
     """Counts how often it was begun and ended."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun = self.ended = 0
 
     def start(self) -> None:
@@ -40,14 +40,14 @@ class Watched(NoMonitor):
 
 
 class App(WorkbenchApp):
-    """Keeps what it tells."""
+    """Keeps what it reports."""
 
     def __init__(self, context: AppContext, **words: Any) -> None:
-        self.told: list[tuple[str, SeverityLevel]] = []
+        self.reports: list[tuple[str, SeverityLevel]] = []
         super().__init__(context, **words)
 
     def notify(self, message: str, *, severity: SeverityLevel = "information", **others: Any) -> None:
-        self.told.append((message, severity))
+        self.reports.append((message, severity))
         super().notify(message, severity=severity, **others)
 
     @property
@@ -55,12 +55,15 @@ class App(WorkbenchApp):
         """The class of the screen that is seen."""
         return type(self.screen).__name__
 
+    async def open(self, pilot: Pilot[None], message: Message, screen: str) -> None:
+        """Post a request, and wait for the screen that answers it."""
+        self.screen.post_message(message)
+        await until(pilot, lambda: self.shown == screen)
+        await settled(pilot)
+
     @property
     def stack(self) -> list[str]:
         return [type(screen).__name__ for screen in self.screen_stack]
-
-
-Scenario = Callable[[App, "Pilot[None]"], Awaitable[None]]
 
 
 class House:
@@ -105,17 +108,15 @@ class House:
         around = AppContext(self.runs, self.monitor, glyphs=glyphs, interval_s=NEVER_S, read_only=read_only)
         return App(around, **words)
 
-    def drive(self, scenario: Scenario, *, size: tuple[int, int] = (80, 24), **words: Any) -> App:
-        """Show the application, play the scenario, and end it."""
-        app = self.app(**words)
-
-        async def play() -> None:
-            async with app.run_test(size=size) as pilot:
-                await settled(pilot)
-                await scenario(app, pilot)
-
-        asyncio.run(play())
-        return app
+    @asynccontextmanager
+    async def shown(
+        self, *, size: tuple[int, int] = (80, 24), **options: Any
+    ) -> AsyncIterator[tuple[App, Pilot[None]]]:
+        """Show the application until the block ends."""
+        app = self.app(**options)
+        async with app.run_test(size=size) as pilot:
+            await settled(pilot)
+            yield app, pilot
 
 
 def house(folder: Path, monkeypatch: pytest.MonkeyPatch) -> House:

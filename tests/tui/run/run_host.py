@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import screen_host
 from screen_host import NEVER_S, NoMonitor, text_of, until
@@ -63,8 +63,8 @@ PLAN: dict[str, object] = {
 class FixedMonitor(NoMonitor):
     """Gives what it was given, and remembers what it is to watch."""
 
-    def __init__(self, sample: MonitorSample | None = None) -> None:
-        self.latest = sample
+    def __init__(self, latest: MonitorSample | None = None) -> None:
+        super().__init__(latest)
         self.watched: list[tuple[int | None, tuple[Path, ...]]] = []
 
     def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
@@ -81,6 +81,7 @@ class Host(App[None]):
         self.resumed: list[RunDirectory] = []
         self.copied = ""
         self.bells = 0
+        self.toasts: list[str] = []
 
     def on_mount(self) -> None:
         self.push_screen(self.run_screen)
@@ -98,46 +99,38 @@ class Host(App[None]):
     def text(self) -> str:
         return text_of(self)
 
-    @property
-    def toasts(self) -> list[str]:
-        return [toast.message for toast in self._notifications]
-
-
-Scenario = Callable[[Host, Pilot[None]], Awaitable[None]]
+    def notify(self, message: str, **options: Any) -> None:
+        self.toasts.append(message)
+        super().notify(message, **options)
 
 
 async def look(host: Host, pilot: Pilot[None]) -> None:
-    """One more look at the run, and its outcome shown."""
+    """Look at the run once more, and show what was found."""
     screen = host.run_screen
-    await until(pilot, lambda: not screen._reading)
+    await until(pilot, lambda: not screen.reading)
     screen.tick()
-    await until(pilot, lambda: not screen._reading)
+    await until(pilot, lambda: not screen.reading)
 
 
-def drive(
+@asynccontextmanager
+async def shown(
     run: RunDirectory,
-    scenario: Scenario,
     *,
     size: tuple[int, int] = (120, 40),
     glyphs: Glyphs = BLOCKS,
     sample: MonitorSample | None = None,
     read_only: bool = False,
-    clock: Callable[[], float] = time.time,
-) -> None:
-    """Run the scenario once the run has been read for the first time."""
+) -> AsyncIterator[tuple[Host, Pilot[None]]]:
+    """Show a run's screen, once the run was read for the first time."""
     monitor = FixedMonitor(sample)
-    context = AppContext(run.path.parent, monitor, glyphs, clock, NEVER_S, read_only)
-
-    async def go() -> None:
-        screen = RunScreen(context, run)
-        host = Host(screen, monitor)
-        async with host.run_test(size=size) as pilot:
-            await until(
-                pilot, lambda: screen.latest is not None and not screen.latest.more and not screen._reading
-            )
-            await scenario(host, pilot)
-
-    asyncio.run(go())
+    context = AppContext(run.path.parent, monitor, glyphs, interval_s=NEVER_S, read_only=read_only)
+    screen = RunScreen(context, run)
+    host = Host(screen, monitor)
+    async with host.run_test(size=size) as pilot:
+        await until(
+            pilot, lambda: screen.latest is not None and not screen.latest.more and not screen.reading
+        )
+        yield host, pilot
 
 
 def picture(widget: Widget) -> str:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from workbench.tui.run.linked_chart import LEAST_HEIGHT, LEAST_WIDTH, chart_columns
+from workbench.tui.run.charts import LEAST_HEIGHT, LEAST_WIDTH, chart_columns
 from workbench.tui.run.panel_layout import GROUPS, SIDE, Group, arrange_groups, share_height
 
 

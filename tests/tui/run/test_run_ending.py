@@ -10,7 +10,7 @@ from pathlib import Path
 from run_host import live, new_run
 
 from workbench.runs.status import process_started
-from workbench.tui.run.ending import end_at_once
+from workbench.tui.run.steering import end_at_once
 
 _STUBBORN = """
 import os, signal

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 from run_host import ended, live, picture
@@ -22,10 +23,8 @@ from workbench.plan.outcome import Compared
 from workbench.runs import Event, Metrics
 from workbench.runs.launch import ExitReason
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.run.events import Band, RunEvent, clock, run_event_of
-from workbench.tui.run.events_panel import MOST, EventsPanel
-from workbench.tui.run.group_line import GroupLine
-from workbench.tui.run.recorded_panel import RecordedPanel
+from workbench.tui.run.events import MOST, Band, EventsPanel, RunEvent, clock, run_event_of
+from workbench.tui.run.machine import RecordedPanel
 from workbench.tui.run.samples_view import SamplesView
 from workbench.tui.run.summary_panel import Outcome, SummaryPanel
 
@@ -43,29 +42,25 @@ class OneWidget(App[None]):
         yield self.widget
 
 
-def with_widget(
-    widget: AnyWidget, size: tuple[int, int], scenario: Callable[[Pilot[None], AnyWidget], Awaitable[None]]
-) -> None:
-    async def run() -> None:
-        async with OneWidget(widget, size).run_test(size=(size[0] + 2, size[1] + 2)) as pilot:
+@asynccontextmanager
+async def shown(widget: AnyWidget, size: tuple[int, int]) -> AsyncIterator[tuple[Pilot[None], AnyWidget]]:
+    async with OneWidget(widget, size).run_test(size=(size[0] + 2, size[1] + 2)) as pilot:
+        yield pilot, widget
+
+
+def drawn(widget: AnyWidget, size: tuple[int, int], prepare: Callable[[AnyWidget], object]) -> str:
+    """Return what a widget draws that has this size and was prepared so."""
+
+    async def draw() -> str:
+        async with shown(widget, size) as (pilot, panel):
+            prepare(panel)
             await pilot.pause()
-            await scenario(pilot, widget)
+            await until(pilot, lambda: "Reading." not in picture(panel))
+            return picture(panel)
 
-    asyncio.run(run())
-
-
-def drawn(widget: AnyWidget, size: tuple[int, int], prepare: Callable[[AnyWidget], None]) -> str:
-    out: list[str] = []
-
-    async def scenario(pilot: Pilot[None], shown: AnyWidget) -> None:
-        prepare(shown)
-        await pilot.pause()
-        out.append(picture(shown))
-
-    with_widget(widget, size, scenario)
-    rows = out[0].split("\n")
-    assert [cell_len(row) for row in rows] == [size[0]] * size[1]
-    return out[0]
+    text = asyncio.run(draw())
+    assert [cell_len(row) for row in text.split("\n")] == [size[0]] * size[1]
+    return text
 
 
 _KINDS: tuple[tuple[str, Band], ...] = (("evaluation", ""), ("warning", "warning"), ("alert", "bad"))
@@ -85,12 +80,13 @@ OUTCOME = Outcome(
 
 
 def recorded(count: int) -> Metrics:
+    values = np.full((count, len(SYSTEM_COLUMNS)), np.nan)
     names = [column.name for column in SYSTEM_COLUMNS]
-    values = array("d")
     for i in range(count):
         row = {"step": i, "time": 1e9 + 10 * i, "gpu_busy": (i % 10) / 10, "host_memory_bytes": 1e9 * i}
-        values.extend(row.get(name, float("nan")) for name in names)
-    return Metrics(SYSTEM_COLUMNS, ((0, count),) if count else (), count, values=values)
+        for name, value in row.items():
+            values[i, names.index(name)] = value
+    return Metrics(SYSTEM_COLUMNS, values)
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
@@ -113,24 +109,42 @@ def test_panels_fit_their_box_and_plain_mode_is_plain(
     assert not glyphs.ascii or all(text.isascii() for text in texts)
 
 
-def test_events_are_told_in_words_and_what_is_not_known_is_left_out() -> None:
-    def said(kind: str, **fields: object) -> str:
-        found = run_event_of(Event(kind, 5.0, fields))
-        return "" if found is None else f"{found.band or '-'} {found.text}"
-
-    assert said("evaluation", step=40, loss=2.8255, perplexity=16.87, seconds=1.1) == (
-        "- step 40, validation loss 2.8255, perplexity 16.87, in 1.1 s"
-    )
-    assert said("checkpoint", step=40, path="checkpoints/x", seconds=0.2) == (
-        "good step 40, saved checkpoints/x, in 0.2 s"
-    )
-    assert said("warning", message="slow") == "warning slow"
-    assert said("resume", from_step=17, record=20) == "good goes on from step 17"
-    assert said("finished", phase="stopped", exit_code=143, message="saved").startswith("warning stopped")
-    assert said("finished", phase="failed", exit_code=1).startswith("bad failed")
-    assert said("disk", written_per_day=2.5e12) == "- the disk tier is written 2.50 TB a day at this rate"
-    assert said("evaluation", step="x", loss=None) == "- validation loss N/A"
-    assert said("phase", phase="saving") == said("of a newer version", x=1) == ""
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        (
+            "evaluation",
+            {"step": 40, "loss": 2.8255, "perplexity": 16.87, "seconds": 1.1},
+            ("", "step 40, validation loss 2.8255, perplexity 16.87, in 1.1 s"),
+        ),
+        ("evaluation", {"step": "x", "loss": None}, ("", "validation loss N/A")),
+        (
+            "checkpoint",
+            {"step": 40, "path": "checkpoints/x", "seconds": 0.2},
+            ("good", "step 40, saved checkpoints/x, in 0.2 s"),
+        ),
+        ("sample", {"step": 40, "path": "samples/x"}, ("", "step 40, text in samples/x")),
+        ("loss_scale", {"step": 40, "scale": 1024.0}, ("", "step 40, loss scale 1024")),
+        ("control", {"verb": "save", "message": "saved"}, ("", "save, saved")),
+        ("warning", {"message": "slow"}, ("warning", "slow")),
+        ("resume", {"from_step": 17, "record": 20}, ("good", "goes on from step 17")),
+        ("finished", {"phase": "stopped", "exit_code": 143}, ("warning", "stopped, exit code 143")),
+        ("finished", {"phase": "failed", "exit_code": 1}, ("bad", "failed, exit code 1")),
+        ("finished", {"phase": "finished", "exit_code": 0}, ("good", "finished, exit code 0")),
+        (
+            "disk",
+            {"written_per_day": 2.5e12},
+            ("", "the disk tier is written 2.50 TB a day at this rate"),
+        ),
+        ("phase", {"phase": "saving"}, None),
+        ("of a newer version", {"x": 1}, None),
+    ],
+)
+def test_events_are_put_in_words_and_what_is_not_known_is_left_out(
+    kind: str, fields: dict[str, object], expected: tuple[str, str] | None
+) -> None:
+    found = run_event_of(Event(kind, 5.0, fields))
+    assert (None if found is None else (found.band, found.text)) == expected
 
 
 def test_the_newest_event_stands_first_and_old_ones_are_forgotten() -> None:
@@ -145,8 +159,8 @@ def test_the_newest_event_stands_first_and_old_ones_are_forgotten() -> None:
     assert len(panel.events) == MOST
 
 
-def test_an_event_that_is_being_read_stays_where_it_is_when_others_come() -> None:
-    async def scenario(pilot: Pilot[None], panel: EventsPanel) -> None:
+async def test_an_event_that_is_being_read_stays_where_it_is_when_others_come() -> None:
+    async with shown(EventsPanel(BLOCKS), (60, 8)) as (pilot, panel):
         panel.add(RunEvent(1e9 + i, "warning", f"number {i}.") for i in range(50))
         panel.scroll_to_row(20)
         await pilot.pause()
@@ -154,8 +168,6 @@ def test_an_event_that_is_being_read_stays_where_it_is_when_others_come() -> Non
         panel.add(RunEvent(2e9 + i, "warning", f"new {i}.") for i in range(3))
         await pilot.pause()
         assert picture(panel).split("\n")[1:-1] == before
-
-    with_widget(EventsPanel(BLOCKS), (60, 8), scenario)
 
 
 def test_problems_stand_above_all_events() -> None:
@@ -227,10 +239,10 @@ def files(root: Path, count: int) -> tuple[Path, ...]:
     return out
 
 
-def test_samples_follow_the_newest_until_one_goes_back(tmp_path: Path) -> None:
+async def test_samples_follow_the_newest_until_one_goes_back(tmp_path: Path) -> None:
     paths = files(tmp_path, 4)
 
-    async def scenario(pilot: Pilot[None], view: SamplesView) -> None:
+    async with shown(SamplesView(BLOCKS), (60, 10)) as (pilot, view):
         view.focus()
         view.set_paths(paths[:2])
         await until(pilot, lambda: "text number 2" in picture(view))
@@ -245,54 +257,26 @@ def test_samples_follow_the_newest_until_one_goes_back(tmp_path: Path) -> None:
         await pilot.press("right", "right", "right", "right")
         await until(pilot, lambda: "text number 4" in picture(view))
 
-    with_widget(SamplesView(BLOCKS), (60, 10), scenario)
 
-
-def test_a_sample_is_wrapped_at_words_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+async def test_a_sample_is_wrapped_at_words_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001.txt"
     path.write_text("The quick brown fox jumps over the lazy dog.\n\n" + "x" * 50 + "\nend")
 
-    async def scenario(pilot: Pilot[None], view: SamplesView) -> None:
+    async with shown(SamplesView(BLOCKS), (22, 14)) as (pilot, view):
         view.set_paths((path,))
         await until(pilot, lambda: "end" in picture(view))
         rows = [row[1:-1].rstrip() for row in picture(view).split("\n")[1:-1]]
         assert rows[:3] == ["The quick brown fox", "jumps over the lazy", "dog."]
         assert "".join(rows).count("x") == 51
 
-    with_widget(SamplesView(BLOCKS), (22, 14), scenario)
 
-
-def test_a_sample_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
-    async def scenario(pilot: Pilot[None], view: SamplesView) -> None:
+async def test_a_sample_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    async with shown(SamplesView(BLOCKS), (60, 6)) as (pilot, view):
         view.set_paths((tmp_path / "step-00000001.txt",))
         await until(pilot, lambda: "cannot be read" in picture(view))
         view.set_paths(())
         await pilot.pause()
         assert "no sample yet" in picture(view)
-
-    with_widget(SamplesView(BLOCKS), (60, 6), scenario)
-
-
-def test_the_line_of_groups_marks_what_is_seen_and_a_click_chooses() -> None:
-    chosen: list[str] = []
-
-    class Asked(OneWidget):
-        def on_group_line_chosen(self, event: GroupLine.Chosen) -> None:
-            chosen.append(event.group)
-
-    async def run() -> None:
-        line = GroupLine(BLOCKS)
-        app = Asked(line, (80, 1))
-        async with app.run_test(size=(80, 3)) as pilot:
-            line.show(("charts", "log"), "the run")
-            await pilot.pause()
-            text = picture(line)
-            assert "[1 charts]" in text and " 2 machine " in text and "[4 log]" in text
-            assert text.endswith("the run")
-            await pilot.click(GroupLine, offset=(text.index("lanes"), 0))
-            assert chosen == ["lanes"]
-
-    asyncio.run(run())
 
 
 def test_the_clock_of_events_is_local_and_survives_nonsense() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from run_host import CONFIG, NAME, PLAN, add_steps, ended, live, new_run, rewrite
 
@@ -15,6 +17,7 @@ from workbench.runs import (
     MetricsWriter,
     RunDirectory,
     append_event,
+    read_run_metrics,
     record_resume,
     write_lanes,
     write_plan,
@@ -23,18 +26,40 @@ from workbench.runs import (
 from workbench.runs.metrics import read_downsampled
 from workbench.tui.charts.series import AXES
 from workbench.tui.run import reading
-from workbench.tui.run.reading import RunReader
+from workbench.tui.run.charts import RunCurves
+from workbench.tui.run.reading import RunLook, RunReader
+
+
+class Follower:
+    """Does with looks what the screen does."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.reader = RunReader(run)
+        self.curves = RunCurves()
+        self.reader.look()
+
+    def look(self) -> RunLook:
+        found = self.reader.look()
+        if found.curves is not None:
+            self.curves = found.curves
+        elif found.rows is not None:
+            self.curves.add(found.rows)
+        return found
+
+    @property
+    def steps(self) -> list[float]:
+        return list(self.curves.positions.along("step"))
 
 
 def test_the_first_look_leaves_metrics_and_measured_limits_to_the_second(tmp_path: Path) -> None:
     run = new_run(tmp_path, live())
     reader = RunReader(run)
     first = reader.look()
-    assert first.more and first.rows is None and first.optimizer is None
+    assert first.more and first.curves is None and first.rows is None and first.optimizer is None
     assert (first.status.step, first.state, first.preset) == (20, "running", "quickstart")
-    assert reader.records.records_read == 0
+    assert reader.records == 0
     second = reader.look()
-    assert not second.more and second.rows is not None and len(second.rows) == 20
+    assert not second.more and second.curves is not None and len(second.curves) == 20
     speed, limit = second.optimizer or (0.0, 0.0)
     assert speed == pytest.approx(1e6 * 26 / 0.1 / 1e9) and limit is None
 
@@ -46,25 +71,20 @@ def test_looks_give_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     assert [event.kind for event in found[0].events] == ["evaluation", "checkpoint", "sample", "warning"]
     assert found[0].samples == (run.samples / "step-00000020.txt",)
     quiet = reader.look()
-    assert (quiet.rows, quiet.events, quiet.lanes, quiet.samples, quiet.compared) == (
-        None,
-        (),
-        None,
-        None,
-        None,
-    )
+    assert (quiet.rows, quiet.curves, quiet.lanes, quiet.samples, quiet.compared) == (None,) * 5
+    assert quiet.events == ()
     add_steps(run, 21, 23)
     append_event(run, "checkpoint", step=23, path="checkpoints/step-00000023", seconds=1.0)
     write_sample(run, 23, "more")
     write_lanes(run, 23, [])
     write_plan(run, {**PLAN, "measured": {"step_s": 0.4, "host_peak_bytes": 1 << 32}})
     later = reader.look()
-    assert later.rows is not None and list(later.rows.step) == [21, 22, 23]
+    assert later.rows is not None and list(later.rows.column("step")) == [21, 22, 23]
     assert [event.kind for event in later.events] == ["checkpoint"]
     assert later.samples is not None and len(later.samples) == 2
     assert later.lanes is not None and later.lanes.step == 23
     assert later.compared is not None and [row.name for row in later.compared] == ["host memory", "step"]
-    assert reader.records.records_read == 23
+    assert reader.records == 23
 
 
 def test_thousands_of_spans_are_read_every_other_second_while_the_run_lives(tmp_path: Path) -> None:
@@ -74,56 +94,104 @@ def test_thousands_of_spans_are_read_every_other_second_while_the_run_lives(tmp_
     ]
     write_lanes(run, 20, spans)
     reader = RunReader(run)
-    assert [look.lanes is not None for look in (reader.look(), reader.look())] == [True, True]
+    assert reader.look().lanes is not None
+    reader.look()
     found = []
     for step in range(21, 29):
         write_lanes(run, step, spans)
         found.append(reader.look().lanes)
     assert [lanes.step for lanes in found if lanes is not None] == [22, 26]
     rewrite(run, phase="finished", exit_code=0)
-    ended_with = reader.look().lanes
-    assert ended_with is not None and ended_with.step == 28
+    last = reader.look().lanes
+    assert last is not None and last.step == 28
 
 
-def test_a_long_run_comes_as_curves_and_before_as_a_glimpse(
+def test_a_long_run_comes_in_pieces_and_before_downsampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("workbench.runs.metrics._PATIENCE_S", 60.0)  # however busy the machine is
     monkeypatch.setattr(reading, "read_downsampled", partial(read_downsampled, shortest=9_000))
-    run = new_run(tmp_path, live(), steps=10_000)
-    reader = RunReader(run)
-    seen = reader.glimpse()
-    assert seen is not None and seen.of == 10_000 and len(seen) < 5_000
-    assert seen.best_validation is None
+    monkeypatch.setattr(reading, "_PIECE", 3_000)
+    reader = RunReader(new_run(tmp_path, live(), steps=10_000))
+    sample = reader.downsampled()
+    assert sample is not None and sample.of == 10_000 and len(sample) < 5_000
+    assert sample.best_validation is None
     reader.look()
-    look = reader.look()
-    curves = look.curves
-    assert curves is not None and look.rows is None and len(curves) == 10_000 and curves.of == 0
-    assert curves.best_validation is not None
+    curves = reader.look().curves
+    assert curves is not None and len(curves) == 10_000 and curves.of == 0
+    assert curves.best_validation is not None and reader.downsampled() is None
     # The title says the newest average, and a summary all tokens: neither changes when the rest is read.
-    assert seen.loss.average_at(len(seen) - 1) == pytest.approx(curves.loss.average_at(9_999), rel=1e-9)
+    assert sample.loss.average_at(len(sample) - 1) == pytest.approx(curves.loss.average_at(9_999), rel=1e-9)
     for axis in AXES:
-        places, all_places = seen.positions.along(axis), curves.positions.along(axis)
+        places, all_places = sample.positions.along(axis), curves.positions.along(axis)
         assert places[-1] == pytest.approx(all_places[-1]) and places[0] == pytest.approx(all_places[0])
-    assert reader.glimpse() is None
-    newest = curves.newest(3)
-    assert list(newest.step) == [9_998, 9_999, 10_000] and list(newest.loss) == list(curves.loss.values[-3:])
+    steps, losses, _ = curves.newest(3)
+    assert list(steps) == [9_998, 9_999, 10_000] and list(losses) == list(curves.loss.values[-3:])
 
 
-def test_a_resumption_takes_steps_back(tmp_path: Path) -> None:
-    run = new_run(tmp_path, live())
-    reader = RunReader(run)
-    reader.look()
-    reader.look()
+def test_a_follower_has_what_a_reading_of_the_whole_run_gives_after_any_resumptions(tmp_path: Path) -> None:
+    source = random.Random(3)
+    for trial in range(20):
+        run = RunDirectory(tmp_path / f"{trial}")
+        run.path.mkdir()
+        followers = [Follower(run) for _ in range(3)]
+        step = 0
+        for session in range(source.randrange(1, 6)):
+            with MetricsWriter(run.metrics) as writer:
+                if session:
+                    step = source.randrange(0, step + 1)
+                    record_resume(run, writer, step + 1)
+                for _ in range(source.randrange(0, 4)):
+                    for _ in range(source.randrange(0, 7)):
+                        step += 1
+                        writer.append(step=step, loss=step + 1000.0 * session, step_s=0.5)
+                    source.choice(followers).look()
+        whole = read_run_metrics(run)
+        for follower in followers:
+            follower.look()
+            follower.look()
+            assert follower.steps == list(whole.column("step")), trial
+            assert list(follower.curves.loss.values) == list(whole.column("loss")), trial
+            assert list(follower.curves.positions.along("time")) == [0.5 * (i + 1) for i in range(len(whole))]
+
+
+def test_a_torn_last_record_waits_until_it_is_whole_and_a_damaged_file_leaves_what_was_read(
+    tmp_path: Path,
+) -> None:
+    run = new_run(tmp_path, live(), steps=4)
+    whole = run.metrics.read_bytes()
+    run.metrics.write_bytes(whole[:-3])
+    follower = Follower(run)
+    follower.look()
+    assert follower.steps == [1, 2, 3]
+    run.metrics.write_bytes(whole)
+    follower.look()
+    assert follower.steps == [1, 2, 3, 4]
+    run.metrics.write_bytes(b"no metrics at all, but something else")
+    assert "metrics.bin is no metrics file" in follower.look().problems
+    assert follower.steps == [1, 2, 3, 4]
+
+
+def test_curves_have_seconds_of_training_validation_losses_at_their_steps_and_mfu_where_it_is_known(
+    tmp_path: Path,
+) -> None:
+    run = RunDirectory(tmp_path / NAME)
+    run.path.mkdir()
+    follower = Follower(run)
+    assert follower.curves.best_validation is None and not follower.curves.has_mfu
     with MetricsWriter(run.metrics) as writer:
-        record_resume(run, writer, 16)
-    cut = reader.look()
-    assert cut.rows is not None and (cut.rows.keep, len(cut.rows)) == (15, 0)
-    add_steps(run, 16, 17)
-    again = reader.look()
-    assert again.rows is not None and (again.rows.keep, list(again.rows.step)) == (15, [16, 17])
+        for step, seconds, loss, mfu in ((1, 1.0, None, None), (2, None, 3.5, None), (3, 2.0, 2.5, 0.4)):
+            writer.append(step=step, step_s=seconds, tokens_total=10 * step, validation_loss=loss, mfu=mfu)
+            follower.look()
+    curves = follower.curves
+    assert list(curves.positions.along("time")) == [1.0, 1.0, 3.0]
+    assert all(len(getattr(curves, name)) == 3 for name in RunCurves.NAMES)
+    assert list(curves.validation.positions.along("tokens")) == [20, 30]
+    assert curves.best_validation == (2.5, 3) and curves.has_mfu
+    assert np.isnan(curves.loss.values).all()
 
 
-def test_an_end_comes_with_last_words_and_what_was_recorded_of_the_machine(tmp_path: Path) -> None:
+def test_an_end_comes_with_its_reason_and_what_was_recorded_of_the_machine(tmp_path: Path) -> None:
     run = new_run(tmp_path, live())
     with MetricsWriter(run.system, SYSTEM_COLUMNS) as writer:
         writer.append(step=0, time=5.0, gpu_busy=0.5)
@@ -150,12 +218,7 @@ def test_the_machines_limit_is_asked_for_once_and_not_for_a_run_of_another_machi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-
-    def limit(config: object) -> float:
-        asked.append(config)
-        return 40.0
-
-    monkeypatch.setattr(reading, "memory_limit_gb_per_s", limit)
+    monkeypatch.setattr(reading, "memory_limit_gb_per_s", lambda config: (asked.append(config), 40.0)[1])
     run = new_run(tmp_path, live())
     reader = RunReader(run)
     reader.look()
@@ -163,7 +226,6 @@ def test_the_machines_limit_is_asked_for_once_and_not_for_a_run_of_another_machi
     assert found is not None and found[1] == 40.0
     write_lanes(run, 21, [])
     assert reader.look().optimizer == (None, 40.0)
-    assert len(asked) == 1
     rewrite(run, host="faraway")
     other = RunReader(run)
     other.look()
@@ -171,75 +233,71 @@ def test_the_machines_limit_is_asked_for_once_and_not_for_a_run_of_another_machi
     assert found is not None and found[1] is None and len(asked) == 1
 
 
-def broken(run: RunDirectory, what: str) -> None:
-    if what == "nothing but a folder":
-        for file in run.path.iterdir():
-            if file.is_file():
-                file.unlink()
-    elif what == "status cut":
-        run.status.write_text(run.status.read_text()[:40])
-    elif what == "status newer":
-        run.status.write_text(json.dumps({**json.loads(run.status.read_text()), "version": 9, "mood": 1}))
-    elif what == "status of other kinds":
-        run.status.write_text(json.dumps({"phase": 3, "step": "x", "pid": None}))
-    elif what == "metrics cut":
-        run.metrics.write_bytes(run.metrics.read_bytes()[:-7])
-    elif what == "metrics of something else":
-        run.metrics.write_bytes(b"something else entirely, not a metrics file")
-    elif what == "metrics newer":
-        data = run.metrics.read_bytes()
-        run.metrics.write_bytes(data[:8] + (77).to_bytes(4, "little") + data[12:])
-    elif what == "events half":
-        with run.events.open("ab") as events:
-            events.write(
-                b'no json\n{"kind": "warning", "time": 1, "version": 7, "message": "new"}\n{"kind": "warn'
-            )
-    elif what == "lanes cut":
-        run.lanes.write_text(run.lanes.read_text()[:50])
-    elif what == "plan newer":
-        run.plan.write_text(json.dumps({"version": 9, "memory": [1, 2], "time": "soon", "measured": 5}))
-    elif what == "plan missing":
-        run.plan.unlink()
-    elif what == "config cut":
-        run.config.write_text("[train\n")
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+BROKEN = {
+    "nothing but a folder": (
+        lambda run: [file.unlink() for file in run.path.iterdir() if file.is_file()],
+        "",
+    ),
+    "status cut": (lambda run: cut(run.status, 40), "damaged"),
+    "status newer": (lambda run: rewrite(run, version=9, mood=1), "version 9"),
+    "status of other kinds": (
+        lambda run: run.status.write_text(json.dumps({"phase": 3, "step": "x", "pid": None})),
+        "phase = 3",
+    ),
+    "metrics of something else": (
+        lambda run: run.metrics.write_bytes(b"something else entirely, not a metrics file"),
+        "no metrics file",
+    ),
+    "metrics newer": (
+        lambda run: run.metrics.write_bytes(
+            run.metrics.read_bytes()[:8] + (77).to_bytes(4, "little") + run.metrics.read_bytes()[12:]
+        ),
+        "version 77",
+    ),
+    "events half": (
+        lambda run: run.events.write_bytes(
+            run.events.read_bytes()
+            + b'no json\n{"kind": "warning", "time": 1, "version": 7, "message": "new"}\n{"kind": "warn'
+        ),
+        "no JSON object",
+    ),
+    "lanes cut": (lambda run: cut(run.lanes, 50), "lanes.json is damaged"),
+    "plan newer": (
+        lambda run: run.plan.write_text(
+            json.dumps({"version": 9, "memory": [1, 2], "time": "soon", "measured": 5})
+        ),
+        "plan.json has version 9",
+    ),
+    "plan missing": (lambda run: run.plan.unlink(), "plan.json is missing"),
+    "config cut": (lambda run: run.config.write_text("[train\n"), "config.toml is damaged"),
+}
 
 
 @pytest.mark.parametrize("state", ["living", "ended"])
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("nothing but a folder", ""),
-        ("status cut", "damaged"),
-        ("status newer", "version 9"),
-        ("status of other kinds", "phase = 3"),
-        ("metrics of something else", "no metrics file"),
-        ("metrics newer", "version 77"),
-        ("events half", "no JSON object"),
-        ("lanes cut", "lanes.json is damaged"),
-        ("plan newer", "plan.json has version 9"),
-        ("plan missing", "plan.json is missing"),
-        ("config cut", "config.toml is damaged"),
-    ],
-)
-def test_what_is_wrong_with_a_folder_is_a_sentence(tmp_path: Path, what: str, said: str, state: str) -> None:
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_wrong_with_a_folder_is_a_sentence(tmp_path: Path, what: str, state: str) -> None:
     run = new_run(tmp_path, live() if state == "living" else ended("stopped", 143, "stopped"))
-    broken(run, what)
+    breaks, sentence = BROKEN[what]
+    breaks(run)
     reader = RunReader(run)
     looks = [reader.look() for _ in range(3)]
-    told = "\n".join(looks[-1].problems)
-    assert said in told
-    assert str(run.path) not in told
+    problems = "\n".join(looks[-1].problems)
+    assert sentence in problems and str(run.path) not in problems
     if what not in ("nothing but a folder", "metrics of something else", "metrics newer"):
-        assert looks[1].rows is not None and len(looks[1].rows) == 20
+        assert looks[1].curves is not None and len(looks[1].curves) == 20
 
 
-def test_the_end_of_an_ended_runs_metrics_in_the_middle_of_a_record_is_told(tmp_path: Path) -> None:
+def test_the_end_of_an_ended_runs_metrics_in_the_middle_of_a_record_is_reported(tmp_path: Path) -> None:
     run = new_run(tmp_path, ended("stopped", 143, "stopped"))
-    broken(run, "metrics cut")
+    cut(run.metrics, -7)
     reader = RunReader(run)
     reader.look()
     look = reader.look()
-    assert look.rows is not None and len(look.rows) == 19
+    assert look.curves is not None and len(look.curves) == 19
     assert "metrics.bin ends in the middle of a record" in look.problems
 
 
@@ -247,18 +305,11 @@ def test_a_run_that_is_being_set_up_has_no_problems(tmp_path: Path) -> None:
     run = new_run(tmp_path, live("allocating", step=0, progress="unit 3 of 50"), steps=0)
     run.plan.unlink()
     reader = RunReader(run)
-    assert [reader.look().problems for _ in range(3)] == [(), (), ()]
+    looks = [reader.look() for _ in range(3)]
+    assert [look.problems for look in looks] == [()] * 3 and [look.lanes for look in looks] == [None] * 3
 
 
-def test_a_folder_that_is_gone_is_told_and_nothing_else(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_reported_and_nothing_else(tmp_path: Path) -> None:
     reader = RunReader(RunDirectory(tmp_path / NAME))
     look = [reader.look() for _ in range(2)][-1]
     assert look.state == "unknown" and not look.living and look.problems
-
-
-def test_before_the_first_step_no_lanes_are_missed(tmp_path: Path) -> None:
-    run = new_run(tmp_path, live("allocating"), steps=0)
-    reader = RunReader(run)
-    looks = [reader.look(0.0) for _ in range(3)]
-    assert [look.lanes for look in looks] == [None] * 3
-    assert not any("lanes" in problem for look in looks for problem in look.problems)

@@ -18,7 +18,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from form_host import LARGE, SMALL, PlannedMachine
-from settled_pilot import SETTLING, settled
+from screen_host import NEVER_S, NoMonitor
+from settled_pilot import settled
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widget import Widget
@@ -26,7 +27,6 @@ from textual.widgets import Input, TextArea
 
 import workbench.tui
 from scenes.picture import Picture, picture_of
-from workbench.monitor.samples import MonitorSample
 from workbench.presets import Preset, list_presets
 from workbench.tui.app import WorkbenchApp
 from workbench.tui.context import AppContext
@@ -37,25 +37,10 @@ from workbench.tui.screens.presets import PresetsScreen
 
 NOW = float(calendar.timegm((2026, 3, 14, 15, 9, 26)))
 """When all scenes play, unix seconds."""
-NEVER_S = 1e6
-"""An interval whose end no scene sees: looks are asked for."""
 SHOWN_FOLDER = "/home/ada/train"
 """The folder of a scene as pictures show it; the real one is as long, and another each time."""
 _ROOT = "/tmp/"
 _THEME = "textual-dark"
-
-
-class GivenMonitor:
-    """Gives the sample that it was given last."""
-
-    def __init__(self, latest: MonitorSample | None = None) -> None:
-        self.latest = latest
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None: ...
 
 
 class StagedApp(WorkbenchApp):
@@ -71,7 +56,7 @@ class StagedApp(WorkbenchApp):
         screen = ConfigureScreen(self.context, message.path, PlannedMachine(self.machine))
         screen.live.profile_after_s = 0.001
         message.prevent_default()
-        self._go("presets", screen)
+        self._open_form(screen)
 
 
 @dataclass
@@ -80,7 +65,7 @@ class Stage:
 
     app: StagedApp
     pilot: Pilot[None]
-    monitor: GivenMonitor
+    monitor: NoMonitor
     folder: Path
 
     async def settle(self) -> None:
@@ -186,8 +171,7 @@ def photograph(
         by_name = patch(
             "workbench.preset_names.FIRST", ""
         )  # what a scene goes to by its keys stays where it is
-        settling = patch.object(Pilot, "_wait_for_screen", SETTLING)
-        with _environment(variables), _in_folder(folder), few, by_name, settling:
+        with _environment(variables), _in_folder(folder), few, by_name:
             if prepare is not None:
                 prepare(folder)
             picture = asyncio.run(_play(play, size, part, glyphs, folder))
@@ -210,7 +194,7 @@ def _with_shown_folder(picture: Picture, folder: str) -> Picture:
 async def _play(
     play: Callable[[Stage], object], size: tuple[int, int], part: str, glyphs: Glyphs, folder: Path
 ) -> Picture:
-    monitor = GivenMonitor()
+    monitor = NoMonitor()
     context = AppContext(folder / "runs", monitor, glyphs, lambda: NOW, NEVER_S)
     app = StagedApp(context, part=part)
     app.animation_level = "none"

@@ -1,4 +1,4 @@
-"""What a person who watches a run would want to be told of: once each time that it begins.
+"""Alerts for somebody who watches a run: one each time that something begins to go wrong.
 
 Invariant: the state is bounded, and what was there before the watching began is no alert.
 """
@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workbench.formatting import amount, percent
 from workbench.monitor.samples import GpuSample, MonitorSample
 from workbench.tui.run.events import Band, RunEvent
-from workbench.tui.run.standing import MetricRows
 
 DEVIATIONS = 6.0
 """A spike stands so many standard deviations above the average."""
 CALM_STEPS = 50
-"""Steps before a spike is judged, and between two that are told."""
+"""Steps before a spike is judged, and between two that are reported."""
 LEARNED = 4 * CALM_STEPS
-"""Steps from before the watching that are looked at."""
+"""Steps from before the watching that say what is usual."""
 _WEIGHT = 0.03
 """Of a new value in mean and variance (West 1979, "Updating mean and variance estimates", exponential weights)."""
 SWAP_BYTES = 64 << 20
@@ -34,23 +33,25 @@ _NORMAL = {"power cap", "clocks set by the user", "display clocks", "sync boost"
 """What holds clocks down in daily work."""
 
 
+Values = Iterable[float]
+
+
 @dataclass
 class _Leaps:
-    """Values that leap far above the exponential average of those before them."""
+    """Finds values that leap far above the exponential average of those before them."""
 
     mean: float = 0.0
     variance: float = 0.0
     seen: int = 0
     quiet: int = 0
-    """Values until one may be told again."""
+    """Values until one may be reported again."""
 
-    def leaps(self, value: float) -> float | None:
-        """The value's standard deviations above the mean where they are too many; it then counts for nothing."""
+    def take(self, value: float) -> float | None:
+        """Return the value's standard deviations above the mean where they are too many; it then counts for nothing."""
         self.quiet = max(0, self.quiet - 1)
-        deviation = math.sqrt(self.variance)
         above = value - self.mean
         # A curve without any noise must not make a spike of its last digit.
-        floor = max(deviation, 0.01 * abs(self.mean))
+        floor = max(math.sqrt(self.variance), 0.01 * abs(self.mean))
         if self.seen >= CALM_STEPS and floor > 0 and above > DEVIATIONS * floor:
             if self.quiet:
                 return None
@@ -64,87 +65,67 @@ class _Leaps:
 
 
 class Alerts:
-    """Watches records and samples; gives what is to be told."""
+    """Watches records and samples for what somebody would want to know."""
 
     def __init__(self) -> None:
-        self._loss, self._norm = _Leaps(), _Leaps()
+        self._leaps = {"loss": _Leaps(), "gradient norm": _Leaps()}
         self._on: set[str] = set()
-        """What holds and was told."""
+        """The conditions that hold and were reported."""
         self._swap: deque[int] = deque(maxlen=SWAP_SAMPLES)
         self._throttled: dict[int, int] = {}
 
-    def learn(self, rows: MetricRows) -> None:
-        """Take in records from before the watching: what is usual, and what holds already."""
-        for _ in self._of_records(rows, max(0, len(rows) - LEARNED), 0.0):
-            pass
-
-    def of_records(self, rows: MetricRows, now: float) -> list[RunEvent]:
-        """What is noticed in new records."""
-        return list(self._of_records(rows, 0, now))
-
-    def of_sample(self, sample: MonitorSample) -> list[RunEvent]:
-        """What is noticed in a sample of the machine."""
+    def of_records(self, steps: Values, losses: Values, norms: Values, *, now: float) -> list[RunEvent]:
+        """Return the alerts of new records. Those from before the watching are given too, and their alerts dropped."""
         out = []
-        for key, text, band in self._conditions(sample):
-            if text and key not in self._on:
-                self._on.add(key)
-                out.append(RunEvent(sample.time, "alert", text, band))
-            elif not text:
-                self._on.discard(key)
-        return out
-
-    def _of_records(self, rows: MetricRows, start: int, now: float) -> Iterator[RunEvent]:
-        for name, values, leaps in (
-            ("loss", rows.loss, self._loss),
-            ("gradient norm", rows.grad_norm, self._norm),
-        ):
-            for row in range(start, len(rows)):
-                value, step = values[row], rows.step[row]
+        for name, values in (("loss", losses), ("gradient norm", norms)):
+            for step, value in zip(steps, values, strict=True):
                 if not math.isfinite(value):
                     if name not in self._on:
                         self._on.add(name)
-                        yield RunEvent(now, "alert", f"step {step:,.0f}: the {name} is not finite", "bad")
+                        text = f"step {step:,.0f}: the {name} is not finite"
+                        out.append(RunEvent(now, "alert", text, "bad"))
                     continue
                 self._on.discard(name)
-                far = leaps.leaps(value)
-                if far is not None:
+                if far := self._leaps[name].take(value):
                     text = (
                         f"step {step:,.0f}: the {name} leaps to {value:.4g}, {far:.0f} standard deviations "
-                        f"above its average {leaps.mean:.4g}"
+                        f"above its average {self._leaps[name].mean:.4g}"
                     )
-                    yield RunEvent(now, "alert", text, "warning")
+                    out.append(RunEvent(now, "alert", text, "warning"))
+        return out
+
+    def of_sample(self, sample: MonitorSample) -> list[RunEvent]:
+        """Return the alerts of a sample of the machine."""
+        out = []
+        for key, text, band in self._conditions(sample):
+            if text and key not in self._on:
+                out.append(RunEvent(sample.time, "alert", text, band))
+            (self._on.add if text else self._on.discard)(key)
+        return out
 
     def _conditions(self, sample: MonitorSample) -> Iterator[tuple[str, str, Band]]:
-        """(what, in words or "" where it does not hold, how bad)."""
+        """Yield (key, text, band); the text is empty where the condition does not hold."""
         for gpu in sample.gpus:
             yield f"gpu {gpu.index}", self._slowed(gpu), "warning"
-            text = f"GPU {gpu.index}: {gpu.fault}" if gpu.fault else ""
-            yield f"fault {gpu.index}", text, "bad"
+            yield f"fault {gpu.index}", f"GPU {gpu.index}: {gpu.fault}" if gpu.fault else "", "bad"
         used = sample.host.swap_used_bytes
         if used is not None:
             self._swap.append(used)
             grown = used - min(self._swap)
             # It holds on until swap has stood still for all of the samples.
-            yield "swap", self._swapping(grown, used), "bad"
+            grows = grown > SWAP_BYTES or ("swap" in self._on and grown > 0)
+            text = f"swap grows: {amount(used)} in use; every step touches all of the optimizer's state"
+            yield "swap", text if grows else "", "bad"
         for disk in sample.disks:
             free, total = disk.free_bytes, disk.total_bytes
-            if free is None or total is None:
-                continue
-            full = free < DISK_BYTES or (free < DISK_SHARE * total and free < DISK_PLENTY_BYTES)
-            text = (
-                f"{disk.folder}: only {amount(free)} free ({percent(free / max(1, total))})" if full else ""
-            )
-            yield f"disk {disk.folder}", text, "bad"
-
-    def _swapping(self, grown: int, used: int) -> str:
-        if grown > SWAP_BYTES or ("swap" in self._on and grown > 0):
-            return f"swap grows: {amount(used)} in use; every step touches all of the optimizer's state"
-        return ""
+            if free is not None and total is not None:
+                full = free < DISK_BYTES or (free < DISK_SHARE * total and free < DISK_PLENTY_BYTES)
+                text = f"{disk.folder}: only {amount(free)} free ({percent(free / max(1, total))})"
+                yield f"disk {disk.folder}", text if full else "", "bad"
 
     def _slowed(self, gpu: GpuSample) -> str:
         reasons = [reason for reason in gpu.throttled_by or () if reason not in _NORMAL]
         count = self._throttled.get(gpu.index, 0) + 1 if reasons else 0
         self._throttled[gpu.index] = count
-        if count >= THROTTLED_SAMPLES:
-            return f"GPU {gpu.index} slows itself down: {', '.join(reasons)}"
-        return ""
+        slowed = count >= THROTTLED_SAMPLES
+        return f"GPU {gpu.index} slows itself down: {', '.join(reasons)}" if slowed else ""

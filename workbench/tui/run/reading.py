@@ -1,4 +1,4 @@
-"""Reading one run as it grows: in a look, only what has changed since the look before. Knows no screen.
+"""Looks at one run as it grows: each finds only what has changed since the one before. No widgets.
 
 Invariant: nothing here raises for what is in the folder; what is half-written, damaged or of a newer version comes as
 far as it can be read, with a sentence about the rest.
@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from workbench.runs import (
     Lanes,
     Liveness,
     Metrics,
+    MetricsReader,
     RunDirectory,
     Status,
     liveness,
@@ -34,9 +35,8 @@ from workbench.runs import (
 from workbench.runs.launch import ExitReason, exit_reason
 from workbench.runs.metrics import read_downsampled
 from workbench.runs.summary import summarize
-from workbench.tui.run.curves import RunCurves
+from workbench.tui.run.charts import RunCurves
 from workbench.tui.run.optimizer_speed import disk_folder, memory_limit_gb_per_s, update_gb_per_s
-from workbench.tui.run.standing import MetricRows, StandingRecords
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,8 +44,6 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 LAST_LINES = 12
-MANY = 2000
-"""So many records at once are made into series here."""
 _PIECE = 16_384
 """Records of a long run that are read together."""
 _MANY_SPANS, _SPANS_EVERY = 400, 4
@@ -60,18 +58,18 @@ class RunLook:
     status: Status
     state: Liveness
     preset: str = ""
-    """Which the run is called after; empty where its name does not tell."""
-    rows: MetricRows | None = None
-    """New ones, where there are few."""
+    """The preset that the run is called after; empty where its name does not tell."""
+    rows: Metrics | None = None
+    """New records."""
     curves: RunCurves | None = None
-    """All of the run, where it was read for the first time and is long."""
+    """The curves of all records, where they were read for the first time, or anew after a resumption."""
     events: tuple[Event, ...] = ()
     """New ones."""
     lanes: Lanes | None = None
     optimizer: tuple[float | None, float | None] | None = None
     """The host optimizer's memory traffic in the last step and the machine's limit, 10^9 bytes a second."""
     disk_path: Path | None = None
-    """The folder of the disk tier; here None is: there is none."""
+    """The folder of the disk tier; here None means that there is none."""
     compared: tuple[Compared, ...] | None = None
     """Planned and measured figures."""
     samples: tuple[Path, ...] | None = None
@@ -79,35 +77,21 @@ class RunLook:
     ended: ExitReason | None = None
     """How it ended, once it has."""
     recorded: Metrics | None = None
-    """What was recorded of the machine, once the run has ended."""
+    """The record of the machine, once the run has ended."""
     problems: tuple[str, ...] = ()
-    """What is wrong with the folder now; here () is: nothing."""
+    """What is wrong with the folder now."""
     more: bool = False
-    """Whether there is more to be read at once."""
+    """There is more to be read at once."""
 
     @property
     def living(self) -> bool:
-        """Whether it has, or may have, a trainer."""
+        """It has, or may have, a trainer."""
         return self.state in ACTIVE
 
     @property
     def here(self) -> bool:
-        """Whether its trainer is, or was, a process of this machine."""
+        """Its trainer is, or was, a process of this machine."""
         return self.status.host in ("", socket.gethostname())
-
-
-@dataclass
-class _Kept:
-    """What earlier looks have found."""
-
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    plan_problem: str = ""
-    config_problem: str = ""
-    lanes: Lanes = field(default_factory=Lanes)
-    folder_problem: str = ""
-    lines: list[str] = field(default_factory=list)
-    """What is wrong with lines of events."""
 
 
 class RunReader:
@@ -116,36 +100,54 @@ class RunReader:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.looks = 0
-        self.records = StandingRecords(run)
+        self._metrics = MetricsReader(run)
+        self._metrics_problem = ""
         self._offset = 0
+        self._event_problems: list[str] = []
         self._stamps: dict[Path, object] = {}
-        self._kept = _Kept()
+        self._plan: Mapping[str, Any] = {}
+        self._config: Mapping[str, Any] = {}
+        self._plan_problem = self._config_problem = self._folder_problem = ""
+        self._lanes = Lanes()
         self._limit: float | None = None
-        self._limit_known = False
         self._was_living: bool | None = None
         self._preset = ""
 
+    @property
+    def records(self) -> int:
+        """How many records were read."""
+        return self._metrics.records
+
+    def downsampled(self) -> RunCurves | None:
+        """Return what the curves of a long run look like before it is read; None where reading takes no time."""
+        sample = None if self.records else read_downsampled(self.run.metrics)
+        return None if sample is None else RunCurves.downsampled(sample)
+
     def look(self, now: float | None = None) -> RunLook:
-        """What has changed. `now`: unix seconds, for telling whether the trainer has fallen silent. Never raises."""
+        """Return what has changed. `now`: unix seconds, to tell whether the trainer has fallen silent. Never raises."""
         moment = time.time() if now is None else now
-        first, self.looks = self.looks == 0, self.looks + 1
+        self.looks += 1
+        first = self.looks == 1
         status = read_status(self.run)
         state = liveness(status, moment)
         living = state in ACTIVE
         # Events before metrics: a resumption that comes in between is obeyed by the next look.
-        events = self._events()
-        rows, curves = (None, None) if first else self._rows(living)
+        found = read_events(self.run, self._offset)
+        self._offset = found.offset
+        self._event_problems = [*self._event_problems, *found.problems][:_MOST_PROBLEMS]
+        was_cut = self._metrics.rewind(found.events)
+        rows, curves = (None, None) if first else self._read_metrics(was_cut)
         plan_changed = self._read_plan_and_config()
-        lanes = self._lanes(living)
+        lanes = self._read_lanes(living)
         optimizer = None
-        if lanes is not None or plan_changed:
-            optimizer = self._optimizer(status, measured=not first)
+        if not first and (lanes is not None or plan_changed or self.looks == 2):
+            optimizer = self._optimizer_speed(status)
         ended = recorded = None
         if living:
-            self._kept.folder_problem = ""
+            self._folder_problem = ""
         elif self._was_living is not False or self._changed(self.run.status):
             summary = summarize(self.run, moment)
-            self._kept.folder_problem, self._preset = summary.problem, summary.preset
+            self._folder_problem, self._preset = summary.problem, summary.preset
             ended, recorded = exit_reason(self.run, LAST_LINES), read_system(self.run)
         if first and living:
             self._preset = summarize(self.run, moment).preset
@@ -156,11 +158,11 @@ class RunReader:
             self._preset,
             rows,
             curves,
-            events,
+            tuple(found.events),
             lanes,
             optimizer,
-            disk_folder(self._kept.config),
-            tuple(compare(self._kept.plan)) if plan_changed else None,
+            disk_folder(self._config),
+            tuple(compare(self._plan)) if plan_changed else None,
             self._samples(),
             ended,
             recorded,
@@ -168,98 +170,74 @@ class RunReader:
             more=first,
         )
 
-    def _events(self) -> tuple[Event, ...]:
-        found = read_events(self.run, self._offset)
-        self._offset = found.offset
-        self._kept.lines += found.problems
-        del self._kept.lines[_MOST_PROBLEMS:]
-        self.records.take_events(found.events)
-        return tuple(found.events)
-
-    def glimpse(self) -> RunCurves | None:
-        """What the curves of a long run look like, before all of it is read. None where that takes no time."""
-        seen = None if self.records.records_read else read_downsampled(self.run.metrics)
-        return None if seen is None else RunCurves.glimpsed(seen)
-
-    def _rows(self, living: bool) -> tuple[MetricRows | None, RunCurves | None]:
-        if not (self._changed(self.run.metrics) or self.records.has_resumes or living):
+    def _read_metrics(self, was_cut: bool) -> tuple[Metrics | None, RunCurves | None]:
+        if was_cut:
+            self._metrics = MetricsReader(self.run)
+        anew = not self.records
+        found = self._metrics.read(_PIECE)
+        self._metrics_problem = found.problem
+        if not anew:
+            return (found if len(found) else None), None
+        if not len(found) and not was_cut:
             return None, None
-        if len(self.records):
-            return self.records.read(), None
-        rows = self.records.read(_PIECE)
-        if not self.records.left and (rows is None or len(rows) < MANY):
-            return rows, None
         curves = RunCurves()
-        while rows is not None or self.records.left:
-            if rows is not None:
-                curves.add(rows)
-            rows = self.records.read(_PIECE) if self.records.left else None
+        while len(found):
+            curves.add(found)
+            found = self._metrics.read(_PIECE)
         return None, curves
 
     def _read_plan_and_config(self) -> bool:
-        """Whether one of them has changed."""
-        kept = self._kept
+        """Tell whether one of them has changed."""
         plan, config = self._changed(self.run.plan), self._changed(self.run.config)
         if plan:
-            kept.plan, kept.plan_problem = read_plan(self.run)
+            self._plan, self._plan_problem = read_plan(self.run)
         if config:
-            kept.config, kept.config_problem = read_config(self.run)
+            self._config, self._config_problem = read_config(self.run)
         return plan or config
 
-    def _lanes(self, living: bool) -> Lanes | None:
-        many = len(self._kept.lanes.spans) >= _MANY_SPANS and self.run.lanes in self._stamps
+    def _read_lanes(self, living: bool) -> Lanes | None:
+        many = len(self._lanes.spans) >= _MANY_SPANS
         if living and many and self.looks % _SPANS_EVERY:
             return None
         if not self._changed(self.run.lanes):
             return None
-        self._kept.lanes = read_lanes(self.run)
+        self._lanes = read_lanes(self.run)
         # Before the first step there is no such file, and nothing is wrong with that.
-        return self._kept.lanes if self.run.lanes in self._there else None
+        return self._lanes if self._is_there(self.run.lanes) else None
 
-    def _optimizer(self, status: Status, *, measured: bool) -> tuple[float | None, float | None] | None:
-        """None where its figures are not asked for yet."""
-        if not measured:
-            self._stamps.pop(self.run.lanes, None)  # the next look takes the time for it
-            return None
-        if not self._limit_known:
-            self._limit_known = True
-            if status.host in ("", socket.gethostname()):
-                self._limit = memory_limit_gb_per_s(self._kept.config)
-        speed = update_gb_per_s(self._kept.lanes, self._kept.plan, self._kept.config)
-        return speed, self._limit
+    def _optimizer_speed(self, status: Status) -> tuple[float | None, float | None]:
+        if self.looks == 2 and status.host in ("", socket.gethostname()):
+            self._limit = memory_limit_gb_per_s(self._config)
+        return update_gb_per_s(self._lanes, self._plan, self._config), self._limit
 
     def _samples(self) -> tuple[Path, ...] | None:
         if not self._changed(self.run.samples):
             return None
         try:
-            names = sorted(entry.name for entry in os.scandir(self.run.samples))
+            return tuple(sorted(self.run.samples.glob("[!.]*.txt")))
         except OSError:
             return ()
-        return tuple(self.run.samples / name for name in names if name.endswith(".txt") and name[0] != ".")
 
     def _problems(self, status: Status, *, living: bool) -> tuple[str, ...]:
-        kept = self._kept
-        begun = len(self.records) > 0
-        told = [kept.folder_problem or status.problem]
-        if self.records.problem and self.run.metrics in self._there:
-            told.append(self.records.problem)
+        problems = [self._folder_problem or status.problem]
+        if self._metrics_problem and self.run.metrics.exists():
+            problems.append(self._metrics_problem)
         # A run that is being set up has no plan yet.
-        if kept.plan_problem and (begun or not living):
-            told.append(kept.plan_problem)
-        told.append(kept.config_problem)
-        if self.run.lanes in self._there:
-            told.append(kept.lanes.problem)
-        told += kept.lines
-        short = (problem.replace(f"{self.run.path}{os.sep}", "") for problem in told if problem)
+        if self.records or not living:
+            problems.append(self._plan_problem)
+        problems.append(self._config_problem)
+        if self._is_there(self.run.lanes):
+            problems.append(self._lanes.problem)
+        problems += self._event_problems
+        short = (problem.replace(f"{self.run.path}{os.sep}", "") for problem in problems if problem)
         return tuple(dict.fromkeys(short))
 
-    @property
-    def _there(self) -> set[Path]:
-        """The files that were there when they were last looked at."""
-        return {path for path, stamp in self._stamps.items() if stamp is not None}
+    def _is_there(self, path: Path) -> bool:
+        """Tell whether the file was there when it was last looked at."""
+        return self._stamps.get(path) is not None
 
     def _changed(self, path: Path) -> bool:
-        """Whether the file is another one than when this was last asked; true the first time."""
+        """Tell whether the file is another one than when this was last asked; true the first time."""
         try:
             there = path.stat()
         except OSError:
@@ -273,7 +251,7 @@ class RunReader:
 
 
 def read_config(run: RunDirectory) -> tuple[Mapping[str, Any], str]:
-    """The configuration as plain TOML, whatever version wrote it, and what is wrong with it. Never raises."""
+    """Return the configuration as plain TOML, whatever version wrote it, and what is wrong with it. Never raises."""
     name = run.config.name
     try:
         return tomllib.loads(run.config.read_text(encoding="utf-8")), ""

@@ -6,61 +6,66 @@ or nobody sees the screen nothing is read and nothing drawn, and the run never n
 
 from __future__ import annotations
 
+import asyncio
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from textual import work
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import ModalScreen
 
+from workbench.errors import WorkbenchError
 from workbench.formatting import known
-from workbench.monitor.samples import MonitorSample
 from workbench.plan.outcome import Compared
-from workbench.runs import Lanes, RunDirectory
+from workbench.runs import ACTIVE, Event, Lanes, RunDirectory, liveness, read_status, send_control
+from workbench.runs.control import Answer
 from workbench.runs.launch import ExitReason
+from workbench.tui.canvas import CachedLines
 from workbench.tui.context import AppContext
+from workbench.tui.dialogs import Choice, Confirm
+from workbench.tui.panels.key_line import KeyLine
+from workbench.tui.panels.lane_timeline.lanes import LanesPanel
+from workbench.tui.panels.log_view import LogView
+from workbench.tui.panels.status_line import StatusLine
 from workbench.tui.run.alerts import LEARNED, Alerts
-from workbench.tui.run.curves import RunCurves
-from workbench.tui.run.events import RunEvent, run_event_of
-from workbench.tui.run.grouped_screen import GroupedScreen
-from workbench.tui.run.panel_layout import Group
+from workbench.tui.run.charts import ChartGroup, RunCurves
+from workbench.tui.run.events import EventsPanel, RunEvent, run_event_of
+from workbench.tui.run.groups import GroupLine, PanelGroup, RunGroups
+from workbench.tui.run.machine import MachinePanels, RecordedPanel
+from workbench.tui.run.panel_layout import GROUPS, Group
 from workbench.tui.run.reading import RunLook, RunReader
-from workbench.tui.run.summary_panel import Outcome
+from workbench.tui.run.resuming import GOES_ON
+from workbench.tui.run.samples_view import SamplesView
+from workbench.tui.run.steering import SteeringScreen, end_at_once
+from workbench.tui.run.summary_panel import Outcome, SummaryPanel
 
 _LOG_EVERY = 2
 """Ticks from one look at the log to the next."""
+_ASKED = {"pause": "pausing", "resume": "going on", "save": "saving", "stop": "stopping"}
 
 
+@dataclass
 class RunRead(Message):
-    """One look at the run."""
+    """The outcome of one look; without a look where it went wrong in itself, which none should."""
 
-    def __init__(self, look: RunLook) -> None:
-        super().__init__()
-        self.look = look
+    look: RunLook | None
+    problem: str = ""
 
 
+@dataclass
 class CurvesReady(Message):
     """These series of a run are worked out and may be drawn."""
 
-    def __init__(self, curves: RunCurves, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.curves = curves
-        self.names = names
+    curves: RunCurves
+    names: tuple[str, ...]
 
 
-class RunUnread(Message):
-    """A look went wrong in itself, which none should."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__()
-        self.problem = problem
-
-
-class RunScreen(GroupedScreen):
-    """One run. `ResumeRun` is asked of the application; `may_leave` is what it asks before it quits."""
+class RunScreen(SteeringScreen, CachedLines):
+    """Shows one run and steers it."""
 
     TITLE = "Run"
     HELP = """\
@@ -74,7 +79,26 @@ they stand beside each other and the digits move the focus, on a small one they 
 `z` freezes the picture, not the training. `y` copies the run's folder.
 `q` and escape leave; a run that goes on is never ended without a question.
 """
+    DEFAULT_CSS = """
+    RunScreen {
+        layout: vertical;
+        & #summary { height: 72%; display: none; }
+        & #recorded { display: none; }
+        & .-maximized { height: 1fr; width: 1fr; }
+    }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "pause", "Pause/go on", id="run.pause"),
+        Binding("k", "save", "Save now", id="run.save"),
+        Binding("s", "stop", "Stop", id="run.stop"),
+        Binding("R", "resume", "Resume", id="run.resume"),
+        Binding("q,escape", "leave", "Leave", id="run.leave"),
+        *(
+            Binding(str(digit), f"group('{group}')", group.capitalize(), id=f"run.group_{digit}", show=False)
+            for digit, group in enumerate(GROUPS, start=1)
+        ),
+        Binding("v", "next_chart", "Next chart", id="run.next_chart"),
+        Binding("m", "one_alone", "One alone", id="run.one_alone"),
         Binding("z", "freeze", "Freeze", id="run.freeze"),
         Binding("y", "copy_path", "Copy path", id="run.copy_path"),
     ]
@@ -82,93 +106,162 @@ they stand beside each other and the digits move the focus, on a small one they 
     def __init__(self, context: AppContext, run: RunDirectory) -> None:
         super().__init__(context)
         self.run = run
+        self.latest: RunLook | None = None
+        """The last look, without its records and curves; None before the first."""
         self.frozen = False
-        self.alerts = Alerts()
+        self.asked = ""
+        """The command that is not answered yet, in one word: "pausing"."""
+        self.stopping = False
+        """The trainer was asked to stop, here or elsewhere, and has not ended yet."""
+        self.reader = RunReader(run)
+        self.reading = False
+        self._alerts = Alerts()
         self._frozen_at = ""
-        self._reader = RunReader(run)
-        self._reading = False
         self._ticks = 0
-        self._known = False
-        """Whether what the run had recorded before this screen is known."""
+        self._knows_the_past = False
+        """The records from before this screen were read."""
+        self._asking_to_leave = False
         self._last_lanes: Lanes | None = None
-        self._sample: MonitorSample | None = None
+        self._alerted_at = 0.0
         self._watched: tuple[int | None, tuple[Path, ...]] | None = None
         self._checkpoints: list[tuple[float, str]] = []
         """Step and folder of those that were saved."""
         self._compared: tuple[Compared, ...] = ()
-        self._words: ExitReason | None = None
+        self._exit_reason: ExitReason | None = None
+        glyphs = context.glyphs
+        self.line = StatusLine(glyphs, id="run-line")
+        self.charts = ChartGroup(glyphs, id="charts")
+        self.machine = MachinePanels(glyphs, self._machine_columns, id="machine")
+        self.recorded = RecordedPanel(glyphs, id="recorded")
+        self.lanes = LanesPanel(glyphs, id="lanes")
+        self.log_view = LogView(glyphs, id="log")
+        self.samples = SamplesView(glyphs, id="samples")
+        self.summary = SummaryPanel(glyphs, id="summary")
+        self.events = EventsPanel(glyphs, id="events")
+        self.group_line = GroupLine(glyphs, run.name, id="run-groups")
+        self.groups = RunGroups(
+            {
+                "charts": self.charts,
+                "machine": PanelGroup(self.machine, self.recorded),
+                "lanes": PanelGroup(self.lanes),
+                "log": PanelGroup(self.log_view),
+                "samples": PanelGroup(self.samples),
+                "events": PanelGroup(self.summary, self.events),
+            },
+            self.group_line,
+        )
+
+    def compose(self) -> ComposeResult:
+        yield self.line
+        yield self.group_line
+        yield self.groups
+        yield KeyLine(self.context.glyphs)
 
     def on_mount(self) -> None:
         self.title = self.run.name
         self.line.show_text(f"Reading {self.run.name}.")
-        self.place_groups()
-        self.focus_group("charts")
-        self.tell_notice()
+        self.groups.choose("charts")
+        self._show_notices()
         self.log_view.open(self.run.log)
-        self._look()
-        self._show_sample()
-        self.set_interval(self.context.interval_s, self.tick)
+        self._start_reading()
 
-    def on_screen_resume(self) -> None:
-        self.tick()
+    # Groups.
+
+    def _machine_columns(self, width: int, height: int) -> int:
+        if self.size.width < 80 or width < 56:
+            return 1
+        if width >= 150:
+            return 3
+        return 1 if height // len(self.machine.panels) >= 6 else 2
+
+    def on_group_line_chosen(self, event: GroupLine.Chosen) -> None:
+        self.action_group(event.group)
+
+    def action_group(self, group: Group) -> None:
+        """Show the group, and focus it."""
+        if self.maximized is not None:
+            self.minimize()
+        self.groups.choose(group)
+        if group == "log":
+            self.log_view.look()
+        self._show_lanes()
+
+    def action_next_chart(self) -> None:
+        if "charts" not in self.groups.seen:
+            self.action_group("charts")
+        else:
+            self.charts.next_chart()
+
+    def action_one_alone(self) -> None:
+        """Show the focused panel alone, or all again."""
+        if self.maximized is not None:
+            self.minimize()
+        elif self.focused is not None:
+            self.maximize(self.focused, container=False)
+
+    def action_freeze(self) -> None:
+        """Stop redrawing, or go on; nothing but the picture stops."""
+        self.frozen = not self.frozen
+        self._frozen_at = time.strftime("%H:%M:%S", time.localtime(self.context.clock()))
+        self._show_notices()
+        self.look()
+
+    def action_copy_path(self) -> None:
+        self.app.copy_to_clipboard(str(self.run.path))
+        self.report(f"Copied: {self.run.path}")
 
     # Reading.
 
-    def tick(self) -> None:
-        """A look, unless the picture is frozen, nobody sees it or the last look still goes on."""
-        # Beneath a dialog the picture goes on; beneath another screen nobody sees it.
-        seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
-        if self.frozen or not seen:
+    def look(self) -> None:
+        """Look at the run, unless the picture is frozen or the last look still goes on."""
+        if self.frozen:
             return
         self._ticks += 1
         if self._ticks % _LOG_EVERY == 0 and self.log_view.is_on_screen:
             self.log_view.look()
-        if self._reading:
+        if self.reading:
             self._show_sample()
         else:
-            self._look()  # the sample is shown with what it finds, in one picture
+            self._start_reading()  # the sample is shown with what it finds, in one picture
 
-    def _look(self) -> None:
-        self._reading = True
+    def _start_reading(self) -> None:
+        self.reading = True
         self._read()
 
     @work(thread=True, group="look", exit_on_error=False)
     def _read(self) -> None:
         try:
-            if self._reader.looks == 0 and (seen := self._reader.glimpse()) is not None:
-                self.post_message(CurvesReady(seen, RunCurves.NAMES))
-            look = self._reader.look(self.context.clock())
+            if self.reader.looks == 0 and (some := self.reader.downsampled()) is not None:
+                self.post_message(CurvesReady(some, RunCurves.NAMES))
+            look = self.reader.look(self.context.clock())
             if look.curves is not None:
                 for name in RunCurves.NAMES:
                     look.curves.work_out(name)
                     self.post_message(CurvesReady(look.curves, (name,)))
-                look.curves.work_out_axes()
         except Exception as error:
-            self.post_message(RunUnread(f"{type(error).__name__}: {error}"))
+            self.post_message(RunRead(None, f"{type(error).__name__}: {error}"))
         else:
             self.post_message(RunRead(look))
 
     def on_curves_ready(self, event: CurvesReady) -> None:
         self.charts.show(event.curves, event.names)
 
-    def on_run_unread(self, event: RunUnread) -> None:
-        self._reading = False
-        self.events.set_problems((f"the run could not be read: {event.problem}",))
-
     def on_run_read(self, event: RunRead) -> None:
-        self._reading = False
+        self.reading = False
         look, before = event.look, self.latest
-        # Without its rows and series, which the charts have taken over.
+        if look is None:
+            self.events.set_problems((f"the run could not be read: {event.problem}",))
+            return
         self.latest = replace(look, rows=None, curves=None)
         if look.more:
             # A long run's reading would hold up the picture of what is known already.
-            self._reading = True
-            self.call_after_refresh(self._look)
+            self.reading = True
+            self.call_after_refresh(self._start_reading)
         self.line.show_status(look.preset or self.run.name, look.status, look.state)
         self._show_sample()
         self.title = f"{look.preset} {self.run.name}" if look.preset else self.run.name
         self._watch(look)
-        self._show_curves(look)
+        self._show_records(look)
         if look.lanes is not None:
             self._last_lanes = look.lanes
             self._show_lanes()
@@ -178,132 +271,224 @@ they stand beside each other and the digits move the focus, on a small one they 
             self.samples.set_paths(look.samples)
         self._take_events(look)
         self.events.set_problems(look.problems)
-        self.note_control(look)
-        self._show_end(look)
-        self._tell_end(look, before)
-        self.tell_notice()
-        self.name_groups()
+        if before is None or look.state != before.state:
+            self.refresh_bindings()
+        self._show_end(look, before)
+        self._show_notices()
 
-    def _show_curves(self, look: RunLook) -> None:
-        rows = look.rows if look.curves is None else look.curves.newest(LEARNED)
-        if rows is not None and self._known:
-            self._alert(self.alerts.of_records(rows, self.context.clock()))
-        elif rows is not None:
-            self.alerts.learn(rows)
-        if look.rows is not None:
+    def _show_records(self, look: RunLook) -> None:
+        if look.curves is not None:
+            records: tuple[Iterable[float], ...] = look.curves.newest(LEARNED)
+        elif look.rows is not None:
+            records = tuple(look.rows.column(name) for name in ("step", "loss", "grad_norm"))
             self.charts.add(look.rows)
-        elif look.curves is None:
-            self.charts.settle(now=not look.living)
-        self._known = self._known or not look.more
-
-    def group_shown(self, group: Group) -> None:
-        if group == "log":
-            self.log_view.look()
-        self._show_lanes()
+        else:
+            records = ()
+            self.charts.draw_waiting(now=not look.living)
+        alerts = self._alerts.of_records(*records, now=self.context.clock()) if records else []
+        if self._knows_the_past:
+            self._alert(alerts)
+        self._knows_the_past = self._knows_the_past or not look.more
 
     def _show_lanes(self) -> None:
-        """Sorting thousands of spans is left out while nobody sees them."""
-        if self._last_lanes is not None and "lanes" in self.seen:
+        # Sorting thousands of spans is left out while nobody sees them.
+        if self._last_lanes is not None and "lanes" in self.groups.seen:
             self.lanes.show_lanes(self._last_lanes)
 
     def _take_events(self, look: RunLook) -> None:
-        self.events.add(said for event in look.events if (said := run_event_of(event)) is not None)
+        self.events.add(line for event in look.events if (line := run_event_of(event)) is not None)
         for event in look.events:
+            if _is_stop(event, look):
+                self.stopping = True
             step, path = event.fields.get("step"), event.fields.get("path")
+            again = event.fields.get("from_step")
             if event.kind == "checkpoint" and isinstance(step, (int, float)):
                 self._checkpoints.append((step, str(self.run.path / str(path))))
-            elif event.kind == "resume" and isinstance(event.fields.get("from_step"), (int, float)):
+            elif event.kind == "resume" and isinstance(again, (int, float)):
                 # Those of steps that are done again are set aside.
-                again = event.fields["from_step"]
                 self._checkpoints = [saved for saved in self._checkpoints if saved[0] < again]
-
-    def _show_end(self, look: RunLook) -> None:
-        self._compared = self._compared if look.compared is None else look.compared
-        self._words = None if look.living else look.ended or self._words
-        self.machine.set_living(look.living)
-        if look.recorded is not None:
-            self.machine.show_recorded(look.recorded)
-        self.summary.display = self._words is not None
-        if self._words is not None:
-            curves = self.charts.curves
-            tokens = curves.positions.along("tokens")
-            self.summary.show(
-                Outcome(
-                    look.state,
-                    look.status,
-                    self._words,
-                    known(tokens[-1]) if tokens else None,
-                    curves.best_validation,
-                    self._checkpoints[-1][1] if self._checkpoints else "",
-                    self._compared,
-                )
-            )
-
-    def _tell_end(self, look: RunLook, before: RunLook | None) -> None:
-        if look.living:
-            if before is not None and not before.living and self.chosen == "events":
-                self.action_group("charts")  # it goes on: its summary is gone, its curves grow again
-            return
-        if before is None:
-            self.side = "events"
-            self.place_groups()
-        elif before.living:
-            # It has ended before one's eyes.
-            band = {"finished": "information", "stopped": "warning"}.get(look.state, "error")
-            told = look.status.message or (look.ended.message if look.ended else "")
-            self.notify(
-                f"{look.state}: {told}" if told else look.state,
-                title=self.run.name,
-                severity=band,  # type: ignore[arg-type]
-                markup=False,
-            )
-            self.app.bell()
-            self.action_group("events")
+        if not look.living:
+            self.stopping, self.asked = False, ""
+        elif look.state == "paused" and self.asked == _ASKED["pause"]:
+            self.asked = ""
 
     # The machine.
 
     def _watch(self, look: RunLook) -> None:
         """Have the monitor sample the trainer, while it lives on this machine, and the run's disks."""
         folders = (self.run.path, *([look.disk_path] if look.disk_path else []))
-        watched = (look.status.pid if look.living and look.here else None, folders)
+        watched = (look.status.pid or None if look.living and look.here else None, folders)
         if watched != self._watched:
             self._watched = watched
-            self.context.monitor.watch(pid=watched[0] or None, folders=folders)
+            self.context.monitor.watch(pid=watched[0], folders=folders)
 
     def _show_sample(self) -> None:
         sample = self.context.monitor.latest
-        if sample is None or (self._sample is not None and sample.time == self._sample.time):
-            return
-        self._sample = sample
         self.machine.show(sample)
-        if self.latest is not None and self.latest.living:
-            self._alert(self.alerts.of_sample(sample))
+        if sample is not None and sample.time != self._alerted_at and self.latest and self.latest.living:
+            self._alerted_at = sample.time
+            self._alert(self._alerts.of_sample(sample))
 
-    def _alert(self, events: list[RunEvent]) -> None:
-        self.events.add(events)
-        for event in events:
-            severity = "error" if event.band == "bad" else "warning"
-            self.notify(event.text, title="Alert", severity=severity, markup=False)  # type: ignore[arg-type]
+    def _alert(self, alerts: list[RunEvent]) -> None:
+        self.events.add(alerts)
+        for alert in alerts:
+            severity = "error" if alert.band == "bad" else "warning"
+            self.notify(alert.text, title="Alert", severity=severity, markup=False)  # type: ignore[arg-type]
 
-    def action_freeze(self) -> None:
-        """Stop redrawing, or go on; nothing but the picture stops."""
-        self.frozen = not self.frozen
-        self._frozen_at = time.strftime("%H:%M:%S", time.localtime(self.context.clock()))
-        self.tell_notice()
-        self.tick()
+    # The end.
 
-    def action_copy_path(self) -> None:
-        self.app.copy_to_clipboard(str(self.run.path))
-        self._tell(f"Copied: {self.run.path}")
+    def _show_end(self, look: RunLook, before: RunLook | None) -> None:
+        self._compared = self._compared if look.compared is None else look.compared
+        self._exit_reason = None if look.living else look.ended or self._exit_reason
+        if look.recorded is not None:
+            self.recorded.show(look.recorded)
+        self._show_machine(now=look.living)
+        self.summary.display = self._exit_reason is not None
+        if self._exit_reason is not None:
+            tokens = self.charts.curves.positions.along("tokens")
+            self.summary.show(
+                Outcome(
+                    look.state,
+                    look.status,
+                    self._exit_reason,
+                    known(tokens[-1]) if len(tokens) else None,
+                    self.charts.curves.best_validation,
+                    self._checkpoints[-1][1] if self._checkpoints else "",
+                    self._compared,
+                )
+            )
+        if look.living and before is not None and not before.living and self.groups.chosen == "events":
+            self.action_group("charts")  # it goes on: its summary is gone, its curves grow again
+        elif not look.living and before is None:
+            self.groups.show_aside("events")
+        elif not look.living and before is not None and before.living:
+            self._report_end(look)
 
-    def tell_notice(self) -> None:
-        notices = []
-        if self.frozen:
-            notices.append(f"frozen at {self._frozen_at}, z goes on")
-        if self.context.read_only:
-            notices.append("read-only")
+    def _show_machine(self, *, now: bool) -> None:
+        """Show the machine as it is now, or as it was during the run."""
+        if self.machine.display == now:
+            return
+        had_focus = self.focused in (*self.machine.panels, self.recorded)
+        self.machine.display, self.recorded.display = now, not now
+        if had_focus:
+            (self.machine.panels[0] if now else self.recorded).focus()
+
+    def _report_end(self, look: RunLook) -> None:
+        """Report an end before the user's eyes."""
+        message = look.status.message or (look.ended.message if look.ended else "")
+        self.notify(
+            f"{look.state}: {message}" if message else look.state,
+            title=self.run.name,
+            severity={"finished": "information", "stopped": "warning"}.get(look.state, "error"),  # type: ignore[arg-type]
+            markup=False,
+        )
+        self.app.bell()
+        self.action_group("events")
+
+    # Steering.
+
+    def steered(self) -> tuple[RunDirectory, str, bool] | None:
+        return None if self.latest is None else (self.run, self.latest.state, self.latest.living)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer only what can be done to the run as it is now; before the first look, what a living one takes."""
+        if not super().check_action(action, parameters):
+            return False
+        living = self.latest is None or self.latest.living
+        if action == "resume":
+            return self.latest is not None and (self.latest.state == "paused" or self.latest.state in GOES_ON)
+        return living if action in _ASKED else True
+
+    def action_pause(self) -> None:
+        if self.asked == _ASKED["pause"]:
+            self.steer(self.run, "resume")
+        else:
+            super().action_pause()
+
+    def action_stop(self) -> None:
+        """Stop and save; of a run that is stopping already, end it at once."""
         if self.stopping:
-            notices.append("stopping")
-        elif self.asked:
-            notices.append(self.asked)
-        self.line.set_notice(f" {self.context.glyphs.separator} ".join(notices))
+            self._end_at_once()
+        else:
+            super().action_stop()
+
+    @work(group="stop", exclusive=True, exit_on_error=False)
+    async def _end_at_once(self) -> None:
+        text = (
+            f"{self.run.name} is stopping already: it finishes its step and saves. End it at once? What it did "
+            "since its last checkpoint is lost."
+        )
+        dialog = Confirm(
+            "End at once", text, "End at once", "Let it save", danger=True, glyphs=self.context.glyphs
+        )
+        if await self.app.push_screen_wait(dialog):
+            self.report("Ending at once ...")
+            answer = await asyncio.to_thread(end_at_once, self.run)
+            self.report(
+                f"{self.run.name}: {answer.message}", severity="information" if answer.done else "warning"
+            )
+
+    def command_sent(self, run: RunDirectory, command: str) -> None:
+        self.asked = _ASKED[command]
+        self.stopping = self.stopping or command == "stop"
+        self._show_notices()
+
+    def command_answered(self, run: RunDirectory, command: str, answer: Answer) -> None:
+        if self.asked == _ASKED[command]:
+            self.asked = ""
+        if command == "stop" and not answer.done and "no answer" not in answer.message:
+            self.stopping = False
+        self._show_notices()
+
+    def _show_notices(self) -> None:
+        notices = [
+            f"frozen at {self._frozen_at}, z goes on" if self.frozen else "",
+            "read-only" if self.context.read_only else "",
+            "stopping" if self.stopping else self.asked,
+        ]
+        self.line.set_notice(f" {self.context.glyphs.separator} ".join(filter(None, notices)))
+
+    # Leaving.
+
+    @work(group="leave", exit_on_error=False)
+    async def action_leave(self) -> None:
+        if await self.may_quit():
+            if len(self.app.screen_stack) > 1:
+                self.dismiss()
+            else:
+                self.app.exit()
+
+    async def may_quit(self) -> bool:
+        """Ask whether to leave a run that trains, unless runs are only watched. To be awaited in a worker."""
+        if self.context.read_only or self._asking_to_leave:
+            return self.context.read_only
+        self._asking_to_leave = True
+        try:
+            status = await asyncio.to_thread(read_status, self.run)
+            if liveness(status, self.context.clock()) not in ACTIVE:
+                return True
+            dialog = Choice(
+                "Leave",
+                (
+                    ("detach", "Detach: training goes on"),
+                    ("stop", "Stop and save: finish the step, save, end"),
+                    ("stay", "Stay"),
+                ),
+                f"{self.run.name} is {'stopping' if self.stopping else 'training'}.",
+                glyphs=self.context.glyphs,
+            )
+            choice = await self.app.push_screen_wait(dialog)
+            if choice == "stop":
+                await asyncio.to_thread(send_control, self.run, "stop")
+            return choice in ("detach", "stop")
+        except WorkbenchError as error:
+            self.report(str(error), severity="error")
+            return False
+        finally:
+            self._asking_to_leave = False
+
+
+def _is_stop(event: Event, look: RunLook) -> bool:
+    """Tell whether this trainer, not one before it, has taken a stop."""
+    stop = event.kind == "control" and event.fields.get("verb") == "stop"
+    return stop and look.living and event.time >= look.status.pid_started

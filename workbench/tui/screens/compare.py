@@ -6,69 +6,66 @@ of runs that go on, only what is new.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import ModalScreen, Screen
 
+from workbench.formatting import NOT_KNOWN, duration
 from workbench.runs import RunDirectory
 from workbench.runs.comparing import CurveReader, Curves, Differences, config_differences
 from workbench.runs.summary import RunSummary, summarize
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.curves import Curve
-from workbench.tui.charts.series import Series, given_rows
+from workbench.tui.charts.series import Series
+from workbench.tui.charts.short_figures import short
 from workbench.tui.context import AppContext
+from workbench.tui.glyphs import Glyphs
+from workbench.tui.panels.drawing import Line, clean, cut
 from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.screens.difference_table import DifferenceTable, letter
+from workbench.tui.panels.panel import Panel
+from workbench.tui.run.charts import SMOOTHING
+from workbench.tui.screens.live_screen import LiveScreen
 
-SMOOTHING = 0.9
-"""Share that the drawn average of the losses keeps of itself at each step; the losses themselves are dots behind it."""
+_LEAST_VALUE = 8
+_GAP = "  "
 
 
-class ComparisonRead(Message):
-    """What is new of the runs, in their order."""
-
-    def __init__(
-        self,
-        curves: list[tuple[Curves, bool]],
-        rows: list[RunSummary],
-        differences: Differences | None,
-    ) -> None:
-        super().__init__()
-        self.curves = curves
-        self.rows = rows
-        self.differences = differences
-        """None: as before."""
+def letter(place: int) -> str:
+    """Return the letter of a run by its place: A, B, ..., Z, and A again."""
+    return chr(ord("A") + place % 26)
 
 
 @dataclass
+class ComparisonRead(Message):
+    """What is new of the runs, in their order. `differences` is None where they are as before."""
+
+    curves: list[tuple[Curves, bool]]
+    rows: list[RunSummary]
+    differences: Differences | None
+
+
 class _Drawn:
-    """What the chart draws of one run."""
+    """The series that the chart draws of one run."""
 
-    loss: Series
-    validation: Series
-
-    @classmethod
-    def empty(cls) -> _Drawn:
-        return cls(Series(smoothing=SMOOTHING), Series())
+    def __init__(self) -> None:
+        self.loss, self.validation = Series(smoothing=SMOOTHING), Series()
 
     def add(self, curves: Curves) -> None:
-        columns = (curves.step, curves.tokens, curves.seconds, curves.loss, curves.validation_loss)
-        step, token, second, loss, validation = (array("d", column.tobytes()) for column in columns)
-        self.loss.positions.extend(step, token, second)
-        self.loss.extend(loss)
-        values, steps, tokens, seconds = given_rows(validation, step, token, second)
-        self.validation.positions.extend(steps, tokens, seconds)
-        self.validation.extend(values)
+        places = (curves.step, curves.tokens, curves.seconds)
+        self.loss.positions.extend(*places)
+        self.loss.extend(curves.loss)
+        given = ~np.isnan(curves.validation_loss)
+        self.validation.positions.extend(*(each[given] for each in places))
+        self.validation.extend(curves.validation_loss[given])
 
 
-class CompareScreen(Screen[None]):
+class CompareScreen(LiveScreen):
     """Two or more runs beside each other."""
 
     TITLE = "Compare"
@@ -87,14 +84,13 @@ class CompareScreen(Screen[None]):
     ]
 
     def __init__(self, context: AppContext, runs: Sequence[RunDirectory]) -> None:
-        super().__init__()
-        self.context = context
+        super().__init__(context)
         self.runs = tuple(runs)
         self.validation = False
-        """Whether the validation losses are shown instead of the training losses."""
+        """The validation losses are shown instead of the training losses."""
         self._readers = [CurveReader(run) for run in self.runs]
-        self._drawn = [_Drawn.empty() for _ in self.runs]
-        self._differences: Differences | None = None
+        self._drawn = [_Drawn() for _ in self.runs]
+        self.differences: Differences | None = None
         self._reading = False
 
     def compose(self) -> ComposeResult:
@@ -113,20 +109,14 @@ class CompareScreen(Screen[None]):
         self.query_one("#validation").display = False
         self.chart.focus()
         self._show_curves()
-        self.set_interval(self.context.interval_s, self._tick)
-        self._look()
+        self.look()
 
     # Reading.
 
-    def _tick(self) -> None:
-        # Beneath a dialog it goes on; beneath another screen nobody sees it, and what it drew would redraw that one.
-        seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
-        if seen and not self._reading:
-            self._look()
-
-    def _look(self) -> None:
-        self._reading = True
-        self._read()
+    def look(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self._read()
 
     @work(thread=True, group="look", exit_on_error=False)
     def _read(self) -> None:
@@ -139,13 +129,13 @@ class CompareScreen(Screen[None]):
 
     def on_comparison_read(self, event: ComparisonRead) -> None:
         self._reading = False
-        self._differences = event.differences or self._differences
-        if self._differences is not None:
-            self.query_one("#table", DifferenceTable).show(event.rows, self._differences)
+        self.differences = event.differences or self.differences
+        if self.differences is not None:
+            self.query_one("#table", DifferenceTable).show(event.rows, self.differences)
         anew = False
         for place, (curves, whole) in enumerate(event.curves):
             if whole and (len(curves) or len(self._drawn[place].loss)):
-                self._drawn[place] = _Drawn.empty()
+                self._drawn[place] = _Drawn()
                 anew = True
             self._drawn[place].add(curves)
         if anew:
@@ -185,3 +175,97 @@ class CompareScreen(Screen[None]):
         if before.has_focus:
             self.chart.focus()
         before.display = False
+
+
+class DifferenceTable(Panel):
+    """Runs as columns; the fields that differ, then outcomes, as rows."""
+
+    TITLE = "Differences"
+    HELP: ClassVar[str | None] = """\
+Every field of the runs' configurations that is not the same in all of them (`-`: the run has no such field); beneath,
+how they came out and what they are called.
+"""
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        self._summaries: tuple[RunSummary, ...] = ()
+        self._differences: Differences | None = None
+
+    def show(self, rows: Sequence[RunSummary], differences: Differences) -> None:
+        if (tuple(rows), differences) != (self._summaries, self._differences):
+            self._summaries, self._differences = tuple(rows), differences
+            self.changed()
+
+    def heading(self) -> tuple[str, ...]:
+        if self._differences is None:
+            return ()
+        found, compared = len(self._differences.fields), self._differences.compared
+        return (f"{found} of {compared} fields", str(found))
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        if self._differences is None:
+            return self.note("Reading the runs ...", width)
+        lines: list[Line] = []
+        for problem in self._differences.problems:
+            lines += self._warning(problem, width)
+        for row in self._summaries:
+            if row.problem:
+                lines += self._warning(f"run {row.name}: {row.problem}", width)
+        lines += self._table(
+            [
+                ("", *(letter(place) for place in range(len(self._summaries)))),
+                *(
+                    (each.name, *("-" if value is None else value for value in each.values))
+                    for each in self._differences.fields
+                ),
+                *self._outcomes(),
+            ],
+            width,
+        )
+        if not self._differences.fields and not self._differences.problems:
+            lines += self.note("Their configurations are the same in every field.", width)
+        for place, row in enumerate(self._summaries):
+            name = clean(row.name, self.glyphs)
+            lines.append([*self.write(f"{letter(place)} ", "mark"), *self.write(name, "strong")])
+        return lines
+
+    def _warning(self, text: str, width: int) -> list[Line]:
+        noted = self.note(f"{self.glyphs.warning} {clean(text, self.glyphs)}", width)
+        return [self.write("".join(segment.text for segment in line), "warning") for line in noted]
+
+    def _outcomes(self) -> list[tuple[str, ...]]:
+        rows = self._summaries
+        return [
+            ("state", *(row.state for row in rows)),
+            ("step", *(f"{row.step}/{row.total_steps}" for row in rows)),
+            ("loss", *(_number(row.loss) for row in rows)),
+            ("validation loss", *(_number(row.validation_loss) for row in rows)),
+            ("tokens", *(NOT_KNOWN if row.tokens is None else short(row.tokens) for row in rows)),
+            (
+                "tokens/s",
+                *(NOT_KNOWN if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}" for row in rows),
+            ),
+            ("duration", *(duration(row.duration_s) for row in rows)),
+        ]
+
+    def _table(self, table: Sequence[Sequence[str]], width: int) -> list[Line]:
+        """Lay cells out in columns; where there is no room for all, values are cut to equal widths."""
+        texts = [[clean(cell, self.glyphs) for cell in row] for row in table]
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        if sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+            widths[0] = min(widths[0], max(_LEAST_VALUE, width // 3))
+            left = width - widths[0] - len(_GAP) * (len(widths) - 1)
+            equal = max(1, left // max(1, len(widths) - 1))
+            widths[1:] = [min(cells, max(equal, 1)) for cells in widths[1:]]
+        lines: list[Line] = []
+        for number, row in enumerate(texts):
+            name, *values = [
+                cut(cell, cells, self.glyphs).ljust(cells) for cell, cells in zip(row, widths, strict=True)
+            ]
+            pen = "mark" if number == 0 else ""
+            lines.append([*self.write(name + _GAP, "dim"), *self.write(_GAP.join(values), pen)])
+        return lines
+
+
+def _number(value: float | None) -> str:
+    return NOT_KNOWN if value is None else f"{value:.4f}"

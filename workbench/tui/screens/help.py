@@ -1,6 +1,6 @@
-"""Help for what is seen: the words of the focused panel, and all keys that hold now, taken from the bindings.
+"""Help for what is seen: the words of the focused panel, and all keys that hold now.
 
-Invariant: no key is written down here; what is not bound is not told.
+Invariant: no key is written down here; they are taken from the bindings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from textual.widgets import Markdown, Static
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.panels.drawing import clean
 
-PARTS = {
+HEADINGS = {
     "app": "Everywhere",
     "chart": "Chart",
     "dialog": "Question",
@@ -32,7 +32,7 @@ PARTS = {
     "runs": "Runs",
     "top": "Monitor",
 }
-"""Headings by the first word of a binding's id; others stand under their own word."""
+"""The headings by the first word of a binding's id; others stand under their own word."""
 
 
 class HelpScreen(ModalScreen[None]):
@@ -71,14 +71,12 @@ class HelpScreen(ModalScreen[None]):
             box.border_title = "Help"
             box.border_subtitle = "Esc closes"
             for text in self._words:
-                yield _Words("\n".join(clean(line, self._glyphs) for line in text.splitlines()), self._glyphs)
+                yield _Words(text, self._glyphs)
             width = max((len(key) for rows in self._keys.values() for key, _ in rows), default=0)
-            below_words = bool(self._words)  # which end with a blank line
-            for heading, rows in self._keys.items():
-                yield Static(
-                    heading, classes="heading -below-words" if below_words else "heading", markup=False
-                )
-                below_words = False
+            for place, (heading, rows) in enumerate(self._keys.items()):
+                below_words = place == 0 and bool(self._words)  # which end with a blank line
+                classes = "heading -below-words" if below_words else "heading"
+                yield Static(heading, classes=classes, markup=False)
                 lines = [
                     Content.assemble((f"{key:>{width}}", "bold"), "  ", description)
                     for key, description in rows
@@ -93,39 +91,35 @@ class _Words(Markdown):
     """A help text, its lists with bullets that the terminal has."""
 
     def __init__(self, text: str, glyphs: Glyphs) -> None:
-        super().__init__(text)
+        super().__init__("\n".join(clean(line, glyphs) for line in text.splitlines()))
         if glyphs.ascii:
             self.BULLETS = ["* ", "- "]
 
 
 def keys_of(screen: Screen[object], glyphs: Glyphs = BLOCKS) -> dict[str, list[tuple[str, str]]]:
-    """The keys that hold on `screen` now, (key, what it does), by where they belong; the innermost first."""
+    """Return the keys that hold on `screen` now as (keys, description), by where they belong; the innermost first."""
     found: dict[str, dict[str, tuple[list[str], str]]] = {}
     for _, binding, enabled, tooltip in screen.active_bindings.values():
         if not enabled or not binding.description or binding.system:
             continue
         part = (binding.id or "app").split(".")[0]
-        rows = found.setdefault(PARTS.get(part, part.replace("_", " ").capitalize()), {})
-        description = tooltip or binding.description
-        keys, _ = rows.setdefault(binding.action, ([], description))
+        rows = found.setdefault(HEADINGS.get(part, part.replace("_", " ").capitalize()), {})
+        keys, _ = rows.setdefault(binding.action, ([], tooltip or binding.description))
         shown = screen.app.get_key_display(binding)
         if glyphs.ascii and not shown.isascii():
             shown = binding.key
         if shown not in keys:
             keys.append(shown)
-    order = sorted(found, key=lambda heading: heading == PARTS["app"])
     return {
         heading: [(" ".join(keys), description) for keys, description in found[heading].values()]
-        for heading in order
+        for heading in sorted(found, key=HEADINGS["app"].__eq__)
     }
 
 
 def _words_about(screen: Screen[object]) -> Iterator[str]:
-    """The help texts of the focused widget and of what it lies in."""
+    """Yield the help texts of the focused widget and of what it lies in."""
     seen = set()
-    node = screen.focused
-    chain = list(node.ancestors_with_self) if node is not None else [screen]
-    for each in chain:
+    for each in screen.focused.ancestors_with_self if screen.focused is not None else [screen]:
         text = getattr(each, "HELP", None)
         if text and text not in seen and each is not screen.app:
             seen.add(text)

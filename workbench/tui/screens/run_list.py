@@ -1,21 +1,22 @@
-"""The list of runs: one row each, drawn by hand, with a cursor that stays on its run while the list changes.
+"""The list of runs, with a cursor that stays on its run while the list changes, and the detail of one run.
 
-It shows what it is given and reads nothing. Invariant: the state of a run is a word beside its mark, so that colour is
-never needed; what there is no room for is left out by columns, the least important first.
+Both show what they are given and read nothing. Invariant: the state of a run is a word beside its mark, so that colour
+is never needed; what there is no room for is left out by columns, the least important first.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from workbench.formatting import duration
 from workbench.runs import RunDirectory
 from workbench.runs.summary import RunSummary
 from workbench.tui.charts.short_figures import short
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, clean, cut
+from workbench.tui.panels.drawing import Line, clean, cut, keep
+from workbench.tui.panels.panel import Panel
 from workbench.tui.panels.row_list import RowList
 
 _PENS = {
@@ -173,3 +174,55 @@ def _fitting(width: int) -> list[tuple[_Column, int]]:
 def _taken_cells(columns: Sequence[_Column]) -> int:
     """Cells of all but the name: mark, state, columns and the two blanks between them."""
     return _MARK + _STATE + sum(column.width + 2 for column in columns if column.width)
+
+
+class RunDetail(Panel):
+    """The run under the cursor: its folder, its progress, what is wrong with it, the end of its log."""
+
+    TITLE = "Run"
+    HELP: ClassVar[str | None] = """\
+The run under the cursor: its folder, how far it is, what it says of itself and what is wrong with its folder. Of a run
+that failed or died, the last lines of its log.
+"""
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        self._row: RunSummary | None = None
+        self._words: tuple[str, ...] = ()
+
+    def show(self, row: RunSummary | None, exit_reason: tuple[str, ...] = ()) -> None:
+        if (row, exit_reason) != (self._row, self._words):
+            if self._row is None or row is None or row.run != self._row.run:
+                self.first_row = 0
+            self._row, self._words = row, exit_reason
+            self.changed()
+
+    def heading(self) -> tuple[str, ...]:
+        return (self._row.name,) if self._row else ()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        row = self._row
+        if row is None:
+            return []
+        facts = [
+            f"{row.state}: {row.phase}" if row.active else row.state,
+            row.progress,
+            "" if row.exit_code is None else f"exit code {row.exit_code}",
+            "" if row.eta_s is None or not row.active else f"ETA {duration(row.eta_s)}",
+        ]
+        written = [self.write(fact, "" if rank else "strong") for rank, fact in enumerate(facts) if fact]
+        lines = [keep(width, list(enumerate(written)))]
+        if row.problem:
+            lines += self._sentence(row.problem, width, "warning")
+        if row.message:
+            lines += self._sentence(row.message, width, "bad" if row.state == "failed" else "")
+        if self._words:  # the very last ones first of all
+            room = max(1, height - len(lines))
+            lines += [self.write(clean(line, self.glyphs)) for line in self._words[-room:]]
+        if len(lines) < height:
+            lines.append(self.write(clean(str(row.run.path), self.glyphs), "dim"))
+        return lines
+
+    def _sentence(self, text: str, width: int, pen: str) -> list[Line]:
+        noted = self.note(clean(text, self.glyphs), width)
+        return [self.write("".join(segment.text for segment in line), pen) for line in noted]

@@ -7,6 +7,7 @@ deletes them, each after a key of the user. Invariant: in read-only mode nothing
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,52 +15,46 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Input
-from textual.worker import get_current_worker
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.formatting import amount
 from workbench.runs import RunDirectory
-from workbench.runs.control import ask
+from workbench.runs.control import Answer
 from workbench.runs.deleting import delete_run, plan_deletion
 from workbench.runs.launch import exit_reason
 from workbench.runs.summary import RunSummaries, RunSummary
 from workbench.system.folders import expanded
 from workbench.tui.context import AppContext
 from workbench.tui.dialogs import AskText, Confirm
-from workbench.tui.messages import CompareRuns, OpenRun, ResumeRun
+from workbench.tui.messages import CompareRuns, OpenRun
 from workbench.tui.panels.key_line import KeyLine
 from workbench.tui.run.resuming import GOES_ON
+from workbench.tui.run.steering import SteeringScreen
 from workbench.tui.screens.filter_field import FilteredScreen, FilterField
-from workbench.tui.screens.run_detail import RunDetail
-from workbench.tui.screens.run_list import RunList
+from workbench.tui.screens.run_list import RunDetail, RunList
 
-_CHANGING = ("resume", "stop", "pause", "save", "export", "delete")
-"""The actions that read-only mode leaves out."""
 _LAST_LINES = 12
-_LONG_TOLD_S = 20.0
-"""What is told with a path in it that somebody may want to read stays so long."""
+_LONG_TOAST_S = 20.0
+"""A toast with a path in it that somebody may want to read."""
 
 
+@dataclass
 class RunsRead(Message):
     """One look at the runs' folder."""
 
-    def __init__(self, rows: tuple[RunSummary, ...]) -> None:
-        super().__init__()
-        self.rows = rows
+    rows: tuple[RunSummary, ...]
 
 
-class LastWordsRead(Message):
+@dataclass
+class LastLinesRead(Message):
     """The last lines of a run's log."""
 
-    def __init__(self, row: RunSummary, lines: tuple[str, ...]) -> None:
-        super().__init__()
-        self.row = row
-        self.lines = lines
+    row: RunSummary
+    lines: tuple[str, ...]
 
 
-class RunsScreen(FilteredScreen):
+class RunsScreen(SteeringScreen, FilteredScreen):
     """Every run in the folder of runs. Other screens are asked for by `OpenRun`, `ResumeRun` and `CompareRuns`."""
 
     TITLE = "Runs"
@@ -86,16 +81,13 @@ class RunsScreen(FilteredScreen):
     ]
 
     def __init__(self, context: AppContext) -> None:
-        super().__init__()
-        self.context = context
-        self._summaries = RunSummaries(context.runs_root)
-        self._rows: tuple[RunSummary, ...] | None = None
+        super().__init__(context)
+        self.summaries = RunSummaries(context.runs_root)
+        self.rows: tuple[RunSummary, ...] | None = None
         """None before the first look."""
         self._reading = False
         self._look_again = False
-        """Something was changed while a look went on, which may have missed it."""
-        self._offered_resume = False
-        """Whether the keys that are shown say that the run under the cursor can go on."""
+        self._offers_resume = False
 
     def compose(self) -> ComposeResult:
         glyphs = self.context.glyphs
@@ -111,48 +103,37 @@ class RunsScreen(FilteredScreen):
     def on_mount(self) -> None:
         self.run_list.focus()
         self.run_list.show((), "Reading the runs ...")
-        self.set_interval(self.context.interval_s, self._tick)
-        self.look()
-
-    def on_screen_resume(self) -> None:
         self.look()
 
     def on_resize(self) -> None:
         self.set_class(self.size.height < 20, "-low")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if self.context.read_only and action in _CHANGING:
+        if not super().check_action(action, parameters):
             return False
-        if action == "resume" and not self._may_resume:
-            return None
-        return True
+        return True if action != "resume" or self._may_resume else None
 
     @property
     def _may_resume(self) -> bool:
-        """Whether the run under the cursor can go on: it is shown before the key is pressed."""
+        """The run under the cursor can go on: it is shown before the key is pressed."""
         row = self.run_list.highlighted if self.is_mounted else None
         return row is not None and (row.state == "paused" or row.state in GOES_ON)
 
     # Reading.
 
     def look(self) -> None:
-        """Read what has changed."""
-        if self._reading:
-            self._look_again = True
-        else:
+        if not self._reading:
             self._reading = True
             self._read()
 
-    def _tick(self) -> None:
-        """A look, unless nobody sees it or the last one still goes on."""
-        # Beneath a dialog it goes on; beneath another screen nobody sees it, and what it drew would redraw that one.
-        seen = self.is_active or (self.is_current and isinstance(self.app.screen, ModalScreen))
-        if seen and not self._reading:
-            self.look()
+    def look_after_change(self) -> None:
+        """Look again: a look that goes on may have missed the change."""
+        self._look_again = self._reading
+        self.look()
 
     @work(thread=True, group="look", exit_on_error=False)
     def _read(self) -> None:
-        rows = self._summaries.read(self.context.clock())
+        rows = self.summaries.read(self.context.clock())
         self.post_message(RunsRead(rows))
 
     def on_runs_read(self, event: RunsRead) -> None:
@@ -160,48 +141,45 @@ class RunsScreen(FilteredScreen):
         if self._look_again:
             self._look_again = False
             self.look()
-        if event.rows != self._rows:
-            self._rows = event.rows
+        if event.rows != self.rows:
+            self.rows = event.rows
             self.run_list.marks &= {row.run for row in event.rows}
             self._show()
 
     def _show(self) -> None:
         """Show the rows that the filter leaves."""
         words = self.filter_field.value.lower().split()
-        rows = [row for row in self._rows or () if all(word in _text(row) for word in words)]
-        if self._rows:
-            note = (
-                f"No run has {' and '.join(repr(word) for word in words)} in its name or state."
-                if words
-                else ""
-            )
+        rows = [row for row in self.rows or () if all(word in _text(row) for word in words)]
+        if self.rows:
+            found = " and ".join(repr(word) for word in words)
+            note = f"No run has {found} in its name or state." if words else ""
         else:
-            note = f"There are no runs in {self._summaries.root} yet: start one from a preset."
+            note = f"There are no runs in {self.summaries.root} yet: start one from a preset."
         self.run_list.show(rows, note)
 
     @on(RunList.Highlighted)
     def _show_detail(self, event: RunList.Highlighted) -> None:
         row = event.row
-        self.query_one("#detail", RunDetail).show(row)
-        if self._may_resume != self._offered_resume:
-            self._offered_resume = self._may_resume
+        self.query_one(RunDetail).show(row)
+        if self._may_resume != self._offers_resume:
+            self._offers_resume = self._may_resume
             self.refresh_bindings()
         if row is not None and row.state in ("failed", "died"):
-            self._read_last_words(row)
+            self._read_last_lines(row)
 
-    @work(thread=True, group="last words", exclusive=True, exit_on_error=False)
-    def _read_last_words(self, row: RunSummary) -> None:
-        self.post_message(LastWordsRead(row, exit_reason(row.run, _LAST_LINES).lines))
+    @work(thread=True, group="last lines", exclusive=True, exit_on_error=False)
+    def _read_last_lines(self, row: RunSummary) -> None:
+        self.post_message(LastLinesRead(row, exit_reason(row.run, _LAST_LINES).lines))
 
-    def on_last_words_read(self, event: LastWordsRead) -> None:
+    def on_last_lines_read(self, event: LastLinesRead) -> None:
         if event.row == self.run_list.highlighted:
-            self.query_one("#detail", RunDetail).show(event.row, event.lines)
+            self.query_one(RunDetail).show(event.row, event.lines)
 
     # Filtering.
 
     @on(Input.Changed, "#filter")
     def _filter_changed(self) -> None:
-        if self._rows is not None:
+        if self.rows is not None:
             self._show()
 
     @on(Input.Submitted, "#filter")
@@ -229,7 +207,7 @@ class RunsScreen(FilteredScreen):
         if len(rows) == 1 and here is not None and here.run != rows[0].run and here.state != "foreign":
             rows.append(here)
         if len(rows) < 2:
-            self._tell("Mark the runs to compare with the space bar first: two or more.", severity="warning")
+            self.report("Mark the runs to compare with the space bar first: two or more.", severity="warning")
         else:
             self.post_message(CompareRuns(tuple(row.run for row in rows)))
 
@@ -237,54 +215,19 @@ class RunsScreen(FilteredScreen):
         row = self.run_list.highlighted
         if row is not None:
             self.app.copy_to_clipboard(str(row.run.path))
-            self._tell(f"Copied: {row.run.path}")
+            self.report(f"Copied: {row.run.path}")
 
     # Steering.
 
-    def action_resume(self) -> None:
-        row = self._run("resume")
-        if row is None:
-            return
-        if row.state == "paused":
-            self._steer(row.run, "resume")
-        elif row.state in GOES_ON:
-            self.post_message(ResumeRun(row.run))
+    def steered(self) -> tuple[RunDirectory, str, bool] | None:
+        row = self.run_list.highlighted
+        return None if row is None else (row.run, row.state, row.active)
 
-    def action_pause(self) -> None:
-        row = self._living("pause")
-        if row is not None:
-            self._steer(row.run, "resume" if row.state == "paused" else "pause")
+    def command_sent(self, run: RunDirectory, command: str) -> None:
+        self.report(f"{run.name}: asked to {'go on' if command == 'resume' else command} ...")
 
-    def action_save(self) -> None:
-        row = self._living("save")
-        if row is not None:
-            self._steer(row.run, "save")
-
-    def action_stop(self) -> None:
-        row = self._living("stop")
-        if row is None:
-            return
-        run = row.run
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._steer(run, "stop")
-
-        question = (
-            f"Stop {row.name}? It finishes its step, saves a checkpoint and ends; R resumes it from there."
-        )
-        self.app.push_screen(
-            Confirm("Stop", question, "Stop and save", "Go on", glyphs=self.context.glyphs), answered
-        )
-
-    @work(group="steer", exit_on_error=False)
-    async def _steer(self, run: RunDirectory, verb: str) -> None:
-        """Send a command and tell the answer. The waiting is done in a thread, which touches nothing here."""
-        self._tell(f"{run.name}: asked to {'go on' if verb == 'resume' else verb} ...")
-        worker = get_current_worker()
-        answer = await asyncio.to_thread(ask, run, verb, given_up=lambda: worker.is_cancelled)
-        self._tell(f"{run.name}: {answer.message}", severity="information" if answer.done else "warning")
-        self.look()
+    def command_answered(self, run: RunDirectory, command: str, answer: Answer) -> None:
+        self.look_after_change()
 
     # Exporting.
 
@@ -305,25 +248,21 @@ class RunsScreen(FilteredScreen):
                 path = expanded(text, "export")
             except ConfigurationError as error:
                 return str(error)
-            there = path.is_dir() and any(path.iterdir())
-            return (
-                f"{path} is there already: name a new or an empty folder." if there or path.is_file() else ""
-            )
+            is_taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
+            return f"{path} is there already: name a new or an empty folder." if is_taken else ""
 
-        target = Path("exported") / run.name
-        dialog = AskText(
-            "Export the model into", str(target), wrong, yes="Export", glyphs=self.context.glyphs
-        )
+        target, glyphs = str(Path("exported") / run.name), self.context.glyphs
+        dialog = AskText("Export the model into", target, wrong, yes="Export", glyphs=glyphs)
         folder = await self.app.push_screen_wait(dialog)
         if folder is None:
             return
         try:
             exported = await asyncio.to_thread(export, run, Path(folder))
         except WorkbenchError as error:
-            self._tell(str(error), severity="error")
+            self.report(str(error), severity="error")
             return
-        told = f"Exported step {exported.step:,} ({amount(exported.bytes)}): {exported.path}"
-        self.notify(told, timeout=_LONG_TOLD_S, markup=False)
+        message = f"Exported step {exported.step:,} ({amount(exported.bytes)}): {exported.path}"
+        self.report(message, timeout=_LONG_TOAST_S)
 
     # Deleting.
 
@@ -338,43 +277,31 @@ class RunsScreen(FilteredScreen):
         try:
             planned = await asyncio.to_thread(plan_deletion, run)
             files = f"{planned.files} files" if planned.files != 1 else "1 file"
-            saved = {0: "", 1: ", 1 checkpoint among them,"}.get(
-                planned.checkpoints, f", {planned.checkpoints} checkpoints among them,"
-            )
+            count = planned.checkpoints
+            saved = f", {count} checkpoint{'s' if count > 1 else ''} among them," if count else ""
             text = f"Delete {run.name}? {amount(planned.bytes)} in {files}{saved} will be gone for good."
             dialog = Confirm("Delete", text, "Delete", "Keep", danger=True, glyphs=self.context.glyphs)
             if not await self.app.push_screen_wait(dialog):
                 return
             gone = await asyncio.to_thread(delete_run, run)
         except WorkbenchError as error:
-            self._tell(str(error), severity="error")
+            self.report(str(error), severity="error")
             return
         self.run_list.unmark({run})
-        self._tell(f"{run.name} is deleted: {amount(gone.bytes)} freed.")
-        self.look()
+        self.report(f"{run.name} is deleted: {amount(gone.bytes)} freed.")
+        self.look_after_change()
 
     # What actions share.
 
-    def _run(self, verb: str) -> RunSummary | None:
-        """The run under the cursor; None, and the reason told, where there is none."""
+    def _run(self, command: str) -> RunSummary | None:
+        """Return the run under the cursor; None where there is none, and a report where it is none."""
         row = self.run_list.highlighted
         if row is not None and row.state == "foreign":
-            self._tell(f"{row.name}: cannot {verb}: {row.problem}", severity="warning")
+            self.report(f"{row.name}: cannot {command}: {row.problem}", severity="warning")
             return None
         return row
-
-    def _living(self, verb: str) -> RunSummary | None:
-        """The run under the cursor where it has a trainer; else None, and the reason told."""
-        row = self._run(verb)
-        if row is not None and not row.active:
-            self._tell(f"{row.name}: cannot {verb}: it is {row.state}.", severity="warning")
-            return None
-        return row
-
-    def _tell(self, message: str, *, severity: str = "information") -> None:
-        self.notify(message, severity=severity, markup=False)  # type: ignore[arg-type]
 
 
 def _text(row: RunSummary) -> str:
-    """What a filter looks at."""
+    """Return the text that a filter looks at."""
     return f"{row.name} {row.state} {row.phase}".lower()
