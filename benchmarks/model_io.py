@@ -64,9 +64,10 @@ def measure(folder: Path, parameters: int, rounds: int) -> list[dict[str, Any]]:
     from workbench.config import parse_config, to_toml
     from workbench.data.tokenizers import ByteTokenizer
     from workbench.runs import RunDirectory, write_config
-    from workbench.runs.checkpoints import find_checkpoints
-    from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
-    from workbench.training.checkpoints.removal import Removal
+    from workbench.runs.checkpoints import Progress, find_checkpoints
+    from workbench.training.checkpoints.load import load_state
+    from workbench.training.checkpoints.retention import Removal
+    from workbench.training.checkpoints.save import save_checkpoint
 
     source = folder / "model"
     largest = make_model(source, parameters)
@@ -107,7 +108,7 @@ def measure(folder: Path, parameters: int, rounds: int) -> list[dict[str, Any]]:
             engine=engine,
             model=model,
             tokenizer=ByteTokenizer(),
-            progress={},
+            progress=Progress(),
             keep=1,
             removal=removal,
         )
@@ -267,14 +268,14 @@ def drop(paths: list[Path]) -> None:
 
 
 def start_peak() -> None:
-    from workbench.training.records.peak_memory import forget_peak
+    from workbench.training.peak_memory import forget_peak
 
     gc.collect()
     forget_peak()
 
 
 def high_water() -> int:
-    from workbench.training.records.peak_memory import peak_host_bytes
+    from workbench.training.peak_memory import peak_host_bytes
 
     return peak_host_bytes()
 

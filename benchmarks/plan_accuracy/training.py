@@ -18,8 +18,8 @@ from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.system.free_space import free_host_bytes
 from workbench.training.checkpoints.random_state import seed_everything
-from workbench.training.records.peak_memory import peak_host_bytes
-from workbench.training.start.engine_options import engine_options
+from workbench.training.engine_options import engine_options
+from workbench.training.peak_memory import peak_host_bytes
 
 LEAST_STEPS = 4
 SECONDS = 12.0

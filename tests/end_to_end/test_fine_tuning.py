@@ -27,11 +27,11 @@ from workbench.profiles.__main__ import answer
 from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.runs.checkpoints import find_checkpoints
-from workbench.training.batches.rows import training_sampler
-from workbench.training.checkpoints.checkpoint import load_state
+from workbench.training.batches import training_sampler
+from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.random_state import seed_everything
+from workbench.training.engine_options import engine_options, learning_rate_schedule
 from workbench.training.evaluation import batch_loss
-from workbench.training.start.engine_options import engine_options, learning_rate_schedule
 
 CPU = torch.device("cpu")
 FURTHER = 3
@@ -146,7 +146,7 @@ def trained_without_a_pause(tuned: Tuned) -> OffloadEngine:
         engine.learning_rate = schedule.at(step)
         for _ in range(config.train.gradient_accumulation):
             batch = sampler.next()
-            engine.backward(batch_loss(loss, batch, CPU, None), tokens=batch.loss_tokens)
+            engine.backward(batch_loss(loss, batch, CPU), tokens=batch.loss_tokens)
         engine.step()
     engine.wait()
     return engine

@@ -13,7 +13,7 @@ from trainers import Trainers, at_step, exit_code, losses, wait_for
 
 from workbench.errors import WorkbenchError
 from workbench.runs import RunDirectory, liveness, read_status
-from workbench.runs.checkpoints import find_checkpoints
+from workbench.runs.checkpoints import Progress, find_checkpoints
 
 MIB = 1 << 20
 CHANGES = ("train.steps=40", "train.gradient_accumulation=2", "checkpoint.every=4")
@@ -115,7 +115,7 @@ def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
     from workbench.data.tokenizers import ByteTokenizer
     from workbench.engine import OffloadEngine
     from workbench.model.build import UnitInitializer, build_on_meta, model_config
-    from workbench.training.checkpoints import checkpoint
+    from workbench.training.checkpoints import save as checkpoint
 
     config = load_config(uninterrupted.config)
     model = build_on_meta(model_config("gpt2", dict(config.model.config)))
@@ -124,7 +124,7 @@ def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
     with engine:
         root = small_disk / "checkpoints"
         save: Callable[[int], Path] = lambda step: checkpoint.save_checkpoint(  # noqa: E731
-            root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress={}, keep=2
+            root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress=Progress(), keep=2
         )
         save(1)
         fill(small_disk, kib << 10)

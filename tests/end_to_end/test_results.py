@@ -43,7 +43,7 @@ def test_the_checkpoint_loads_with_its_tokenizer_and_has_the_logits_of_the_engin
     from workbench.engine import OffloadEngine
     from workbench.model.build import UnitInitializer, build_on_meta, model_config
     from workbench.runs.checkpoints import find_checkpoints
-    from workbench.training.checkpoints.checkpoint import load_state
+    from workbench.training.checkpoints.load import load_state
 
     config = load_config(finished.config)
     [folder] = finished.checkpoints.iterdir()
@@ -72,7 +72,7 @@ def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
 ) -> None:
     from workbench.config import load_config
     from workbench.data.prepare import prepare
-    from workbench.training.batches.rows import validation_batches
+    from workbench.training.batches import validation_batches
     from workbench.training.evaluation import validation_loss
 
     monkeypatch.setenv("WORKBENCH_CACHE", trainers.environment["WORKBENCH_CACHE"])

@@ -18,7 +18,7 @@ from workbench.profiles.meta_model import count_parts
 from workbench.profiles.model_profile import ModelProfile
 from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import RunDirectory
-from workbench.training.start import fitting
+from workbench.training import fitting
 
 TOKENS = {"bos_token_id": 256, "eos_token_id": 256, "pad_token_id": None}
 LLAMA = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
-import zlib
 from pathlib import Path
 
 import pytest
+from stored_checkpoints import store_checkpoint
 
 from workbench.cli import main
 from workbench.errors import ConfigurationError, WorkbenchError
@@ -19,15 +18,7 @@ FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 100}
 
 
 def checkpoint(run: RunDirectory, step: int, mark: bytes = b"") -> Path:
-    folder = run.checkpoints / f"step-{step:08}"
-    (folder / "state").mkdir(parents=True)
-    for name, content in FILES.items():
-        (folder / name).write_bytes(content + mark)
-    sizes = {name: len(content) + len(mark) for name, content in FILES.items()}
-    manifest = json.dumps({"version": 1, "step": step, "model_files": sizes, "files": {}}).encode()
-    (folder / "state" / "manifest.json").write_bytes(manifest)
-    (folder / "DONE").write_text(json.dumps({"step": step, "manifest_crc32": zlib.crc32(manifest)}))
-    return folder
+    return store_checkpoint(run, step, {name: content + mark for name, content in FILES.items()})
 
 
 @pytest.fixture

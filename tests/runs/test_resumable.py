@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from stored_checkpoints import store_checkpoint
 
 from workbench.errors import WorkbenchError
 from workbench.runs import RunDirectory, Status, append_event, write_status
 from workbench.runs.checkpoints import (
-    FORMAT_VERSION,
     DamagedFileError,
     NotResumableError,
     check_resumable,
     check_state_lengths,
     open_checkpoint,
 )
-from workbench.system.files import crc32
 
 FILES = {"0000-h/exp_avg": ("float32", 4), "0000-h/low": ("int16", 2), "0000-h/code": ("uint8", 1)}
 ELEMENTS = 6
@@ -31,26 +29,8 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def checkpoint(run: RunDirectory, step: int) -> Path:
-    """What a checkpoint looks like from outside: a model file, state files, a manifest, the marker."""
-    path = run.checkpoints / f"step-{step:08}"
-    state = path / "state"
-    state.mkdir(parents=True)
-    (path / "model.safetensors").write_bytes(bytes(10))
-    entries = {}
-    for name, (dtype, size) in FILES.items():
-        file = name.replace("/", ".")
-        (state / file).write_bytes(bytes(size * ELEMENTS))
-        entries[name] = {"file": file, "dtype": dtype, "elements": ELEMENTS, "crc32": 0}
-    manifest = {
-        "version": FORMAT_VERSION,
-        "step": step,
-        "files": entries,
-        "model_files": {"model.safetensors": 10},
-    }
-    text = json.dumps(manifest).encode()
-    (state / "manifest.json").write_bytes(text)
-    (path / "DONE").write_text(json.dumps({"step": step, "manifest_crc32": crc32(text)}))
-    return path
+    state = {name: (dtype, ELEMENTS, bytes(size * ELEMENTS)) for name, (dtype, size) in FILES.items()}
+    return store_checkpoint(run, step, {"model.safetensors": bytes(10)}, state)
 
 
 def refusal(run: RunDirectory) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from workbench.profiles.block_costs import take_model_profile
 from workbench.profiles.model_profile import ModelProfile
 from workbench.profiles.obtain import obtain_model_profile
-from workbench.training.start import fitting
+from workbench.training import fitting
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,8 +22,9 @@ from workbench.plan.workload import Workload
 from workbench.profiles.block_costs import take_model_profile
 from workbench.profiles.meta_model import count_parts
 from workbench.profiles.obtain import essential
-from workbench.runs.checkpoints import find_checkpoints
-from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
+from workbench.runs.checkpoints import Progress, find_checkpoints
+from workbench.training.checkpoints.load import load_state
+from workbench.training.checkpoints.save import save_checkpoint
 
 MODERN = {
     "hidden_size": 16,
@@ -230,7 +231,7 @@ def test_an_adapter_that_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
     with engine_of(model, units, precision="bf16") as engine:
         train(model, engine, given[:2])
         save_checkpoint(
-            tmp_path, 2, engine=engine, model=model, tokenizer=ByteTokenizer(), progress={"step": 2}, keep=1
+            tmp_path, 2, engine=engine, model=model, tokenizer=ByteTokenizer(), progress=Progress(2), keep=1
         )
     model, units = build("gpt2", torch.bfloat16)
     with engine_of(model, units, precision="bf16", weights="host") as engine:

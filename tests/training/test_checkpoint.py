@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,19 @@ from workbench.model import saving
 from workbench.runs.checkpoints import (
     BestStep,
     DamagedFileError,
+    Progress,
     checkpoint_bytes,
     find_checkpoints,
     read_best,
 )
-from workbench.training.checkpoints import checkpoint
-from workbench.training.checkpoints.checkpoint import (
-    load_state,
-    remove_leftovers,
-    save_checkpoint,
-    set_aside_after,
-)
-from workbench.training.checkpoints.kept_checkpoints import best_before, name_best
+from workbench.training.checkpoints import save as checkpoint
+from workbench.training.checkpoints.load import load_state
+from workbench.training.checkpoints.retention import best_before, name_best
+from workbench.training.checkpoints.save import remove_leftovers, save_checkpoint, set_aside_after
 
-PROGRESS = {"step": 3, "numbers": [1.5, 2]}
+PROGRESS = Progress(
+    3, random={"numbers": [1.5, 2]}, best=BestStep(2, 1.5), settings={"train.precision": "fp32"}
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_what_was_saved_goes_on_bit_for_bit(trained: tuple[Any, OffloadEngine], 
     with engine:
         [saved] = find_checkpoints(root, pytest.fail)
         load_state(saved, engine)
-        assert saved.manifest["progress"] == PROGRESS
+        assert saved.manifest.progress == PROGRESS
         assert engine.counters() == trained[1].counters()
         for (name, mine), (_, theirs) in zip(engine.state(), trained[1].state(), strict=True):
             assert torch.equal(mine, theirs), name
@@ -339,11 +339,12 @@ def test_a_manifest_that_lacks_a_file_or_tells_another_length_is_damage(
     save(root, 3, trained)
     for change in (None, {"elements": 1}):
         [saved] = find_checkpoints(root, pytest.fail)
-        some = next(iter(saved.manifest["files"]))
+        files = saved.manifest.files
+        some = next(iter(files))
         if change is None:
-            del saved.manifest["files"][some]
+            del files[some]
         else:
-            saved.manifest["files"][some].update(change)
+            files[some] = replace(files[some], **change)
         with pytest.raises(DamagedFileError, match=r"lists no|bytes instead of"):
             load_state(saved, trained[1])
 
@@ -360,7 +361,7 @@ def test_every_mth_and_the_best_are_kept_beside_the_newest(
             engine=engine,
             model=model,
             tokenizer=ByteTokenizer(),
-            progress={},
+            progress=Progress(),
             keep=1,
             keep_every=4,
             best=best,
@@ -501,7 +502,7 @@ def test_the_room_asked_for_is_what_weights_and_state_will_take(
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), DiskError("No space left on device")]
 )
-@pytest.mark.parametrize("moment", ["save_model", "_write_state", "_sync", "_put_in_place"])
+@pytest.mark.parametrize("moment", ["save_model", "_write_state", "sync", "_put_in_place"])
 def test_a_disk_that_refuses_half_way_leaves_what_was_there_and_nothing_else(
     trained: tuple[Any, OffloadEngine],
     root: Path,

@@ -14,8 +14,9 @@ from workbench.config import parse_config
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import NonFiniteGradientsError
 from workbench.errors import EXIT_DIVERGED
-from workbench.training.checkpoints.checkpoint import save_checkpoint
-from workbench.training.divergence import RecentSteps, diverged
+from workbench.runs.checkpoints import Progress
+from workbench.training.checkpoints.save import save_checkpoint
+from workbench.training.failures import RecentSteps, diverged
 
 MODEL = '[model]\narchitecture = "gpt2"\n'
 
@@ -38,7 +39,7 @@ def save(root: Path, step: int, poison: float | None = None, precision: str = "b
             tensor: Any = next(t for name, t in reversed(state.items()) if name.endswith(kind))
             tensor[3] = poison
         save_checkpoint(
-            root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress={}, keep=9
+            root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress=Progress(), keep=9
         )
 
 

@@ -19,8 +19,8 @@ from workbench.errors import ConfigurationError
 from workbench.plan.memory.model_memory import mask_bytes
 from workbench.plan.workload import Workload
 from workbench.profiles.storage_tracker import StorageTracker
-from workbench.training.batches.separation import DocumentSeparation
 from workbench.training.evaluation import batch_loss, validation_loss
+from workbench.training.separation import check_separation
 
 CPU = torch.device("cpu")
 LLAMA: dict[str, Any] = {
@@ -42,16 +42,6 @@ GPT2: dict[str, Any] = {
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,
 }
-OPT: dict[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "ffn_dim": 48,
-    "word_embed_proj_dim": 32,
-    "max_position_embeddings": 64,
-    "dropout": 0.0,
-}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
     "llama": ("llama", LLAMA),
@@ -61,9 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**LLAMA, "num_local_experts": 4}),
     "gpt_neox": ("gpt_neox", LLAMA),
     "phi": ("phi", LLAMA),
-    "opt": ("opt", OPT),
 }
-OTHERS = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}
+OTHERS = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LENGTHS = (7, 12, 3, 10)
 
 
@@ -107,8 +96,8 @@ ATTENTIONS.remove(("gemma2-window", "sdpa"))  # transformers has none that caps 
 def test_the_loss_of_a_packed_row_is_that_of_its_documents_alone(name: str, attention: str) -> None:
     model = build(name, attention)
     batch, documents = packed()
-    separation = DocumentSeparation(model, CPU, 32)
-    loss = batch_loss(ChunkedLoss(model), batch, CPU, separation)
+    check_separation(model, CPU)
+    loss = batch_loss(ChunkedLoss(model), batch, CPU)
     assert batch.loss_tokens == sum(LENGTHS) - len(LENGTHS)
     assert loss.item() == pytest.approx(alone(model, documents).item(), rel=1e-6)
     # They do see each other where nobody keeps them apart, or this would show nothing.
@@ -116,7 +105,7 @@ def test_the_loss_of_a_packed_row_is_that_of_its_documents_alone(name: str, atte
     assert abs(plain.item() - loss.item()) > 1e-5
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral-window", "opt"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral-window"])
 @pytest.mark.parametrize("weights", ["device", "host"])
 def test_the_engine_trains_on_packed_documents_as_on_each_alone(name: str, weights: str) -> None:
     model, reference = build(name), build(name)
@@ -125,12 +114,12 @@ def test_the_engine_trains_on_packed_documents_as_on_each_alone(name: str, weigh
         model, optimizer=AdamW(lr=1e-2), weights=weights, precision="fp32", device="cpu", threads=1
     )
     with engine:
-        separation = DocumentSeparation(model, CPU, 32)
+        check_separation(model, CPU)
         optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2, weight_decay=0.0)
         # Chunks of a few tokens: the logits are deferred.
         chunked = ChunkedLoss(model, chunk_tokens=5)
         for _ in range(3):
-            loss = batch_loss(chunked, batch, CPU, separation)
+            loss = batch_loss(chunked, batch, CPU)
             engine.backward(loss, tokens=batch.loss_tokens)
             engine.step()
             expected = alone(reference, documents)
@@ -139,32 +128,23 @@ def test_the_engine_trains_on_packed_documents_as_on_each_alone(name: str, weigh
             optimizer.step()
             assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         engine.wait()
-        evaluated = validation_loss(
-            model, [batch], device=CPU, interrupted=lambda: False, loss=chunked, separation=separation
-        )
+        evaluated = validation_loss(model, [batch], device=CPU, interrupted=lambda: False, loss=chunked)
     assert evaluated == pytest.approx(alone(reference.eval(), documents).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bloom", "mamba"])
+@pytest.mark.parametrize("name", ["bloom", "mamba", "opt"])
 def test_a_model_that_cannot_keep_documents_apart_is_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        DocumentSeparation(build(name), CPU, 32)
-    assert "does not keep the documents of a sequence apart" in str(error.value)
-    assert "a document sees the one before it" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_model_whose_windows_a_mask_would_widen_gets_no_mask() -> None:
-    model = build("opt")
-    model.config.sliding_window = 6
-    with pytest.raises(ConfigurationError, match="windows of their own"):
-        DocumentSeparation(model, CPU, 32)
-    assert DocumentSeparation(model, CPU, 6).way == "a mask"
+    with pytest.raises(
+        ConfigurationError, match=r"does not keep the documents .* apart .* set it to false"
+    ) as error:
+        check_separation(build(name), CPU)
+    assert "\n" not in str(error.value)
 
 
 def test_the_trial_leaves_mode_random_numbers_and_gradients_alone() -> None:
     model = build("llama").train()
     before = torch.get_rng_state()
-    DocumentSeparation(model, CPU, 32)
+    check_separation(model, CPU)
     assert model.training and torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -191,10 +171,9 @@ def test_a_plan_counts_the_masks_that_keep_documents_apart(checkpointing: bool) 
         """Bytes of one forward and backward."""
         options = {"precision": "fp32", "device": "cpu", "activation_checkpointing": checkpointing}
         with OffloadEngine(build("llama"), optimizer=AdamW(lr=1e-3), **options) as engine:
-            separation = DocumentSeparation(engine.model, CPU, length) if separate else None
             with StorageTracker() as tracker:
                 batch = Batch(ids, ids, positions if separate else None, ids.numel(), ids.numel())
-                engine.backward(batch_loss(ChunkedLoss(engine.model), batch, CPU, separation))
+                engine.backward(batch_loss(ChunkedLoss(engine.model), batch, CPU))
             engine.step().result()
         recording = tracker.recording
         alive = itertools.accumulate(

@@ -15,7 +15,8 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import LaneError
 from workbench.engine.disk_files import DiskError, RecordFile
 from workbench.errors import EXIT_ERROR
-from workbench.training.checkpoints.checkpoint import save_checkpoint
+from workbench.runs.checkpoints import Progress
+from workbench.training.checkpoints.save import save_checkpoint
 from workbench.training.failures import EngineFailedError, explain
 
 HELD = {"device": {"weights": 3 << 30}, "host": {"master weights": 5 << 30, "staging": 1 << 30}, "disk": {}}
@@ -87,7 +88,9 @@ def test_a_disk_that_gives_up_under_a_step_names_the_file_and_the_checkpoint_tha
     with pytest.raises((DiskError, LaneError, RuntimeError)) as error, engine:
         train(model, engine, 1)
         tokenizer = ByteTokenizer()
-        save_checkpoint(checkpoints, 1, engine=engine, model=model, tokenizer=tokenizer, progress={}, keep=1)
+        save_checkpoint(
+            checkpoints, 1, engine=engine, model=model, tokenizer=tokenizer, progress=Progress(), keep=1
+        )
 
         def refuse(file: RecordFile, record: int, buffer: object) -> None:
             raise DiskError(f"{file.name}: record {record} could not be written (No space left on device)")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
-from collections.abc import Callable
 
 import pytest
 
 from workbench.engine import Span, StepResult
-from workbench.errors import WorkbenchError
 from workbench.runs import (
     RunDirectory,
     Status,
@@ -22,8 +19,7 @@ from workbench.runs import (
     write_status,
 )
 from workbench.timeline import Kind, Lane
-from workbench.training.records import journal as journal_module
-from workbench.training.records.journal import GIB, Journal, StepRecord
+from workbench.training.journal import GIB, Journal, StepRecord
 
 
 def result(**changes: object) -> StepResult:
@@ -55,13 +51,6 @@ def record(**changes: object) -> StepRecord:
         "eta_s": 22 * 3600 + 10 * 60.0,
     }
     return StepRecord(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_the_step_line_is_the_documented_one() -> None:
@@ -188,35 +177,15 @@ def test_each_change_of_phase_is_one_event(run: RunDirectory) -> None:
     assert [event.fields["phase"] for event in read_events(run).events] == ["allocating", "training"]
 
 
-def test_the_heartbeat_goes_on_while_a_step_lasts(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.01)
-    with Journal(run, 9):
-        first = read_status(run).heartbeat
-        wait_for(lambda: read_status(run).heartbeat > first)
-
-
-def test_no_heartbeat_comes_after_the_end_and_changes_it(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.0005)
-    for number in range(20):
-        with Journal(run, 9) as journal:
-            journal.phase("training")
-            journal.end("stopped", 143, f"end {number}")
-        status = read_status(run)
-        assert (status.phase, status.exit_code, status.message) == ("stopped", 143, f"end {number}")
-
-
 def test_a_resumed_run_keeps_its_time_and_what_it_had_reached(run: RunDirectory) -> None:
     write_status(
         run,
         Status(phase="stopped", step=40, elapsed_s=100.0, validation_loss=2.0, exit_code=143, message="m"),
     )
-    with Journal(run, 50) as journal:
+    with Journal(run, 50):
         status = read_status(run)
         assert (status.phase, status.step, status.validation_loss) == ("starting", 40, 2.0)
         assert status.exit_code is None and status.message == ""
-        assert journal.elapsed_s() >= 100.0
         assert status.elapsed_s >= 100.0
 
 
@@ -226,36 +195,6 @@ def test_the_end_is_status_and_event(run: RunDirectory) -> None:
     status, [event] = read_status(run), read_events(run).events
     assert (status.phase, status.exit_code, status.message, status.eta_s) == ("diverged", 4, "why", None)
     assert (event.kind, event.fields["phase"], event.fields["exit_code"]) == ("finished", "diverged", 4)
-
-
-def test_an_end_that_cannot_be_recorded_does_not_hide_what_ended_the_run(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise WorkbenchError("events.jsonl: cannot be written: No space left on device")
-
-    with Journal(run, 9) as journal:
-        monkeypatch.setattr(journal_module, "append_event", refuse)
-        journal.end("failed", 1, "why")
-    assert "the end of the run is not recorded: events.jsonl" in capsys.readouterr().err
-    assert read_status(run).phase == "failed"
-
-
-def test_a_heartbeat_on_a_full_disk_stops_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.001)
-    refused = []
-    with Journal(run, 9) as journal:
-        write = journal_module.write_status
-
-        def refuse(*_: object, **__: object) -> None:
-            refused.append(1)
-            raise WorkbenchError("full")
-
-        monkeypatch.setattr(journal_module, "write_status", refuse)
-        wait_for(lambda: len(refused) > 2)
-        monkeypatch.setattr(journal_module, "write_status", write)
-        journal.end("finished", 0, "")
-    assert read_status(run).phase == "finished"
 
 
 def test_the_files_are_json_without_numbers_that_json_does_not_have(run: RunDirectory) -> None:

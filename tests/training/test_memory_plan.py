@@ -23,7 +23,7 @@ from workbench.plan.workload import Workload
 from workbench.presets import find_preset
 from workbench.profiles.meta_model import count_parts
 from workbench.profiles.model_profile import ModelProfile
-from workbench.training.start.preparation import prepare_run
+from workbench.training.prepare import prepare_run
 
 GIB = 1 << 30
 
@@ -249,7 +249,7 @@ def test_a_tier_that_lacks_a_byte_does_not_fit_and_says_how_much_is_missing() ->
 def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from workbench.training.start import fitting
+    from workbench.training import fitting
 
     monkeypatch.setattr(fitting, "free_host_bytes", lambda: 16 * GIB)
     monkeypatch.setattr(fitting, "free_disk_bytes", lambda path: 64 * GIB)

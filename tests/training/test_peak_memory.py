@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.training.records.peak_memory import CLEAR, peak_host_bytes
+from workbench.training.peak_memory import CLEAR, peak_host_bytes
 
 MIB = 1 << 20
 
@@ -22,7 +22,7 @@ def test_the_peak_is_what_the_system_says(tmp_path: Path) -> None:
 @pytest.mark.skipif(not CLEAR.exists(), reason="this system does not let a process forget its peak")
 def test_what_was_held_before_is_forgotten_and_what_comes_after_counts() -> None:
     program = f"""
-from workbench.training.records.peak_memory import forget_peak, peak_host_bytes
+from workbench.training.peak_memory import forget_peak, peak_host_bytes
 held = bytearray(b"x") * (200 * {MIB})
 high = peak_host_bytes()
 del held

@@ -15,8 +15,9 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import precision as engine_precision
 from workbench.engine.disk_files import DiskError
 from workbench.errors import ConfigurationError, DoesNotFitError
-from workbench.training.start import disk_folder, fitting
-from workbench.training.start.preparation import Prepared, prepare_run
+from workbench.system.free_space import Mount
+from workbench.training import disk_folder, fitting
+from workbench.training.prepare import Prepared, TextProgress, prepare_run
 
 
 def prepare(
@@ -225,18 +226,13 @@ def test_a_disk_folder_that_cannot_be_written_is_refused(
 def test_a_disk_folder_in_memory_or_across_a_network_is_doubted(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts = tmp_path / "mounts"
-    fast = tmp_path / "fast one"
-    fast.mkdir()
-    monkeypatch.setattr(disk_folder, "MOUNTS", mounts)
-    wanted = ("offload.state=disk", f"offload.disk_path={fast}")
-    point = str(fast).replace(" ", "\\040")
+    wanted = ("offload.state=disk", f"offload.disk_path={tmp_path}")
     for kind, doubted in (
         ("ext4", ""),
         ("tmpfs", "is host memory and no disk"),
         ("nfs4", "across a network"),
     ):
-        mounts.write_text(f"overlay / overlay rw 0 0\nx {point} {kind} rw 0 0\n")
+        monkeypatch.setattr(disk_folder, "mount_of", lambda folder: Mount("x", str(tmp_path), kind))  # noqa: B023
         warnings = [line for line in told(text_file, *wanted) if line.startswith("warning: ")]
         assert len(warnings) == bool(doubted) and doubted in "".join(warnings), kind
 
@@ -303,3 +299,33 @@ def test_nothing_is_left_behind_by_a_refusal(text_file: Path, tmp_path: Path) ->
 def test_the_ends_of_text_are_the_tokenizers_unless_the_preset_says_otherwise(text_file: Path) -> None:
     assert prepare(text_file).model.config.eos_token_id == 256
     assert prepare(text_file, model={"eos_token_id": 7}).model.config.eos_token_id == 7
+
+
+def test_a_line_every_five_seconds_says_how_much_how_fast_and_how_long_yet() -> None:
+    told: list[str] = []
+    now = 0.0
+    progress = TextProgress(told.append, clock=lambda: now)
+    for second in range(14):
+        now = float(second)
+        progress("tokenizing", 40_000_000 + second * 5_000_000, 400_000_000)
+    assert told == [
+        "tokenizing: 16%, 65 of 400 MB, 5.0 MB/s, 1m07s left",
+        "tokenizing: 22%, 90 of 400 MB, 5.0 MB/s, 1m02s left",
+    ]
+
+
+def test_what_is_done_in_a_moment_is_not_told() -> None:
+    told: list[str] = []
+    progress = TextProgress(told.append, clock=lambda: 1.0)
+    progress("training the tokenizer", 0, 10)
+    progress("training the tokenizer", 10, 10)
+    progress("tokenizing", 10, 10)
+    assert told == []
+
+
+def test_a_stop_is_heard_while_the_text_is_prepared() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        TextProgress(lambda line: None, stop)("tokenizing", 1, 2)

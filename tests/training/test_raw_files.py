@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from workbench.runs.checkpoints import DamagedFileError
-from workbench.training.checkpoints import raw_files
-from workbench.training.checkpoints.raw_files import read_tensor, read_tensors, write_tensor, write_tensors
+from workbench.training.checkpoints import state_files
+from workbench.training.checkpoints.state_files import read_tensor, read_tensors, write_tensor, write_tensors
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_files, "PIECE_BYTES", 64)
+    monkeypatch.setattr(state_files, "PIECE_BYTES", 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.uint8])
@@ -72,7 +72,7 @@ def test_a_stored_tensor_is_written_and_filled_a_piece_at_a_time(
     checksum = write_tensor(tmp_path / "t", stored)
     read_tensor(tmp_path / "t", other, checksum)
     assert torch.equal(other.values, stored.values)
-    piece = raw_files.PIECE_BYTES // dtype.itemsize
+    piece = state_files.PIECE_BYTES // dtype.itemsize
     assert stored.largest == other.largest == min(piece, elements)
 
 
@@ -144,7 +144,7 @@ def test_when_one_is_damaged_no_other_is_being_read_any_more(
     checksums = write_tensors(tmp_path, [(str(n), torch.ones(4096)) for n in range(30)], lambda: None)
     (tmp_path / "1").write_bytes(b"\0" * 4096 * 4)
     at_work: list[Path] = []
-    real = raw_files._fill
+    real = state_files._fill
 
     def slow(path: Path, *arguments: object) -> int:
         at_work.append(path)
@@ -152,7 +152,7 @@ def test_when_one_is_damaged_no_other_is_being_read_any_more(
         at_work.remove(path)
         return found
 
-    monkeypatch.setattr(raw_files, "_fill", slow)
+    monkeypatch.setattr(state_files, "_fill", slow)
     with pytest.raises(DamagedFileError, match="1 is damaged"):
         read_tensors((tmp_path / name, torch.empty(4096), checksum) for name, checksum in checksums.items())
     assert not at_work

@@ -13,9 +13,9 @@ from workbench.config import RunConfig, parse_config
 from workbench.data.prepare import TokenData
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.errors import ConfigurationError
-from workbench.training.batches import rows
-from workbench.training.batches.rows import check_rows, training_sampler, with_steps
-from workbench.training.start.preparation import prepare_run
+from workbench.training import batches
+from workbench.training.batches import check_batches, training_sampler, with_steps
+from workbench.training.prepare import prepare_run
 
 
 def configured(*changes: str) -> RunConfig:
@@ -60,36 +60,38 @@ def test_an_epoch_of_answers_has_as_many_sequences_as_packing_gives() -> None:
 
 
 def test_too_many_epochs_are_refused_with_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MOST_STEPS", 100)
+    monkeypatch.setattr(batches, "MOST_STEPS", 100)
     with pytest.raises(ConfigurationError, match=r"train.epochs = 7: an epoch has 100 sequences.*117 steps"):
         with_steps(configured("train.epochs=7"), tokens(800))
 
 
 def test_data_without_an_answer_on_either_side_is_refused() -> None:
     good = tokens(40, range(0, 40, 5), [0, 0, 1, 1, 1] * 8)
-    assert check_rows(configured(), good) == ()
-    (told,) = check_rows(configured(), tokens(40, range(0, 40, 5), [0] * 15 + [0, 0, 1, 1, 1] * 5))
+    assert check_batches(configured(), good) == ()
+    (told,) = check_batches(configured(), tokens(40, range(0, 40, 5), [0] * 15 + [0, 0, 1, 1, 1] * 5))
     assert told.startswith("3 of 8 documents to train on have nothing to learn")
     none = torch.zeros(40, dtype=torch.uint8)
     for side in ("train_loss_mask", "validation_loss_mask"):
         with pytest.raises(ConfigurationError, match="nothing to learn from"):
-            check_rows(configured(), replace(good, **{side: none}))
+            check_batches(configured(), replace(good, **{side: none}))
 
 
 def test_documents_that_are_cut_are_told_with_the_length_that_would_hold_them() -> None:
     data = tokens(40, [0, 5, 14, 30], [0, 0, 1, 1, 1] * 8)
-    (told,) = check_rows(configured(), data)
+    (told,) = check_batches(configured(), data)
     assert told.startswith("data.sequence_length = 8 cuts 3 of 4 documents to train on into pieces")
     assert told.endswith("the longest has 16 tokens")
-    assert check_rows(configured("data.sequence_length=16"), data) == ()
-    assert check_rows(configured(), tokens(40, [0, 5, 14, 30])) == (), "plain text is read in windows"
+    assert check_batches(configured("data.sequence_length=16"), data) == ()
+    assert check_batches(configured(), tokens(40, [0, 5, 14, 30])) == (), "plain text is read in windows"
 
 
 def test_more_tokens_to_evaluate_than_are_held_out_are_told_where_they_were_asked_for() -> None:
     assert (
-        check_rows(configured("evaluate.tokens=40"), tokens(40)) == check_rows(configured(), tokens(40)) == ()
+        check_batches(configured("evaluate.tokens=40"), tokens(40))
+        == check_batches(configured(), tokens(40))
+        == ()
     )
-    (told,) = check_rows(configured("evaluate.tokens=4096"), tokens(40))
+    (told,) = check_batches(configured("evaluate.tokens=4096"), tokens(40))
     assert told.startswith("evaluate.tokens = 4096: only 40 tokens are held out")
 
 

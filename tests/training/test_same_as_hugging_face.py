@@ -16,7 +16,7 @@ from workbench.data.prepare import prepare
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.runs import RunDirectory, read_run_metrics
-from workbench.training.batches.rows import training_sampler
+from workbench.training.batches import training_sampler
 from workbench.training.command import run
 from workbench.training.evaluation import batch_loss
 
@@ -216,7 +216,7 @@ def test_micro_batches_weigh_by_their_answers_so_that_accumulation_equals_one_ba
                 counts, means = [], []
                 for _ in range(accumulation):
                     batch = sampler.next()
-                    loss = batch_loss(ChunkedLoss(model), batch, torch.device("cpu"), None)
+                    loss = batch_loss(ChunkedLoss(model), batch, torch.device("cpu"))
                     engine.backward(loss, tokens=batch.loss_tokens)
                     counts.append(batch.loss_tokens)
                     means.append(loss.item())

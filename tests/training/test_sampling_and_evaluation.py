@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from workbench.data.batches import TokenStream
 from workbench.data.batches.sampling import evaluation_batches
 from workbench.model.build import model_config
-from workbench.training.evaluation import validation_loss
-from workbench.training.sampling import continued, generate
+from workbench.training.evaluation import continued, generate, validation_loss
 
 
 @pytest.fixture(scope="module")

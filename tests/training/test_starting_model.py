@@ -16,9 +16,10 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory, write_config
-from workbench.training.checkpoints.checkpoint import save_checkpoint
-from workbench.training.start.preparation import prepare_run
-from workbench.training.start.starting_model import StartingModel, give_token_ids, starting_model
+from workbench.runs.checkpoints import Progress
+from workbench.training.checkpoints.save import save_checkpoint
+from workbench.training.prepare import prepare_run
+from workbench.training.starting_model import StartingModel, give_token_ids, starting_model
 
 SIZES: dict[str, Any] = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 300}
 
@@ -71,7 +72,7 @@ def saved(config: RunConfig, root: Path, step: int = 3) -> tuple[RunDirectory, d
             engine=engine,
             model=begun.model,
             tokenizer=ByteTokenizer(),
-            progress={},
+            progress=Progress(),
             keep=1,
         )
         return run, {name: t.clone() for name, t in engine.state()}
@@ -128,7 +129,7 @@ def test_generation_settings_that_cannot_be_saved_are_mended_before_they_stand_i
 
 def test_a_run_goes_on_without_the_files_it_started_from(folder: Path, tmp_path: Path) -> None:
     from workbench.runs.checkpoints import find_checkpoints
-    from workbench.training.checkpoints.checkpoint import load_state
+    from workbench.training.checkpoints.load import load_state
 
     config = configured(folder)
     run, state = saved(config, tmp_path)

@@ -9,10 +9,10 @@ from test_journal import record, result
 
 from workbench.config import parse_config
 from workbench.errors import ConfigurationError
-from workbench.runs import METRIC_COLUMNS, RunDirectory, read_events, read_run_metrics
-from workbench.training.records import tensorboard
-from workbench.training.records.journal import Journal
-from workbench.training.records.tensorboard import check_tensorboard, tag
+from workbench.runs import METRIC_COLUMNS, MetricsWriter, RunDirectory, read_events, read_run_metrics
+from workbench.training import tensorboard
+from workbench.training.journal import Journal
+from workbench.training.tensorboard import check_tensorboard, tag
 
 pytest.importorskip("tensorboard")
 
@@ -60,6 +60,8 @@ def test_every_column_is_there_with_its_unit_and_evaluations_too(run: RunDirecto
 
 def test_steps_that_are_done_again_are_there_once_and_the_others_stay(run: RunDirectory) -> None:
     write(run, 1, 6, loss=3.5)
+    with MetricsWriter(run.metrics) as metrics:
+        metrics.truncate(4)
     write(run, 4, 8, loss=3.0)
     losses = scalars(run)["training/loss (nats per token)"]
     assert [(event.step, event.value) for event in losses] == [

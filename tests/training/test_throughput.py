@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.training.records.device_peak import PEAKS, peak_flops
-from workbench.training.records.throughput import RemainingTime, flops_per_token, met_parameters
+from workbench.training.throughput import PEAKS, RemainingTime, flops_per_token, met_parameters, peak_flops
 
 
 def test_the_remaining_time_leaves_out_the_slow_first_steps() -> None:

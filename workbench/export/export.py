@@ -168,7 +168,7 @@ def _write(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOp
     Raises:
         DamagedFileError: a file of the checkpoint is not what was saved.
     """
-    sizes = saved.manifest["model_files"]
+    sizes = saved.manifest.model_files
     if options.merge and "adapter_config.json" not in sizes:
         raise ConfigurationError(f"export: {run.name} trained no adapter; leave --merge out")
 

@@ -106,7 +106,7 @@ def _tokenizer(saved: SavedStep) -> Any:
     from transformers import AutoTokenizer
 
     load: Any = AutoTokenizer.from_pretrained
-    if not any(name.startswith("tokenizer") for name in saved.manifest["model_files"]):
+    if not any(name.startswith("tokenizer") for name in saved.manifest.model_files):
         raise ConfigurationError(
             f"sample: {saved.path} has no tokenizer; the run was trained on ready tokens"
         )
@@ -179,7 +179,7 @@ def _model(run: RunDirectory, saved: SavedStep, device: str, log: Log) -> Any:
         is_adapter,
         open_adapted,
         run_config,
-        stored_dtype,
+        torch_dtype,
     )
 
     config = run_config(run)
@@ -187,7 +187,7 @@ def _model(run: RunDirectory, saved: SavedStep, device: str, log: Log) -> Any:
         where = open_device(device)
     except ValueError as error:
         raise ConfigurationError(f"--device {device}: {error}") from error
-    stored = stored_dtype(config, saved)
+    stored = torch_dtype(saved.manifest.weights_dtype)
     dtype = compute_dtypes("auto", where).get(stored, stored)
     log("loading the model")
     if is_adapter(saved):

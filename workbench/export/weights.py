@@ -43,7 +43,7 @@ from workbench.model.safetensors_files import (
 from workbench.model.saving import save_model
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
-from workbench.training.start.starting_model import give_token_ids, starting_model
+from workbench.training.starting_model import give_token_ids, starting_model
 
 FP16_MAX = torch.finfo(torch.float16).max
 MAPPED_BYTES = 32 << 20
@@ -90,7 +90,7 @@ def write_changed(
         if options.merge:
             config = run_config(run)
             model = open_adapted(config, saved, log, merging=True)
-            dtype = dtype or stored_dtype(config, saved)
+            dtype = dtype or torch_dtype(saved.manifest.weights_dtype)
             check_room(
                 sum(
                     p.numel() * (dtype if p.is_floating_point() else p.dtype).itemsize
@@ -165,7 +165,7 @@ def checkpoint_tensors(saved: SavedStep) -> list[StoredTensor]:
     Raises:
         DamagedFileError: a file cannot be read.
     """
-    names = sorted(name for name in saved.manifest["model_files"] if name.endswith(".safetensors"))
+    names = sorted(name for name in saved.manifest.model_files if name.endswith(".safetensors"))
     return tensors_in(saved.path / name for name in names)
 
 
@@ -188,7 +188,7 @@ def bytes_in(stored: Iterable[StoredTensor], dtype: torch.dtype | None) -> int:
 
 def is_adapter(saved: SavedStep) -> bool:
     """Return True where a checkpoint holds an adapter, and not a whole model."""
-    return ADAPTER_CONFIG in saved.manifest["model_files"]
+    return ADAPTER_CONFIG in saved.manifest.model_files
 
 
 def run_config(run: RunDirectory) -> RunConfig:
@@ -202,12 +202,6 @@ def run_config(run: RunDirectory) -> RunConfig:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"run {run.name}: its {run.config.name} cannot be read: {error}") from error
     return parse_config(text, str(run.config))
-
-
-def stored_dtype(config: RunConfig, saved: SavedStep) -> torch.dtype:
-    """Return the dtype that the run stored its weights in."""
-    known = saved.manifest.get("weights_dtype") or DTYPES.get(config.train.precision, "float32")
-    return torch_dtype(known)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -348,7 +342,7 @@ def _write_merged(
 
 def _copy_beside_weights(saved: SavedStep, working: Path) -> None:
     """Copy what a checkpoint's model has beside its weights: configurations, tokenizer, code of its own."""
-    for name in saved.manifest["model_files"]:
+    for name in saved.manifest.model_files:
         if name != INDEX_FILE and not name.endswith(".safetensors"):
             shutil.copyfile(saved.path / name, working / name)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
@@ -20,8 +20,13 @@ from workbench.runs.writing import read_json
 from workbench.system.files import crc32
 
 FORMAT_VERSION = 1
+BEST_FILE = "best.json"
+"""Beside the checkpoints: names the one with the lowest validation loss."""
 _READERS = 4
 _PIECE_BYTES = 4 << 20
+
+Spans = list[tuple[int, int]]
+"""[(length, CRC-32)] of a file's consecutive pieces."""
 
 
 class DamagedFileError(Exception):
@@ -29,64 +34,182 @@ class DamagedFileError(Exception):
 
 
 @dataclass(frozen=True)
+class BestStep:
+    """The checkpoint with the lowest validation loss (nats a token) so far."""
+
+    step: int
+    validation_loss: float
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """One 1-D tensor of the engine's state: a raw little-endian file in `state/`."""
+
+    file: str
+    dtype: str
+    """As torch calls it; the name ends in the bits of an element."""
+    elements: int
+    crc32: int
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * int(self.dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+
+
+@dataclass(frozen=True)
+class SavedRegion:
+    """A range of a unit's elements with one dtype and state format."""
+
+    dtype: str
+    state_format: Literal["exact", "half", "compact"]
+    start: int
+    suffix: str
+    """The end of the names of its tensors."""
+
+
+@dataclass(frozen=True)
+class SavedParameter:
+    name: str
+    region: int
+    offset: int
+    """In elements from the start of its unit."""
+    elements: int
+
+
+@dataclass(frozen=True)
+class SavedUnit:
+    name: str
+    """The beginning of the names of its tensors."""
+    regions: list[SavedRegion]
+    parameters: list[SavedParameter]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of the training loop; the defaults are those of a loop that has not begun."""
+
+    step: int = 0
+    skipped: int = 0
+    """Steps of these that were left out, because their gradients were not finite."""
+    tokens_total: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+    """The data cursor."""
+    data_fingerprint: str = ""
+    random: dict[str, Any] = field(default_factory=dict)
+    """The state of every random number generator."""
+    best: BestStep | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Those that decide how the state lies and is updated, by dotted name."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`state/manifest.json`: what a checkpoint holds, and what a run needs to go on from it."""
+
+    step: int
+    files: dict[str, StateFile]
+    """By the names that `OffloadEngine.state` gives."""
+    layout: list[SavedUnit]
+    weights_dtype: str
+    model_files: dict[str, int]
+    """Bytes of each file beside `state/`."""
+    model_checksums: dict[str, Spans]
+    engine: dict[str, Any]
+    """The engine's counters."""
+    progress: Progress
+    version: int = FORMAT_VERSION
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Manifest:
+        """Raise ValueError where `text` is no manifest, DamagedFileError where it is another version's."""
+        from pydantic import TypeAdapter, ValidationError
+
+        value = json.loads(text)
+        if value["version"] != FORMAT_VERSION:
+            raise DamagedFileError(f"it has format {value['version']}; this Workbench reads {FORMAT_VERSION}")
+        try:
+            return TypeAdapter(cls).validate_python(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"manifest.json: {place}: {first['msg']}") from None
+
+
+@dataclass(frozen=True)
 class SavedStep:
-    """A checkpoint on disk, its manifest read and found fitting."""
+    """A checkpoint on disk whose marker and manifest fit."""
 
     path: Path
-    step: int
-    manifest: dict[str, Any]
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
 
 
 def check_state_lengths(saved: SavedStep) -> None:
-    """Hold the lengths of a checkpoint's state files to its manifest.
+    """Compare the lengths of a checkpoint's state files with its manifest.
 
     Raises DamagedFileError naming the first that is missing or has another.
     """
-    for entry in saved.manifest["files"].values():
-        path = saved.path / "state" / entry["file"]
-        expected = entry["elements"] * _item_bytes(entry["dtype"])
-        try:
-            there = path.stat().st_size
-        except FileNotFoundError:
-            raise DamagedFileError(f"{path} is missing") from None
-        except OSError as error:
-            raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
-        if there != expected:
-            raise DamagedFileError(f"{path} has {there:,} bytes instead of {expected:,}")
+    for entry in saved.manifest.files.values():
+        _check_length(saved.path / "state" / entry.file, entry.bytes)
 
 
-def _item_bytes(dtype: str) -> int:
-    """Return the bytes of an element: the name of a dtype ends in its bits."""
-    return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+def check_state_files(saved: SavedStep) -> None:
+    """Read a checkpoint's state files to their ends and compare lengths and checksums; raise as `check_model_files`."""
+    check_state_lengths(saved)
+    entries = saved.manifest.files.values()
+    _check_contents({saved.path / "state" / entry.file: [(entry.bytes, entry.crc32)] for entry in entries})
 
 
 def check_model_files(saved: SavedStep, *, weights: bool = True) -> None:
-    """Read a checkpoint's model files to their ends, several at once, and hold them to their checksums.
+    """Read a checkpoint's model files to their ends and compare their checksums.
 
     Without `weights` only the files that describe the model. Raises DamagedFileError naming the file.
     """
-    checksums: dict[str, list[list[int]]] = {
-        name: spans
-        for name, spans in saved.manifest.get("model_checksums", {}).items()
-        if weights or not name.endswith(".safetensors")
-    }
-    with ThreadPoolExecutor(_READERS, "check-model") as pool:
-        for damage in pool.map(lambda name: _damage(saved.path / name, checksums[name]), sorted(checksums)):
-            if damage is not None:
-                raise damage
+    _check_contents(
+        {
+            saved.path / name: spans
+            for name, spans in saved.manifest.model_checksums.items()
+            if weights or not name.endswith(".safetensors")
+        }
+    )
 
 
-def checksum(path: Path) -> list[list[int]]:
-    """Return the manifest's entry for a file that is read whole: one span of all its bytes, [length, CRC-32]."""
+def checksum(path: Path) -> Spans:
+    """Return the manifest's entry for a file: one span of all its bytes."""
     size = seen = 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE_BYTES):
             size += len(piece)
             seen = crc32(piece, seen)
-    return [[size, seen]]
+    return [(size, seen)]
 
 
-def _damage(path: Path, spans: list[list[int]]) -> DamagedFileError | None:
+def _check_length(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise DamagedFileError(f"{path} is missing") from None
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    if size != expected:
+        raise DamagedFileError(f"{path} has {size:,} bytes instead of {expected:,}")
+
+
+def _check_contents(files: dict[Path, Spans]) -> None:
+    """Compare files with their checksums, several at once. Raises DamagedFileError for the first in order."""
+    with ThreadPoolExecutor(_READERS, "check-files") as pool:
+        for damage in pool.map(_damage, sorted(files), (files[path] for path in sorted(files))):
+            if damage is not None:
+                raise damage
+
+
+def _damage(path: Path, spans: Spans) -> DamagedFileError | None:
     try:
         with path.open("rb", buffering=0) as file:
             for size, expected in spans:
@@ -104,18 +227,6 @@ def _damage(path: Path, spans: list[list[int]]) -> DamagedFileError | None:
     except OSError as error:
         return DamagedFileError(f"{path} cannot be read: {error.strerror or error}")
     return None
-
-
-BEST_FILE = "best.json"
-"""Beside the checkpoints: names the one with the lowest validation loss."""
-
-
-@dataclass(frozen=True)
-class BestStep:
-    """The checkpoint with the lowest validation loss (nats a token) so far."""
-
-    step: int
-    validation_loss: float
 
 
 def read_best(root: Path) -> BestStep | None:
@@ -158,16 +269,10 @@ def open_checkpoint(path: Path) -> SavedStep:
             raise DamagedFileError(
                 f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not fit"
             )
-        manifest = json.loads(text)
-        if manifest["version"] != FORMAT_VERSION:
-            raise DamagedFileError(
-                f"it has format {manifest['version']}; this Workbench reads {FORMAT_VERSION}"
-            )
-        for name, size in manifest["model_files"].items():
-            there = (path / name).stat().st_size
-            if there != size:
-                raise DamagedFileError(f"{path / name} has {there:,} bytes instead of {size:,}")
-        return SavedStep(path, int(manifest["step"]), manifest)
+        manifest = Manifest.from_json(text)
+        for name, size in manifest.model_files.items():
+            _check_length(path / name, size)
+        return SavedStep(path, manifest)
     except FileNotFoundError as error:
         raise DamagedFileError(f"{error.filename} is missing") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -203,7 +308,7 @@ class Damage(NamedTuple):
         """Return True where the damage is in none of the model's files."""
         if self.saved is None:
             return False
-        return not any(f"{self.path / name} " in str(self.why) for name in self.saved.manifest["model_files"])
+        return not any(f"{self.path / name} " in str(self.why) for name in self.saved.manifest.model_files)
 
 
 class NotResumableError(WorkbenchError):

@@ -36,7 +36,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Differences:
-    """How configurations differ."""
+    """The differences of configurations."""
 
     fields: tuple[Difference, ...]
     """In the order of the configuration."""
@@ -48,7 +48,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class Curves:
-    """What one run has recorded: float64 arrays, a value a step, in the order of its steps. NaN means "not given"."""
+    """The recorded curves of one run: float64 arrays, a value a step, in the order of its steps. NaN: "not given"."""
 
     run: RunDirectory
     step: Floats
@@ -59,7 +59,7 @@ class Curves:
     loss: Floats = field(repr=False)
     validation_loss: Floats = field(repr=False)
     problem: str = ""
-    """What is wrong with the metrics; empty where nothing is."""
+    """A sentence on what is wrong with the metrics; empty where nothing is."""
 
     def __len__(self) -> int:
         return len(self.step)

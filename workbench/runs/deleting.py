@@ -18,14 +18,14 @@ from workbench.runs.status import ACTIVE, liveness, read_status
 from workbench.runs.writing import cannot_write
 
 _PREFIX = ".deleting-"
-"""How a folder's name begins while its files are removed; the next deletion removes what a crash leaves of one."""
+"""The beginning of a folder's name while its files are removed. The next deletion removes what a crash leaves."""
 _BLOCK = 512
 """POSIX stat counts blocks of 512 bytes, whatever the file system's own."""
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """What deleting a run takes away."""
+    """The files that deleting a run takes away."""
 
     run: RunDirectory
     files: int
@@ -64,8 +64,8 @@ def delete_run(run: RunDirectory) -> Deletion:
     """
     deletion = plan_deletion(run)
     root = run.path.absolute().parent
-    held = RunDirectory(run.path)
-    held.acquire()
+    lock = RunDirectory(run.path)
+    lock.acquire()
     try:
         if liveness(read_status(run)) in ACTIVE:  # written since the plan
             raise WorkbenchError(
@@ -78,7 +78,7 @@ def delete_run(run: RunDirectory) -> Deletion:
             raise WorkbenchError(f"run {run.path} cannot be deleted: {error.strerror or error}") from error
         _remove_latest(root, run.name)
     finally:
-        held.release()
+        lock.release()
     for folder in root.glob(f"{_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)  # links in it are removed and not followed
     if hidden.exists():

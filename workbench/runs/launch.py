@@ -28,7 +28,7 @@ _TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class ExitReason:
-    """How a run ended, as far as it is known."""
+    """The end of a run, as far as it is known."""
 
     exit_code: int | None
     """As a shell has it: 128 and the signal's number where a signal ended it. None: not known, or not ended."""
@@ -92,16 +92,16 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
         ) from error
     train = parse_config(text, str(run.config), overrides).train
     steps = train.steps
-    # What epochs come to, only the tokens tell.
+    # Only the tokens decide how many steps the epochs come to.
     if state == "finished" and not train.epochs and status.step >= steps:
         raise WorkbenchError(
             f"run {run.name} is finished: all its {steps} steps are done; "
             f"`workbench resume {run.name} --set train.steps=N` goes on to a later one"
         )
     # A trainer whose status cannot be read still holds the run.
-    held = RunDirectory(run.path)
-    held.acquire()
-    held.release()
+    lock = RunDirectory(run.path)
+    lock.acquire()
+    lock.release()
     check_resumable(run)
     start_trainer(run, total_steps=steps, resuming=True, overrides=overrides)
 
@@ -187,12 +187,12 @@ def _announce(run: RunDirectory, pid: int, total_steps: int) -> None:
 def _collect(run: RunDirectory, child: subprocess.Popen[bytes]) -> None:
     """Wait for the trainer's end and record its exit code where it could not: it was killed."""
     code = child.wait()
-    held = RunDirectory(run.path)
+    lock = RunDirectory(run.path)
     # Not when another trainer has taken the run over meanwhile, and not when its folder is gone.
     with contextlib.suppress(WorkbenchError, OSError):
         if read_status(run).exit_code is not None:
             return
-        held.acquire()
+        lock.acquire()
         try:
             status = read_status(run)
             if status.pid == child.pid and status.exit_code is None:
@@ -200,7 +200,7 @@ def _collect(run: RunDirectory, child: subprocess.Popen[bytes]) -> None:
                 ended = replace(status, exit_code=code if code >= 0 else 128 - code, message=message)
                 write_status(run, ended, durable=False)
         finally:
-            held.release()
+            lock.release()
 
 
 def _how(code: int) -> str:

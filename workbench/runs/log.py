@@ -141,7 +141,7 @@ class _TeeStream(io.TextIOBase):
 
 
 def _last_state(line: str) -> str:
-    """What a terminal shows of a line with carriage returns in it."""
+    """Return the part of a line with carriage returns that a terminal shows in the end."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 

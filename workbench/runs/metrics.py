@@ -281,7 +281,7 @@ class MetricsReader:
     def __init__(self, run: RunDirectory) -> None:
         self._path = run.metrics
         self.records = 0
-        """How many of the file's records were read."""
+        """Records of the file that were read."""
 
     def rewind(self, events: Iterable[Event]) -> bool:
         """Count the records that the resumptions among `events` have removed as not read; True where there are any.

@@ -41,7 +41,7 @@ _ENDED: dict[str, Liveness] = {
     "diverged": "failed",
 }
 _SAME_PROCESS_S = 5.0
-"""Readings of one process's start time differ by less: the clock it is told against is adjusted."""
+"""Readings of one process's start time differ by less: the clock that it is read against is adjusted."""
 
 Liveness = Literal["running", "paused", "finished", "stopped", "failed", "died", "stale", "unknown"]
 ACTIVE: tuple[str, ...] = ("running", "paused", "stale")
@@ -62,7 +62,7 @@ class Status:
     pid: int = 0
     """The trainer's process; 0 where there is none."""
     pid_started: float = 0.0
-    """When that process started, unix seconds, as psutil tells it: pids are used again."""
+    """When that process started, unix seconds, by psutil: pids are used again."""
     host: str = ""
     """The machine that the process runs on."""
     heartbeat: float = 0.0
@@ -82,7 +82,7 @@ class Status:
     """How far the present phase is, in words: "unit 12 of 50"."""
     version: int = STATUS_VERSION
     problem: str = ""
-    """What is wrong with the file that this was read from; never written."""
+    """A sentence on what is wrong with the file that this was read from; never written."""
 
 
 def write_status(run: RunDirectory, status: Status, *, durable: bool = True) -> None:

@@ -54,7 +54,7 @@ class RunSummary:
     message: str = ""
     """The status's sentence for the user."""
     problem: str = ""
-    """What is wrong with its folder; empty where nothing is."""
+    """A sentence on what is wrong with its folder; empty where nothing is."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class RunSummaries:
         self.root = root.expanduser().absolute()
         self._readings: dict[str, _Reading] = {}
         self.read_folders = 0
-        """How many folders' files have been read so far, all readings together."""
+        """Folders whose files have been read so far, all readings together."""
 
     def read(self, now: float | None = None) -> tuple[RunSummary, ...]:
         """Return a row for every folder in the root, the newest run first, what is no run last.

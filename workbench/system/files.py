@@ -13,7 +13,7 @@ except ImportError:
     # No wheel for this platform, and no compiler when it was installed. The value is the same.
     from zlib import crc32
 
-__all__ = ["crc32", "sync_folder", "write_atomically"]
+__all__ = ["crc32", "sync", "sync_folder", "write_atomically"]
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -42,7 +42,12 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = False)
 
 def sync_folder(folder: Path) -> None:
     """Wait until names created, renamed or removed in `folder` have reached the disk."""
-    number = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, have reached the disk."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

@@ -1,4 +1,7 @@
-"""One training session in this process: allocate, resume if asked, train, and say how it ended."""
+"""One training session in this process: allocate, resume if asked, train, and record how it ended.
+
+Invariant: however it ends, the run directory says so; an attempt that trained nothing leaves a finished run finished.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,18 @@ from workbench.runs.checkpoints import (
     step_folders,
 )
 from workbench.sizes import Breakdown
-from workbench.training.checkpoints.checkpoint import load_state, remove_leftovers, set_aside_after
+from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.random_state import seed_everything
-from workbench.training.checkpoints.removal import Removal
-from workbench.training.checkpoints.resuming import changes, words
+from workbench.training.checkpoints.resume_check import changed_settings, resume_line
+from workbench.training.checkpoints.retention import Removal
+from workbench.training.checkpoints.save import remove_leftovers, set_aside_after
+from workbench.training.engine_options import engine_options
 from workbench.training.failures import EngineFailedError, explain
-from workbench.training.records.journal import Journal
-from workbench.training.records.peak_memory import forget_peak, peak_host_bytes
-from workbench.training.records.throughput import SKIPPED_FIRST_STEPS
+from workbench.training.journal import Journal
+from workbench.training.peak_memory import forget_peak, peak_host_bytes
+from workbench.training.prepare import Prepared, check_extension
 from workbench.training.signals import Requests, StopBeforeTraining
-from workbench.training.start.engine_options import engine_options
-from workbench.training.start.preparation import Prepared
+from workbench.training.throughput import SKIPPED_FIRST_STEPS
 from workbench.training.trainer import Trainer
 
 
@@ -58,8 +62,8 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
             write_plan(run, plan)
             forget_peak()
             with _recorded(run, prepared, journal):
-                code, steps, held = _train(run, config, prepared, requests, journal, resuming=resuming)
-            plan["measured"] = {**_measured(run, prepared), "engine": held}
+                code, steps, memory = _train(run, config, prepared, requests, journal, resuming=resuming)
+            plan["measured"] = {**_measured(run, prepared), "engine": memory}
             write_plan(run, plan)
             for row in compare(plan):
                 print(row.text(), flush=True)
@@ -77,8 +81,8 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
             _log_traceback(run, error)
             raise
         finally:
-            if journal.done_before is not None and earlier:
-                # Nothing was trained: what was planned and measured of the run stands.
+            if journal.heartbeat.done_before is not None and earlier:
+                # Nothing was trained: the run keeps its plan and its measured figures.
                 with contextlib.suppress(WorkbenchError):
                     write_plan(run, earlier)
         if code == EXIT_DONE:
@@ -89,7 +93,7 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
 
 
 def _recorded(run: RunDirectory, prepared: Prepared, journal: Journal) -> SystemRecording:
-    """What the machine does meanwhile goes into `system.bin`."""
+    """Return the recording of this machine into `system.bin`."""
     where = prepared.device.torch_device
     # CUDA counts the GPUs that it may see, the driver all of them: only the UUID means the same to both.
     gpu = str(torch.cuda.get_device_properties(where).uuid) if where.type == "cuda" else None
@@ -107,7 +111,7 @@ def _train(
     *,
     resuming: bool,
 ) -> tuple[int, int, Breakdown]:
-    """Exit code, steps done, and what the engine held at the end."""
+    """Return the exit code, the steps done, and what the engine held at the end."""
     if config.train.deterministic:
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -115,12 +119,9 @@ def _train(
     remove_leftovers(run.checkpoints)
     journal.phase("allocating")
     seed_everything(config.train.seed)
+    check_extension(config)
     missing = missing_extension()
     if missing is not None:
-        if config.offload.state_format != "exact":
-            raise WorkbenchError(
-                f'offload.state_format = "{config.offload.state_format}": {missing}, or use "exact"'
-            )
         journal.warn(f"{missing}; until then torch's fused AdamW does its work, slower")
         warnings.simplefilter("ignore", MissingExtensionWarning)
     engine: OffloadEngine | None = None
@@ -129,10 +130,10 @@ def _train(
             trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests, removal)
             if resuming:
                 _resume(run, engine, trainer, journal)
-                # Only now: settings that the saved state does not fit must not stand in the way of a later attempt.
+                # Only now: settings that do not fit the saved state must not hinder a later attempt.
                 write_config(run, to_toml(config))
             code = trainer.train()
-            _tell_endurance(engine, journal)
+            _report_disk_wear(engine, journal)
             return code, trainer.step, engine.memory()
     except WorkbenchError:
         raise
@@ -143,8 +144,8 @@ def _train(
         raise failure from error
 
 
-def _tell_endurance(engine: OffloadEngine, journal: Journal) -> None:
-    """What the disk tier has been written at, a day: what a drive's endurance is to be held against."""
+def _report_disk_wear(engine: OffloadEngine, journal: Journal) -> None:
+    """Report how much a day the disk tier is written, for comparison with the drive's rated endurance."""
     per_day = engine.disk_written_per_day()
     if per_day:
         journal.event("disk", written_per_day=per_day)
@@ -188,17 +189,13 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
             continue
         for damage in damaged:
             journal.warn(f"a damaged checkpoint is passed over: {damage.line()}")
-        progress = saved.manifest["progress"]
+        progress = saved.manifest.progress
         trainer.restore(progress)
         set_aside_after(run.checkpoints, saved.step)
-        changed = changes(progress.get("settings", {}), trainer.settings())
-        told = (
-            {"changed": changed, "converted": conversion.sentences()}
-            if changed or conversion.sentences()
-            else {}
-        )
-        record_resume(run, journal.metrics, from_step=saved.step + 1, checkpoint=saved.path.name, **told)
-        print(words(saved.path.name, changed, conversion), flush=True)
+        changed, converted = changed_settings(progress.settings, trainer.settings()), conversion.sentences()
+        fields: dict[str, Any] = {"changed": changed, "converted": converted} if changed or converted else {}
+        record_resume(run, journal.metrics, from_step=saved.step + 1, checkpoint=saved.path.name, **fields)
+        print(resume_line(saved.path.name, changed, conversion), flush=True)
         return
     if damaged:
         raise NotResumableError(run, damaged)
@@ -207,10 +204,8 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
 
 
 def _measured(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:
-    """What came out, beside what was planned: peaks in bytes, the median of the steps' seconds."""
-    measured: dict[str, Any] = {
-        "host_peak_bytes": peak_host_bytes(),
-    }
+    """Return the measured figures for comparison with the plan: peaks in bytes, the median of the steps' seconds."""
+    measured: dict[str, Any] = {"host_peak_bytes": peak_host_bytes()}
     device = prepared.device.memory_bytes()
     if device is not None:
         measured["device_peak_bytes"] = device[0]
@@ -218,7 +213,7 @@ def _measured(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:
     seconds, tokens = list(metrics.column("step_s")), list(metrics.column("tokens"))
     if seconds:
         # The first steps of a run touch memory for the first time.
-        settled = seconds[SKIPPED_FIRST_STEPS:] or seconds
-        measured["step_s"] = statistics.median(settled)
+        steady = seconds[SKIPPED_FIRST_STEPS:] or seconds
+        measured["step_s"] = statistics.median(steady)
         measured["tokens_per_s"] = statistics.median(tokens) / measured["step_s"]
     return measured

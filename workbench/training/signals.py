@@ -5,7 +5,7 @@ ignored, so that a closed terminal stops nothing. Before the first step there is
 where it strikes.
 
 Python runs a handler only between two instructions of the main thread, and a step or a save may be one instruction
-for minutes. So a thread beside it answers at once: it tells that the first stop has come, and ends the process at the
+for minutes. So a thread beside it answers at once: it reports that the first stop has come, and ends the process at the
 second.
 """
 
@@ -33,7 +33,7 @@ class StopBeforeTraining(BaseException):
 
 
 class Requests:
-    """What has been asked of the run. As a context manager it owns the process's signal handlers."""
+    """The requests to the run. As a context manager it owns the process's signal handlers."""
 
     def __init__(self) -> None:
         self.stop_code: int | None = None

@@ -1,14 +1,14 @@
 """The training loop: micro-batches, steps, and what happens between them.
 
 Everything that reads weights or state (evaluation, samples, checkpoints, the end) first waits for the engine; nothing
-else does. A step is recorded when the engine has settled it, which is during the next one.
+else does. A step is recorded when the engine has finished it, which is during the next one.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,19 @@ from workbench.engine.loss.chunked_loss import CHECK_ROWS, CHECK_TOKENS, Chunked
 from workbench.engine.precision import dtype_name
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.runs import Command, ControlReader, write_sample
-from workbench.runs.checkpoints import BestStep, checkpoint_name
-from workbench.training.batches.rows import training_sampler, validation_batches
-from workbench.training.batches.separation import DocumentSeparation
-from workbench.training.checkpoints.checkpoint import save_checkpoint
-from workbench.training.checkpoints.kept_checkpoints import best_before, name_best, remove_old
+from workbench.runs.checkpoints import BestStep, Progress, checkpoint_name
+from workbench.training.batches import training_sampler, validation_batches
 from workbench.training.checkpoints.random_state import capture_random_state, restore_random_state
-from workbench.training.checkpoints.removal import Removal
-from workbench.training.checkpoints.resuming import settings_of
-from workbench.training.divergence import RecentSteps, diverged
-from workbench.training.evaluation import batch_loss, validation_loss
-from workbench.training.records.journal import Journal, StepRecord
-from workbench.training.records.throughput import RemainingTime
-from workbench.training.records.utilization import device_peak, work_a_token
-from workbench.training.sampling import continued, generate
+from workbench.training.checkpoints.resume_check import settings_of
+from workbench.training.checkpoints.retention import Removal, best_before, name_best, remove_old
+from workbench.training.checkpoints.save import save_checkpoint
+from workbench.training.engine_options import learning_rate_schedule
+from workbench.training.evaluation import batch_loss, continued, generate, validation_loss
+from workbench.training.failures import RecentSteps, diverged
+from workbench.training.journal import Journal, StepRecord
+from workbench.training.separation import check_separation, separating_arguments
 from workbench.training.signals import Requests
-from workbench.training.start.engine_options import learning_rate_schedule
+from workbench.training.throughput import RemainingTime, device_peak, model_flops_per_token
 
 CONTROL_EVERY_S = 0.2
 PROGRESS_EVERY_S = 1.0
@@ -84,7 +81,6 @@ class Trainer:
         self._removal = removal
         self._control = ControlReader(journal.run)
         self._sampler = training_sampler(config, data)
-        self._separation: DocumentSeparation | None = None
         self._schedule = learning_rate_schedule(config)
         self._pending: _Pending | None = None
         self._saved_step: int | None = None
@@ -96,42 +92,40 @@ class Trainer:
         self._paused = False
         self._control_read = 0.0
         self._peak = device_peak(engine)
-        self._flops = work_a_token(model, engine, config.data.sequence_length)
+        self._flops = model_flops_per_token(model, engine, config.data.sequence_length)
         self._recent = RecentSteps()
 
     # Going on where a checkpoint was taken
 
     def settings(self) -> dict[str, Any]:
-        """What decides how the state lies and how it is updated."""
+        """Return the settings that decide how the state lies and is updated."""
         return settings_of(self._config, self._engine.dtype)
 
-    def progress(self) -> dict[str, Any]:
-        """What a checkpoint holds of the loop."""
-        return {
-            "step": self.step,
-            "skipped": self.skipped,
-            "tokens_total": self.tokens_total,
-            "data": self._sampler.state(),
-            "data_fingerprint": self._data.fingerprint,
-            "random": capture_random_state(),
-            "best": None if self._best is None else asdict(self._best),
-            "settings": self.settings(),
-        }
+    def progress(self) -> Progress:
+        """Return what a checkpoint holds of the loop."""
+        return Progress(
+            step=self.step,
+            skipped=self.skipped,
+            tokens_total=self.tokens_total,
+            data=self._sampler.state(),
+            data_fingerprint=self._data.fingerprint,
+            random=capture_random_state(),
+            best=self._best,
+            settings=self.settings(),
+        )
 
-    def restore(self, progress: dict[str, Any]) -> None:
-        """Take up what `progress` gave."""
-        self._sampler.load_state(progress["data"])
-        if progress["data_fingerprint"] != self._data.fingerprint:
+    def restore(self, progress: Progress) -> None:
+        """Go on where `progress` was taken."""
+        self._sampler.load_state(progress.data)
+        if progress.data_fingerprint != self._data.fingerprint:
             self._journal.warn(
                 "the training text has changed since the checkpoint: the run goes on with the new text"
             )
-        told = progress.get("best")
-        root = self._journal.run.checkpoints
-        self._best = best_before(root, int(progress["step"]), BestStep(**told) if told else None)
-        restore_random_state(progress["random"])
-        self.step = self._saved_step = int(progress["step"])
-        self.skipped = int(progress.get("skipped", 0))
-        self.tokens_total = int(progress["tokens_total"])
+        self._best = best_before(self._journal.run.checkpoints, progress.step, progress.best)
+        restore_random_state(progress.random)
+        self.step = self._saved_step = progress.step
+        self.skipped = progress.skipped
+        self.tokens_total = progress.tokens_total
 
     # The loop
 
@@ -147,7 +141,8 @@ class Trainer:
         requests.training = True
         journal.begin_at(self.step)
         journal.phase("training")
-        self._check_separation()
+        if config.data.separate_documents:
+            check_separation(self._model, self._engine.device.torch_device)
         self._check_loss()
         while self.step < config.train.steps and not self._interrupted():
             try:
@@ -162,20 +157,14 @@ class Trainer:
             self._sample()
         return EXIT_DONE if requests.stop_code is None else requests.stop_code
 
-    def _check_separation(self) -> None:
-        """Find out how the model keeps documents apart, if it is to."""
-        data, device = self._config.data, self._engine.device.torch_device
-        if data.separate_documents:
-            self._separation = DocumentSeparation(self._model, device, data.sequence_length)
-
     def _check_loss(self) -> None:
-        """See that the loss comes out in chunks as the model has it, on the same tokens whether resumed or not."""
+        """Compare the loss in chunks with the model's own, on the same tokens whether resumed or not."""
         few = min(CHECK_TOKENS, self._config.data.sequence_length)
         device = self._engine.device.torch_device
         batch = next(validation_batches(self._config, self._data))
         arguments = {}
-        if self._separation is not None and batch.position_ids is not None:
-            arguments = self._separation.arguments(batch.position_ids[:CHECK_ROWS, :few].to(device))
+        if batch.position_ids is not None:
+            arguments = separating_arguments(batch.position_ids[:CHECK_ROWS, :few].to(device))
         self._loss.check(batch.input_ids[:CHECK_ROWS, :few].to(device), use_cache=False, **arguments)
         if self._loss.refusal is not None:
             self._journal.warn(
@@ -187,35 +176,37 @@ class Trainer:
         began = time.perf_counter()
         device = engine.device.torch_device
         losses: list[Tensor] = []
-        counted = tokens = 0
-        told = began
+        loss_tokens = tokens = 0
+        reported = began
         micro_batches = config.train.gradient_accumulation
         for micro_batch in range(micro_batches):
-            if (now := time.perf_counter()) - told >= PROGRESS_EVERY_S:
-                told = now
+            if (now := time.perf_counter()) - reported >= PROGRESS_EVERY_S:
+                reported = now
                 self._journal.progress(f"micro-batch {micro_batch + 1} of {micro_batches}")
             batch = self._sampler.next()
-            loss = batch_loss(self._loss, batch, device, self._separation)
+            loss = batch_loss(self._loss, batch, device)
             if not micro_batch:
-                # The forward waited for the update before, which waited for its verdict: this costs no time.
+                # The forward waited for the update before: whether that was left out is known, and costs no time.
                 engine.learning_rate = self._schedule.at(self._updates())
             engine.backward(loss, tokens=batch.loss_tokens)
             losses.append(loss.detach() * batch.loss_tokens)
-            counted += batch.loss_tokens
+            loss_tokens += batch.loss_tokens
             tokens += batch.tokens
-        # The step before is settled now: the engine has waited for it before this one's backward.
+        # The step before is finished now: the engine has waited for it before this one's backward.
         self._record(None)
         report = engine.step()
         self.step += 1
         self.tokens_total += tokens
-        mean = torch.stack(losses).sum() / counted
+        mean = torch.stack(losses).sum() / loss_tokens
         step_s = time.perf_counter() - began
         self._pending = _Pending(report, self.step, mean, tokens, step_s)
         self._remaining.add(step_s)
 
     def _updates(self) -> int:
-        """Steps that were not left out: how far the schedule has come, as where torch's scheduler is not stepped
-        after an overflow. Waits for the verdict on the last step, not for its update."""
+        """Return the steps that were not left out: the schedule does not advance on an overflow.
+
+        Waits until it is known whether the last step is left out, not for its update.
+        """
         pending = self._pending
         return self.step - self.skipped - (pending is not None and pending.report.is_skipped())
 
@@ -232,7 +223,7 @@ class Trainer:
             self._requests.save = False
             self._save()
         while self._paused and not self._interrupted():
-            self._settle()
+            self._finish_step()
             self._journal.phase("paused")
             time.sleep(CONTROL_EVERY_S)
             self._obey_control()
@@ -258,7 +249,7 @@ class Trainer:
         checkpoints, precision = self._journal.run.checkpoints, dtype_name(self._engine.dtype)
         return diverged(str(what), self._recent, self._config, checkpoints, precision)
 
-    def _settle(self, validation: float | None = None) -> None:
+    def _finish_step(self, validation: float | None = None) -> None:
         """Let the engine finish the last step, and record it with what was measured after it."""
         self._wait()
         self._record(validation)
@@ -321,9 +312,8 @@ class Trainer:
             device=self._engine.device.torch_device,
             interrupted=self._interrupted,
             loss=self._loss,
-            separation=self._separation,
         )
-        self._settle(loss)
+        self._finish_step(loss)
         if loss is None:
             return
         self._evaluated_step = self.step
@@ -344,7 +334,7 @@ class Trainer:
         config = self._config
         if not config.sample.tokens:
             return
-        self._settle()
+        self._finish_step()
         self._journal.phase("evaluating", "generating a sample")
         tokenizer = self._data.tokenizer
         prompt = tokenizer.encode(config.sample.prompt)
@@ -373,7 +363,7 @@ class Trainer:
         )
 
     def _save(self) -> Path:
-        self._settle()
+        self._finish_step()
         root, checkpoint = self._journal.run.checkpoints, self._config.checkpoint
         keeping: dict[str, Any] = {
             "keep": checkpoint.keep,

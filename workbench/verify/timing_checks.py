@@ -14,8 +14,9 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks.discovery import FoundUnit
 from workbench.model.build import UnitInitializer, build_on_meta
-from workbench.runs.checkpoints import find_checkpoints
-from workbench.training.checkpoints.checkpoint import load_state, save_checkpoint
+from workbench.runs.checkpoints import Progress, find_checkpoints
+from workbench.training.checkpoints.load import load_state
+from workbench.training.checkpoints.save import save_checkpoint
 from workbench.verify.engine_training import Bench, EngineOutcome, conclude, same_bits
 from workbench.verify.recipe import Recipe
 from workbench.verify.rows import Row, Trial, measured, stated
@@ -63,7 +64,7 @@ def check_resume(trial: Trial) -> Iterator[Row]:
                 engine=engine,
                 model=engine.model,
                 tokenizer=ByteTokenizer(),  # any will do
-                progress={},
+                progress=Progress(),
                 keep=1,
             )
         with _other_engine(bench, recipe) as engine:

@@ -20,10 +20,10 @@ from workbench.engine.devices.device import Device, open_device
 from workbench.errors import ConfigurationError
 from workbench.model.build import build_on_meta
 from workbench.runs import runs_root
-from workbench.training.start.disk_folder import check_disk_folder, disk_folder
-from workbench.training.start.engine_options import engine_options, learning_rate_schedule
-from workbench.training.start.fitting import fit, free_bytes
-from workbench.training.start.preparation import stored_precision
+from workbench.training.disk_folder import check_disk_folder, disk_folder
+from workbench.training.engine_options import engine_options, learning_rate_schedule
+from workbench.training.fitting import fit, free_bytes
+from workbench.training.prepare import stored_precision
 from workbench.verify.engine_training import Bench
 from workbench.verify.plain_torch import Numbers
 from workbench.verify.recipe import Recipe, make_steps

@@ -1,16 +1,13 @@
-"""What a run writes down while it goes: status with its heartbeat, phases, metrics, events, and the step line.
+"""Record a run as it goes: status with its heartbeat, phases, metrics, events, and the step line.
 
-The trainer is the only writer. A heartbeat thread renews the status while a step takes long, so that a reader can
-tell a slow run from a dead one.
+The trainer is the only writer.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import dataclass
 
 from workbench.engine import Span, StepResult
 from workbench.errors import WorkbenchError
@@ -21,16 +18,13 @@ from workbench.runs import (
     RunDirectory,
     Status,
     append_event,
-    done_before,
     read_status,
-    still_done,
     write_lanes,
-    write_status,
 )
 from workbench.runs.metrics import HOST_LANES
-from workbench.training.records.tensorboard import FOLDER, TensorBoard
+from workbench.training.heartbeat import Heartbeat
+from workbench.training.tensorboard import FOLDER, TensorBoard
 
-HEARTBEAT_S = 5.0
 STATUS_EVERY_S = 1.0
 
 
@@ -50,7 +44,7 @@ class StepRecord:
     eta_s: float | None
 
     def line(self, result: StepResult) -> str:
-        """The step line."""
+        """Return the step line."""
         width = max(5, len(str(self.total_steps)))
         mfu = NOT_KNOWN if self.mfu is None else f"{100 * self.mfu:.1f}%"
         gpu = NOT_KNOWN
@@ -78,69 +72,55 @@ class Journal:
     def __init__(self, run: RunDirectory, total_steps: int, *, tensorboard: bool = False) -> None:
         before = read_status(run)
         self.run = run
-        self.done_before = done_before(run)
-        """How the run stood when all its steps were done; None otherwise, and from the moment that it goes on."""
         self.metrics = MetricsWriter(run.metrics)
-        self._started = time.monotonic() - before.elapsed_s
-        self._status = Status(
-            phase="starting",
-            step=before.step,
-            total_steps=total_steps,
-            loss=before.loss,
-            validation_loss=before.validation_loss,
-            elapsed_s=before.elapsed_s,
+        self.heartbeat = Heartbeat(
+            run,
+            Status(
+                phase="starting",
+                step=before.step,
+                total_steps=total_steps,
+                loss=before.loss,
+                validation_loss=before.validation_loss,
+                elapsed_s=before.elapsed_s,
+            ),
         )
         self._board = TensorBoard(run.path / FOLDER, self.warn) if tensorboard else None
         self._loss_scale: float | None = None
-        self._lock = threading.Lock()
-        self._written = 0.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Journal:
-        self._write(durable=True)
-        self._thread.start()
+        self.heartbeat.update(durable=True)
+        self.heartbeat.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        self.heartbeat.__exit__()
         self.metrics.close()
         if self._board is not None:
             self._board.close()
 
     def phase(self, phase: str, progress: str = "") -> None:
         """Enter a phase; a change of it is an event."""
-        if (phase, progress) == (self._status.phase, self._status.progress):
+        status = self.heartbeat.status
+        if (phase, progress) == (status.phase, status.progress):
             return
-        if phase != self._status.phase:
-            append_event(self.run, "phase", phase=phase, step=self._status.step)
-        self._update(durable=True, phase=phase, progress=progress)
+        if phase != status.phase:
+            append_event(self.run, "phase", phase=phase, step=status.step)
+        self.heartbeat.update(durable=True, phase=phase, progress=progress)
 
     def progress(self, progress: str) -> None:
-        """How far the present phase is."""
-        self._update(durable=False, progress=progress)
+        """Set how far the present phase is, in words."""
+        self.heartbeat.update(progress=progress)
 
     def begin_at(self, step: int) -> None:
-        """Training goes on after `step`."""
-        self.done_before = None
-        self._update(durable=True, step=step)
+        """Begin training after `step`."""
+        self.heartbeat.done_before = None
+        self.heartbeat.update(durable=True, step=step)
         if self._board is not None:
             self._board.open(step)
 
-    def elapsed_s(self) -> float:
-        """Seconds spent on this run, all its resumptions together."""
-        return time.monotonic() - self._started
-
     def step(self, record: StepRecord, result: StepResult, validation_loss: float | None) -> None:
         """Record a finished step."""
-        optional = {"mfu": record.mfu, "validation_loss": validation_loss}
-        if record.device_bytes is not None:
-            optional["device_bytes"] = record.device_bytes[0]
-        scale = result.loss_scale
-        values = {
+        values: dict[str, float | None] = {
             "step": record.step,
             "time": time.time(),
             "loss": record.loss,
@@ -150,24 +130,27 @@ class Journal:
             "tokens_total": record.tokens_total,
             "step_s": record.step_s,
             "tokens_per_s": record.tokens / record.step_s,
+            "mfu": record.mfu,
+            "device_bytes": None if record.device_bytes is None else record.device_bytes[0],
             "host_bytes": record.host_bytes,
+            "validation_loss": validation_loss,
             "skipped": float(result.skipped),
-            "loss_scale": scale,
+            "loss_scale": result.loss_scale,
             **_lane_metrics(result),
-            **{name: value for name, value in optional.items() if value is not None},
         }
         self.metrics.append(**values)
         if self._board is not None:
-            self._board.step(values)
+            self._board.step({name: value for name, value in values.items() if value is not None})
+        scale = result.loss_scale
         if self._loss_scale is not None and scale != self._loss_scale:
             self.event("loss_scale", step=record.step, scale=scale)
         self._loss_scale = scale
         # Steps that overflow are a part of the search for a scale.
         if result.skipped and not result.scale_can_fall:
             self.warn(f"step {record.step} was skipped: its gradients are not finite")
-        due = time.monotonic() - self._written >= STATUS_EVERY_S or record.step == record.total_steps
-        self._update(
-            durable=False,
+        last = record.step == record.total_steps
+        due = last or time.monotonic() - self.heartbeat.written >= STATUS_EVERY_S
+        self.heartbeat.update(
             write=due,
             step=record.step,
             loss=record.loss,
@@ -180,7 +163,7 @@ class Journal:
     def evaluation(self, step: int, loss: float, perplexity: float, seconds: float) -> None:
         """Record a validation loss, nats a token."""
         append_event(self.run, "evaluation", step=step, loss=loss, perplexity=perplexity, seconds=seconds)
-        self._update(durable=False, validation_loss=loss)
+        self.heartbeat.update(validation_loss=loss)
         if self._board is not None:
             self._board.evaluation(step, loss, perplexity)
 
@@ -190,23 +173,14 @@ class Journal:
             self._board.flush()
 
     def warn(self, message: str) -> None:
-        """Tell the user on stderr, and keep it as an event."""
+        """Print a warning on stderr, and keep it as an event."""
         print(f"workbench: warning: {message}", file=sys.stderr, flush=True)
         append_event(self.run, "warning", message=message)
 
     def end(self, phase: str, exit_code: int, message: str) -> None:
-        """The last word on a run: how it ended. Never raises: what ended it is the error to be told."""
-        step = self._status.step
+        """Record how the run ended. Never raises: the error that ended it is the one to report."""
         try:
-            if self.done_before is not None:
-                with self._lock:
-                    self._status = still_done(self.run, self.done_before, message)
-                self._write(durable=True)
-                return
-            self._update(
-                durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None
-            )
-            append_event(self.run, "finished", phase=phase, exit_code=exit_code, message=message, step=step)
+            self.heartbeat.end(phase, exit_code, message)
         except WorkbenchError as error:
             print(
                 f"workbench: warning: the end of the run is not recorded: {error}",
@@ -214,29 +188,9 @@ class Journal:
                 flush=True,
             )
 
-    def _update(self, *, durable: bool, write: bool = True, **changes: object) -> None:
-        with self._lock:
-            self._status = replace(self._status, **changes)  # type: ignore[arg-type]
-        if write:
-            self._write(durable=durable)
-
-    def _write(self, *, durable: bool) -> None:
-        with self._lock:
-            self._status = replace(self._status, elapsed_s=self.elapsed_s())
-            self._written = time.monotonic()
-            write_status(self.run, self._status, durable=durable)
-
-    def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_S):
-            try:
-                self._write(durable=False)
-            except WorkbenchError:
-                # A disk that is full just now is met by the next real write, on the thread that can stop the run.
-                continue
-
 
 def _lane_metrics(result: StepResult) -> dict[str, float]:
-    """Busy and exposed seconds of every lane, by the names of their columns."""
+    """Return busy and exposed seconds of every lane, by the names of their columns."""
     busy = {lane.value: seconds for lane, seconds in result.lane_seconds.items()}
     waited = {lane.value: seconds for lane, seconds in result.exposed_seconds.items()}
     metrics = {"compute_s": busy["compute"], "exposed_s": result.exposed_s}

@@ -34,7 +34,7 @@ from workbench.profiles.model_profile import model_table
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, check_model_files, find_checkpoints
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Materialize = Callable[[FoundUnit], None]
 
 
@@ -51,8 +51,10 @@ class StartingModel:
     plain: nn.Module | None = None
     """The model as it was before an adapter was put on it, where one was."""
 
-    def with_adapter(self, adapter: AdapterConfig | None, storage: torch.dtype, tell: Tell) -> StartingModel:
-        """The same with `adapter` on its model, whose own weights are frozen then, and stored as `storage`.
+    def with_adapter(
+        self, adapter: AdapterConfig | None, storage: torch.dtype, report: Report
+    ) -> StartingModel:
+        """Return the same with `adapter` on its model, whose own weights are then frozen, and stored as `storage`.
 
         Raises:
             ConfigurationError: peft is missing, or `adapter` names what is not there.
@@ -60,18 +62,18 @@ class StartingModel:
         if adapter is None:
             return self
         if self.files is None:
-            tell(
+            report(
                 "warning: [adapter]: the weights beneath it are random and stay as they are; name trained ones in "
                 "model.pretrained, or leave the table out"
             )
         commit = "" if self.files is None else self.files.commit
         base = self.settings.pretrained
-        plain = add_adapter(self.model, adapter, base=base, revision=commit, log=tell)
+        plain = add_adapter(self.model, adapter, base=base, revision=commit, log=report)
         store_base_as(self.model, storage)
         return replace(self, plain=plain)
 
     def table(self, config: RunConfig) -> dict[str, Any]:
-        """The [model] table of `config`, which it is of, with its files where they are now."""
+        """Return the [model] table of `config`, with its files where they are now."""
         table = model_table(config)
         if self.resumed and self.files is not None:
             table |= {"pretrained": str(self.files.folder), "revision": ""}
@@ -79,18 +81,18 @@ class StartingModel:
 
     @property
     def is_here(self) -> bool:
-        """Whether nothing has to be fetched for it."""
+        """True where nothing has to be fetched for it."""
         return self.files is None or not self.files.commit
 
-    def weights(self, seed: int, tell: Tell, model: nn.Module | None = None) -> Materialize:
-        """What gives a unit of `model` (its own where none is named) its first values; fetches what is not here yet.
+    def weights(self, seed: int, report: Report, model: nn.Module | None = None) -> Materialize:
+        """Return a function that gives a unit of `model` (default: its own) its first values; fetch missing files.
 
         Raises:
             ConfigurationError: files are missing, damaged, or another model's.
             WorkbenchError: they cannot be fetched.
         """
         if self.plain is not None and model is None:
-            return AdapterUnits(self.model, self.plain, self.weights(seed, tell, self.plain), seed)
+            return AdapterUnits(self.model, self.plain, self.weights(seed, report, self.plain), seed)
         model = self.model if model is None else model
         if self.files is None:
             return UnitInitializer(model, seed)
@@ -100,16 +102,16 @@ class StartingModel:
                 files.name,
                 files.commit,
                 trust_remote_code=self.settings.trust_remote_code,
-                log=tell,
+                log=report,
             )
         units = PretrainedUnits(model, files, seed, blank=self.resumed)
         for sentence in units.warnings:
-            tell(f"warning: {sentence}")
+            report(f"warning: {sentence}")
         return units
 
 
-def starting_model(config: RunConfig, directory: RunDirectory | None, tell: Tell) -> StartingModel:
-    """The model of `config`, on the meta device; `directory` is the run's own, which may have checkpoints.
+def starting_model(config: RunConfig, directory: RunDirectory | None, report: Report) -> StartingModel:
+    """Return the model of `config`, on the meta device; `directory` is the run's own, which may have checkpoints.
 
     Raises:
         ConfigurationError: there is no such model, it cannot be built, or table and files differ.
@@ -126,19 +128,19 @@ def starting_model(config: RunConfig, directory: RunDirectory | None, tell: Tell
         if saved is not None:
             return saved
     if settings.revision and local_folder(settings.pretrained) is not None:
-        tell(
+        report(
             f'warning: model.revision = "{settings.revision}" has no effect: model.pretrained is a folder, '
             "which has no revisions"
         )
     trusted = settings.trust_remote_code
     files = find_pretrained(
-        settings.pretrained, settings.revision, weights=False, trust_remote_code=trusted, log=tell
+        settings.pretrained, settings.revision, weights=False, trust_remote_code=trusted, log=report
     )
     start = _built(settings, files)
     if described is not None:
         check_description(described, settings.config, start.shape, start.model, str(files.folder))
     if config.data.tokenizer == "bytes":
-        tell(
+        report(
             'warning: data.tokenizer = "bytes": bytes mean nothing to a pretrained model; its own tokenizer is at the '
             f'same place (data.tokenizer = "{settings.pretrained}")'
         )
@@ -146,12 +148,12 @@ def starting_model(config: RunConfig, directory: RunDirectory | None, tell: Tell
 
 
 def give_token_ids(start: StartingModel, end_of_text: int) -> None:
-    """Tell the model, where it does not say it itself, which token begins and ends its texts."""
-    said = start.settings.config
+    """Set the token that begins and ends texts in the model's configurations where they have none."""
+    named = start.settings.config
     model: Any = start.model
     for described in (model.config, getattr(model, "generation_config", None)):
         for key in ("bos_token_id", "eos_token_id"):
-            if described is None or (start.files is None and key in said):
+            if described is None or (start.files is None and key in named):
                 continue
             if start.files is None or getattr(described, key, None) is None:
                 setattr(described, key, end_of_text)
@@ -168,7 +170,7 @@ def _built(settings: ModelConfig, files: PretrainedFiles, *, resumed: bool = Fal
 
 
 def _saved_model(settings: ModelConfig, directory: RunDirectory) -> StartingModel | None:
-    """The model that the newest checkpoint with a readable description has; None where there is none."""
+    """Return the model of the newest checkpoint with a readable description; None where there is none."""
     for saved in find_checkpoints(directory.checkpoints, lambda _: None):
         try:
             check_model_files(saved, weights=False)
@@ -179,7 +181,7 @@ def _saved_model(settings: ModelConfig, directory: RunDirectory) -> StartingMode
 
 
 def _generation_config(files: PretrainedFiles) -> Any:
-    """How the model is asked for text, which is saved again with it; None where it says nothing that can be saved."""
+    """Return the model's generation configuration, which is saved with it; None where it has none that can be saved."""
     from transformers import GenerationConfig
 
     if not (files.folder / "generation_config.json").is_file():

@@ -1,6 +1,6 @@
-"""The most memory that this process ever had, as Linux counts it, and how to count anew.
+"""The highest resident memory of this process, as Linux counts it, and a way to count anew.
 
-What reading and preparing the text took before training began is not what a plan speaks of.
+A plan is about training: the peak of reading and preparing the text before it does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORGET_PEAK = "5"
 
 
 def peak_host_bytes(status: Path = STATUS) -> int:
-    """The highest resident size so far (VmHWM; elsewhere than on Linux what getrusage says)."""
+    """Return the highest resident size so far, bytes: VmHWM; elsewhere than on Linux that of getrusage."""
     try:
         found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
     except OSError:
@@ -27,7 +27,7 @@ def peak_host_bytes(status: Path = STATUS) -> int:
 
 
 def forget_peak() -> None:
-    """Count the peak from now on, as far as the system lets us; what the C library holds unused goes back first."""
+    """Count the peak from now on, as far as the system allows; unused memory of the C library goes back first."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):

@@ -1,5 +1,4 @@
-"""From a run's configuration to the arguments of its engine, and to its learning rates: the one place where these
-vocabularies meet.
+"""Translate a run's configuration into the arguments of its engine and its learning rate schedule.
 
 Invariant: every field of the configuration that the engine knows is handed on as it stands, and nothing is added that
 the configuration does not say. So two engines of one configuration differ only in their device and in how their model
@@ -20,10 +19,10 @@ from workbench.system.folders import expanded
 
 
 def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -> dict[str, Any]:
-    """Keyword arguments of `OffloadEngine` for `config`, all but `materialize`.
+    """Return the keyword arguments of `OffloadEngine` for `config`, all but `materialize`.
 
-    `changes` are arguments of the engine that take the place of those that the configuration gives (a tier chosen
-    for "auto", another overlap to compare with).
+    `changes` replace arguments that the configuration gives (a tier chosen for "auto", another overlap to compare
+    with).
 
     Raises:
         ConfigurationError: a tier is "auto": the placement has to be chosen first.
@@ -68,7 +67,7 @@ def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -
 
 
 def learning_rate_schedule(config: RunConfig) -> LearningRateSchedule:
-    """The learning rates of a run of `config`."""
+    """Return the learning rates of a run of `config`."""
     schedule = config.schedule
     return LearningRateSchedule(
         kind=schedule.type,

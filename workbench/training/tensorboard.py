@@ -5,8 +5,9 @@ Invariant: it only repeats what the run directory holds. What cannot be written 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def check_tensorboard(config: RunConfig) -> None:
 
 
 def tag(name: str, unit: str) -> str:
-    """What a column is called there: its group, its name and its unit; a slash would begin a group."""
+    """Return the tag of a column: its group, its name and its unit; a slash would begin a group."""
     lanes = (*(f"{lane}_" for lane in HOST_LANES), "compute_", "exposed_")
     group = "lanes" if name.startswith(lanes) else "training"
     shown = "" if unit == "1" else f" ({unit.replace('/', ' per ')})"
@@ -39,60 +40,53 @@ _TAGS = {column.name: tag(column.name, column.unit) for column in METRIC_COLUMNS
 
 
 class TensorBoard:
-    """Writes into `folder` once it was opened; `warn` is told when that fails."""
+    """Writes into `folder` once it was opened; `warn` gets a message when that fails."""
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         self._folder = folder
         self._warn = warn
         self._writer: Any = None
-        self._open = False
+        """None before `open`, and after something could not be written."""
 
     def open(self, step: int) -> None:
-        """Begin, or go on after `step`: what was written of later steps is void."""
+        """Begin, or go on after `step`: events of later steps are void."""
+        from torch.utils.tensorboard import SummaryWriter
 
-        def make() -> None:
-            from torch.utils.tensorboard import SummaryWriter
-
+        with self._guarded():
             self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=FLUSH_EVERY_S)
-
-        self._open = True
-        self._try(make)
 
     def step(self, values: Mapping[str, float]) -> None:
         """Record a step by the names of the metrics' columns."""
-
-        def add() -> None:
-            step, when = int(values["step"]), values["time"]
+        with self._guarded() as writer:
             for name, value in values.items():
-                if name not in ("step", "time", "validation_loss"):
-                    self._writer.add_scalar(_TAGS[name], value, step, walltime=when)
-
-        self._try(add)
+                if writer and name not in ("step", "time", "validation_loss"):
+                    writer.add_scalar(_TAGS[name], value, int(values["step"]), walltime=values["time"])
 
     def evaluation(self, step: int, loss: float, perplexity: float) -> None:
         """Record an evaluation: nats a token, and the exponential of that."""
-
-        def add() -> None:
-            self._writer.add_scalar("evaluation/loss (nats per token)", loss, step)
-            self._writer.add_scalar("evaluation/perplexity", perplexity, step)
-
-        self._try(add)
+        with self._guarded() as writer:
+            if writer:
+                writer.add_scalar("evaluation/loss (nats per token)", loss, step)
+                writer.add_scalar("evaluation/perplexity", perplexity, step)
 
     def flush(self) -> None:
-        """See that a run which is killed now has lost nothing that a checkpoint counts on."""
-        self._try(lambda: self._writer.flush())
+        """Write buffered events, so that a run which is killed now has lost nothing that a checkpoint counts on."""
+        with self._guarded() as writer:
+            if writer:
+                writer.flush()
 
     def close(self) -> None:
-        self._try(lambda: self._writer.close())
-        self._open = False
+        with self._guarded() as writer:
+            if writer:
+                writer.close()
+        self._writer = None
 
-    def _try(self, action: Callable[[], None]) -> None:
-        if not self._open:
-            return
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[Any]:
         try:
-            action()
+            yield self._writer
         except Exception as error:
             # Its writer hands on whatever went wrong in its thread; the metrics themselves are in metrics.bin.
-            self._open = False
+            self._writer = None
             reason = getattr(error, "strerror", None) or error
             self._warn(f"TensorBoard events are written no longer: {self._folder}: {reason}")

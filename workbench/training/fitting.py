@@ -1,7 +1,7 @@
-"""Whether a configuration fits this machine, and where "auto" puts weights and state.
+"""Plan a run on this machine: does it fit, and where does "auto" put weights and state?
 
-The arithmetic is in `workbench.plan`; here it meets this machine's free memory, what was measured of it, and the
-model's model profile.
+The arithmetic is in `workbench.plan`; it is given this machine's free memory, its machine profile and the model
+profile. No memory is taken before the plan fits.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from workbench.profiles.this_machine import cached_profile
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import checkpoint_bytes
 from workbench.system.free_space import free_disk_bytes, free_host_bytes, same_disk
-from workbench.training.start.disk_folder import disk_folder
+from workbench.training.disk_folder import disk_folder
 
 
 @dataclass(frozen=True)
 class StoredPrecision:
-    """What working weights are stored in, and what stored dtypes are computed in where that differs."""
+    """The dtype that working weights are stored in, and for stored dtypes the one that they are computed in."""
 
     storage: torch.dtype
     computed_in: dict[torch.dtype, torch.dtype]
 
 
 def tiers(config: RunConfig) -> tuple[str, str]:
-    """Of the weights and of the state."""
+    """Return the tiers of the weights and of the state."""
     return config.offload.weights, config.offload.state
 
 
@@ -50,18 +50,18 @@ def fit(
     model: nn.Module,
     device: Device,
     free: Free,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     table: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of `config`, "auto" replaced by the fastest placement that fits. `model` is on the meta device.
+    """Return the plan of `config`, "auto" replaced by the fastest placement that fits. `model` is on the meta device.
 
-    `table`: what to take the model profile of, where that is not the configuration's own [model] table.
+    `table`: the [model] table to profile, where that is not the configuration's own.
 
     Raises:
         DoesNotFitError: none fits, or that which the configuration fixes does not.
     """
     table = model_table(config) if table is None else table
-    model_profile = _model_profile(table, model, tell)
+    model_profile = _model_profile(table, model, report)
     name = str(device.torch_device)
     folder = disk_folder(config)
     machine = cached_profile(name, None if folder is None else str(folder))
@@ -78,7 +78,7 @@ def fit(
             tokens=tokens,
             dtype=dtype,
             device=name,
-            report=tell,
+            report=report,
             take=False,
         )
 
@@ -88,7 +88,7 @@ def fit(
     if was_open:
         weights, state = tiers(plan.config)
         chosen = Candidate(weights, state, plan.config.offload.device_fraction)  # type: ignore[arg-type]
-        tell(f"placement: {chosen}")
+        report(f"placement: {chosen}")
     elif not plan.fits:
         ways = remedies(planner, plan.config)
         way_out = f"It would fit with one of: {'; '.join(ways)}.\n" if ways else ""
@@ -101,22 +101,23 @@ def fit(
     return plan
 
 
-def _model_profile(table: Mapping[str, Any], model: nn.Module, tell: Callable[[str], None]) -> ModelProfile:
-    """The model's model profile; without what a block takes, with a word, where no block could be tried."""
-    told: list[str] = []
+def _model_profile(table: Mapping[str, Any], model: nn.Module, report: Callable[[str], None]) -> ModelProfile:
+    """Return the model's profile; where no block could be tried, a warning and estimates of what blocks take."""
+    first = True
 
-    def tell_once(message: str) -> None:
-        """That it is taken; how far that is need not stand before a run's own lines."""
-        if not told:
-            tell(message)
-        told.append(message)
+    def report_once(message: str) -> None:
+        """Report that it is taken, and not how far that is."""
+        nonlocal first
+        if first:
+            report(message)
+        first = False
 
     try:
-        model_profile = obtain_model_profile(table, tell_once)
+        model_profile = obtain_model_profile(table, report_once)
     except ConfigurationError:
         raise
     except WorkbenchError as error:
-        tell(f"warning: {error}; what blocks take is estimated")
+        report(f"warning: {error}; what blocks take is estimated")
         model_profile = None
     return (
         count_parts(model, str(table["architecture"] or table["pretrained"]))
@@ -126,7 +127,7 @@ def _model_profile(table: Mapping[str, Any], model: nn.Module, tell: Callable[[s
 
 
 def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDirectory | None) -> Free:
-    """What this machine has for the run under `root`, leftovers of earlier ones counted as gone."""
+    """Return what is free for the run under `root`, leftovers of earlier runs counted as gone."""
     free_device = None
     if device.torch_device.type == "cuda":
         free_device = torch.cuda.mem_get_info(device.torch_device)[0]

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
+from workbench.engine.disk_files import StoredTensor
 from workbench.model.direct_file import DirectFile
 from workbench.runs.checkpoints import DamagedFileError
 from workbench.system.files import crc32
@@ -26,24 +27,8 @@ FEWEST_AT_ONCE, MOST_AT_ONCE = 3, 8
 """Files written or read at once: one for each core, and more than cores where there are two: they take turns."""
 
 
-class StoredTensor(Protocol):
-    """A 1-D tensor that is in no memory, and is read and written by ranges of elements."""
-
-    dtype: torch.dtype
-
-    def numel(self) -> int: ...
-
-    def element_size(self) -> int: ...
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """A copy of elements `start` to `stop`, on the CPU."""
-
-    def write(self, start: int, values: Tensor) -> None:
-        """Replace the elements from `start` on by `values`, which is on the CPU."""
-
-
 def write_tensor(path: Path, tensor: Tensor | StoredTensor) -> int:
-    """Write a 1-D contiguous tensor's bytes to `path`, durably; returns their CRC-32."""
+    """Write a 1-D contiguous tensor's bytes to `path`, durably; return their CRC-32."""
     _require_little_endian()
     checksum = 0
     with DirectFile(path) as file:
@@ -57,7 +42,7 @@ def write_tensor(path: Path, tensor: Tensor | StoredTensor) -> int:
 def write_tensors(
     folder: Path, tensors: Iterable[tuple[str, Tensor | StoredTensor]], beside: Callable[[], None]
 ) -> dict[str, int]:
-    """Write `tensors` into files of their names, durably, and do `beside` meanwhile; their CRC-32 by name.
+    """Write `tensors` into files of their names, durably, and call `beside` meanwhile; return their CRC-32 by name.
 
     Several are written at once, so that the disk never waits for a checksum; those that are in no memory one after
     another, since each holds a piece of itself.
@@ -82,7 +67,7 @@ def write_tensors(
 
 
 def read_tensors(tensors: Iterable[tuple[Path, Tensor | StoredTensor, int]]) -> None:
-    """Fill tensors with what `write_tensors` wrote: of each the file, the tensor and its CRC-32; as many at once.
+    """Fill tensors with what `write_tensors` wrote: (file, tensor, CRC-32) of each, several at once.
 
     Raises:
         DamagedFileError: as `read_tensor` does. Nothing is being read any more.
@@ -135,7 +120,7 @@ def read_tensor(path: Path, tensor: Tensor | StoredTensor, checksum: int) -> Non
 
 
 def _fill(path: Path, file: BinaryIO, piece: Tensor, checksum: int) -> int:
-    """Read the next bytes of `file` into a CPU tensor; the checksum gone on with them."""
+    """Read the next bytes of `file` into a CPU tensor; return `checksum` continued over them."""
     view = _bytes_of(piece)
     done = 0
     while done < len(view):

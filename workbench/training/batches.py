@@ -1,6 +1,6 @@
-"""The rows that a configuration asks of the tokens: for training, for evaluation, and how many there are.
+"""The batches of a run's configuration: for training, for evaluation, and how many steps an epoch has.
 
-Invariant: the run trains on what was counted here.
+Invariant: the run trains on the sampler that was counted here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_STEPS = 1_000_000_000
 
 
 def training_sampler(config: RunConfig, data: TokenData) -> Sampler:
-    """Endless micro-batches. Raises ConfigurationError where there is nothing to learn from."""
+    """Return endless micro-batches. Raises ConfigurationError where there is nothing to learn from."""
     return open_sampler(
         training_stream(data),
         config.data.sequence_length,
@@ -39,7 +39,7 @@ def training_sampler(config: RunConfig, data: TokenData) -> Sampler:
 
 
 def validation_batches(config: RunConfig, data: TokenData) -> Iterator[Batch]:
-    """What the model is evaluated on. Raises ConfigurationError, at the first, where nothing of it is counted."""
+    """Yield the batches to evaluate on. Raises ConfigurationError, at the first, where no token is in the loss mask."""
     return evaluation_batches(
         validation_stream(data),
         config.data.sequence_length,
@@ -50,42 +50,42 @@ def validation_batches(config: RunConfig, data: TokenData) -> Iterator[Batch]:
     )
 
 
-def check_rows(config: RunConfig, data: TokenData) -> tuple[str, ...]:
-    """Raise ConfigurationError unless there is something to learn from on either side.
+def check_batches(config: RunConfig, data: TokenData) -> tuple[str, ...]:
+    """Return warnings about the batches, a sentence each.
 
-    What the user should know of the rows comes back, a sentence each.
+    Raises ConfigurationError unless there is something to learn from in training and in evaluation.
     """
     sampler = training_sampler(config, data)
     sampler.next()
     next(validation_batches(config, data))
-    told = []
+    warnings = []
     held, wanted = len(data.validation), config.evaluate.tokens
-    # Of the default, nobody has counted on so many.
+    # Nobody has asked for the default.
     if wanted > held and wanted != EvaluateConfig().tokens:
-        told.append(
+        warnings.append(
             f"evaluate.tokens = {wanted}: only {held:,} tokens are held out, and each evaluation reads them all; raise "
             f"data.validation_fraction = {config.data.validation_fraction:g} for more"
         )
     if not isinstance(sampler, DocumentSampler):
-        return tuple(told)
+        return tuple(warnings)
     stream, length = training_stream(data), config.data.sequence_length
     lengths = np.diff(stream.starts, append=len(stream))
     if sampler.left_out:
-        told.append(
+        warnings.append(
             f"{sampler.left_out:,} of {len(lengths):,} documents to train on have nothing to learn, as prompts and "
             "chats without an answer; they are left out"
         )
     cut = int(np.count_nonzero(lengths > length))
     if cut:
-        told.append(
+        warnings.append(
             f"data.sequence_length = {length} cuts {cut:,} of {len(lengths):,} documents to train on into pieces, each "
             f"learnt without what stood before it; the longest has {int(lengths.max()):,} tokens"
         )
-    return tuple(told)
+    return tuple(warnings)
 
 
 def with_steps(config: RunConfig, data: TokenData) -> RunConfig:
-    """`config` with the steps that `train.epochs` come to in their place; the last one may begin an epoch more.
+    """Return `config` with steps in the place of `train.epochs`; the last step may begin one epoch more.
 
     Raises:
         ConfigurationError: they are more than a run may have.

@@ -1,0 +1,243 @@
+"""Going on from a checkpoint: what stands in its way is found early, and what has changed is said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import SETTINGS, build_engine, train
+
+from workbench.cli import main
+from workbench.config import parse_config, to_toml
+from workbench.data.tokenizers import ByteTokenizer
+from workbench.engine import OffloadEngine
+from workbench.errors import ConfigurationError
+from workbench.model.build import build_on_meta, model_config
+from workbench.runs import MetricsWriter, RunDirectory, Status, write_status
+from workbench.runs.checkpoints import NotResumableError, Progress, check_resumable
+from workbench.training import run_choice, session
+from workbench.training.checkpoints import resume_check
+from workbench.training.checkpoints.load import Conversion
+from workbench.training.checkpoints.resume_check import (
+    changed_settings,
+    check_resume,
+    resume_line,
+    settings_of,
+)
+from workbench.training.checkpoints.save import save_checkpoint
+
+PRESET = '[model]\narchitecture = "gpt2"\n[train]\nsteps = 9\n'
+CURSOR = {"tokens": 100}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A finished run with a checkpoint of the tiny model."""
+    run = RunDirectory.create(tmp_path_factory.mktemp("runs"), "tiny")
+    run.config.write_text(to_toml(parse_config(PRESET, "p")))
+    write_status(run, Status(phase="finished", step=9, total_steps=9, exit_code=0, message="9 steps"))
+    model, engine = build_engine()
+    with engine:
+        train(model, engine, 1)
+        progress = Progress(data=CURSOR)
+        save_checkpoint(
+            run.checkpoints,
+            9,
+            engine=engine,
+            model=model,
+            tokenizer=ByteTokenizer(),
+            progress=progress,
+            keep=1,
+        )
+    return run
+
+
+def check(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[object]:
+    """`check_resume` with the tiny model under other settings; the cursors that its sampler was given."""
+    cursors: list[object] = []
+    sampler = SimpleNamespace(load_state=cursors.append)
+    monkeypatch.setattr(resume_check, "training_sampler", lambda config, data: sampler)
+    model = build_on_meta(model_config("gpt2", {**SETTINGS, **settings}))
+    nothing: Any = None
+    check_resume(run, nothing, model, nothing)
+    return cursors
+
+
+def test_the_same_model_goes_on_with_its_cursor_whatever_its_dropout(
+    saved: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(saved, monkeypatch) == [CURSOR]
+    assert check(saved, monkeypatch, attn_pdrop=0.3) == [CURSOR]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"n_embd": 32}, "transformer.wte.weight has 4,112 elements there and 8,224 here"),
+        ({"n_layer": 3}, "it has no trained parameter transformer.h.2"),
+        ({"n_layer": 1}, "it also has a trained parameter transformer.h.1"),
+    ],
+)
+def test_a_model_of_other_parameters_is_refused_before_it_has_memory(
+    saved: RunDirectory, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="is a checkpoint of another model") as refused:
+        check(saved, monkeypatch, **settings)
+    assert said in str(refused.value)
+
+
+def test_a_run_that_has_saved_nothing_may_have_any_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(RunDirectory.create(tmp_path, "tiny"), monkeypatch, n_layer=1) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "said"),
+    [
+        (["model.architecture=llama"], 2, "goes on with the model that its checkpoint step-00000009 holds"),
+        (["model.config.n_layer=7"], 2, "(--set train.steps=N as well) and a model of the same parameters"),
+        (
+            ["optimizer.learning_rate=1e-3"],
+            2,
+            "only with more steps than 9 (--set train.steps=N as well); or",
+        ),
+        (["train.steps=5"], 0, "is finished: all 9 steps are done (--set train.steps=N"),
+        (["train.steps=9", "optimizer.learning_rate=3e-4"], 0, "is finished: all 9 steps are done"),
+    ],
+)
+def test_a_finished_run_is_told_what_is_wrong_with_a_change_before_that_it_is_finished(
+    saved: RunDirectory, capsys: pytest.CaptureFixture[str], overrides: list[str], code: int, said: str
+) -> None:
+    for line in (["resume", str(saved.path)], ["run", "--resume", str(saved.path)]):
+        assert main([*line, *(f"--set={override}" for override in overrides)]) == code
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1
+
+
+MODEL = '[model]\narchitecture = "gpt2"\n'
+ROUNDED = Conversion(formats=frozenset({("exact", "half")}))
+
+
+def between(*overrides: str, dtype: torch.dtype = torch.float32) -> dict[str, list[object]]:
+    before = settings_of(parse_config(MODEL, "p"), torch.float32)
+    return changed_settings(before, settings_of(parse_config(MODEL, "p", overrides), dtype))
+
+
+def test_nothing_is_said_of_a_run_that_goes_on_as_it_was() -> None:
+    assert between("train.steps=5") == {}
+    assert resume_line("step-00000003", {}, Conversion()) == "resuming from step-00000003"
+
+
+def test_each_change_is_told_with_what_it_was_and_that_the_state_is_the_same() -> None:
+    changed = between("offload.weights=host", "offload.overlap=serial", "offload.threads=3")
+    assert resume_line("step-00000003", changed, Conversion()) == (
+        'resuming from step-00000003, with offload.weights = "host" (saved under "device"), offload.overlap = "serial" '
+        '(saved under "exact"), offload.threads = 3 (saved under "auto"): the state is taken over bit for bit'
+    )
+
+
+def test_what_was_rounded_is_told_and_a_precision_by_the_configurations_word() -> None:
+    changed = between("offload.state_format=half", dtype=torch.bfloat16)
+    assert changed["train.precision"] == ["fp32", "bf16"]
+    line = resume_line("step-00000003", changed, ROUNDED)
+    assert line.endswith(": exp_avg and exp_avg_sq are converted from exact to half, rounded once")
+    assert "bit for bit" not in line
+
+
+FROM_FILES = '[model]\npretrained = "there"\n'
+ADAPTED = FROM_FILES + "[adapter]\nrank = 4\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "refused"),
+    [
+        (MODEL, "model.architecture=llama", True),
+        (MODEL, "model.pretrained=elsewhere", True),
+        (MODEL, "model.config.attn_pdrop=0.3", False),
+        (FROM_FILES, "model.pretrained=elsewhere", True),
+        (FROM_FILES, "adapter.rank=4", True),
+        (ADAPTED, "model.pretrained=elsewhere", False),
+        (ADAPTED, "adapter.rank=8", True),
+        (ADAPTED, "adapter.dropout=0.1", False),
+    ],
+)
+def test_a_run_with_a_checkpoint_is_not_given_another_model(
+    text: str, override: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "the-run")
+    stored, wanted = parse_config(text, "p"), parse_config(text, "p", [override])
+    run_choice.check_same_model(run, stored, wanted)  # nothing is saved yet
+    saved = SimpleNamespace(path=Path("step-00000003"))
+    monkeypatch.setattr(run_choice, "find_checkpoints", lambda root, warn: iter([saved]))
+    run_choice.check_same_model(run, stored, stored)
+    if not refused:
+        run_choice.check_same_model(run, stored, wanted)
+        return
+    with pytest.raises(
+        ConfigurationError, match=re.escape(override.split("=")[0].split(".rank")[0]) + ".*step-00000003"
+    ):
+        run_choice.check_same_model(run, stored, wanted)
+
+
+def saved_twice(run: RunDirectory) -> None:
+    model, engine = build_engine()
+    with engine:
+        train(model, engine, 1)
+        for step in (3, 6):
+            save_checkpoint(
+                run.checkpoints,
+                step,
+                engine=engine,
+                model=model,
+                tokenizer=ByteTokenizer(),
+                progress=Progress(3),
+                keep=2,
+            )
+
+
+def flip(checkpoint: Path) -> str:
+    """Turn one bit of a state file, and give its name."""
+    target = min((checkpoint / "state").glob("*exp_avg"))
+    data = bytearray(target.read_bytes())
+    data[-1] ^= 1
+    target.write_bytes(data)
+    return target.name
+
+
+def resume(run: RunDirectory) -> list[str]:
+    """What is warned of."""
+    warned: list[str] = []
+    trainer: Any = SimpleNamespace(restore=lambda progress: None, settings=dict)
+    with_metrics = MetricsWriter(run.metrics)
+    journal: Any = SimpleNamespace(warn=warned.append, phase=lambda name: None, metrics=with_metrics)
+    engine: OffloadEngine
+    _, engine = build_engine(seed=9)
+    with engine:
+        session._resume(run, engine, trainer, journal)
+    return warned
+
+
+def test_a_flipped_bit_is_warned_of_where_another_checkpoint_stands(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "tiny")
+    saved_twice(run)
+    name = flip(run.checkpoints / "step-00000006")
+    [warning] = resume(run)
+    assert f"step-00000006: state/{name} is damaged: its checksum" in warning
+
+
+def test_where_none_stands_each_has_its_line_and_the_model_can_be_had(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "tiny")
+    saved_twice(run)
+    names = [flip(run.checkpoints / f"step-{step:08}") for step in (6, 3)]
+    check_resumable(run)  # it takes reading
+    with pytest.raises(NotResumableError) as refused:
+        resume(run)
+    _, six, three, *ways = str(refused.value).splitlines()
+    assert f"step-00000006: state/{names[0]} is damaged" in six
+    assert f"step-00000003: state/{names[1]} is damaged" in three
+    assert any(f"export {run.path} DIR --step 6" in way for way in ways)

@@ -1,0 +1,277 @@
+"""Load a checkpoint's state into an engine, also under another precision, state format or overlap than before.
+
+Where these are the same, every file is read straight into place, whatever tier it was in and is to be in. Else the
+state is taken over parameter by parameter, a piece at a time: master weights bit for bit, moments bit for bit where
+their format is the same; else they are expanded to float32 and rounded once.
+
+Invariant: a conversion writes nothing before every file was read to its end and found to be what was saved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workbench.engine import OffloadEngine
+from workbench.engine.disk_files import StoredTensor
+from workbench.engine.precision import DTYPES, dtype_name
+from workbench.engine.unit_memory import STALE_WEIGHTS, state_kinds, state_suffixes
+from workbench.errors import ConfigurationError
+from workbench.layout import ALIGNMENT, Layout, Region, Unit
+from workbench.optimizer.reference import join_float32, split_float32
+from workbench.optimizer.state_conversion import fitted_moments, state_key
+from workbench.runs.checkpoints import DamagedFileError, SavedStep, check_model_files, check_state_files
+from workbench.state_formats import MOMENTS, StateFormat
+from workbench.training.checkpoints.state_files import read_tensors
+
+PIECE_ELEMENTS = (1 << 20) // ALIGNMENT * ALIGNMENT
+WEIGHT_KINDS = ("high", "low", "master", "working")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The (saved, present) pairs of what differs in a state that was taken over. Empty where every byte is the same."""
+
+    dtypes: frozenset[tuple[str, str]] = frozenset()
+    formats: frozenset[tuple[StateFormat, StateFormat]] = frozenset()
+    pending: str = ""
+    """A sentence on weights that lag an update behind; empty where there are none."""
+
+    @property
+    def rounds(self) -> bool:
+        """True where something was rounded, so that training goes on nearly, not exactly, as it would have."""
+        exact = {("half", "exact"), ("compact", "exact")}
+        return bool(self.formats - exact)
+
+    def sentences(self) -> list[str]:
+        out = [
+            f"working weights are {now} instead of {was}, their masters the same to the bit"
+            for was, now in sorted(self.dtypes)
+        ]
+        for was, now in sorted(self.formats):
+            how = "exactly" if now == "exact" else "rounded once"
+            out.append(f"exp_avg and exp_avg_sq are converted from {was} to {now}, {how}")
+        return out + [self.pending] * bool(self.pending)
+
+
+def load_state(saved: SavedStep, engine: OffloadEngine) -> Conversion:
+    """Read a checkpoint's state into the engine, once its model files were found to be whole.
+
+    Raises:
+        ConfigurationError: it is the state of another model.
+        DamagedFileError: a file is missing, of another length or damaged; the engine's state is then undefined, and
+            another checkpoint or initialisation must follow.
+        DiskError: the engine's own disk tier does not take it.
+    """
+    files = saved.manifest.files
+    check_model_files(saved)
+    conversion = Conversion()
+    if {name: (dtype_name(tensor.dtype), tensor.numel()) for name, tensor in engine.state()} == {
+        name: (file.dtype, file.elements) for name, file in files.items()
+    }:
+        read_tensors(
+            (saved.path / "state" / files[name].file, tensor, files[name].crc32)
+            for name, tensor in engine.state()
+        )
+    else:
+        conversion = _convert(saved, engine)
+    engine.restore(saved.manifest.engine)
+    return conversion
+
+
+def check_same_parameters(saved: SavedStep, present: dict[str, int]) -> None:
+    """Raise ConfigurationError unless the trained parameters, elements by name, are those that were saved."""
+    stored = {p.name: p.elements for unit in saved.manifest.layout for p in unit.parameters}
+    odd = sorted(set(present).symmetric_difference(stored))
+    if odd:
+        where = "has no" if odd[0] in present else "also has a"
+        raise ConfigurationError(
+            f"{saved.path} is a checkpoint of another model: it {where} trained parameter {odd[0]}; "
+            "leave [model] and [adapter] as they were"
+        )
+    for name, elements in present.items():
+        if stored[name] != elements:
+            raise ConfigurationError(
+                f"{saved.path} is a checkpoint of another model: {name} has {stored[name]:,} elements there and "
+                f"{elements:,} here; leave [model] and [adapter] as they were"
+            )
+
+
+def unit_name(unit: Unit) -> str:
+    """Return how the names of a unit's tensors begin in `OffloadEngine.state`."""
+    return f"{unit.index:04d}-{unit.name}"
+
+
+def _convert(saved: SavedStep, engine: OffloadEngine) -> Conversion:
+    """Fill the engine's state from a checkpoint of another layout. Raises as `load_state` does."""
+    check_same_parameters(saved, {s.name: s.numel for unit in engine.layout.units for s in unit.segments})
+    check_state_files(saved)
+    stored = _saved_parameters(saved)
+    places = {
+        f"{unit_name(unit)}/{kind}{suffix}": (unit, region, kind)
+        for unit in engine.layout.units
+        for region, suffix in zip(unit.regions, state_suffixes(unit), strict=True)
+        for kind in (*state_kinds(region), STALE_WEIGHTS)
+    }
+    delayed = False
+    # One at a time: a tensor on disk keeps a record of itself in memory.
+    for name, tensor in engine.state():
+        unit, region, kind = places[name]
+        delayed |= kind == STALE_WEIGHTS
+        try:
+            _fill(tensor, unit, region, kind, stored)
+        except OSError as error:
+            raise DamagedFileError(f"{saved.path} cannot be read: {error.strerror or error}") from error
+    return _conversion(stored, engine.layout, delayed=delayed)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A saved tensor: 1-D, read by ranges of elements."""
+
+    path: Path
+    dtype: torch.dtype
+
+    def read(self, start: int, stop: int) -> Tensor:
+        size = (stop - start) * self.dtype.itemsize
+        data = bytearray(size)
+        with self.path.open("rb", buffering=0) as file:
+            done = 0
+            while done < size:
+                at = start * self.dtype.itemsize + done
+                count = os.preadv(file.fileno(), [memoryview(data)[done:]], at)
+                if not count:
+                    raise DamagedFileError(f"{self.path} ended early")
+                done += count
+        return torch.frombuffer(data, dtype=self.dtype) if size else torch.empty(0, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class _SavedParameter:
+    """Where one parameter's state lies: `start` is its first element in the tensors of its region."""
+
+    dtype: str
+    state_format: StateFormat
+    start: int
+    folder: Path
+    files: dict[str, _File] = field(repr=False)
+
+    def read(self, kind: str, first: int, last: int) -> Tensor:
+        """Return elements `first` to `last` of the parameter, of a kind as it was saved."""
+        # Elements of the parameter that share one of the kind's.
+        per = next((t.elements for t in MOMENTS[self.state_format] if t.kind == kind), 1)
+        begin = (self.start + first) // per
+        if kind not in self.files:
+            raise DamagedFileError(
+                f"{self.folder}: its manifest lists no {kind} of a parameter that needs it"
+            )
+        return self.files[kind].read(begin, begin - (first - last) // per)
+
+    def master(self, first: int, last: int) -> Tensor:
+        """Return elements of the master weights, float32."""
+        if "master" in self.files:
+            return self.read("master", first, last)
+        return join_float32(self.read("high", first, last), self.read("low", first, last))
+
+    def moments(self, first: int, last: int, state_format: StateFormat) -> dict[str, Tensor]:
+        """Return elements of the moments in another format, by the engine's kinds."""
+        tensors = MOMENTS[self.state_format]
+        entry = {state_key(t.kind, self.state_format): self.read(t.kind, first, last) for t in tensors}
+        fitted = fitted_moments(torch.empty(last - first, device="meta"), entry, state_format)
+        return {t.kind: fitted[state_key(t.kind, state_format)] for t in MOMENTS[state_format]}
+
+    def values(self, kind: str, region: Region, first: int, last: int) -> Tensor:
+        """Return elements `first` to `last` as the engine keeps them in `region`, of one of its kinds."""
+        if kind == STALE_WEIGHTS:
+            old = (
+                self.read(STALE_WEIGHTS, first, last).float()
+                if STALE_WEIGHTS in self.files
+                else self.master(first, last)
+            )
+            return split_float32(old)[0] if region.dtype == "bfloat16" else old.to(DTYPES[region.dtype])
+        if kind in WEIGHT_KINDS:
+            if self.dtype == region.dtype:
+                return self.read(kind, first, last)
+            master = self.master(first, last)
+            if kind == "master":
+                return master
+            return split_float32(master)[0 if kind == "high" else 1]
+        if self.state_format == region.state_format:
+            return self.read(kind, first, last)
+        try:
+            return self.moments(first, last, region.state_format)[kind]
+        except ValueError as error:
+            raise ConfigurationError(
+                f"the state cannot be converted from {self.state_format} to {region.state_format}: {error}"
+            ) from error
+
+
+def _saved_parameters(saved: SavedStep) -> dict[str, _SavedParameter]:
+    files = saved.manifest.files
+    found: dict[str, _SavedParameter] = {}
+    for unit in saved.manifest.layout:
+        for parameter in unit.parameters:
+            region = unit.regions[parameter.region]
+            kinds = {}
+            # Names are put together, not taken apart: units and parameters may be called anything.
+            for kind in (*WEIGHT_KINDS, STALE_WEIGHTS, *(t.kind for t in MOMENTS[region.state_format])):
+                entry = files.get(f"{unit.name}/{kind}{region.suffix}")
+                if entry is not None:
+                    kinds[kind] = _File(saved.path / "state" / entry.file, getattr(torch, entry.dtype))
+            start = parameter.offset - region.start
+            found[parameter.name] = _SavedParameter(
+                region.dtype, region.state_format, start, saved.path, kinds
+            )
+    return found
+
+
+def _fill(
+    tensor: Tensor | StoredTensor, unit: Unit, region: Region, kind: str, stored: dict[str, _SavedParameter]
+) -> None:
+    """Write one of the engine's tensors, a piece at a time; gaps of alignment become zeros."""
+    per = 1 if kind == STALE_WEIGHTS else state_kinds(region)[kind][1]
+    number = unit.regions.index(region)
+    segments = [segment for segment in unit.segments if segment.region == number]
+    for begin in range(region.start, region.stop, PIECE_ELEMENTS):
+        end = min(begin + PIECE_ELEMENTS, region.stop)
+        piece = torch.zeros(-(-(end - begin) // per), dtype=tensor.dtype)
+        for segment in segments:
+            first, last = max(begin, segment.offset), min(end, segment.offset + segment.numel)
+            if first < last:
+                parameter = stored[segment.name]
+                values = parameter.values(kind, region, first - segment.offset, last - segment.offset)
+                at = (first - begin) // per
+                piece[at : at + values.numel()] = values
+        at = (begin - region.start) // per
+        if isinstance(tensor, Tensor):
+            tensor[at : at + piece.numel()] = piece.to(tensor.device)
+        else:
+            tensor.write(at, piece)
+
+
+def _conversion(stored: dict[str, _SavedParameter], layout: Layout, *, delayed: bool) -> Conversion:
+    pairs = list(_pairs(stored, layout))
+    was_delayed = any(STALE_WEIGHTS in parameter.files for parameter in stored.values())
+    pending = ""
+    if was_delayed and not delayed:
+        pending = "the delayed update that was pending is applied before the next forward"
+    elif delayed and not was_delayed:
+        pending = "nothing is pending, and updates are delayed from here on"
+    return Conversion(
+        frozenset((was.dtype, now.dtype) for was, now in pairs if was.dtype != now.dtype),
+        frozenset(
+            (was.state_format, now.state_format) for was, now in pairs if was.state_format != now.state_format
+        ),
+        pending,
+    )
+
+
+def _pairs(stored: dict[str, _SavedParameter], layout: Layout) -> Iterator[tuple[_SavedParameter, Region]]:
+    for unit in layout.units:
+        for segment in unit.segments:
+            yield stored[segment.name], unit.regions[segment.region]
