@@ -1,7 +1,7 @@
 """The command line, and the one place that turns errors into messages and exit codes.
 
-The verbs are rows in `verbs/table.py`; parser and help are made from them. Nothing heavy is imported before a verb
-needs it: `workbench --help` answers at once. stdout is data, stderr is diagnostics.
+The commands are rows in `commands/table.py`; parser and help are made from them. Nothing heavy is imported before a
+command needs it: `workbench --help` answers at once. stdout is data, stderr is diagnostics.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from workbench import __version__
-from workbench.commands.table import GROUPS, VERBS
-from workbench.commands.wrong_lines import left_over, wrong_beginning
+from workbench.commands.table import COMMANDS, GROUPS, Command
+from workbench.commands.usage_errors import unknown_argument, unknown_command
 from workbench.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, ConfigurationError, WorkbenchError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what one command line says and return its exit code; no exception leaves."""
+    """Run one command line and return its exit code; no exception leaves."""
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError) and code == EXIT_DONE:
-            _tell(f"workbench: the output could not be written: {error.strerror}")
+            _report(f"workbench: the output could not be written: {error.strerror}")
         # What is left in the buffer goes nowhere, or Python would try again at exit and complain.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,44 +43,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error is said."""
+    """A parser whose errors are one line, as every other error is."""
 
     def error(self, message: str) -> NoReturn:
-        verb = self.prog.removeprefix("workbench").strip()
-        raise ConfigurationError(f"{verb}: {message}; `{self.prog} --help` explains it")
+        command = self.prog.removeprefix("workbench").strip()
+        raise ConfigurationError(f"{command}: {message}; `{self.prog} --help` explains it")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line, made from `VERBS`; what it refuses is a ConfigurationError."""
+    """Return the parser of the whole command line, made from `COMMANDS`; it refuses with a ConfigurationError."""
     parser = _Parser(
         prog="workbench",
         description="Train language models larger than the GPU on one machine.",
-        epilog="`workbench` alone shows the screen (--ascii: without blocks and braille); `workbench VERB --help` "
-        "explains a verb.",
+        epilog="`workbench` alone shows the screen (--ascii: without blocks and braille); `workbench COMMAND "
+        "--help` explains a command.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"workbench {__version__}")
-    top = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     groups: dict[str, Any] = {}
-    for verb in VERBS:
-        *group, word = verb.name.split()
+    for command in COMMANDS:
+        *group, word = command.name.split()
         for name in group:
             if name not in groups:
                 outer = _add_parser(top, name, GROUPS[name])
-                groups[name] = outer.add_subparsers(title="verbs", metavar="VERB", required=True)
-        added = _add_parser(groups[group[0]] if group else top, word, verb.help)
-        for argument in verb.arguments:
+                groups[name] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        added = _add_parser(groups[group[0]] if group else top, word, command.help)
+        for argument in command.arguments:
             added.add_argument(*argument.names, **argument.options)
-        added.set_defaults(handle=verb.handle, verb=verb)
+        added.set_defaults(command=command)
     return parser
 
 
 def _guarded(words: list[str]) -> int:
-    """Do what `words` say; whatever goes wrong becomes a message on stderr and an exit code."""
+    """Run `words`; any error becomes a message on stderr and an exit code."""
     try:
         return _dispatch(words)
     except WorkbenchError as error:
-        _tell(f"workbench: {error}")
+        _report(f"workbench: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -87,9 +88,9 @@ def _guarded(words: list[str]) -> int:
         return EXIT_ERROR
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _tell(f"workbench: {error.strerror}: {error.filename or 'the output'}")
+            _report(f"workbench: {error.strerror}: {error.filename or 'the output'}")
         else:
-            _tell(_bug_report(error))
+            _report(_bug_report(error))
         return EXIT_ERROR
 
 
@@ -104,33 +105,36 @@ def _dispatch(words: list[str]) -> int:
         return EXIT_DONE
     parser = build_parser()
     try:
-        wrong = wrong_beginning(words, VERBS)
+        wrong = unknown_command(words)
         if wrong is not None:
             raise ConfigurationError(wrong)
         arguments, rest = parser.parse_known_args(words)
+        options = vars(arguments)
+        command: Command = options.pop("command")
         if rest:
-            raise ConfigurationError(left_over(arguments.verb, rest))
-        handle: Callable[[argparse.Namespace], int] = arguments.handle
-        return handle(arguments)
+            raise ConfigurationError(unknown_argument(command, rest))
+        module, _, name = command.function.partition(":")
+        code: int = getattr(importlib.import_module(module), name)(**options, **command.constants)
+        return code
     except SystemExit as stop:  # argparse has printed its help or the version
         return stop.code if isinstance(stop.code, int) else EXIT_DONE
 
 
-def _add_parser(verbs: Any, name: str, help: str) -> argparse.ArgumentParser:
+def _add_parser(parsers: Any, name: str, help: str) -> argparse.ArgumentParser:
     description = help[0].upper() + help[1:] + "."
-    added: argparse.ArgumentParser = verbs.add_parser(
+    added: argparse.ArgumentParser = parsers.add_parser(
         name, help=help, description=description, allow_abbrev=False
     )
     return added
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # nobody is left to be told
         print(message, file=sys.stderr, flush=True)
 
 
 def _bug_report(error: Exception) -> str:
-    """One line about an exception that nobody expected; its traceback goes to a file."""
+    """Return one line about an unexpected exception; its traceback goes to a file."""
     import tempfile
     import traceback
 

@@ -1,4 +1,4 @@
-"""What a command line does: each verb reaches its handler with what was written, and data goes to stdout."""
+"""What a command line does: each command reaches its function with what was written, and data goes to stdout."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import Any
 import pytest
 
 from workbench import __version__
-from workbench.cli import GROUPS, VERBS, build_parser, main
+from workbench.cli import COMMANDS, GROUPS, build_parser, main
 from workbench.config import fields, parse_config
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the run verbs were asked to do, instead of doing it."""
+    """Record the calls of the commands about runs instead of making them."""
     asked: list[Any] = []
     command = ModuleType("workbench.training.command")
     command.run = lambda **asked_for: asked.append(asked_for) or 0  # type: ignore[attr-defined]
-    verbs = ModuleType("workbench.commands.runs")
-    verbs.runs = (  # type: ignore[attr-defined]
-        lambda root, as_json, plans: asked.append(("runs", root, as_json, plans)) or 0
-    )
-    verbs.steer = lambda verb, run, root, **more: asked.append((verb, run, root, more)) or 0  # type: ignore[attr-defined]
+    commands = ModuleType("workbench.commands.runs")
+    commands.runs = lambda **asked_for: asked.append(asked_for) or 0  # type: ignore[attr-defined]
+    commands.steer = commands.runs  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
-    monkeypatch.setitem(sys.modules, "workbench.commands.runs", verbs)
+    monkeypatch.setitem(sys.modules, "workbench.commands.runs", commands)
     return asked
 
 
@@ -79,19 +77,21 @@ def test_resuming_what_is_neither_a_run_nor_a_preset_is_refused(
 @pytest.mark.parametrize("verb", ["stop", "save", "pause"])
 def test_a_run_is_steered_by_name_in_the_folder_given(verb: str, calls: list[Any]) -> None:
     assert main([verb, "a-run", "--runs", "there"]) == 0
-    assert calls == [(verb, "a-run", Path("there"), {"overrides": ()})]
+    assert calls == [{"verb": verb, "run": "a-run", "runs": Path("there")}]
 
 
 def test_a_run_is_resumed_with_what_is_to_be_otherwise(calls: list[Any]) -> None:
     assert main(["resume", "a-run", "--runs", "there", "--set", "train.steps=9"]) == 0
-    assert calls == [("resume", "a-run", Path("there"), {"overrides": ["train.steps=9"]})]
+    assert calls == [
+        {"verb": "resume", "run": "a-run", "runs": Path("there"), "overrides": ["train.steps=9"]}
+    ]
 
 
 @pytest.mark.parametrize("verb", ["stop", "save", "pause", "resume"])
 def test_the_latest_run_is_steered_when_none_is_named(verb: str, calls: list[Any]) -> None:
     assert main([verb]) == 0
-    [(called, run, folder, options)] = calls
-    assert (called, run, folder) == (verb, None, None) and not options["overrides"]
+    (options,) = calls
+    assert not options.pop("overrides", []) and options == {"verb": verb, "run": None, "runs": None}
 
 
 def test_runs_are_listed_as_text_or_json(calls: list[Any]) -> None:
@@ -99,9 +99,9 @@ def test_runs_are_listed_as_text_or_json(calls: list[Any]) -> None:
     assert main(["runs", "--json", "--runs", "there"]) == 0
     assert main(["runs", "--plan"]) == 0
     assert calls == [
-        ("runs", None, False, False),
-        ("runs", Path("there"), True, False),
-        ("runs", None, False, True),
+        {"runs": None, "as_json": False, "plan": False},
+        {"runs": Path("there"), "as_json": True, "plan": False},
+        {"runs": None, "as_json": False, "plan": True},
     ]
 
 
@@ -170,14 +170,14 @@ def test_workbench_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> 
     assert "workbench run quickstart" in capsys.readouterr().out
 
 
-def test_the_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     top = capsys.readouterr().out
-    for verb in VERBS:
-        group, *word = verb.name.split()
+    for command in COMMANDS:
+        group, *word = command.name.split()
         assert f"    {group} " in top
         assert main([group, *word, "--help"]) == 0
-        assert capsys.readouterr().out.startswith(f"usage: workbench {verb.name} ")
+        assert capsys.readouterr().out.startswith(f"usage: workbench {command.name} ")
 
 
 def test_hidden_options_stay_out_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +185,6 @@ def test_hidden_options_stay_out_of_the_help(capsys: pytest.CaptureFixture[str])
     assert "--run-directory" not in capsys.readouterr().out
 
 
-def test_every_group_of_verbs_has_verbs() -> None:
-    assert {verb.name.split()[0] for verb in VERBS if " " in verb.name} == set(GROUPS)
+def test_every_group_of_commands_has_commands() -> None:
+    assert {command.name.split()[0] for command in COMMANDS if " " in command.name} == set(GROUPS)
     build_parser()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench import cli
 from workbench.cli import main
+from workbench.commands import config
 from workbench.errors import ConfigurationError, DivergedError, DoesNotFitError, WorkbenchError
 from workbench.runs import RunDirectory, Status, read_status, write_status
 
@@ -22,12 +22,11 @@ BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
 """An environment in which output meets a closed or full stdout late, when Python flushes it."""
 
 
-def raise_from_a_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def handle(arguments: object) -> int:
+def raise_from_a_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def presets(**options: object) -> int:
         raise error
 
-    verbs = tuple(verb._replace(handle=handle) if verb.name == "presets" else verb for verb in cli.VERBS)
-    monkeypatch.setattr(cli, "VERBS", verbs)
+    monkeypatch.setattr(config, "presets", presets)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_an_error_is_told_on_stderr_and_gives_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    raise_from_a_verb(monkeypatch, kind("what is wrong; what is right"))
+    raise_from_a_command(monkeypatch, kind("what is wrong; what is right"))
     assert main(["presets"]) == code
     assert capsys.readouterr() == ("", "workbench: what is wrong; what is right\n")
 
@@ -47,7 +46,7 @@ def test_an_error_is_told_on_stderr_and_gives_its_exit_code(
 def test_an_interrupt_ends_with_130_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raise_from_a_verb(monkeypatch, KeyboardInterrupt())
+    raise_from_a_command(monkeypatch, KeyboardInterrupt())
     assert main(["presets"]) == 130
     assert capsys.readouterr().err == ""
 
@@ -56,7 +55,7 @@ def test_a_bug_is_owned_in_one_line_that_names_the_file_with_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    raise_from_a_verb(monkeypatch, ZeroDivisionError("of two\nlines"))
+    raise_from_a_command(monkeypatch, ZeroDivisionError("of two\nlines"))
     assert main(["presets"]) == 1
     told = capsys.readouterr().err
     assert told.startswith("workbench: this is a bug in workbench: ZeroDivisionError: of two lines (")
@@ -69,7 +68,7 @@ def test_a_bug_is_owned_even_where_no_file_can_be_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    raise_from_a_verb(monkeypatch, ZeroDivisionError("zero"))
+    raise_from_a_command(monkeypatch, ZeroDivisionError("zero"))
     assert main(["presets"]) == 1
     assert "the traceback could not be written" in capsys.readouterr().err
 
@@ -77,7 +76,7 @@ def test_a_bug_is_owned_even_where_no_file_can_be_written(
 def test_a_full_disk_is_not_called_a_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raise_from_a_verb(monkeypatch, OSError(28, "No space left on device", "/some/file"))
+    raise_from_a_command(monkeypatch, OSError(28, "No space left on device", "/some/file"))
     assert main(["presets"]) == 1
     assert capsys.readouterr().err == "workbench: No space left on device: /some/file\n"
 
@@ -85,14 +84,14 @@ def test_a_full_disk_is_not_called_a_bug(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("rum quickstart", 'there is no verb "rum"; did you mean "run"?'),
+        ("rum quickstart", 'there is no command "rum"; did you mean "run"?'),
         ("quickstart.toml", "to train this preset: workbench run quickstart.toml"),
         (
             "xyzzy",
-            "the verbs are run, plan, probe, doctor, runs, attach, compare, export, sample, metrics, top, stop, save",
+            "the commands are run, plan, probe, doctor, runs, attach, compare, export, sample, metrics, top",
         ),
-        ("config", 'there is no verb "config"; the verbs are config show, config check or config schema'),
-        ("config shew quickstart", 'there is no verb "config shew"; did you mean "config show"?'),
+        ("config", 'there is no command "config"; the commands are config show, config check, config schema'),
+        ("config shew quickstart", 'there is no command "config shew"; did you mean "config show"?'),
         (
             "run quickstart --steps 3",
             'run: there is no option "--steps"; a field is set by --set train.steps=VALUE',
@@ -109,15 +108,11 @@ def test_a_full_disk_is_not_called_a_bug(
         ("export RUN", "export: the following arguments are required: DIR; `workbench export --help`"),
         ("sample --tokens many", 'sample: argument --tokens: "many" is not a whole number'),
         ("sample --top-p half", 'sample: argument --top-p: "half" is not a number'),
-        ("--runs there runs", "options stand behind the verb: workbench runs --runs there\n"),
-        ("--runs=there runs", "options stand behind the verb: workbench runs --runs=there\n"),
-        ("--runs runs stop it", "options stand behind the verb: workbench stop it --runs runs\n"),
-        ("--json config schema", "options stand behind the verb: workbench config schema --json\n"),
-        ("--ascii --set train.steps=3 attach", 'attach: there is no option "--set"'),
-        ("--runs there", "--runs stands behind a verb that takes it, and there is none: `run`, `plan`, "),
+        ("--runs there runs", "--runs belongs behind a command"),
+        ("--json=1", "--json belongs behind a command"),
         ("--verison", 'there is no option "--verison"; did you mean "--version"?'),
-        ("--xyzzy runs", 'runs: there is no option "--xyzzy"'),
-        ("--xyzzy", "lists the verbs, which come first"),
+        ("--xyzzy runs", 'there is no option "--xyzzy"'),
+        ("--xyzzy", "lists the commands, which come first"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_ends_with_2_and_says_why(

@@ -82,8 +82,8 @@ def test_without_a_terminal_workbench_prints_its_help(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["attach"], "attach: this is no terminal; `workbench runs` prints how runs stand"),
-        (["top"], "top: this is no terminal; `workbench top --json` prints one sample"),
+        (["attach"], "attach: this is not a terminal; `workbench runs` lists the runs and their states"),
+        (["top"], "top: this is not a terminal; `workbench top --json` prints one sample"),
     ],
 )
 def test_without_a_terminal_attach_and_top_say_what_to_do_instead(

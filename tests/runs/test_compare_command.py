@@ -28,7 +28,7 @@ def test_the_table_shows_outcomes_losses_at_shared_steps_and_the_differing_field
 ) -> None:
     run_of(tmp_path, "one", steps=3, seed=1, loss=2.0)
     run_of(tmp_path, "two", steps=5, seed=2, loss=1.0)
-    assert compare(["one", "two"], tmp_path, as_json=False) == 0
+    assert compare(run=["one", "two"], runs=tmp_path, as_json=False) == 0
     out = capsys.readouterr()
     rows = {line[:15].strip(): line[15:].split() for line in out.out.splitlines()}
     assert rows["step"] == ["3/9", "5/9"]
@@ -41,7 +41,7 @@ def test_the_table_shows_outcomes_losses_at_shared_steps_and_the_differing_field
 def test_json_holds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = run_of(tmp_path, "one", steps=3, seed=1, loss=2.0)
     run_of(tmp_path, "two", steps=5, seed=2, loss=1.0)
-    assert compare(["one", "two"], tmp_path, as_json=True) == 0
+    assert compare(run=["one", "two"], runs=tmp_path, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["differences"] == [{"field": "train.seed", "values": ["1", "2"]}]
     assert told["losses"][-1] == {"step": 3, "values": [5.0, 4.0]}
@@ -53,7 +53,7 @@ def test_runs_with_nothing_in_common_are_compared_as_far_as_they_go(
 ) -> None:
     run_of(tmp_path, "one", steps=3, seed=1, loss=2.0)
     empty = RunDirectory.create(tmp_path, "empty")
-    assert compare(["one", "empty"], tmp_path, as_json=False) == 0
+    assert compare(run=["one", "empty"], runs=tmp_path, as_json=False) == 0
     out = capsys.readouterr()
     assert "loss at step" not in out.out and "cannot be compared" in out.out
     assert f"run {empty.name}: config.toml is missing" in out.err
@@ -62,9 +62,9 @@ def test_runs_with_nothing_in_common_are_compared_as_far_as_they_go(
 def test_fewer_than_two_different_runs_are_refused(tmp_path: Path) -> None:
     run_of(tmp_path, "one", steps=3, seed=1, loss=2.0)
     with pytest.raises(ConfigurationError, match="two or more"):
-        compare(["one", "one"], tmp_path, as_json=False)
+        compare(run=["one", "one"], runs=tmp_path, as_json=False)
     with pytest.raises(ConfigurationError, match="nope"):
-        compare(["one", "nope"], tmp_path, as_json=False)
+        compare(run=["one", "nope"], runs=tmp_path, as_json=False)
 
 
 def test_losses_are_told_at_few_steps_however_many_there_are(tmp_path: Path) -> None:

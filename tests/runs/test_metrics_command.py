@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_csv_has_a_line_a_step_that_stands_and_gives_every_number_back(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert metrics(run.name, run.path.parent, as_json=False) == 0
+    assert metrics(run=run.name, runs=run.path.parent, as_json=False) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert list(rows[0]) == [column.name for column in METRIC_COLUMNS]
     assert [int(row["step"]) for row in rows] == list(range(1, 2502))
@@ -41,7 +41,7 @@ def test_csv_has_a_line_a_step_that_stands_and_gives_every_number_back(
 def test_json_is_one_object_with_units_and_null_for_what_was_not_given(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert metrics(None, run.path.parent, as_json=True) == 0
+    assert metrics(run=None, runs=run.path.parent, as_json=True) == 0
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert told["run"] == run.name
     assert told["columns"] == [{"name": column.name, "unit": column.unit} for column in METRIC_COLUMNS]
@@ -54,7 +54,7 @@ def test_a_run_without_steps_gives_no_lines_and_says_so(
 ) -> None:
     run = RunDirectory.create(tmp_path, "p")
     for as_json in (False, True):
-        assert metrics(run.name, tmp_path, as_json=as_json) == 0
+        assert metrics(run=run.name, runs=tmp_path, as_json=as_json) == 0
         out = capsys.readouterr()
         assert "no step yet" in out.err
         assert json.loads(out.out)["records"] == [] if as_json else out.out == ""
@@ -64,8 +64,8 @@ def test_a_damaged_file_is_an_error_and_a_missing_run_too(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.metrics.write_bytes(b"nonsense")
-    assert metrics(run.name, run.path.parent, as_json=False) == 1
+    assert metrics(run=run.name, runs=run.path.parent, as_json=False) == 1
     out = capsys.readouterr()
     assert out.out == "" and "is no metrics file" in out.err
     with pytest.raises(ConfigurationError, match="nope"):
-        metrics("nope", run.path.parent, as_json=False)
+        metrics(run="nope", runs=run.path.parent, as_json=False)

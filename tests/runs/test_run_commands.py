@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.commands import runs as run_verbs
+from workbench.commands import runs as run_commands
 from workbench.errors import ConfigurationError
 from workbench.runs import ControlReader, RunDirectory, Status, read_events, write_status
 
@@ -43,7 +43,7 @@ def test_a_command_waits_for_the_trainers_answer_and_tells_it(
 ) -> None:
     write_status(run, Status(phase="paused" if verb == "resume" else "training", step=4, total_steps=9))
     trainer = Trainer(run)
-    assert run_verbs.steer(verb, run.name, run.path.parent, sleep=trainer.sleep) == 0
+    assert run_commands.steer(verb=verb, run=run.name, runs=run.path.parent, sleep=trainer.sleep) == 0
     assert trainer.obeyed == [verb]
     assert f"{verb} at step 5" in capsys.readouterr().out
 
@@ -53,7 +53,7 @@ def test_an_answer_given_with_the_last_breath_counts(
 ) -> None:
     write_status(run, Status(phase="training"))
     trainer = Trainer(run, lambda: write_status(run, Status(phase="stopped")))
-    assert run_verbs.steer("stop", None, run.path.parent, sleep=trainer.sleep) == 0
+    assert run_commands.steer(verb="stop", run=None, runs=run.path.parent, sleep=trainer.sleep) == 0
     assert "stop at step 5" in capsys.readouterr().out
 
 
@@ -68,7 +68,7 @@ def test_a_trainer_that_does_not_answer_is_waited_for_no_longer_than_said(
         now[0] += seconds
         assert now[0] < 100
 
-    assert run_verbs.steer("save", None, run.path.parent, sleep=sleep) == 1
+    assert run_commands.steer(verb="save", run=None, runs=run.path.parent, sleep=sleep) == 1
     assert 30 <= now[0] < 31
     assert "no answer to save within 30 s" in capsys.readouterr().err
 
@@ -81,7 +81,7 @@ def test_a_trainer_that_dies_meanwhile_is_not_waited_for(
     def die(seconds: float) -> None:
         write_status(run, Status(phase="failed", message="the disk is full"))
 
-    assert run_verbs.steer("save", None, run.path.parent, sleep=die) == 1
+    assert run_commands.steer(verb="save", run=None, runs=run.path.parent, sleep=die) == 1
     assert "ended before it could save" in capsys.readouterr().err
 
 
@@ -101,7 +101,7 @@ def test_a_run_that_is_not_alive_is_not_steered(
     if status is not None:
         write_status(run, status)
     for verb in ("stop", "save", "pause"):
-        assert run_verbs.steer(verb, run.name, run.path.parent) == 1
+        assert run_commands.steer(verb=verb, run=run.name, runs=run.path.parent) == 1
         assert told in capsys.readouterr().err
     assert not run.control.exists()
     assert read_events(run).events == []
@@ -121,7 +121,7 @@ def test_resume_starts_a_run_without_a_trainer_from_its_last_checkpoint(
     command = types.ModuleType("workbench.training.command")
     command.run = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
-    assert run_verbs.steer("resume", run.name, run.path.parent) == 7
+    assert run_commands.steer(verb="resume", run=run.name, runs=run.path.parent) == 7
     expected = {"preset": None, "overrides": [], "resume": str(run.path), "detach": True, "runs": None}
     assert calls == [expected]
 
@@ -136,7 +136,7 @@ def test_resume_hands_changes_on_to_the_run_that_starts_again(
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
     write_status(run, Status(phase=phase, step=4, total_steps=4))
     changes = ["offload.state=disk", "train.steps=9"]
-    assert run_verbs.steer("resume", run.name, run.path.parent, overrides=changes) == 7
+    assert run_commands.steer(verb="resume", run=run.name, runs=run.path.parent, overrides=changes) == 7
     assert seen["overrides"] == changes and seen["resume"] == str(run.path)
 
 
@@ -145,25 +145,28 @@ def test_a_run_that_has_a_trainer_is_not_changed(
     run: RunDirectory, phase: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_status(run, Status(phase=phase, step=4, total_steps=9))
-    assert run_verbs.steer("resume", run.name, run.path.parent, overrides=["train.steps=9"]) == 1
+    assert (
+        run_commands.steer(verb="resume", run=run.name, runs=run.path.parent, overrides=["train.steps=9"])
+        == 1
+    )
     assert f"stop it first (workbench stop {run.name})" in capsys.readouterr().err
     assert not run.control.exists()
 
 
 def test_a_finished_run_is_not_resumed(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(run, Status(phase="finished", step=9, total_steps=9))
-    assert run_verbs.steer("resume", None, run.path.parent) == 1
+    assert run_commands.steer(verb="resume", run=None, runs=run.path.parent) == 1
     told = capsys.readouterr().err
     assert f"it finished at step 9 of 9; `workbench resume {run.name} --set train.steps=N` goes on" in told
 
 
 def test_a_run_that_does_not_exist_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nope"):
-        run_verbs.steer("stop", "nope", tmp_path)
+        run_commands.steer(verb="stop", run="nope", runs=tmp_path)
 
 
 def test_runs_are_listed_as_a_table_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_verbs.runs(tmp_path, as_json=False) == 0
+    assert run_commands.runs(runs=tmp_path, as_json=False) == 0
     assert capsys.readouterr().out == ""
     one, two, three = (RunDirectory.create(tmp_path, name) for name in ("one", "two", "three"))
     write_status(
@@ -171,14 +174,14 @@ def test_runs_are_listed_as_a_table_and_as_json(tmp_path: Path, capsys: pytest.C
     )
     write_status(two, Status(phase="finished", step=10, total_steps=10))
     three.status.write_text("garbage")
-    assert run_verbs.runs(tmp_path, as_json=False) == 0
+    assert run_commands.runs(runs=tmp_path, as_json=False) == 0
     table = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in table[1:]}
     assert rows[one.name] == ["running", "5/10", "1.2500", "12,346", "1h02m"]
     assert rows[two.name] == ["finished", "10/10", "-", "-", "0s"]
     assert rows[three.name] == ["unknown", "-", "-", "-", "-"]
     assert len({len(line) for line in table}) == 1
-    assert run_verbs.runs(tmp_path, as_json=True) == 0
+    assert run_commands.runs(runs=tmp_path, as_json=True) == 0
     listed = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
     assert listed[one.name]["state"] == "running"
     assert listed[one.name]["loss"] == 1.25
@@ -192,7 +195,7 @@ def test_the_list_as_json_names_the_best_checkpoint_of_a_run(
         if best is not None:
             run.checkpoints.mkdir(exist_ok=True)
             (run.checkpoints / "best.json").write_text(json.dumps(best))
-        assert run_verbs.runs(run.path.parent, as_json=True) == 0
+        assert run_commands.runs(runs=run.path.parent, as_json=True) == 0
         [row] = json.loads(capsys.readouterr().out)
         found = (row["best_step"], row["best_validation_loss"])
         assert found == ((None, None) if best is None else (30, 2.5))
@@ -207,6 +210,6 @@ def test_a_folder_without_runs_is_told_from_one_that_is_not_there(
     (tmp_path / "there").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=said):
-        run_verbs.steer("stop", None, tmp_path / name)
-    assert run_verbs.runs(tmp_path / name, as_json=False) == 0
+        run_commands.steer(verb="stop", run=None, runs=tmp_path / name)
+    assert run_commands.runs(runs=tmp_path / name, as_json=False) == 0
     assert said in capsys.readouterr().err

@@ -19,17 +19,17 @@ _POINTS = 10
 """Steps at which losses are printed."""
 
 
-def compare(names: Sequence[str], root: Path | None, as_json: bool) -> int:
-    """Print how the runs called `names` differ, as a table or as JSON.
+def compare(*, run: Sequence[str], runs: Path | None, as_json: bool) -> int:
+    """Print the differences of the runs named in `run`, as a table or as JSON.
 
     Raises ConfigurationError where a name means no run, or fewer than two runs are named.
     """
-    runs = [RunDirectory.find(runs_root(root), name) for name in names]
-    if len(set(runs)) < 2:
+    found = [RunDirectory.find(runs_root(runs), name) for name in run]
+    if len(set(found)) < 2:
         raise ConfigurationError("compare: name two or more different runs (`workbench runs` lists them)")
-    rows = [summarize(run) for run in runs]
-    curves = [read_curves(run) for run in runs]
-    differences = config_differences(runs)
+    rows = [summarize(each) for each in found]
+    curves = [read_curves(each) for each in found]
+    differences = config_differences(found)
     steps = shared_steps(curves)
     for problem in [
         *differences.problems,

@@ -17,13 +17,13 @@ from workbench.errors import EXIT_DONE
 from workbench.presets import find_preset, list_presets
 
 
-def show(preset: str, overrides: Sequence[str]) -> int:
+def show(*, preset: str, overrides: Sequence[str]) -> int:
     """Print the resolved configuration as TOML."""
     print(to_toml(load_config(find_preset(preset), overrides)), end="")
     return EXIT_DONE
 
 
-def check(preset: str, overrides: Sequence[str]) -> int:
+def check(*, preset: str, overrides: Sequence[str]) -> int:
     """Print one line when the configuration is right, warnings, and what was not checked.
 
     Raises ConfigurationError with every mistake in it, and every name in it that is not found.
@@ -40,13 +40,13 @@ def check(preset: str, overrides: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def schema(as_json: bool) -> int:
+def schema(*, as_json: bool) -> int:
     """Print every field: as a commented preset of defaults, or as a JSON array of objects."""
     print(_schema_as_json() if as_json else "\n".join(_schema_as_toml()))
     return EXIT_DONE
 
 
-def presets(as_json: bool) -> int:
+def presets(*, as_json: bool) -> int:
     """List the presets that can be named, and what is wrong with the broken ones."""
     found = list_presets()
     if as_json:

@@ -7,25 +7,35 @@ import sys
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE
-from workbench.export.export import ExportOptions, wanted_step
+from workbench.export.export import ExportOptions, parse_size, wanted_step
 from workbench.export.export import export as export_model
 from workbench.runs import RunDirectory, runs_root
 
 
 def export(
-    name: str,
-    target: Path,
-    root: Path | None,
     *,
-    step: int | None,
-    best: bool,
-    options: ExportOptions,
-    as_json: bool,
+    run: str,
+    target: Path,
+    runs: Path | None,
+    step: int | None = None,
+    best: bool = False,
+    dtype: str | None = None,
+    merge: bool = False,
+    max_shard_size: str | None = None,
+    check: bool = True,
+    as_json: bool = False,
 ) -> int:
-    """Export the run called `name` into `target`, which is printed. Raises what `workbench.export` raises."""
-    run = RunDirectory.find(runs_root(root), name)
-    step = wanted_step(run, step, best=best, command="export")
-    exported = export_model(run, target, step=step, options=options, log=_tell)
+    """Export the run named `run` into the folder `target`, which is printed.
+
+    Raises:
+        ConfigurationError: the run, the checkpoint, the folder or an option is wrong.
+        WorkbenchError: the model cannot be written, or its logits differ from the run's.
+    """
+    largest = None if max_shard_size is None else parse_size(max_shard_size)
+    options = ExportOptions(dtype=dtype, merge=merge, largest_file_bytes=largest, check=check)
+    directory = RunDirectory.find(runs_root(runs), run)
+    step = wanted_step(directory, step, best=best, command="export")
+    exported = export_model(directory, target, step=step, options=options, log=_report)
     if as_json:
         print(
             json.dumps(
@@ -39,9 +49,9 @@ def export(
         )
     else:
         print(exported.path)
-        _tell(f"the model of step {exported.step:,}, {exported.bytes / 2**20:,.1f} MiB; {exported.checked}")
+        _report(f"the model of step {exported.step:,}, {exported.bytes / 2**20:,.1f} MiB; {exported.checked}")
     return EXIT_DONE
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     print(f"workbench: {message}", file=sys.stderr, flush=True)

@@ -20,12 +20,12 @@ _LINES = 1000
 """Written at once: a million lines are not kept."""
 
 
-def metrics(run: str | None, root: Path | None, as_json: bool) -> int:
+def metrics(*, run: str | None, runs: Path | None, as_json: bool) -> int:
     """Print the metrics of the run that `run` means, as CSV, or as one JSON object with `as_json`.
 
     Raises ConfigurationError where no run has this name. Gives EXIT_ERROR where nothing could be read.
     """
-    directory = RunDirectory.find(runs_root(root), run)
+    directory = RunDirectory.find(runs_root(runs), run)
     found = read_run_metrics(directory)
     if found.problem and directory.metrics.exists():
         print(f"workbench: {found.problem}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The verbs that see and steer runs: `runs`, and `stop`, `save`, `pause`, `resume`.
+"""The commands that list and steer runs: `runs`, and `stop`, `save`, `pause`, `resume`.
 
 They only read run directories and append commands to them; the trainer itself is another process.
 """
@@ -37,10 +37,10 @@ _STARTABLE = ("stopped", "failed", "died", "unknown")
 """A run whose status cannot be read may have a checkpoint; whether it has a trainer, its lock knows."""
 
 
-def runs(root: Path | None, as_json: bool, *, plans: bool = False) -> int:
-    """Print every run below `root`, the newest last, as a table or as JSON; with `plans`, plan beside outcome."""
-    folder = runs_root(root)
-    if plans:
+def runs(*, runs: Path | None, as_json: bool, plan: bool = False) -> int:
+    """Print every run below `runs`, the newest last, as a table or as JSON; with `plan`, plan beside outcome."""
+    folder = runs_root(runs)
+    if plan:
         return _plans(folder, as_json)
     rows = []
     for run in RunDirectory.list(folder):
@@ -62,7 +62,7 @@ def runs(root: Path | None, as_json: bool, *, plans: bool = False) -> int:
 
 
 def _plans(folder: Path, as_json: bool) -> int:
-    """Every run's planned and measured figures."""
+    """Print every run's planned and measured figures."""
     found = [(run, compare(read_plan(run)[0])) for run in RunDirectory.list(folder)]
     if as_json:
         print(
@@ -87,10 +87,10 @@ def _plans(folder: Path, as_json: bool) -> int:
 
 
 def steer(
+    *,
     verb: str,
     run: str | None,
-    root: Path | None,
-    *,
+    runs: Path | None,
     overrides: Sequence[str] = (),
     answer_s: float = _ANSWER_S,
     sleep: Callable[[float], None] = time.sleep,
@@ -101,7 +101,7 @@ def steer(
     on top of its configuration; a finished one too, where there are any. Raises ConfigurationError
     where no run has this name.
     """
-    directory = RunDirectory.find(runs_root(root), run)
+    directory = RunDirectory.find(runs_root(runs), run)
     state = liveness(read_status(directory))
     if state not in ("running", "paused", "stale"):
         if verb == "resume" and (state in _STARTABLE or (overrides and state == "finished")):

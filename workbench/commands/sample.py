@@ -1,4 +1,4 @@
-"""`workbench sample RUN`: how the model of a run's checkpoint continues a text, or answers it.
+"""`workbench sample RUN`: continue a text, or answer it, with the model of a run's checkpoint.
 
 The text is data and goes to stdout as it comes; everything else goes to stderr.
 """
@@ -16,17 +16,21 @@ from workbench.runs.checkpoints import DamagedFileError, check_model_files
 
 
 def sample(
-    name: str | None,
-    root: Path | None,
     *,
+    run: str | None,
+    runs: Path | None,
     prompt: str | None,
-    params: SamplingParams,
+    tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    seed: int,
     step: int | None = None,
     best: bool = False,
     chat: bool = False,
     device: str = "auto",
 ) -> int:
-    """Print what the model of the run called `name` makes of `prompt`; the exit code.
+    """Continue `prompt` with the model of the run named `run`, print the text, and return the exit code.
 
     `prompt`: None takes the run's own, "-" reads stdin. `step`: the checkpoint of this step; `best`: that with the
     lowest validation loss; else the newest that is whole. `chat`: the prompt is what a user says, and only the answer
@@ -36,29 +40,32 @@ def sample(
         ConfigurationError: the run, the checkpoint or an option is wrong.
         WorkbenchError: the model does not fit in memory.
     """
+    params = SamplingParams(tokens, temperature, top_p, top_k, seed)
     params.check()
-    run = RunDirectory.find(runs_root(root), name)
-    step = wanted_step(run, step, best=best, command="sample")
+    directory = RunDirectory.find(runs_root(runs), run)
+    step = wanted_step(directory, step, best=best, command="sample")
     text = sys.stdin.read() if prompt == "-" else prompt
     damaged: list[str] = []
 
-    def passed_over(message: str) -> None:
+    def skipped(message: str) -> None:
         damaged.append(message)
-        _tell(f"warning: {message}")
+        _report(f"warning: {message}")
 
-    for saved in checkpoints(run, step, "sample", damaged, passed_over):
+    for saved in checkpoints(directory, step, "sample", damaged, skipped):
         try:
             check_model_files(saved)
-            generate(run, saved, text, params, chat=chat, device=device, log=_tell)
+            generate(directory, saved, text, params, chat=chat, device=device, log=_report)
         except DamagedFileError as error:
-            passed_over(f"checkpoint {saved.path.name} is passed over: {error}")
+            skipped(f"checkpoint {saved.path.name} is skipped: {error}")
             continue
         except KeyboardInterrupt:
             print(flush=True)
             raise
         return EXIT_DONE
-    raise WorkbenchError("; ".join([f"sample: {run.name} has no checkpoint that can be loaded", *damaged]))
+    raise WorkbenchError(
+        "; ".join([f"sample: {directory.name} has no checkpoint that can be loaded", *damaged])
+    )
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     print(f"workbench: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`workbench` alone, `attach` and `top`: the screen, and what of it is printed without one."""
+"""`workbench` alone, `attach` and `top`: the screen, and one printed sample of the monitor."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from workbench.system.folders import runs_root
 
 
 def is_terminal() -> bool:
-    """Whether a screen can be shown: input and output are a terminal that can move its cursor."""
+    """Return True where a screen can be shown: input and output are a terminal that can move its cursor."""
     streams = (sys.stdin, sys.stdout)
     return all(s is not None and s.isatty() for s in streams) and os.environ.get("TERM") != "dumb"
 
 
 def screen(*, root: Path | None = None, plain: bool = False) -> int:
-    """The whole screen. `plain`: drawn with ASCII alone."""
+    """Show the whole screen. `plain`: drawn with ASCII alone."""
     from workbench.tui.command import show
 
     return show(runs_root(root), plain=plain)
 
 
-def attach(name: str | None, root: Path | None, *, read_only: bool, plain: bool) -> int:
-    """One run on the screen: the one called `name`, else the latest.
+def attach(*, run: str | None, runs: Path | None, read_only: bool, plain: bool) -> int:
+    """Show one run on the screen: the one named `run`, else the latest.
 
     Raises ConfigurationError where there is no such run, or no terminal.
     """
     from workbench.runs import RunDirectory
 
-    runs = runs_root(root)
-    run = RunDirectory.find(runs, name)
-    _need_terminal("attach", "`workbench runs` prints how runs stand")
+    root = runs_root(runs)
+    directory = RunDirectory.find(root, run)
+    _need_terminal("attach", "`workbench runs` lists the runs and their states")
     from workbench.tui.command import show
 
-    return show(runs, run=run, read_only=read_only, plain=plain)
+    return show(root, run=directory, read_only=read_only, plain=plain)
 
 
-def top(root: Path | None, *, as_json: bool, plain: bool) -> int:
-    """The monitor alone; with `as_json` one sample, printed: of the machine, the newest run's trainer, the runs' disk.
+def top(*, runs: Path | None, as_json: bool, plain: bool) -> int:
+    """Show the monitor alone; with `as_json` print one sample: machine, newest run's trainer, disk of the runs.
 
     Raises ConfigurationError where there is no terminal.
     """
@@ -51,24 +51,24 @@ def top(root: Path | None, *, as_json: bool, plain: bool) -> int:
         from workbench.monitor.sampler import Sampler
         from workbench.runs.summary import newest_trainer
 
-        runs = runs_root(root).absolute()
+        root = runs_root(runs).absolute()
         sampler = Sampler()
-        sampler.watch(pid=newest_trainer(runs), folders=(runs,))
+        sampler.watch(pid=newest_trainer(root), folders=(root,))
         print(json.dumps(_finite(asdict(sampler.sample_once())), indent=2, allow_nan=False))
         return EXIT_DONE
     _need_terminal("top", "`workbench top --json` prints one sample")
     from workbench.tui.command import show
 
-    return show(runs_root(root), part="top", plain=plain)
+    return show(runs_root(runs), part="top", plain=plain)
 
 
-def _need_terminal(verb: str, instead: str) -> None:
+def _need_terminal(command: str, instead: str) -> None:
     if not is_terminal():
-        raise ConfigurationError(f"{verb}: this is no terminal; {instead}")
+        raise ConfigurationError(f"{command}: this is not a terminal; {instead}")
 
 
 def _finite(value: Any) -> Any:
-    """Without what JSON has no word for."""
+    """Replace infinities and NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,36 +1,98 @@
-"""Every verb: its arguments, its help and who does it; one row each.
+"""The table of commands: a row each, with its arguments, its help and the function that carries it out.
 
-Reading this table costs nothing: what a verb needs is imported when it is called (`calls.py`).
+Reading this table imports nothing heavy. Parser, help and documentation are made from it.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from workbench.commands import calls
-from workbench.commands.arguments import (
-    ASCII,
-    BEST,
-    DEVICE,
-    JSON,
-    NAMED_RUN,
-    PRESET,
-    RUN,
-    RUNS,
-    SET,
-    SET_OF_RUN,
-    STEP,
-    Verb,
-    argument,
+from workbench.doctor import HELP as DOCTOR_HELP
+
+
+class Argument(NamedTuple):
+    """An argument of a command: the names and options for argparse's `add_argument`."""
+
+    names: tuple[str, ...]
+    options: dict[str, Any]
+
+
+class Command(NamedTuple):
+    """The word after `workbench` (or a group and a word), its arguments, and the function that carries it out.
+
+    `function`: "module:name", imported when the command is given. It takes the parsed arguments as keyword arguments,
+    each under its `dest`, and the `constants`, and returns the exit code.
+    """
+
+    name: str
+    help: str
+    arguments: tuple[Argument, ...]
+    function: str
+    constants: Mapping[str, str] = {}
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return the argument that `add_argument(*names, **options)` adds; a wrong number gets a plain message."""
+    kind = options.get("type")
+    return Argument(names, {**options, "type": _number(kind)} if kind in _NUMBERS else options)
+
+
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
+def _number(kind: Any) -> Callable[[str], Any]:
+    def parse(word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f'"{word}" is not {_NUMBERS[kind]}') from None
+
+    return parse
+
+
+PRESET = argument("preset", metavar="PRESET", help="a preset's name, or the path of a TOML file")
+SET = argument(
+    "--set",
+    dest="overrides",
+    metavar="TABLE.KEY=VALUE",
+    action="append",
+    default=[],
+    help="change one value of the preset, for example train.steps=100; may be repeated",
 )
-from workbench.doctor import HELP as HELP_OF_DOCTOR
+SET_OF_RUN = argument(
+    "--set",
+    dest="overrides",
+    metavar="TABLE.KEY=VALUE",
+    action="append",
+    default=[],
+    help="start it again under another value, for example offload.state=disk or train.steps=2000; may be repeated",
+)
+RUNS = argument(
+    "--runs", metavar="DIR", type=Path, help="folder of the runs (default: $WORKBENCH_RUNS, else ./runs)"
+)
+RUN = argument(
+    "run",
+    metavar="RUN",
+    nargs="?",
+    help="the run's name, the start of it, or its folder (default: the latest)",
+)
+NAMED_RUN = argument("run", metavar="RUN", help="the run's name, the start of it, or its folder")
+STEP = argument("--step", metavar="N", type=int, help="the checkpoint of this step (default: the newest)")
+BEST = argument("--best", action="store_true", help="the checkpoint with the lowest validation loss")
+DEVICE = argument(
+    "--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+)
+JSON = argument("--json", dest="as_json", action="store_true", help="print JSON")
+ASCII = argument("--ascii", dest="plain", action="store_true", help="draw with ASCII characters alone")
 
 GROUPS = {"config": "show, check and explain configurations"}
-"""Words that are followed by another word, and what the verbs behind them have in common."""
+"""Words that are followed by another word, with their help."""
 
-VERBS: tuple[Verb, ...] = (
-    Verb(
+COMMANDS: tuple[Command, ...] = (
+    Command(
         "run",
         "train a preset, in this terminal or detached from it",
         (
@@ -51,15 +113,20 @@ VERBS: tuple[Verb, ...] = (
             # The folder that a detached run was given by the process that started it.
             argument("--run-directory", metavar="DIR", type=Path, help=argparse.SUPPRESS),
         ),
-        calls.run,
+        "workbench.commands.run:run",
     ),
-    Verb(
+    Command(
         "plan",
-        "say what a preset needs and how fast it will go, before anything starts",
+        "show how much memory a preset needs and how fast it will go, before anything starts",
         (
             PRESET,
             SET,
-            argument("--fit", action="store_true", help="search for the fastest configuration that fits"),
+            argument(
+                "--fit",
+                dest="search",
+                action="store_true",
+                help="search for the fastest configuration that fits",
+            ),
             argument(
                 "--keep",
                 metavar="TABLE.KEY",
@@ -83,64 +150,81 @@ VERBS: tuple[Verb, ...] = (
             RUNS,
             JSON,
         ),
-        calls.plan,
+        "workbench.commands.plan:plan",
     ),
-    Verb(
+    Command(
         "probe",
         "measure how fast this machine is, in under a minute, for the plan",
         (
             DEVICE,
-            argument("--disk", metavar="DIR", type=Path, help="measure the disk of this folder too"),
-            argument("--fresh", action="store_true", help="measure anew what was measured before"),
+            argument(
+                "--disk",
+                dest="disk_path",
+                metavar="DIR",
+                type=Path,
+                help="measure the disk of this folder too",
+            ),
+            argument("--fresh", action="store_true", help="measure again, whatever was measured before"),
             argument("--quick", action="store_true", help="in some ten seconds, less exactly"),
             JSON,
         ),
-        calls.probe,
+        "workbench.profiles.probe_command:probe",
     ),
-    Verb(
+    Command(
         "doctor",
-        HELP_OF_DOCTOR,
+        DOCTOR_HELP,
         (
-            argument("--disk", metavar="DIR", type=Path, help="check this folder for the disk tier too"),
+            argument(
+                "--disk",
+                dest="disk_path",
+                metavar="DIR",
+                type=Path,
+                help="check this folder for the disk tier too",
+            ),
             RUNS,
             JSON,
         ),
-        calls.doctor,
+        "workbench.doctor.command:doctor",
     ),
-    Verb(
+    Command(
         "runs",
-        "list the runs and how they stand",
+        "list the runs and their states",
         (
-            argument("--plan", action="store_true", help="what was planned beside what came of it"),
+            argument("--plan", action="store_true", help="show the planned figures beside the measured ones"),
             RUNS,
             JSON,
         ),
-        calls.runs,
+        "workbench.commands.runs:runs",
     ),
-    Verb(
+    Command(
         "attach",
         "watch and steer a run on the screen",
         (
             RUN,
-            argument("--readonly", action="store_true", help="only watch: nothing can be steered or deleted"),
+            argument(
+                "--readonly",
+                dest="read_only",
+                action="store_true",
+                help="only watch: nothing can be steered or deleted",
+            ),
             ASCII,
             RUNS,
         ),
-        calls.attach,
+        "workbench.commands.screen:attach",
     ),
-    Verb(
+    Command(
         "compare",
-        "say how runs differ: outcomes, losses by step, and fields of their configurations",
+        "show how runs differ: outcomes, losses by step, and fields of their configurations",
         (
             argument("run", metavar="RUN", nargs="+", help="two or more runs, by name or folder"),
             RUNS,
             JSON,
         ),
-        calls.compare,
+        "workbench.commands.compare:compare",
     ),
-    Verb(
+    Command(
         "export",
-        "write a run's model into a folder that from_pretrained loads, and look at it",
+        "write a run's model into a folder that from_pretrained loads, and check that it gives the same logits",
         (
             NAMED_RUN,
             argument("target", metavar="DIR", type=Path, help="a new or an empty folder"),
@@ -166,15 +250,17 @@ VERBS: tuple[Verb, ...] = (
             RUNS,
             JSON,
         ),
-        calls.export,
+        "workbench.commands.export:export",
     ),
-    Verb(
+    Command(
         "sample",
-        "let the model of a run's checkpoint continue a text",
+        "continue a text with the model of a run's checkpoint",
         (
             RUN,
             argument(
-                "--prompt", metavar="TEXT", help="what it continues; - reads stdin (default: the run's own)"
+                "--prompt",
+                metavar="TEXT",
+                help="the text to continue; - reads stdin (default: the run's own)",
             ),
             argument("--tokens", metavar="N", type=int, default=200, help="at most (default: 200)"),
             argument(
@@ -207,24 +293,42 @@ VERBS: tuple[Verb, ...] = (
             DEVICE,
             RUNS,
         ),
-        calls.sample,
+        "workbench.commands.sample:sample",
     ),
-    Verb(
+    Command(
         "metrics",
-        "print what a run has recorded, step by step, as CSV",
+        "print the recorded metrics of a run, step by step, as CSV",
         (RUN, RUNS, JSON),
-        calls.metrics,
+        "workbench.commands.metrics:metrics",
     ),
-    Verb(
+    Command(
         "top",
         "watch GPU, host and disks on the screen; with --json print one sample",
         (ASCII, RUNS, JSON),
-        calls.top,
+        "workbench.commands.screen:top",
     ),
-    Verb("stop", "finish the step, save a checkpoint and end the run", (RUN, RUNS), calls.steer("stop")),
-    Verb("save", "save a checkpoint now and go on", (RUN, RUNS), calls.steer("save")),
-    Verb("pause", "hold the run after this step until it is resumed", (RUN, RUNS), calls.steer("pause")),
-    Verb(
+    Command(
+        "stop",
+        "finish the step, save a checkpoint and end the run",
+        (RUN, RUNS),
+        "workbench.commands.runs:steer",
+        {"verb": "stop"},
+    ),
+    Command(
+        "save",
+        "save a checkpoint now and go on",
+        (RUN, RUNS),
+        "workbench.commands.runs:steer",
+        {"verb": "save"},
+    ),
+    Command(
+        "pause",
+        "hold the run after this step until it is resumed",
+        (RUN, RUNS),
+        "workbench.commands.runs:steer",
+        {"verb": "pause"},
+    ),
+    Command(
         "resume",
         "wake a paused run, or start a stopped one from its last checkpoint in the background; attach watches it",
         (
@@ -232,11 +336,12 @@ VERBS: tuple[Verb, ...] = (
             SET_OF_RUN,
             RUNS,
         ),
-        calls.steer("resume"),
+        "workbench.commands.runs:steer",
+        {"verb": "resume"},
     ),
-    Verb(
+    Command(
         "verify",
-        "train a small model by a preset's own configuration and hold it to plain torch",
+        "train a shrunken copy of a preset and compare every step with plain PyTorch",
         (
             PRESET,
             SET,
@@ -244,11 +349,11 @@ VERBS: tuple[Verb, ...] = (
             argument("--steps", metavar="N", type=int, help="optimizer steps of each training (default: 6)"),
             JSON,
         ),
-        calls.verify,
+        "workbench.verify.command:verify",
     ),
-    Verb(
+    Command(
         "import",
-        "make a preset of a DeepSpeed configuration, and say what becomes of each of its keys",
+        "make a preset of a DeepSpeed configuration, with a verdict on each of its keys",
         (
             argument("file", metavar="FILE", type=Path, help="a DeepSpeed configuration, a JSON file"),
             argument(
@@ -273,20 +378,25 @@ VERBS: tuple[Verb, ...] = (
             SET,
             JSON,
         ),
-        calls.import_,
+        "workbench.commands.import_:import_",
     ),
-    Verb("presets", "list the presets that can be named", (JSON,), calls.presets),
-    Verb("config show", "print a preset with every default filled in", (PRESET, SET), calls.config_show),
-    Verb(
-        "config check",
-        "say whether a preset is right, and what is not",
+    Command("presets", "list the presets that can be named", (JSON,), "workbench.commands.config:presets"),
+    Command(
+        "config show",
+        "print a preset with every default filled in",
         (PRESET, SET),
-        calls.config_check,
+        "workbench.commands.config:show",
     ),
-    Verb(
+    Command(
+        "config check",
+        "check a preset and list all its mistakes",
+        (PRESET, SET),
+        "workbench.commands.config:check",
+    ),
+    Command(
         "config schema",
         "print every field with its default, range and meaning",
         (JSON,),
-        calls.config_schema,
+        "workbench.commands.config:schema",
     ),
 )

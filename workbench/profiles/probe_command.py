@@ -20,11 +20,11 @@ from workbench.profiles.this_machine import cache_profile, cached_profile, folde
 QUICK_NOTE = "quick"
 
 
-def probe(*, device: str, disk_path: Path | None, json: bool, fresh: bool, quick: bool) -> int:
+def probe(*, device: str, disk_path: Path | None, as_json: bool, fresh: bool, quick: bool) -> int:
     """Print the profile of this machine with `device` and the disk under `disk_path`, measured where it has to be.
 
     `fresh`: measured in any case. `quick`: in a few seconds, less exactly. A probe that is not quick measures again
-    what a quick one measured, or what was measured while other programs kept the machine busy. `json`: as JSON.
+    what a quick one measured, or what was measured while other programs kept the machine busy. `as_json`: as JSON.
 
     Raises:
         ConfigurationError: there is no such device, or the folder cannot be written.
@@ -32,7 +32,7 @@ def probe(*, device: str, disk_path: Path | None, json: bool, fresh: bool, quick
     profile = measured_machine(device, disk_path, fresh=fresh, quick=quick, idle=not quick)
     if not quick and forget_busy_times():
         _report("models' pieces that were timed on a busy machine are timed again by the next plan")
-    print(profile.model_dump_json(indent=2) if json else "\n".join(profile_lines(profile)))
+    print(profile.model_dump_json(indent=2) if as_json else "\n".join(profile_lines(profile)))
     return EXIT_DONE
 
 

@@ -13,7 +13,7 @@ from workbench.config.references import REFERENCES
 from workbench.errors import EXIT_DONE, EXIT_ERROR, ConfigurationError, DoesNotFitError
 from workbench.presets import find_preset
 from workbench.verify.rows import Check, Row, Trial, guarded
-from workbench.verify.table import as_json, lines
+from workbench.verify.table import json_text, lines
 from workbench.verify.timing_checks import check_resume, check_timing
 from workbench.verify.training_checks import (
     check_accumulation,
@@ -44,7 +44,12 @@ CHECKS: dict[str, Check] = {
 
 
 def verify(
-    *, preset: str, overrides: Sequence[str] = (), full: bool = False, steps: int = STEPS, json: bool = False
+    *,
+    preset: str,
+    overrides: Sequence[str] = (),
+    full: bool = False,
+    steps: int | None = None,
+    as_json: bool = False,
 ) -> int:
     """Verify `preset` and print its rows; the exit code is 0 only if every row holds.
 
@@ -55,6 +60,7 @@ def verify(
             or `steps` are too few.
         DoesNotFitError: memory is too small, with `full` for the model and what it is verified by.
     """
+    steps = STEPS if steps is None else steps
     if steps < FEWEST_STEPS:
         raise ConfigurationError(
             f"--steps {steps}: at least {FEWEST_STEPS} are needed to stop and go on in between"
@@ -69,7 +75,7 @@ def verify(
             rows = list(check_all(trial))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise DoesNotFitError(f"out of memory while verifying: {error}") from error
-    print(as_json(rows, about) if json else "\n".join(lines(rows)))
+    print(json_text(rows, about) if as_json else "\n".join(lines(rows)))
     return EXIT_DONE if all(row.holds for row in rows) else EXIT_ERROR
 
 

@@ -24,7 +24,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{failed} of {len(rows)} rows FAILED" if failed else f"all {len(rows)} rows hold"
 
 
-def as_json(rows: Sequence[Row], about: dict[str, Any]) -> str:
+def json_text(rows: Sequence[Row], about: dict[str, Any]) -> str:
     """`about` and the rows as one object; "holds" is true only if every row holds."""
     holds = all(row.holds for row in rows)
     return json.dumps({**about, "holds": holds, "rows": [row.as_dict() for row in rows]}, indent=2)

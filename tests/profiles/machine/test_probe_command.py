@@ -45,7 +45,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def ask(disk: Path | None = None, *, fresh: bool = False, quick: bool = False, as_json: bool = False) -> None:
-    assert probe(device="cpu", disk_path=disk, json=as_json, fresh=fresh, quick=quick) == EXIT_DONE
+    assert probe(device="cpu", disk_path=disk, as_json=as_json, fresh=fresh, quick=quick) == EXIT_DONE
 
 
 def test_it_is_measured_once(
@@ -141,7 +141,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_time(
 
 def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="expected auto, cpu, cuda or cuda:N"):
-        probe(device="gpu", disk_path=None, json=False, fresh=True, quick=True)
+        probe(device="gpu", disk_path=None, as_json=False, fresh=True, quick=True)
     assert measurements == []
 
 
