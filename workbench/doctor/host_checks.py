@@ -17,7 +17,6 @@ from typing import Any
 
 from workbench.doctor.findings import Context, Finding, Terminal, failure, ok, warning
 from workbench.formatting import GIB, MIB, amount
-from workbench.profiles.this_machine import machine_fingerprint
 from workbench.system.free_space import free_host_bytes, mount_of
 from workbench.system.processor import affinity, cgroup_quota, limits, number, usable_cpus
 
@@ -256,6 +255,8 @@ def check_profile(context: Context) -> Iterator[Finding]:
 
 
 def _measured_devices(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    from workbench.profiles.this_machine import machine_fingerprint  # needs pydantic, which may be missing
+
     for path in sorted(folder.glob("*.toml")):
         device = path.stem.replace("-", ":")
         with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -266,6 +267,8 @@ def _measured_devices(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _measured_disks(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the disk profiles by folder, those whose file system is still the one that was measured."""
+    from workbench.profiles.this_machine import machine_fingerprint
+
     found = {}
     for path in folder.glob("*.json"):
         # ImportError: without psutil, as the packages' line says.
