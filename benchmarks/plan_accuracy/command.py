@@ -115,7 +115,7 @@ def measure(case: Case, folder: Path) -> Row | str:
 
 def predict(config: RunConfig) -> tuple[int, float]:
     """Bytes of the host beside the runtime, and seconds of a step, by the machine as it is now."""
-    from workbench.plan.ground import ground_of
+    from workbench.plan.machine import planned_machine
     from workbench.plan.planner import Planner
     from workbench.profiles.model_profile import ModelTimes
     from workbench.profiles.obtain import ask_once, essential, obtain_model_profile
@@ -139,7 +139,7 @@ def predict(config: RunConfig) -> tuple[int, float]:
         }
         return ModelTimes.model_validate(ask_once(question, tell))
 
-    plan = Planner(model_profile, ground_of(machine), times_of).plan(config)
+    plan = Planner(model_profile, planned_machine(machine), times_of).plan(config)
     host = next(tier for tier in plan.memory.tiers if tier.tier == "host")
     assert plan.time is not None
     if not plan.time.measured:

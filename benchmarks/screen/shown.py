@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.screen.forged import ForgedMonitor
-from workbench.plan.ground import Ground, ground_of
+from workbench.plan.machine import Machine, planned_machine
 from workbench.presets import shipped_folder
 from workbench.profiles.machine_profile import load_profile
 from workbench.runs import RunDirectory
@@ -28,8 +28,8 @@ FIELD = "train.micro_batch_size"
 class Known(Here):
     """Plans stand on the profile of a desktop instead of this machine."""
 
-    def ground(self, device: str, disk_path: str) -> Ground:
-        return ground_of(load_profile(Path("desktop-32gb")))
+    def ground(self, device: str, disk_path: str) -> Machine:
+        return planned_machine(load_profile(Path("desktop-32gb")))
 
 
 class Shown(WorkbenchApp):

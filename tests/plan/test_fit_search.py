@@ -12,7 +12,7 @@ from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.plan.fit import FIELDS, fit, get_field, remedies, why_not
-from workbench.plan.ground import ground_of
+from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Plan, Planner
 from workbench.presets import find_preset
 from workbench.profiles.machine_profile import parse_profile, shipped_profiles
@@ -26,7 +26,7 @@ def preset(*overrides: str) -> RunConfig:
 
 
 def planner(model_profile: Any = LARGE, **machine_options: Any) -> Planner:
-    return Planner(model_profile, ground_of(machine(**machine_options)))
+    return Planner(model_profile, planned_machine(machine(**machine_options)))
 
 
 def test_the_large_preset_fits_a_32_gb_card_in_compact_and_the_plan_says_why_not_in_exact() -> None:
@@ -190,7 +190,7 @@ def test_random_configurations_get_a_plan_that_keeps_its_promise_and_more_memory
 def test_every_shipped_preset_fits_a_shipped_machine_or_has_a_nearest(name: str, preset_name: str) -> None:
     model_profile = LARGE if preset_name == "gpt2-10b" else gpt2(4, 128, 257, 128)
     profile = parse_profile(shipped_profiles()[name], name)
-    found = fit(Planner(model_profile, ground_of(profile)), load_config(find_preset(preset_name)))
+    found = fit(Planner(model_profile, planned_machine(profile)), load_config(find_preset(preset_name)))
     assert found.fits or found.advice
     if found.fits:
         assert promises_no_more_than_there_is(found.plan)

@@ -11,8 +11,8 @@ from synthetic import gpt2, machine
 
 from workbench.config import load_config, parse_config, to_toml
 from workbench.formatting import decimal_bytes, duration, gib, in_sentence, seconds
-from workbench.plan.ground import ground_of
-from workbench.plan.memory.tiers import TierNeed
+from workbench.plan.machine import planned_machine
+from workbench.plan.memory import TierNeed
 from workbench.plan.outcome import compare
 from workbench.plan.planner import Plan, Planner
 from workbench.plan.report import bar, plan_text
@@ -23,7 +23,7 @@ from workbench.profiles.model_profile import KindTimes, ModelTimes
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     config = load_config(find_preset("gpt2-10b"), ["offload.state_format=compact"])
-    return Planner(gpt2(50, 4096), ground_of(machine(gpu_gib=31))).plan(config)
+    return Planner(gpt2(50, 4096), planned_machine(machine(gpu_gib=31))).plan(config)
 
 
 def test_a_bar_gives_each_row_its_share_and_leaves_what_is_free() -> None:
@@ -53,7 +53,7 @@ def test_the_text_names_every_row_lane_and_the_bottleneck(plan: Plan) -> None:
 def test_a_plan_says_what_its_speeds_are_worth_and_names_the_machine_within_its_sentence() -> None:
     there = machine(gpu_gib=31).model_copy(update={"name": "A desktop with a card", "busy_cores": 3.0})
     small = load_config(find_preset("quickstart"), ["checkpoint.every=0"])
-    made = Planner(gpt2(2, 64, 257, 128), ground_of(there)).plan(small)
+    made = Planner(gpt2(2, 64, 257, 128), planned_machine(there)).plan(small)
     lines = plan_text(made).splitlines()
     assert "parameters on a desktop with a card: it fits" in lines[0]
     (warning,) = (line for line in lines if "used 3.0 of" in line and "`workbench probe`" in line)
@@ -76,7 +76,7 @@ def test_a_plan_says_what_the_times_of_its_pieces_are_worth() -> None:
         )
 
     small = load_config(find_preset("quickstart"), ["checkpoint.every=0"])
-    made = Planner(gpt2(2, 64, 257, 128), ground_of(machine(gpu_gib=31)), times).plan(small)
+    made = Planner(gpt2(2, 64, 257, 128), planned_machine(machine(gpu_gib=31)), times).plan(small)
     assert made.time is not None and made.time.measured
     assert "used 3.0 of" in made.busy
 
@@ -88,14 +88,14 @@ def test_what_disks_are_written_is_told_in_units_that_show_it() -> None:
 
 def test_of_epochs_it_is_told_that_the_steps_are_not_known_yet() -> None:
     config = load_config(find_preset("gpt2-10b"), ["offload.state_format=compact", "train.epochs=2"])
-    text = plan_text(Planner(gpt2(50, 4096), ground_of(machine(gpu_gib=31))).plan(config))
+    text = plan_text(Planner(gpt2(50, 4096), planned_machine(machine(gpu_gib=31))).plan(config))
     assert "train.epochs = 2: the text decides how many steps there are, which the run says first" in text
 
 
 def test_an_evaluation_is_of_whole_rows_and_of_one_at_least() -> None:
     def evaluations_s(tokens: int) -> float:
         small = load_config(find_preset("quickstart"), [f"evaluate.tokens={tokens}"])
-        run = Planner(gpt2(2, 64, 257, 128), ground_of(machine(gpu_gib=31))).plan(small).run
+        run = Planner(gpt2(2, 64, 257, 128), planned_machine(machine(gpu_gib=31))).plan(small).run
         assert run is not None
         return run.evaluations_s
 
@@ -114,7 +114,7 @@ def test_the_plan_as_data_survives_json_and_adds_up(plan: Plan) -> None:
 def test_a_short_wait_is_told_in_milliseconds() -> None:
     """Nothing that is worth a sentence is 0.00 s."""
     small = load_config(find_preset("quickstart"))
-    time = Planner(gpt2(2, 64, 257, 128), ground_of(machine(gpu_gib=31))).plan(small).time
+    time = Planner(gpt2(2, 64, 257, 128), planned_machine(machine(gpu_gib=31))).plan(small).time
     assert time is not None and time.waited_s > 0.1 * time.step_s
     assert re.search(r"\d ms of it while that works", time.bottleneck)
     assert "0.00" not in time.bottleneck

@@ -11,7 +11,7 @@ from synthetic import gpt2, machine
 from workbench.config import RunConfig, parse_config
 from workbench.errors import ConfigurationError
 from workbench.plan.fit import fit
-from workbench.plan.ground import ground_of
+from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.plan.report import plan_text
 
@@ -24,20 +24,20 @@ def config(*overrides: str) -> RunConfig:
 
 
 def planner(**options: Any) -> Planner:
-    return Planner(MODEL, ground_of(machine(**options)))
+    return Planner(MODEL, planned_machine(machine(**options)))
 
 
 def test_a_placement_whose_speed_is_not_known_is_not_taken_before_one_that_is() -> None:
-    ground = ground_of(machine(gpu_gib=None, host_gib=64))
-    assert ground.machine is not None
-    unmeasured = replace(ground, machine=ground.machine.model_copy(update={"disk": None}))
+    ground = planned_machine(machine(gpu_gib=None, host_gib=64))
+    assert ground.profile is not None
+    unmeasured = replace(ground, machine=ground.profile.model_copy(update={"disk": None}))
     plan = Planner(MODEL, unmeasured).plan(config(*OPEN, "offload.disk_path=/a disk"))
     assert plan.time is not None
     assert "disk" not in (plan.config.offload.weights, plan.config.offload.state)
 
 
 def test_where_no_speed_is_known_the_usual_order_decides() -> None:
-    ground = replace(ground_of(machine(gpu_gib=None, host_gib=64)), machine=None)
+    ground = replace(planned_machine(machine(gpu_gib=None, host_gib=64)), machine=None)
     plan = Planner(MODEL, ground).plan(config(*OPEN, "offload.disk_path=/a disk"))
     assert (plan.config.offload.weights, plan.config.offload.state) == ("device", "host")
 
@@ -88,13 +88,13 @@ def test_auto_stores_bf16_where_the_machine_says_that_it_computes_in_it_whatever
         here = machine(gpu_gib=gpu_gib)
         speeds = {"float32": 1e9, "bfloat16": 9e9 if told is False else 1e8}
         device = here.device.model_copy(update={"has_bfloat16": told, "matrix_flops_per_s": speeds})
-        ground = ground_of(here.model_copy(update={"device": device}))
+        ground = planned_machine(here.model_copy(update={"device": device}))
         assert ground.precision(config()).storage == expected
         assert ground.precision(config("train.precision=bf16")).storage == "bfloat16"
 
 
 def test_a_machine_whose_disk_is_not_known_is_planned_without_it_and_that_is_said() -> None:
-    unknown = Planner(MODEL, ground_of(machine().model_copy(update={"disk": None})))
+    unknown = Planner(MODEL, planned_machine(machine().model_copy(update={"disk": None})))
     plan = unknown.plan(config())
     assert plan.fits
     assert [tier.tier for tier in plan.memory.tiers] == ["device", "host"]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from workbench.config import RunConfig, parse_config
-from workbench.plan.saves import checkpoints_kept, saves
+from workbench.plan.workload import checkpoints_kept, saves
 
 MODEL = '[model]\narchitecture = "gpt2"\n'
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from workbench.config import RunConfig, load_config
-from workbench.plan.ground import ground_of
+from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.presets import shipped_folder
 from workbench.profiles.machine_profile import MachineProfile, parse_profile, shipped_profiles
@@ -61,7 +61,7 @@ def test_the_shipped_model_profile_has_the_published_number_of_parameters(name: 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_fits_the_machine_that_it_is_for(name: str) -> None:
     config = load_config(PRESETS[name])
-    plan = Planner(model_profile_of(config), ground_of(profile(KNOWN[name][1]))).plan(config)
+    plan = Planner(model_profile_of(config), planned_machine(profile(KNOWN[name][1]))).plan(config)
     assert plan.fits, plan.memory.table()
     assert plan.time is not None
 

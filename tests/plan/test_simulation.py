@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from workbench.plan.time.simulation import Demand, Order, Played
-from workbench.plan.time.simulation import play as play_order
+from workbench.plan.simulation import Demand, Order, Played
+from workbench.plan.simulation import play as play_order
 
 
 class Work(NamedTuple):

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from synthetic import gpt2, machine, workload
 
-from workbench.plan.time import step_time as step_time_module
-from workbench.plan.time.coarse import CoarseLayout
-from workbench.plan.time.rates import Rates
-from workbench.plan.time.step_time import StepTime, step_time
+from workbench.plan import two_steps
+from workbench.plan.rates import Rates
+from workbench.plan.step_time import StepTime, step_time
 from workbench.profiles.model_profile import KindTimes, ModelProfile, ModelTimes
 from workbench.timeline import Lane
 
@@ -25,7 +24,9 @@ def predict(
     profile = machine(gpu_gib=32 if gpu else None)
     if not gpu:
         changes = {"shared_memory": True, "precision": "float32", **changes}
-    return step_time(model, workload(**changes), Rates(profile, changes.pop("threads", "auto")), times)
+    work = workload(**changes)
+    layout = model.layout(work.precision, work.chunk_bytes, work.state_format, work.device_fraction)
+    return step_time(layout, model, work, Rates(profile, work.threads), times)
 
 
 def test_a_serial_step_is_the_sum_of_its_lanes() -> None:
@@ -160,16 +161,13 @@ def test_units_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: py
         "gradient_clipping": draw.choice([0.0, 1.0]),
     }
     together = predict(**changes)
-    coarse_layout = step_time_module.coarse_layout
+    group_layout = two_steps.group_layout
 
-    def each_by_itself(*settings: Any) -> CoarseLayout:
-        coarse = coarse_layout(*settings)
-        assert len(set(coarse.alike)) < len(coarse.groups), "some are alike"
-        return replace(coarse, alike=tuple(range(len(coarse.groups))))
+    def each_by_itself(*settings: Any) -> two_steps.GroupedLayout:
+        grouped = group_layout(*settings)
+        assert len(set(grouped.alike)) < len(grouped.groups), "some are alike"
+        return replace(grouped, alike=tuple(range(len(grouped.groups))))
 
-    monkeypatch.setattr(step_time_module, "coarse_layout", each_by_itself)
-    step_time_module._coarse.cache_clear()
-    try:
-        assert predict(**changes) == together
-    finally:
-        step_time_module._coarse.cache_clear()
+    monkeypatch.setattr(two_steps, "group_layout", each_by_itself)
+    monkeypatch.setattr(two_steps, "_cache", {})
+    assert predict(**changes) == together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synthetic import gpt2, workload
 
-from workbench.plan.memory.model_memory import Gradients, model_rows
+from workbench.plan.activations import AutogradGradients, model_rows
 from workbench.profiles.model_profile import ParameterProfile
 
 WORK = workload(micro_batch_size=1, sequence_length=2)
@@ -17,7 +17,7 @@ def logits(vocabulary: int, positions: int, *, head: bool = False) -> int:
         own = ParameterProfile(name="lm_head.weight", shape=(vocabulary, 64), dtype="float32")
         model_profile = model_profile.model_copy(update={"after": (*model_profile.after, own)})
     # So much held at the end that this is the heaviest moment.
-    return model_rows(model_profile, WORK, Gradients(0, 64 * MIB))["device"].get("logits", 0)
+    return model_rows(model_profile, WORK, AutogradGradients(0, 64 * MIB))["device"].get("logits", 0)
 
 
 def test_it_waits_where_the_head_is_tied_also_where_there_are_as_many_positions_as_tokens() -> None:

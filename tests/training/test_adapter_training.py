@@ -17,7 +17,7 @@ from workbench.engine.devices.device import CpuDevice
 from workbench.engine.precision import compute_dtypes, dtype_name
 from workbench.model.adapter import AdapterUnits, add_adapter, store_base_as
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
-from workbench.plan.memory.needs import EngineNeeds, checkpoint_bytes
+from workbench.plan.memory import EngineNeeds, checkpoint_bytes
 from workbench.plan.workload import Workload
 from workbench.profiles.block_costs import take_model_profile
 from workbench.profiles.meta_model import count_parts

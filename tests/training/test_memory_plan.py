@@ -16,9 +16,9 @@ from workbench.engine.precision import compute_dtypes, dtype_name, working_preci
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, UnitSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
-from workbench.plan.memory.model_memory import heap_reserve, model_rows
-from workbench.plan.memory.needs import EngineNeeds
-from workbench.plan.memory.tiers import Free, MemoryPlan, plan_memory
+from workbench.plan.activations import heap_reserve, model_rows
+from workbench.plan.machine import Free
+from workbench.plan.memory import EngineNeeds, MemoryPlan, plan_memory
 from workbench.plan.workload import Workload
 from workbench.presets import find_preset
 from workbench.profiles.meta_model import count_parts

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from workbench.errors import DoesNotFitError
-from workbench.plan.memory.tiers import GIB, MemoryPlan, TierNeed
-from workbench.plan.placement import Candidate, Wish, candidates, choose_placement, lacking
+from workbench.plan.memory import GIB, MemoryPlan, TierNeed
+from workbench.plan.placement import Candidate, PlacementRequest, candidates, choose_placement, lacking
 
 
-def wish(**changes: Any) -> Wish:
+def wish(**changes: Any) -> PlacementRequest:
     values: dict[str, Any] = {
         "weights": "auto",
         "state": "auto",
@@ -22,7 +22,7 @@ def wish(**changes: Any) -> Wish:
         "disk": True,
         "shared_memory": False,
     }
-    return Wish(**{**values, **changes})
+    return PlacementRequest(**{**values, **changes})
 
 
 def names(**changes: Any) -> list[tuple[str, str, float]]:

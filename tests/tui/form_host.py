@@ -17,7 +17,7 @@ from textual.screen import Screen
 from workbench import presets
 from workbench.config import load_config
 from workbench.errors import WorkbenchError
-from workbench.plan.ground import Ground, ground_of
+from workbench.plan.machine import Machine, planned_machine
 from workbench.plan.placement import lacking
 from workbench.plan.planner import Plan, Planner
 from workbench.presets import shipped_folder
@@ -67,8 +67,8 @@ class PlannedMachine:
 
     def __init__(self, profile: str | None = "desktop-32gb") -> None:
         machine = load_profile(Path(profile or "desktop-32gb"))
-        known = ground_of(machine)
-        self.machine = known if profile else Ground(known.name, known.free, known.has_bfloat16, None)
+        known = planned_machine(machine)
+        self.machine = known if profile else Machine(known.name, known.free, known.has_bfloat16, None)
         self.measured = known
         self.asked: list[dict[str, Any]] = []
         self.cancels: list[Event] = []
@@ -102,12 +102,12 @@ class PlannedMachine:
             raise self.refusal
         return shipped_model_profile(SMALL).model_copy(update={"positions": None})  # whatever the sequences
 
-    def ground(self, device: str, disk_path: str) -> Ground:
+    def ground(self, device: str, disk_path: str) -> Machine:
         self.grounds += 1
         return self.machine
 
     def times(
-        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Ground, sizes: Sizes
+        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Machine, sizes: Sizes
     ) -> ModelTimes | None:
         return None
 

@@ -17,16 +17,15 @@ from typing import Any
 from workbench.config import RunConfig, load_config
 from workbench.config.references import OF_THE_PLAN
 from workbench.config.rules import warnings
-from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError, WorkbenchError
+from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError
 from workbench.plan.fit import Fit, check_keep, fit, remedies
-from workbench.plan.ground import Ground, check_device, ground_of
-from workbench.plan.memory.tiers import Free
+from workbench.plan.machine import MeasuredTimes, planned_machine, this_machine
 from workbench.plan.planner import Plan, Planner, TimesOf, check_positions
 from workbench.plan.report import fit_text, plan_text
 from workbench.presets import changed_preset, find_preset
-from workbench.profiles.machine_profile import MachineProfile, load_profile
-from workbench.profiles.model_profile import ModelProfile, ModelTimes, model_table
-from workbench.profiles.obtain import obtain_model_profile, obtain_times
+from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.model_profile import model_table
+from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import runs_root
 
 
@@ -62,18 +61,24 @@ def plan(
         _check_target(write)
     profile = None if machine is None else load_profile(machine)
     if profile is not None:
-        ground = ground_of(profile)
-        check_device(config, ground)
+        target = planned_machine(profile)
+        target.check_device(config)
     model_profile = obtain_model_profile(model_table(config), _tell)
     assert model_profile is not None, "it is taken where there is none"
     check_positions(config, model_profile)
     times_of: TimesOf | None = None
     if profile is None:
         folder = _disk_folder(config) if search or _may_use_disk(config) else None
-        profile = _this_machine(config, folder)
-        ground = _ground_here(folder, profile, runs_root(runs))
-        times_of = _times_here(config, model_profile, profile)
-    planner = Planner(model_profile, ground, times_of)
+        from workbench.profiles.probe_command import measured_machine
+
+        profile = measured_machine(config.train.device, folder)
+        target = this_machine(config.train.device, folder, runs_root(runs), profile)
+        device = config.train.device
+        if device == "auto":
+            # As it was measured: the driver may list a GPU that torch cannot use, or not list one that it can.
+            device = "cpu" if target.shared_memory else "cuda"
+        times_of = MeasuredTimes(model_table(config), model_profile, target, device, _tell, take=True)
+    planner = Planner(model_profile, target, times_of)
     if search:
         found = fit(planner, config, frozenset(keep))
         if write is not None:
@@ -127,58 +132,6 @@ def _disk_folder(config: RunConfig) -> Path | None:
     raise ConfigurationError(
         f'offload.disk_path = "{named}": there is no such folder; make it, on a fast local disk'
     )
-
-
-def _this_machine(config: RunConfig, folder: Path | None) -> MachineProfile:
-    """What was measured of it, measured now where that has not been done; `folder`: of the disk tier."""
-    from workbench.profiles.probe_command import measured_machine
-
-    return measured_machine(config.train.device, folder)
-
-
-def _ground_here(folder: Path | None, profile: MachineProfile, root: Path) -> Ground:
-    from workbench.system.free_space import free_disk_bytes, same_disk
-
-    ground = ground_of(profile)
-    apart = folder is not None and not same_disk(folder, root)
-    free = Free(
-        host=ground.free.host,
-        device=ground.free.device,
-        disk=free_disk_bytes(root),
-        disk_tier=free_disk_bytes(folder) if folder is not None and apart else None,
-    )
-    return Ground("this machine", free, ground.has_bfloat16, profile)
-
-
-def _times_here(config: RunConfig, model_profile: ModelProfile, profile: MachineProfile) -> TimesOf:
-    """Times of the model's pieces at the configuration's own size, scaled by the planner to any other."""
-    known: dict[str, ModelTimes | None] = {}
-    device = config.train.device
-    if device == "auto":
-        # As it was measured: the driver may tell of a GPU that torch cannot use, or not tell of one that it can.
-        device = "cpu" if profile.device.shared_memory else "cuda"
-
-    def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
-        if dtype not in known:
-            try:
-                known[dtype] = obtain_times(
-                    model_table(config),
-                    model_profile,
-                    fingerprint=profile.fingerprint,
-                    sequences=config.train.micro_batch_size,
-                    tokens=config.data.sequence_length,
-                    dtype=dtype,
-                    device=device,
-                    report=_tell,
-                )
-            except ConfigurationError:
-                raise
-            except WorkbenchError as error:
-                _tell(f"{error}; its time is computed from the machine's speeds")
-                known[dtype] = None
-        return known[dtype]
-
-    return times_of
 
 
 # What a search found

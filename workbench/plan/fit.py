@@ -19,10 +19,9 @@ from workbench.config import RunConfig, fields
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.formatting import gib
-from workbench.plan.ground import check_device
-from workbench.plan.memory.tiers import MemoryPlan
+from workbench.plan.memory import MemoryPlan
 from workbench.plan.placement import FRACTIONS, Candidate, candidates
-from workbench.plan.planner import Plan, Planner, check_positions, wish_of, with_placement
+from workbench.plan.planner import Plan, Planner, check_positions, placement_request, with_placement
 from workbench.state_formats import MOMENTS, StateFormat
 
 FIELDS = (
@@ -79,7 +78,7 @@ def fit(planner: Planner, config: RunConfig, keep: frozenset[str] = frozenset())
             sequences are longer than the model's positions, or nothing is left to try.
     """
     check_keep(config, keep)
-    check_device(config, planner.ground)
+    planner.machine.check_device(config)
     check_positions(config, planner.model_profile)
     own = config.offload.state_format
     formats = (own, *(f for f in MOMENTS if f != own))
@@ -122,13 +121,12 @@ def check_keep(config: RunConfig, keep: frozenset[str]) -> None:
 
 
 def remedies(planner: Planner, config: RunConfig) -> list[str]:
-    """Single changes with which `config`, whose placement is chosen and which does not fit, would; what changes results
-    says so."""
+    """Return single changes with which `config`, whose placement is chosen, would fit, and if they change results."""
     found = []
     for field, values in _single_changes(planner, config):
         for value in values:
             variant = with_field(config, field, value)
-            if _broken(variant) or not planner.ground.computes(variant):
+            if _broken(variant) or not planner.machine.computes(variant):
                 continue
             if planner.plan_fixed(variant, timed=False).fits:
                 note = FEWER_SEQUENCES if field == "train.micro_batch_size" else _note(field, variant)
@@ -138,7 +136,7 @@ def remedies(planner: Planner, config: RunConfig) -> list[str]:
 
 
 def why_not(plan: Plan) -> list[str]:
-    """For each tier that lacks something, what takes the most of it, in a sentence."""
+    """Return a sentence for each tier that lacks something: the largest of its needs."""
     sentences = []
     kept = plan.config.offload.state_format
     for tier in plan.memory.tiers:
@@ -156,7 +154,7 @@ def why_not(plan: Plan) -> list[str]:
 
 
 def changes(before: RunConfig, after: RunConfig) -> tuple[Change, ...]:
-    """The fields that differ, of those that a fit may change."""
+    """Return the fields that differ, of those that a fit may change."""
     found = []
     for field in FIELDS:
         old, new = get_field(before, field), get_field(after, field)
@@ -193,10 +191,10 @@ def _note(field: str, after: RunConfig) -> str:
 
 
 def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) -> Iterator[RunConfig]:
-    """Every configuration that may be tried with this format, the given one's own values first."""
+    """Yield every configuration that may be tried with this format, the given one's own values first."""
     sequences = config.train.micro_batch_size * config.train.gradient_accumulation
     own_checkpointing = config.train.activation_checkpointing
-    places = ["device"] if planner.ground.shared_memory else ["device", "host"]
+    places = ["device"] if planner.machine.shared_memory else ["device", "host"]
     for checkpointing in (own_checkpointing, not own_checkpointing):
         for activations in places:
             for size in _splits(sequences, config.train.micro_batch_size):
@@ -210,13 +208,15 @@ def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) ->
                 ):
                     variant = with_field(variant, field, value)
                 yield from (
-                    v for v in _placed(planner, variant) if not _broken(v) and planner.ground.computes(v)
+                    v for v in _placed(planner, variant) if not _broken(v) and planner.machine.computes(v)
                 )
 
 
 def _splits(sequences: int, own: int) -> list[int]:
-    """The micro-batch sizes that `sequences` a step may be cut into, `own` first, then the largest; where there are
-    more than `MOST_SPLITS` only some, from the smallest to the largest."""
+    """Return the micro-batch sizes that `sequences` a step may be cut into, `own` first, then the largest.
+
+    Where there are more than `MOST_SPLITS`, only some, from the smallest to the largest.
+    """
     most_at_once, most_micro_batches = (
         LARGEST[f"train.{n}"] for n in ("micro_batch_size", "gradient_accumulation")
     )
@@ -237,7 +237,7 @@ def _placed(planner: Planner, config: RunConfig) -> Iterator[RunConfig]:
     if "auto" not in (own.weights, own.state):
         seen.add(own)
         yield with_placement(config, own)
-    for candidate in candidates(wish_of(open_config, planner.ground)):
+    for candidate in candidates(placement_request(open_config, planner.machine)):
         # A share on the device is kept exact: with another format that would change results once more.
         partial = 0 < candidate.device_fraction < 1
         if candidate in seen or (partial and config.offload.state_format != "exact"):
@@ -250,8 +250,7 @@ def _broken(config: RunConfig) -> bool:
 
 
 def _fastest(planner: Planner, config: RunConfig, fitting: list[Plan]) -> Plan:
-    """The fastest, of equals the one with the fewest changes; without a measured machine the first of them, which is
-    the usual order of speed."""
+    """Return the fastest, of equals the one with the fewest changes; without a measured machine the first, as usual."""
     timed = [planner.plan_fixed(p.config) for p in fitting]
     known = [p for p in timed if p.time is not None]
     if not known:
@@ -260,7 +259,7 @@ def _fastest(planner: Planner, config: RunConfig, fitting: list[Plan]) -> Plan:
 
 
 def _as_it_is(planner: Planner, config: RunConfig, best: Plan, fitting: list[Plan]) -> tuple[str, ...]:
-    """Where `best` has another state format: what the configured one costs, or that it does not fit."""
+    """Return a sentence about the configured state format where `best` has another: its cost, or that nothing fits."""
     own = config.offload.state_format
     if best.config.offload.state_format == own:
         return ()
@@ -282,7 +281,7 @@ def _as_it_is(planner: Planner, config: RunConfig, best: Plan, fitting: list[Pla
 def _hardware(
     planner: Planner, config: RunConfig, keep: frozenset[str], tried: list[Plan]
 ) -> tuple[str, ...]:
-    """What more of one tier, or a disk, would make something fit."""
+    """Return sentences about more of one tier, or a disk, that would make something fit."""
     sentences = []
     least: dict[str, tuple[int, Plan]] = {}
     for plan in tried:
@@ -308,7 +307,7 @@ def _hardware(
 
 
 def _with_a_disk(planner: Planner, config: RunConfig, keep: frozenset[str]) -> list[str]:
-    """Whether a folder for the disk tier would help."""
+    """Return a sentence about a folder for the disk tier, where that would help."""
     with_disk = with_field(
         with_field(config, "offload.disk_path", "a folder on a fast disk"), "offload.overlap", "exact"
     )
@@ -342,7 +341,7 @@ def _single_changes(planner: Planner, config: RunConfig) -> Iterator[tuple[str, 
     yield "train.activation_checkpointing", [True]
     yield "offload.weights", ["host", "disk"]
     yield "offload.state", ["host", "disk"]
-    if not planner.ground.shared_memory:
+    if not planner.machine.shared_memory:
         yield "offload.activations", ["host"]
         yield "offload.device_fraction", [e / FRACTIONS for e in range(FRACTIONS - 1, 0, -1)]
 

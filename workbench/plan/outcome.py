@@ -1,4 +1,4 @@
-"""A plan beside what came of it: the rows of `workbench runs --plan`, and of a run's last words.
+"""A plan beside its outcome: the rows of `workbench runs --plan`, and of a run's last lines.
 
 Read from `plan.json`, where the trainer keeps both. Invariant: what is missing on either side gives no row.
 """
@@ -24,7 +24,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """How much more was planned than measured, as a share of the measured."""
+        """The excess of the planned over the measured, as a share of the measured."""
         return self.planned / self.measured - 1
 
     def text(self) -> str:
@@ -36,7 +36,7 @@ class Compared:
 
 
 def compare(plan: Mapping[str, Any]) -> list[Compared]:
-    """The figures that a `plan.json` holds both of."""
+    """Return the figures that a `plan.json` holds both of."""
     measured = plan.get("measured")
     if not isinstance(measured, Mapping):
         return []

@@ -13,7 +13,7 @@ from typing import Literal
 from workbench.errors import DoesNotFitError
 from workbench.formatting import GIB, MIB
 from workbench.placement import Tier
-from workbench.plan.memory.tiers import MemoryPlan
+from workbench.plan.memory import MemoryPlan
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
 
@@ -36,8 +36,8 @@ NO_PLACEMENT = (
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a configuration says of its placement, and what else rules some of them out.
+class PlacementRequest:
+    """A configuration's words about its placement, and what else rules some placements out.
 
     `disk`: the disk tier has a folder. `shared_memory`: the device computes in the host's memory.
     """
@@ -53,7 +53,7 @@ class Wish:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything to choose."""
+        """True where there is anything to choose."""
         return "auto" in (self.weights, self.state)
 
 
@@ -72,28 +72,28 @@ class Candidate:
         )
 
 
-def candidates(wish: Wish) -> Iterator[Candidate]:
-    """The placements that `wish` allows, the fastest first."""
+def candidates(request: PlacementRequest) -> Iterator[Candidate]:
+    """Yield the placements that `request` allows, in the order of speed that is usual."""
     pairs = BY_SPEED
-    if wish.shared_memory:
+    if request.shared_memory:
         # One memory: "device" says no more than "host", and leaves less room for state formats.
         pairs = (*BY_SPEED[1:2], *BY_SPEED[0:1], *BY_SPEED[2:])
     for weights, state in pairs:
-        if wish.weights not in ("auto", weights) or wish.state not in ("auto", state):
+        if request.weights not in ("auto", weights) or request.state not in ("auto", state):
             continue
-        if "disk" in (weights, state) and not wish.disk:
+        if "disk" in (weights, state) and not request.disk:
             continue
-        if weights != "device" and not wish.activation_checkpointing:
+        if weights != "device" and not request.activation_checkpointing:
             continue
-        if weights == "disk" and wish.overlap == "delayed":
+        if weights == "disk" and request.overlap == "delayed":
             continue
-        if state == "device" and (wish.state_format != "exact" or wish.device_fraction):
+        if state == "device" and (request.state_format != "exact" or request.device_fraction):
             continue
-        splits = wish.state == "auto" and (weights, state) == ("device", "host")
-        if splits and not wish.device_fraction and not wish.shared_memory:
+        splits = request.state == "auto" and (weights, state) == ("device", "host")
+        if splits and not request.device_fraction and not request.shared_memory:
             for eighths in range(FRACTIONS - 1, 0, -1):
                 yield Candidate(weights, state, eighths / FRACTIONS)
-        yield Candidate(weights, state, wish.device_fraction)
+        yield Candidate(weights, state, request.device_fraction)
 
 
 def choose_placement(
@@ -101,9 +101,9 @@ def choose_placement(
     plan_of: Callable[[Candidate], MemoryPlan],
     seconds_of: Callable[[Candidate], float | None] = lambda candidate: None,
 ) -> tuple[Candidate, MemoryPlan]:
-    """Of `allowed` the fastest whose plan fits, with that plan; the first where nobody knows how fast they are.
+    """Return the fastest of `allowed` whose plan fits, with that plan; the first that fits where no speed is known.
 
-    `seconds_of`: a step's, of a candidate that has been planned; None where it is not known, which comes after any that
+    `seconds_of`: of a step of a candidate that has been planned; None where it is not known, which comes after any that
     is.
 
     Raises:
@@ -133,11 +133,11 @@ def choose_placement(
 
 
 def lacking(plan: MemoryPlan) -> str:
-    """What the tiers of a plan lack, in words: "3.20 GiB of host"."""
+    """Return the bytes that the tiers of a plan lack, in words: "3.20 GiB of host"."""
     short = [tier for tier in plan.tiers if not tier.fits]
     return " and ".join(f"{_amount(tier.missing_bytes)} of {tier.tier}" for tier in short)
 
 
 def _amount(size: int) -> str:
-    """What is missing, to the hundredth of a MiB where it is little."""
+    """Return missing bytes in words, to the hundredth of a MiB where they are few."""
     return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / MIB:,.2f} MiB"

@@ -9,7 +9,7 @@ import string
 
 from workbench.formatting import decimal_bytes, duration, gib, in_sentence, seconds
 from workbench.plan.fit import Fit, why_not
-from workbench.plan.memory.tiers import TierNeed
+from workbench.plan.memory import TierNeed
 from workbench.plan.planner import Plan
 from workbench.timeline import Lane
 
@@ -19,7 +19,7 @@ LEAST_WRITTEN = 10_000
 
 
 def plan_text(plan: Plan) -> str:
-    """The whole plan."""
+    """Return the whole plan."""
     offload = plan.config.offload
     verdict = "it fits" if plan.fits else "IT DOES NOT FIT"
     stored = plan.precision.storage
@@ -41,7 +41,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def tier_lines(tier: TierNeed) -> list[str]:
-    """One tier: how much of what is free it takes, a stacked bar, and the rows by their letters."""
+    """Return the lines of one tier: its share of what is free, a stacked bar, and the rows by their letters."""
     rows = sorted(tier.needs.items(), key=lambda row: -row[1])
     verdict = "" if tier.fits else f", {gib(tier.missing_bytes)} too much"
     lines = [
@@ -56,7 +56,7 @@ def tier_lines(tier: TierNeed) -> list[str]:
 
 
 def bar(tier: TierNeed, width: int = BAR) -> str:
-    """What is needed, each row by its letter, the largest first; dots are free, and what is beyond "|" is not there."""
+    """Return a bar of needs, each row by its letter, the largest first; dots are free, and "|" is where free ends."""
     whole = max(tier.needed_bytes, tier.free_bytes, 1)
     rows = sorted(tier.needs.items(), key=lambda row: -row[1])
     cells, passed = "", 0
@@ -71,7 +71,7 @@ def bar(tier: TierNeed, width: int = BAR) -> str:
 
 
 def time_lines(plan: Plan) -> list[str]:
-    """The step, its lanes, and the run; or why they are not known."""
+    """Return the lines of the step, its lanes, and the run; or why they are not known."""
     time, run = plan.time, plan.run
     if time is None:
         return [f"time: not known: {plan.no_time}"]
@@ -105,7 +105,7 @@ def time_lines(plan: Plan) -> list[str]:
 
 
 def fit_text(found: Fit) -> str:
-    """What a fit came to: the changes field by field, then the plan."""
+    """Return the changes that a fit found field by field, then the plan."""
     if found.fits and not found.changes:
         head = ["the preset as it stands is the fastest that fits"]
     elif found.fits:

@@ -1,30 +1,23 @@
-"""How a run uses a layout: all that its memory follows from."""
+"""How a run uses a layout: all that its memory and its time follow from."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.config import RunConfig
 from workbench.placement import Tier
-from workbench.plan.saves import checkpoints_kept
+from workbench.plan.machine import WeightDtypes
 from workbench.routing import Conditions, lanes_pay
 from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
 
 
 @dataclass(frozen=True)
-class WeightDtypes:
-    """The dtype that working weights are stored in, and what stored dtypes are computed in where that differs."""
-
-    storage: str
-    computed_in: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Workload:
-    """How a run uses a layout.
+    """The part of a configuration that a plan depends on.
 
     `compute_dtypes`: what weights of a storage dtype are computed in, where that differs. `precision`: the dtype that
     weights are stored in. `shared_memory`: the device computes in the host's memory. `separate_documents`: attention is
@@ -55,12 +48,25 @@ class Workload:
         return self.gradient_accumulation > 1
 
     @property
+    def needs_global_quantity(self) -> bool:
+        """True where the update needs the norm of all gradients, or their verdict."""
+        return self.gradient_clipping > 0 or self.precision == "float16"
+
+    @property
     def must_wait(self) -> bool:
-        """Whether no update may run before backward has ended."""
-        return self.gradient_clipping > 0 or self.precision == "float16" or self.overlap != "exact"
+        """True where no update may run before backward has ended."""
+        return self.needs_global_quantity or self.overlap != "exact"
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype that the weights of `precision` are computed in."""
+        return self.computed_in(self.precision)
+
+    def computed_in(self, storage: str) -> str:
+        return self.compute_dtypes.get(storage, storage)
 
     def conditions(self, weight_bytes: int) -> Conditions:
-        """The same in the words of routing, for a model whose working weights take so many bytes."""
+        """Return the conditions of routing for a model whose working weights take so many bytes."""
         return Conditions(
             shared_memory=self.shared_memory,
             compute_dtypes=self.compute_dtypes,
@@ -71,12 +77,9 @@ class Workload:
             lanes_pay=lanes_pay(weight_bytes, compute_threads=1, cores=1),
         )
 
-    def compute_dtype(self, storage: str) -> str:
-        return self.compute_dtypes.get(storage, storage)
-
 
 def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool) -> Workload:
-    """How `config`, whose placement is chosen, uses a layout on a machine that stores and computes as `precision`.
+    """Return the workload of `config`, whose placement is chosen, on a machine that computes as `precision` says.
 
     Raises:
         ValueError: a tier is "auto".
@@ -104,3 +107,24 @@ def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool)
         chunk_bytes=offload.chunk_mib << 20,
         separate_documents=config.data.separate_documents,
     )
+
+
+def saves(config: RunConfig) -> int:
+    """Return how many checkpoints a run writes, whatever the validation loss does.
+
+    A step is saved where the training loop saves it: at every `checkpoint.every`th, at every `checkpoint.keep_every`th,
+    and at the last.
+    """
+    before_last = config.train.steps - 1
+    every, keep_every = config.checkpoint.every, config.checkpoint.keep_every
+    times = [before_last // steps for steps in (every, keep_every) if steps]
+    both = before_last // math.lcm(every, keep_every) if every and keep_every else 0
+    return 1 + sum(times) - both
+
+
+def checkpoints_kept(config: RunConfig) -> int:
+    """Return the most checkpoints that stay at a time: the newest, those kept for good, and the best."""
+    checkpoint = config.checkpoint
+    for_good = config.train.steps // checkpoint.keep_every if checkpoint.keep_every else 0
+    older = min(for_good, max(0, saves(config) - checkpoint.keep))
+    return checkpoint.keep + older + checkpoint.keep_best

@@ -18,17 +18,16 @@ from workbench.config import RunConfig
 from workbench.engine.devices.device import Device, has_bfloat16
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import remedies, why_not
-from workbench.plan.ground import Ground
-from workbench.plan.memory.tiers import Free
+from workbench.plan.machine import THIS_MACHINE, Free, Machine, MeasuredTimes, free_on_disks
 from workbench.plan.placement import Candidate
 from workbench.plan.planner import Plan, Planner
 from workbench.profiles.meta_model import count_parts
-from workbench.profiles.model_profile import ModelProfile, ModelTimes, model_table
-from workbench.profiles.obtain import obtain_model_profile, obtain_times
+from workbench.profiles.model_profile import ModelProfile, model_table
+from workbench.profiles.obtain import obtain_model_profile
 from workbench.profiles.this_machine import cached_profile
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import checkpoint_bytes
-from workbench.system.free_space import free_disk_bytes, free_host_bytes, same_disk
+from workbench.system.free_space import free_host_bytes
 from workbench.training.disk_folder import disk_folder
 
 
@@ -64,25 +63,9 @@ def fit(
     model_profile = _model_profile(table, model, report)
     name = str(device.torch_device)
     folder = disk_folder(config)
-    machine = cached_profile(name, None if folder is None else str(folder))
-    ground = Ground("this machine", free, has_bfloat16(device), machine)
-
-    def times_of(sequences: int, tokens: int, dtype: str) -> ModelTimes | None:
-        if machine is None:
-            return None
-        return obtain_times(
-            table,
-            model_profile,
-            fingerprint=machine.fingerprint,
-            sequences=sequences,
-            tokens=tokens,
-            dtype=dtype,
-            device=name,
-            report=report,
-            take=False,
-        )
-
-    planner = Planner(model_profile, ground, times_of)
+    measured = cached_profile(name, None if folder is None else str(folder))
+    machine = Machine(THIS_MACHINE, free, has_bfloat16(device), measured)
+    planner = Planner(model_profile, machine, MeasuredTimes(table, model_profile, machine, name))
     was_open = "auto" in tiers(config)
     plan = planner.plan(config)
     if was_open:
@@ -131,13 +114,7 @@ def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDire
     free_device = None
     if device.torch_device.type == "cuda":
         free_device = torch.cuda.mem_get_info(device.torch_device)[0]
+    disk, disk_tier = free_on_disks(root, disk_folder(config))
     # New checkpoints take the place of those that are there.
-    disk = free_disk_bytes(root) + (checkpoint_bytes(directory.checkpoints) if directory else 0)
-    folder = disk_folder(config)
-    apart = folder is not None and not same_disk(folder, root)
-    return Free(
-        host=free_host_bytes(),
-        device=free_device,
-        disk=disk,
-        disk_tier=free_disk_bytes(folder) if folder is not None and apart else None,
-    )
+    disk += checkpoint_bytes(directory.checkpoints) if directory else 0
+    return Free(free_host_bytes(), free_device, disk, disk_tier)

@@ -11,7 +11,7 @@ from textual.app import App, ComposeResult
 
 from workbench.config import load_config
 from workbench.plan.fit import with_field
-from workbench.plan.memory.tiers import MemoryPlan, TierNeed
+from workbench.plan.memory import MemoryPlan, TierNeed
 from workbench.plan.planner import Plan
 from workbench.tui.form.meter import LETTERS, FitMeter, letter_of, tier_verdict, verdict, verdict_words
 from workbench.tui.form.planner import ConfigPlanner

@@ -14,7 +14,7 @@ from form_host import LARGE, SMALL, PlannedMachine, shipped_model_profile
 from workbench.config import RunConfig, load_config
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.plan.fit import fit, with_field
-from workbench.plan.ground import ground_of
+from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.profiles.machine_profile import load_profile
 from workbench.system.child_process import CancelledError, ChildProcess
@@ -24,7 +24,7 @@ from workbench.tui.form.sources import Here
 
 
 def reference(preset: Path = LARGE, profile: str = "desktop-32gb") -> Planner:
-    return Planner(shipped_model_profile(preset), ground_of(load_profile(Path(profile))))
+    return Planner(shipped_model_profile(preset), planned_machine(load_profile(Path(profile))))
 
 
 def with_fields(config: RunConfig, **fields: Any) -> RunConfig:
@@ -172,7 +172,7 @@ def test_this_machine_is_looked_at_without_measuring_it(
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     here = Here(tmp_path / "runs")
     ground = here.ground("cpu", "")
-    assert ground.machine is None and ground.free.host > 0 and ground.free.device is None
+    assert ground.profile is None and ground.free.host > 0 and ground.free.device is None
     assert ground.free.disk > 0 and ground.free.disk_tier is None
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigurationError, match=r"offload\.disk_path .* there is no such folder"):

@@ -25,6 +25,6 @@ def test_a_gpu_that_was_not_measured_is_planned_by_what_its_driver_says(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle: capability)
     ground = Here(tmp_path).ground("cuda:0", "")
-    assert (ground.free.device, ground.has_bfloat16, ground.machine) == (20 << 30, expected, None)
+    assert (ground.free.device, ground.has_bfloat16, ground.profile) == (20 << 30, expected, None)
     with pytest.raises(ConfigurationError, match=r'train\.device = "cuda:1": this machine has no such GPU'):
         Here(tmp_path).ground("cuda:1", "")

@@ -18,7 +18,7 @@ from sampled_machines import TRAINER, step_lanes
 
 from workbench.config import load_config, to_toml
 from workbench.monitor.recording import SYSTEM_COLUMNS
-from workbench.plan.ground import ground_of
+from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.profiles.machine_profile import load_profile
 from workbench.runs import (
@@ -97,7 +97,7 @@ def _new(root: Path, name: str, preset: Path, overrides: Sequence[str]) -> RunDi
 def _planned(preset: Path, overrides: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """The configuration as TOML, and its plan on a desktop."""
     config = load_config(preset, overrides)
-    machine = ground_of(load_profile(Path("desktop-32gb")))
+    machine = planned_machine(load_profile(Path("desktop-32gb")))
     return to_toml(config), Planner(shipped_model_profile(preset), machine).plan(config).as_dict()
 
 

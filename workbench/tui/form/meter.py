@@ -18,7 +18,7 @@ from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.drawing import clean
 
 if TYPE_CHECKING:
-    from workbench.plan.memory.tiers import MemoryPlan, TierNeed
+    from workbench.plan.memory import MemoryPlan, TierNeed
     from workbench.plan.planner import Plan
 
 Verdict = Literal["fits", "tight", "no"]

@@ -17,7 +17,7 @@ from workbench.config import RunConfig
 from workbench.config.rules import idle_options
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import Fit, fit
-from workbench.plan.ground import Ground
+from workbench.plan.machine import Machine
 from workbench.plan.planner import Plan, Planner, TimesOf
 from workbench.profiles.model_profile import ModelProfile, ModelTimes, model_profile_key, model_table
 from workbench.profiles.obtain import essential
@@ -55,7 +55,7 @@ class ConfigPlanner:
         self.sources = sources
         self._lock = threading.RLock()
         self._profiles: dict[str, ModelProfile | WorkbenchError] = {}
-        self._grounds: dict[Place, Ground | ConfigurationError] = {}
+        self._grounds: dict[Place, Machine | ConfigurationError] = {}
         self._planners: dict[tuple[str, Place], Planner] = {}
 
     def plan(self, config: RunConfig) -> PlanResult:
@@ -107,7 +107,7 @@ class ConfigPlanner:
         """
         with self._lock:
             ground, profile = self._ground(config), self._profile(config)
-        if not isinstance(ground, Ground) or not isinstance(profile, ModelProfile):
+        if not isinstance(ground, Machine) or not isinstance(profile, ModelProfile):
             raise ConfigurationError("there is no plan to search from")
         # With a planner of its own, outside the lock: plans go on meanwhile.
         return fit(self._planner(config, profile, ground), config, keep)
@@ -132,7 +132,7 @@ class ConfigPlanner:
         """Return whether the speeds are known that the time of a step needs."""
         ground = self._grounds.get(_place(config))
         disk = "disk" in (config.offload.weights, config.offload.state)
-        machine = ground.machine if isinstance(ground, Ground) else None
+        machine = ground.profile if isinstance(ground, Machine) else None
         return machine is not None and (not disk or machine.disk is not None)
 
     def forget_machine(self) -> None:
@@ -144,7 +144,7 @@ class ConfigPlanner:
                 k: found for k, found in self._profiles.items() if isinstance(found, ModelProfile)
             }
 
-    def _ground(self, config: RunConfig) -> Ground | ConfigurationError:
+    def _ground(self, config: RunConfig) -> Machine | ConfigurationError:
         place = _place(config)
         if place not in self._grounds:
             try:
@@ -162,10 +162,10 @@ class ConfigPlanner:
                 self._profiles[key] = known
         return self._profiles.get(key)
 
-    def _planner(self, config: RunConfig, profile: ModelProfile, ground: Ground) -> Planner:
+    def _planner(self, config: RunConfig, profile: ModelProfile, ground: Machine) -> Planner:
         return Planner(profile, ground, self._times_of(config, profile, ground))
 
-    def _times_of(self, config: RunConfig, profile: ModelProfile, ground: Ground) -> TimesOf:
+    def _times_of(self, config: RunConfig, profile: ModelProfile, ground: Machine) -> TimesOf:
         """Return a lookup of times measured at the same sizes, else of the first of that dtype, which plans scale."""
         table, device = model_table(config), config.train.device
         known: dict[tuple[int, int, str], ModelTimes | None] = {}
@@ -199,7 +199,7 @@ def plan_or_nearest(planner: Planner, config: RunConfig) -> Plan:
         return planner.nearest(config)
 
 
-def notes(config: RunConfig, plan: Plan, ground: Ground) -> dict[str, str]:
+def notes(config: RunConfig, plan: Plan, ground: Machine) -> dict[str, str]:
     """Return notes on right fields: those without an effect here, and the values that "auto" stands for."""
     found = {
         row.field: f"has no effect: {row.because}"

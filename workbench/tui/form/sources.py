@@ -6,25 +6,21 @@ in a process of its own. Invariant: nothing here measures or takes anything by i
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.plan.ground import Ground, ground_of
-from workbench.plan.memory.tiers import Free
+from workbench.plan.machine import Machine, this_machine
 from workbench.profiles.model_profile import ModelProfile, ModelTimes
 from workbench.profiles.obtain import obtain_model_profile, obtain_times, profiling_process
-from workbench.profiles.this_machine import cached_profile, device_index, visible_gpus
-from workbench.system import processor
+from workbench.profiles.this_machine import cached_profile
 from workbench.system.child_process import run_lines
 from workbench.system.folders import expanded
-from workbench.system.free_space import free_disk_bytes, free_host_bytes, same_disk
 
 Tell = Callable[[str], None]
-THIS_MACHINE = "this machine"
 
 
 class Sources(Protocol):
@@ -48,7 +44,7 @@ class Sources(Protocol):
             CancelledError: `cancelled` was set.
         """
 
-    def ground(self, device: str, disk_path: str) -> Ground:
+    def ground(self, device: str, disk_path: str) -> Machine:
         """This machine with what is free on it now; without its speeds where they have not been measured.
 
         Raises:
@@ -56,7 +52,7 @@ class Sources(Protocol):
         """
 
     def times(
-        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Ground, sizes: Sizes
+        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Machine, sizes: Sizes
     ) -> ModelTimes | None:
         """The times of the model's pieces where they have been measured at these very sizes."""
 
@@ -99,48 +95,27 @@ class Here:
         assert model_profile is not None, "it is taken where there is none"
         return model_profile
 
-    def ground(self, device: str, disk_path: str) -> Ground:
+    def ground(self, device: str, disk_path: str) -> Machine:
         folder = expanded(disk_path, "offload.disk_path") if disk_path else None
         if folder is not None and not folder.is_dir():
             raise ConfigurationError(
                 f'offload.disk_path = "{disk_path}": there is no such folder; make it, on a fast local disk'
             )
-        apart = folder is not None and not same_disk(folder, self.runs_root)
-        disk_tier = free_disk_bytes(folder) if folder is not None and apart else None
-        disk = free_disk_bytes(self.runs_root)
-        profile = cached_profile(device, None if folder is None else str(folder))
-        if profile is not None:
-            known = ground_of(profile)
-            free = Free(known.free.host + self._ends_first, known.free.device, disk, disk_tier)
-            return Ground(THIS_MACHINE, free, known.has_bfloat16, profile)
-        index = device_index(device)
-        if index is None:
-            free = Free(free_host_bytes() + self._ends_first, None, disk, disk_tier)
-            return Ground(THIS_MACHINE, free, processor.has_bfloat16(), None)
-        gpus = visible_gpus()
-        if index >= len(gpus):
-            there = f"it shows {len(gpus)}" if gpus else "it shows none"
-            raise ConfigurationError(
-                f'train.device = "{device}": this machine has no such GPU ({there}); "auto" takes what there is'
-            )
-        free = Free(free_host_bytes() + self._ends_first, gpus[index].free_bytes, disk, disk_tier)
-        return Ground(THIS_MACHINE, free, _gpu_has_bfloat16(index), None)
-
-    @property
-    def _ends_first(self) -> int:
-        """Bytes of the process that takes model profiles, which are a run's: it is let go before one starts."""
-        return self._helper.held_bytes
+        machine = this_machine(device, folder, self.runs_root)
+        # The process that takes model profiles ends before a run starts: its memory is the run's.
+        free = replace(machine.free, host=machine.free.host + self._helper.held_bytes)
+        return replace(machine, free=free)
 
     def times(
-        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Ground, sizes: Sizes
+        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Machine, sizes: Sizes
     ) -> ModelTimes | None:
-        if ground.machine is None:
+        if ground.profile is None:
             return None
         sequences, tokens, dtype, device = sizes
         return obtain_times(
             model,
             model_profile,
-            fingerprint=ground.machine.fingerprint,
+            fingerprint=ground.profile.fingerprint,
             sequences=sequences,
             tokens=tokens,
             dtype=dtype,
@@ -162,20 +137,3 @@ class Here:
 
 def _not_told(sentence: str) -> None:
     """Nothing is taken, so nothing is told."""
-
-
-def _gpu_has_bfloat16(index: int) -> bool:
-    """Whether a GPU computes in bf16: from compute capability 8.0 on (CUDA C programming guide, arithmetic
-    instructions). The driver's number is taken, as `visible_gpus` lists them; GPUs of one machine are mostly alike."""
-    try:
-        import pynvml
-    except ImportError:
-        return True
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            return bool(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0] >= 8)
-        finally:
-            pynvml.nvmlShutdown()
-    return True

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from workbench.layout import ITEM_BYTES
-from workbench.plan.time.simulation import Demand
+from workbench.plan.simulation import Demand
 from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile
 from workbench.state_formats import StateFormat, moment_bytes
 
@@ -37,14 +37,14 @@ class Rates:
 
     @cached_property
     def _row(self) -> int | None:
-        """The place of the configured number of threads in the profile's rows; None: each figure's best."""
+        """Index of the configured number of threads in the profile's rows; None: each figure's best."""
         if self._threads == "auto":
             return None
         fitting = [place for place, threads in enumerate(self.host.threads) if threads <= self._threads]
         return fitting[-1] if fitting else 0
 
     def _least(self, row: tuple[float, ...]) -> tuple[float, int]:
-        """The figure and the threads it needs: the configured ones', or the smallest."""
+        """Return the figure and the threads it needs: the configured ones', or the smallest."""
         place = self._row if self._row is not None else min(range(len(row)), key=row.__getitem__)
         return row[place], self.host.threads[place]
 
@@ -53,7 +53,7 @@ class Rates:
         return row[place], self.host.threads[place]
 
     def update_s(self, elements: int, dtype: str, state_format: StateFormat) -> float:
-        """An update of so many parameters on the host."""
+        """Return the seconds of an update of so many parameters on the host."""
         figures: Mapping[str, tuple[float, ...]] = self.host.optimizer_ns
         names = (f"{dtype}-{state_format}", f"bfloat16-{state_format}", f"{dtype}-exact")
         row = next((figures[name] for name in names if name in figures), None)
@@ -67,14 +67,14 @@ class Rates:
         return elements * ITEM_BYTES[dtype] / float(self._most(row)[0])
 
     def accumulate_s(self, elements: int, dtype: str) -> float:
-        """fp32 sums of so many elements of gradients in `dtype`."""
+        """Return the seconds of adding so many elements of gradients in `dtype` to fp32 sums."""
         rows = self.host.accumulate_bytes_per_s
         row = rows.get(dtype) or next(iter(rows.values()), self.host.copy_bytes_per_s)  # type: ignore[call-overload]
         return elements * 4 / float(self._most(row)[0])
 
     @cached_property
     def host_demand(self) -> Demand:
-        """Of work on the host optimizer's threads."""
+        """The demand of work on the host optimizer's threads."""
         row = next(iter(self.host.optimizer_ns.values()))
         threads = self._least(row)[1] if self._threads == "auto" else min(int(self._threads), self.host.cores)
         return min(1.0, threads / self.host.cores), 0.9
@@ -82,7 +82,7 @@ class Rates:
     # Copies
 
     def down_s(self, nbytes: int) -> float:
-        """Device to host; within one memory a copy by one thread."""
+        """Return the seconds of a copy from device to host; within one memory, one thread copies."""
         return nbytes / (self.host.copy_bytes_per_s[0] if self.shared else self._link.down_bytes_per_s)
 
     def up_s(self, nbytes: int) -> float:
@@ -109,7 +109,7 @@ class Rates:
 
     @cached_property
     def disk_demand(self) -> Demand:
-        """The checksums are computed by the lane's own thread, and the disk is shared by reading and writing."""
+        """The demand of disk records. The lane's own thread computes checksums; reading and writing share the disk."""
         disk = self._disk
         of_core = max(0.0, 1 - disk.checked_read_bytes_per_s / disk.read_bytes_per_s)
         at_once = UNMEASURED_SHARE
@@ -129,11 +129,11 @@ class Rates:
 
     @cached_property
     def compute_demand(self) -> Demand:
-        """Of forward and backward: all cores where they run on the host."""
+        """The demand of forward and backward: all cores where they run on the host."""
         return (1.0, 0.3) if self.shared else (0.0, 0.0)
 
     def device_update_s(self, elements: int, dtype: str) -> float:
-        """An update by torch's operations on the device: some three passes over state and gradient."""
+        """Return the seconds of an update by torch on the device: some three passes over state and gradient."""
         per = UPDATE_BYTES[dtype] * 2 + moment_bytes("exact", 1)
         return elements * per * 3 / self.machine.device.memory_bytes_per_s
 
@@ -143,7 +143,7 @@ class Rates:
         return float(flops / speed)
 
     def elements_s(self, nbytes: float) -> float:
-        """Operations on elements that read and write so many bytes."""
+        """Return the seconds of operations on elements that read and write so many bytes."""
         return nbytes / self.machine.device.memory_bytes_per_s
 
     @property

@@ -8,7 +8,8 @@ import pytest
 from synthetic import gpt2
 
 from workbench.layout import Layout
-from workbench.plan.time.coarse import MOST_GROUPS, coarse_layout
+from workbench.placement import place
+from workbench.plan.two_steps import MOST_GROUPS, group_layout
 from workbench.profiles.model_profile import ModelProfile
 from workbench.state_formats import StateFormat
 
@@ -37,8 +38,11 @@ def test_elements_and_chunks_are_the_engines(
 ) -> None:
     for chunk_bytes in (16 << 20, 1 << 30):
         engine = model_profile.layout(precision, chunk_bytes, state_format, fraction)
-        coarse = coarse_layout(model_profile, precision, chunk_bytes, state_format, fraction)
-        assert elements_by_dtype(coarse.layout) == elements_by_dtype(engine)
-        assert sum(group.chunks for group in coarse.groups) == len(list(engine.chunks()))
-        assert sum(group.count for group in coarse.groups) == len(engine.units)
-        assert len(coarse.groups) <= MOST_GROUPS + 4
+        placements = place(engine, "device", "host", fraction)
+        grouped = group_layout(engine, placements, model_profile, chunk_bytes)
+        assert elements_by_dtype(grouped.layout) == elements_by_dtype(engine)
+        assert sum(group.chunks for group in grouped.groups) == len(list(engine.chunks()))
+        assert sum(group.count for group in grouped.groups) == len(engine.units)
+        assert len(grouped.groups) <= MOST_GROUPS + 4
+        by_unit = [group.placement for group in grouped.groups for _ in range(group.count)]
+        assert by_unit == list(placements)

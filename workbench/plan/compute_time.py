@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.layout import ITEM_BYTES
-from workbench.plan.time.rates import Rates
+from workbench.plan.activations import cost_of
+from workbench.plan.rates import Rates
 from workbench.plan.workload import Workload
-from workbench.profiles.model_profile import BlockCost, BlockKind, Curve, ModelProfile, ModelTimes
+from workbench.profiles.model_profile import BlockKind, ModelProfile, ModelTimes
 
 LOGIT_PASSES = 6
 """Times that the loss and its gradient read or write a logit, in fp32."""
@@ -36,8 +37,8 @@ class ComputeTimes:
 def compute_times(
     model_profile: ModelProfile, work: Workload, rates: Rates, times: ModelTimes | None
 ) -> ComputeTimes:
-    """What a micro-batch of `work` takes."""
-    dtype = work.compute_dtype(work.precision)
+    """Return the times of a micro-batch of `work`."""
+    dtype = work.compute_dtype
     if times is not None and times.dtype == dtype and len(times.kinds) == len(model_profile.kinds):
         return _scaled(model_profile, work, times)
     forward, backward = [], []
@@ -50,7 +51,7 @@ def compute_times(
 
 
 def _scaled(model_profile: ModelProfile, work: Workload, times: ModelTimes) -> ComputeTimes:
-    """Measured times at the workload's size."""
+    """Return measured times at the workload's size."""
     forward, backward = [], []
     for kind, measured in zip(model_profile.kinds, times.kinds, strict=True):
         there = kind.flops.at(times.sequences, times.tokens)
@@ -95,7 +96,10 @@ def _block(
 
 
 def _outer(model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:
-    """Embedding, head and loss. In chunks, the head's gradients are made in the forward: engine/loss/fused_head.py."""
+    """Return the times of embedding, head and loss.
+
+    In chunks, the head's gradients are made in the forward: engine/loss/fused_head.py.
+    """
     tokens = work.micro_batch_size * work.sequence_length
     product = rates.matrix_s(2.0 * tokens * model_profile.vocab_size * model_profile.head_width, dtype)
     logits = rates.elements_s(LOGIT_PASSES * 4.0 * tokens * model_profile.vocab_size)
@@ -107,28 +111,3 @@ def _outer(model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str
     if model_profile.loss_in_chunks:
         return (1 + back) * product + logits + embedding, rows + embedding
     return product + logits / 2 + embedding, back * product + logits / 2 + rows + embedding
-
-
-def cost_of(kind: BlockKind, model_profile: ModelProfile, dtype: str, *, on_cpu: bool) -> BlockCost:
-    """What a block of `kind` takes when computed in `dtype`; from a formula where no real block could be run."""
-    known = kind.cost("32" if ITEM_BYTES[dtype] >= 4 else "16", on_cpu=on_cpu)
-    return formula_cost(model_profile.hidden_size, ITEM_BYTES[dtype]) if known is None else known
-
-
-def formula_cost(hidden_size: int, item_bytes: int) -> BlockCost:
-    """A block that was never run: 34 bytes a token and unit of width at 16 bits, attention scores not stored
-    (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, §4.1)."""
-    unit = hidden_size * item_bytes
-    saved = Curve(per_token=17 * unit)
-    return BlockCost(
-        input=Curve(per_token=unit),
-        saved=saved,
-        passing=Curve(per_token=8 * unit),
-        forward_peak=Curve(per_token=10 * unit),
-        graph_peak=Curve(per_token=20 * unit),
-        backward_peak=Curve(per_token=24 * unit),
-        element_bytes=Curve(per_token=40 * unit),
-        backward_element_bytes=Curve(per_token=60 * unit),
-        operations=40,
-        backward_operations=80,
-    )

@@ -1,40 +1,27 @@
-"""How long a step takes: the engine's own timeline, played through at a machine's rates.
+"""How long a step and a run take: the engine's own timeline, played through at a machine's rates.
 
-Two steps are played, one after the other, and the second is counted (see `played_steps`).
+Two steps are played, one after the other, and the second is counted (see `two_steps`).
 
 Invariant: seconds come from a machine's rates and a model's times; what waits for what is the engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench import formatting as figures
-from workbench.layout import ITEM_BYTES, Unit
-from workbench.plan.time.coarse import CoarseLayout, coarse_layout
-from workbench.plan.time.compute_time import ComputeTimes, compute_times
-from workbench.plan.time.played_steps import (
-    LANES,
-    Fetch,
-    Piece,
-    PlayedSteps,
-    SameObject,
-    StreamedUnits,
-    played_steps,
-)
-from workbench.plan.time.rates import TASK_S, Rates
-from workbench.plan.time.simulation import Demand, play
-from workbench.plan.workload import Workload
+from workbench.config import RunConfig
+from workbench.layout import ITEM_BYTES, Layout, Unit
+from workbench.plan.compute_time import ComputeTimes, compute_times
+from workbench.plan.rates import TASK_S, Rates
+from workbench.plan.simulation import Demand, play
+from workbench.plan.two_steps import LANES, Fetch, Piece, TwoSteps, two_steps
+from workbench.plan.workload import Workload, saves
 from workbench.profiles.model_profile import ModelProfile, ModelTimes
-from workbench.routing import UnitRoute, route_unit
-from workbench.state_formats import StateFormat
 from workbench.timeline import Kind, Lane, Task
 
-PLAYED_MICRO_BATCHES = 3
-"""The first, one in the middle and the last; further ones in the middle take as long as that one."""
+DAY_S = 86_400
 BLOCK_S = 60e-6
 """The engine's hooks around one block's forward or backward."""
 STEP_S = 5e-4
@@ -83,7 +70,7 @@ class StepTime:
 
     @property
     def bottleneck(self) -> str:
-        """What a step waits for, in one sentence."""
+        """One sentence about what a step waits for."""
         share = self.lanes[Lane.COMPUTE].busy_s / self.step_s
         slowest = max(
             (lane for lane in LANES if lane is not Lane.COMPUTE), key=lambda each: self.lanes[each].exposed_s
@@ -112,49 +99,20 @@ class StepTime:
         }
 
 
-@lru_cache(maxsize=64)
-def _coarse(
-    model_profile: SameObject[ModelProfile],
-    precision: str,
-    chunk_bytes: int,
-    state_format: StateFormat,
-    device_fraction: float,
-) -> CoarseLayout:
-    return coarse_layout(model_profile.value, precision, chunk_bytes, state_format, device_fraction)
-
-
 def step_time(
-    model_profile: ModelProfile, work: Workload, rates: Rates, times: ModelTimes | None = None
+    layout: Layout, model_profile: ModelProfile, work: Workload, rates: Rates, times: ModelTimes | None = None
 ) -> StepTime:
-    """Predict a step of `work`. The machine has a disk where `work` needs one.
+    """Predict a step of `work` on the engine's `layout`. The machine has a disk where `work` needs one.
 
     Raises:
         ValueError: the placement contradicts itself.
     """
-    coarse = _coarse(
-        SameObject(model_profile), work.precision, work.chunk_bytes, work.state_format, work.device_fraction
-    )
-    conditions = work.conditions(sum(unit.weight_bytes for unit in coarse.layout.units))
-    placements = coarse.placements(work.weights, work.state)
-    routes = [
-        route_unit(unit, placement, conditions)
-        for unit, placement in zip(coarse.layout.units, placements, strict=True)
-    ]
-    fetched = [index for index, route in enumerate(routes) if route.streamed]
-    steps = played_steps(
-        coarse,
-        tuple(route.flow() for route in routes),
-        min(work.gradient_accumulation, PLAYED_MICRO_BATCHES),
-        work.overlap,
-        work.gradient_clipping > 0 or work.precision == "float16",
-        StreamedUnits(tuple(fetched), frozenset(i for i in fetched if routes[i].placement.weights == "disk")),
-    )
-    compute = compute_times(model_profile, work, rates, times)
-    return _predict(steps, _Costs(coarse, routes, work, rates, compute), work)
+    steps = two_steps(layout, model_profile, work)
+    return _predict(steps, _Costs(steps, work, rates, compute_times(model_profile, work, rates, times)), work)
 
 
-def _predict(steps: PlayedSteps, costs: _Costs, work: Workload) -> StepTime:
-    """The second of `steps`."""
+def _predict(steps: TwoSteps, costs: _Costs, work: Workload) -> StepTime:
+    """Return the time of the second of `steps`."""
     alone = [costs.of(piece) for piece in steps.pieces]
     seconds, demands = [cost[0] for cost in alone], [cost[1] for cost in alone]
     lanes, alike_to = steps.order.lanes, steps.order.alike
@@ -186,19 +144,12 @@ def _predict(steps: PlayedSteps, costs: _Costs, work: Workload) -> StepTime:
 
 
 class _Costs:
-    """Seconds of a task alone, and what it takes of what lanes share."""
+    """Seconds of a task alone, and its demands of what lanes share."""
 
-    def __init__(
-        self,
-        coarse: CoarseLayout,
-        routes: Sequence[UnitRoute],
-        work: Workload,
-        rates: Rates,
-        compute: ComputeTimes,
-    ) -> None:
-        self.units = coarse.layout.units
-        self.groups = coarse.groups
-        self.routes = routes
+    def __init__(self, steps: TwoSteps, work: Workload, rates: Rates, compute: ComputeTimes) -> None:
+        self.units = steps.grouped.layout.units
+        self.groups = steps.grouped.groups
+        self.routes = steps.routes
         self.work = work
         self.rates = rates
         self.compute = compute
@@ -255,7 +206,7 @@ class _Costs:
         return rates.write_s(task.bytes) + overhead, rates.disk_demand
 
     def _collected_s(self, task: Task) -> float:
-        """The norm or the update of all units that compute itself updates."""
+        """Return the seconds of the norm or the update of all units that compute itself updates."""
         seconds = TASK_S
         for unit, route in zip(self.units, self.routes, strict=True):
             if not route.after_backward:
@@ -274,7 +225,7 @@ class _Costs:
         return seconds
 
     def _compute_s(self, task: Task) -> float:
-        """A group's forward, or its part of a group's backward."""
+        """Return the seconds of a group's forward, or of a chunk's part of its backward."""
         if task.unit is None:
             return 0.0
         unit, group = self.units[task.unit], self.groups[task.unit]
@@ -283,7 +234,7 @@ class _Costs:
         seconds = 0.0
         if group.kind is not None:
             each = (self.compute.forward if forward else self.compute.backward)[group.kind]
-            seconds = group.count * (each + (BLOCK_S if group.kind is not None else 0.0))
+            seconds = group.count * (each + BLOCK_S)
         if last:
             seconds += self.compute.outer_forward if forward else self.compute.outer_backward
         if forward:
@@ -291,16 +242,60 @@ class _Costs:
         return seconds * self._share(task, unit) + self._gathering_s(task, unit)
 
     def _gathering_s(self, task: Task, unit: Unit) -> float:
-        """Compute itself copies what is gathered out of autograd's tensors into the slots it goes down from."""
+        """Return the seconds in which compute itself copies gradients from autograd's tensors into slots."""
         if task.chunk is None or self.routes[unit.index].gradients != "bucketed":
             return 0.0
         chunk = unit.chunks[task.chunk]
-        computed = ITEM_BYTES[self.work.compute_dtype(chunk.dtype)]
+        computed = ITEM_BYTES[self.work.computed_in(chunk.dtype)]
         return self.rates.elements_s(chunk.elements * computed + chunk.weight_bytes)
 
     def _share(self, task: Task, unit: Unit) -> float:
-        """Of a unit's backward: chunks end one after the other; without chunks it is all at the end."""
+        """Return a chunk's share of a unit's backward, in which chunks end one after the other."""
         collected = self.routes[unit.index].after_backward
         if task.chunk is None:
             return 1.0 if collected or not unit.chunks else 0.0
         return unit.chunks[task.chunk].elements / sum(chunk.elements for chunk in unit.chunks)
+
+
+# The run
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """Seconds from the first step to the last. `checkpoints_s`: None where the disk was not measured.
+
+    `evaluations_s`: at most, for it is not known here how many tokens are held out. `written_per_day_bytes`: to disks,
+    by the disk tier and by checkpoints, while it trains.
+    """
+
+    steps_s: float
+    evaluations_s: float
+    checkpoints_s: float | None
+    written_per_day_bytes: float
+
+    @property
+    def total_s(self) -> float:
+        return self.steps_s + self.evaluations_s + (self.checkpoints_s or 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "total_s": self.total_s}
+
+
+def run_time(
+    config: RunConfig, time: StepTime, checkpoint_bytes: int, disk_bytes_per_s: float | None
+) -> RunTime:
+    """Return the time of the run of `config`, whose steps take `time`.
+
+    A checkpoint is `checkpoint_bytes`, written to a disk of `disk_bytes_per_s`.
+    """
+    steps = config.train.steps
+    steps_s = steps * time.step_s
+    evaluations = 1 + (steps - 1) // config.evaluate.every if config.evaluate.every else 1
+    length = config.data.sequence_length
+    evaluated = length * max(1, config.evaluate.tokens // length)  # as `evaluation_batches` takes them
+    evaluations_s = evaluations * time.forward_s * evaluated / time.tokens
+    saved = saves(config)
+    checkpoints_s = None if disk_bytes_per_s is None else saved * checkpoint_bytes / disk_bytes_per_s
+    total_s = steps_s + evaluations_s + (checkpoints_s or 0.0)
+    written = steps * time.written_bytes + saved * checkpoint_bytes
+    return RunTime(steps_s, evaluations_s, checkpoints_s, written / total_s * DAY_S if total_s else 0.0)
