@@ -18,7 +18,7 @@ def test_a_gpu_that_was_not_measured_is_planned_by_what_its_driver_says(
 ) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     gpu = Gpu("a GPU", 24 << 30, 20 << 30, "1.0")
-    for module in ("workbench.tui.form.sources", "workbench.profiles.this_machine"):
+    for module in ("workbench.plan.machine", "workbench.profiles.this_machine"):
         monkeypatch.setattr(f"{module}.visible_gpus", lambda: [gpu])
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
