@@ -28,17 +28,17 @@ def planner(**options: Any) -> Planner:
 
 
 def test_a_placement_whose_speed_is_not_known_is_not_taken_before_one_that_is() -> None:
-    ground = planned_machine(machine(gpu_gib=None, host_gib=64))
-    assert ground.profile is not None
-    unmeasured = replace(ground, machine=ground.profile.model_copy(update={"disk": None}))
+    target = planned_machine(machine(gpu_gib=None, host_gib=64))
+    assert target.profile is not None
+    unmeasured = replace(target, profile=target.profile.model_copy(update={"disk": None}))
     plan = Planner(MODEL, unmeasured).plan(config(*OPEN, "offload.disk_path=/a disk"))
     assert plan.time is not None
     assert "disk" not in (plan.config.offload.weights, plan.config.offload.state)
 
 
 def test_where_no_speed_is_known_the_usual_order_decides() -> None:
-    ground = replace(planned_machine(machine(gpu_gib=None, host_gib=64)), machine=None)
-    plan = Planner(MODEL, ground).plan(config(*OPEN, "offload.disk_path=/a disk"))
+    target = replace(planned_machine(machine(gpu_gib=None, host_gib=64)), profile=None)
+    plan = Planner(MODEL, target).plan(config(*OPEN, "offload.disk_path=/a disk"))
     assert (plan.config.offload.weights, plan.config.offload.state) == ("device", "host")
 
 
@@ -88,9 +88,9 @@ def test_auto_stores_bf16_where_the_machine_says_that_it_computes_in_it_whatever
         here = machine(gpu_gib=gpu_gib)
         speeds = {"float32": 1e9, "bfloat16": 9e9 if told is False else 1e8}
         device = here.device.model_copy(update={"has_bfloat16": told, "matrix_flops_per_s": speeds})
-        ground = planned_machine(here.model_copy(update={"device": device}))
-        assert ground.precision(config()).storage == expected
-        assert ground.precision(config("train.precision=bf16")).storage == "bfloat16"
+        target = planned_machine(here.model_copy(update={"device": device}))
+        assert target.precision(config()).storage == expected
+        assert target.precision(config("train.precision=bf16")).storage == "bfloat16"
 
 
 def test_a_machine_whose_disk_is_not_known_is_planned_without_it_and_that_is_said() -> None:
