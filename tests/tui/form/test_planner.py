@@ -197,7 +197,7 @@ def test_a_model_profile_is_asked_of_one_process_that_stays_and_is_kept(
     try:
         for table in tables:
             assert here.take_model_profile(table, said.append, Event()) == model_profile
-        monkeypatch.setattr(sources, "free_host_bytes", lambda: 1 << 30)
+        monkeypatch.setattr("workbench.plan.machine.free_host_bytes", lambda: 1 << 30)
         assert here.ground("cpu", "").free.host > 1 << 30, "it ends before a run begins"
     finally:
         here.let_go()
