@@ -252,7 +252,7 @@ def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
     from workbench.training import fitting
 
     monkeypatch.setattr(fitting, "free_host_bytes", lambda: 16 * GIB)
-    monkeypatch.setattr(fitting, "free_disk_bytes", lambda path: 64 * GIB)
+    monkeypatch.setattr("workbench.plan.machine.free_disk_bytes", lambda path: 64 * GIB)
     config = load_config(find_preset("gpt2-10b"), ["train.device=cpu"])
     with pytest.raises(DoesNotFitError) as refusal:
         prepare_run(config, tmp_path, pytest.fail)
