@@ -35,8 +35,9 @@ from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.panels.panel import Panel
 from workbench.tui.run import reading
+from workbench.tui.run.charts import ChartGroup, RunCurves
 from workbench.tui.run.panel_layout import GROUPS
-from workbench.tui.run.screen import CurvesReady, RunScreen
+from workbench.tui.run.screen import RunScreen
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
@@ -302,20 +303,19 @@ async def test_a_long_run_is_seen_from_some_of_its_steps_and_says_so_until_all_a
     monkeypatch.setattr(reading, "read_downsampled", partial(read_downsampled, shortest=9_000))
     run = new_run(tmp_path, ended("finished", 0, "done"), steps=10_000)
     remarks: list[tuple[str, int]] = []
-    show = RunScreen.on_curves_ready
+    show = ChartGroup.show
 
-    def record(screen: RunScreen, event: CurvesReady) -> None:
-        show(screen, event)
-        loss = screen.charts.loss
-        remarks.append((loss.remark, len(loss.curves[0].series)))
+    def record(charts: ChartGroup, curves: RunCurves) -> None:
+        show(charts, curves)
+        remarks.append((charts.loss.remark, len(charts.loss.curves[0].series)))
 
-    monkeypatch.setattr(RunScreen, "on_curves_ready", record)
+    monkeypatch.setattr(ChartGroup, "show", record)
     async with shown(run, size=(200, 60)) as (host, _):
-        assert "4,352 of 10,000 steps" in remarks[0][0] and remarks[0][1] == 4_352
+        assert "4,352 of 10,000 steps" in remarks[1][0] and remarks[1][1] == 4_352
         assert remarks[-1] == ("", 10_000)
         loss = host.run_screen.charts.loss
         assert "of 10,000 steps" not in str(loss.border_subtitle)
-        loss.remark = remarks[0][0]
+        loss.remark = remarks[1][0]
         loss.changed()
         assert loss.remark in str(loss.border_subtitle)
 

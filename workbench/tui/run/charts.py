@@ -1,12 +1,11 @@
 """The charts of one run, and the series that they draw on shared positions.
 
 Invariant: a series belongs to one thread at a time. Those of a whole run are made in the reader's thread and handed
-over one by one; from then on they grow in the thread that draws. A chart that is not seen works nothing out.
+over; from then on they grow in the thread that draws. A chart that is not seen works nothing out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from workbench.runs.metrics import DownsampledMetrics
 from workbench.tui.canvas import CachedLines
 from workbench.tui.charts.chart import Chart
 from workbench.tui.charts.curves import Curve
-from workbench.tui.charts.series import AXES, Floats, Positions, Series
+from workbench.tui.charts.series import Floats, Positions, Series
 from workbench.tui.charts.view import View
 from workbench.tui.glyphs import Glyphs
 
@@ -28,6 +27,7 @@ SMOOTHING = 0.9
 """Share that the drawn averages keep of themselves at each step; the values themselves are dots behind them."""
 LEAST_WIDTH, LEAST_HEIGHT = 30, 7
 _EASY_HEIGHT = 9
+_LABELS = ("training", "gradient norm", "learning rate", "tokens a second", "MFU")
 _FEW = 600
 """One point in so many moves a curve by a quarter of a column of dots or less."""
 _LONGEST_WAIT = 4
@@ -84,11 +84,10 @@ class RunCurves:
         columns = (self.positions.along("step"), self.loss.values, self.grad_norm.values)
         return tuple(column[-count:] for column in columns)
 
-    def work_out(self, name: str) -> None:
-        """Compute what the first drawing of a series needs: averages, extremes and spikes."""
-        for axis in AXES:
-            self.positions.along(axis)
-        getattr(self, name).spikes  # noqa: B018 - works them out
+    def work_out(self) -> None:
+        """Compute what the first drawing needs: averages and spikes."""
+        for name in self.NAMES:
+            getattr(self, name).spikes  # noqa: B018 - works them out
 
     @property
     def best_validation(self) -> tuple[float, int] | None:
@@ -160,17 +159,14 @@ class ChartGroup(Container, CachedLines):
         super().__init__(*self.charts, id=id)
         self._undrawn = self._looks_waited = 0
         """The newest points that are still to be drawn, and for how many looks they have been."""
-        self.curves = RunCurves()
-        self.show(self.curves)
+        self.show(RunCurves())
 
-    def show(self, curves: RunCurves, names: Sequence[str] = RunCurves.NAMES) -> None:
-        """Draw the named series from now on."""
+    def show(self, curves: RunCurves) -> None:
+        """Draw these series from now on."""
         self.curves = curves
-        for name, chart in zip(RunCurves.NAMES, self.charts, strict=True):
-            if name not in names:
-                continue
-            label = {"loss": "training", "mfu": "MFU", "tokens_per_s": "tokens a second"}.get(name, name)
-            drawn = [Curve(label.replace("grad_", "gradient ").replace("_", " "), getattr(curves, name))]
+        self._undrawn = self._looks_waited = 0
+        for chart, name, label in zip(self.charts, RunCurves.NAMES, _LABELS, strict=True):
+            drawn = [Curve(label, getattr(curves, name))]
             if chart is self.loss:
                 drawn.append(Curve("validation", curves.validation, "marks", 1))
             chart.remark = f"{len(curves):,} of {curves.of:,} steps, the others are read" if curves.of else ""

@@ -86,10 +86,10 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
         """Return the height, with its box, at which a panel leaves nothing out."""
         gpus = len(self.sample.gpus) if self.sample else 0
         if isinstance(panel, GpuPanel):
-            return 2 + (8 if gpus == 1 else min(16, max(3, gpus)))
+            return 2 + (9 if gpus == 1 else min(16, max(3, gpus)))
         if isinstance(panel, PciePanel):
-            return 2 + (5 if gpus == 1 else min(8, max(3, gpus)))
-        return 2 + (5 if isinstance(panel, MemoryPanel | DiskPanel) else 8)
+            return 2 + (6 if gpus == 1 else min(8, max(3, gpus)))
+        return 2 + (6 if isinstance(panel, MemoryPanel | DiskPanel) else 8)
 
 
 _POINTS = 240

@@ -47,9 +47,11 @@ def arrange_groups(width: int, height: int, chosen: Group, side: Group) -> Mappi
 def share_height(height: int, wanted: Sequence[int], least: int) -> list[int]:
     """Share `height` rows of cells among rows of panels that want so many; none gets less than `least`.
 
-    What is over, or lacking, is borne in proportion to what each wants beyond the least.
+    A row of cells goes where most is lacking; when nothing is, to the lowest in turn.
     """
-    spare = max(0, height - least * len(wanted))
-    beyond = [max(0, want - least) + 1 for want in wanted]
-    ends = [spare * sum(beyond[: row + 1]) // sum(beyond) for row in range(len(wanted))]
-    return [least + end - before for before, end in zip([0, *ends], ends, strict=False)]
+    heights = [least] * len(wanted)
+    for _ in range(height - sum(heights)):
+        lacking = [want - has for want, has in zip(wanted, heights, strict=True)]
+        most = max(lacking)
+        heights[lacking.index(most) if most > 0 else heights.index(min(heights))] += 1
+    return heights

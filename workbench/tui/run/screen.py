@@ -57,11 +57,10 @@ class RunRead(Message):
 
 
 @dataclass
-class CurvesReady(Message):
-    """These series of a run are worked out and may be drawn."""
+class DownsampledRead(Message):
+    """The curves of some steps of a long run, to be drawn until all are read."""
 
     curves: RunCurves
-    names: tuple[str, ...]
 
 
 class RunScreen(SteeringScreen, CachedLines):
@@ -232,19 +231,17 @@ they stand beside each other and the digits move the focus, on a small one they 
     def _read(self) -> None:
         try:
             if self.reader.looks == 0 and (some := self.reader.downsampled()) is not None:
-                self.post_message(CurvesReady(some, RunCurves.NAMES))
+                self.post_message(DownsampledRead(some))
             look = self.reader.look(self.context.clock())
             if look.curves is not None:
-                for name in RunCurves.NAMES:
-                    look.curves.work_out(name)
-                    self.post_message(CurvesReady(look.curves, (name,)))
+                look.curves.work_out()
         except Exception as error:
             self.post_message(RunRead(None, f"{type(error).__name__}: {error}"))
         else:
             self.post_message(RunRead(look))
 
-    def on_curves_ready(self, event: CurvesReady) -> None:
-        self.charts.show(event.curves, event.names)
+    def on_downsampled_read(self, event: DownsampledRead) -> None:
+        self.charts.show(event.curves)
 
     def on_run_read(self, event: RunRead) -> None:
         self.reading = False
@@ -279,6 +276,7 @@ they stand beside each other and the digits move the focus, on a small one they 
     def _show_records(self, look: RunLook) -> None:
         if look.curves is not None:
             records: tuple[Iterable[float], ...] = look.curves.newest(LEARNED)
+            self.charts.show(look.curves)
         elif look.rows is not None:
             records = tuple(look.rows.column(name) for name in ("step", "loss", "grad_norm"))
             self.charts.add(look.rows)
