@@ -16,6 +16,7 @@ state is read by nobody else while it is written.
 
 from __future__ import annotations
 
+import inspect
 import time
 import weakref
 from collections.abc import Iterator
@@ -56,6 +57,17 @@ class OffloadEngine:
             extension that `half` and `compact` need is missing.
         DiskError: the disk has no room, or refuses.
     """
+
+    __signature__ = inspect.Signature(
+        [
+            inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=nn.Module),
+            *(
+                parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                for parameter in inspect.signature(EngineConfig).parameters.values()
+            ),
+        ]
+    )
+    """`help` shows the fields of `EngineConfig` as the keyword arguments that they are."""
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         config = EngineConfig(**options)
