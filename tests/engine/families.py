@@ -8,7 +8,7 @@ cut by a chunk's end. Some families have more blocks than there are device slots
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,153 +18,37 @@ from torch import Tensor, nn
 WIDTH, HEADS, INNER = 48, 4, 512
 WIDER = 1408  # WIDTH * WIDER elements are more than one block of the norm: such a matrix is cut
 
-COMMON = {
-    "vocab_size": VOCABULARY,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
+COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 MODERN = {
     **COMMON,
     "hidden_size": WIDTH,
     "intermediate_size": INNER,
     "num_attention_heads": HEADS,
+    "num_hidden_layers": 2,
     "max_position_embeddings": SEQUENCE,
 }
+GROUPED = {**MODERN, "num_key_value_heads": 2}
+GPT2 = {**COMMON, "n_layer": 4, "n_embd": WIDTH, "n_head": HEADS, "n_inner": WIDER, "n_positions": SEQUENCE}
+OPT = {"pad_token_id": 1, "word_embed_proj_dim": WIDTH // 2, "ffn_dim": WIDER}
+MIXTRAL = {"intermediate_size": 128, "num_local_experts": 6, "num_experts_per_tok": 2}
 
-
-def _gpt2(dropout: float) -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(
-            **COMMON,
-            n_layer=4,
-            n_embd=WIDTH,
-            n_head=HEADS,
-            n_inner=WIDER,
-            n_positions=SEQUENCE,
-            attn_pdrop=dropout,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-        )
-    )
-
-
-def _llama(dropout: float) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(**MODERN, num_hidden_layers=5, num_key_value_heads=2, attention_dropout=dropout)
-    )
-
-
-def _qwen3(dropout: float) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            **MODERN,
-            num_hidden_layers=2,
-            num_key_value_heads=2,
-            head_dim=16,
-            attention_dropout=dropout,
-            tie_word_embeddings=True,
-        )
-    )
-
-
-def _mistral(dropout: float) -> Any:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    return MistralForCausalLM(
-        MistralConfig(
-            **MODERN, num_hidden_layers=4, num_key_value_heads=1, sliding_window=8, attention_dropout=dropout
-        )
-    )
-
-
-def _gemma(dropout: float) -> Any:
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    return GemmaForCausalLM(
-        GemmaConfig(
-            **MODERN, num_hidden_layers=2, num_key_value_heads=1, head_dim=20, attention_dropout=dropout
-        )
-    )
-
-
-def _opt(dropout: float) -> Any:
-    from transformers import OPTConfig, OPTForCausalLM
-
-    return OPTForCausalLM(
-        OPTConfig(
-            **{**COMMON, "pad_token_id": 1},
-            hidden_size=WIDTH,
-            word_embed_proj_dim=WIDTH // 2,
-            ffn_dim=WIDER,
-            num_attention_heads=HEADS,
-            num_hidden_layers=2,
-            max_position_embeddings=SEQUENCE,
-            dropout=dropout,
-            attention_dropout=dropout,
-        )
-    )
-
-
-def _gpt_neox(dropout: float) -> Any:
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            **{**MODERN, "intermediate_size": WIDER},
-            num_hidden_layers=4,
-            hidden_dropout=dropout,
-            attention_dropout=dropout,
-        )
-    )
-
-
-def _phi3(dropout: float) -> Any:
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    return Phi3ForCausalLM(
-        Phi3Config(
-            **MODERN,
-            num_hidden_layers=2,
-            num_key_value_heads=2,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attention_dropout=dropout,
-        )
-    )
-
-
-def _mixtral(dropout: float) -> Any:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    return MixtralForCausalLM(
-        MixtralConfig(
-            **{**MODERN, "intermediate_size": 128},
-            num_hidden_layers=2,
-            num_key_value_heads=2,
-            num_local_experts=6,
-            num_experts_per_tok=2,
-            attention_dropout=dropout,
-        )
-    )
-
-
-FAMILIES: dict[str, Callable[[float], Any]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "qwen3": _qwen3,
-    "mistral": _mistral,
-    "gemma": _gemma,
-    "opt": _opt,
-    "gpt_neox": _gpt_neox,
-    "phi3": _phi3,
-    "mixtral": _mixtral,
+# Each family's settings, and the names of its dropouts.
+FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "gpt2": (GPT2, ("attn_pdrop", "resid_pdrop", "embd_pdrop")),
+    "llama": ({**GROUPED, "num_hidden_layers": 5}, ("attention_dropout",)),
+    "qwen3": ({**GROUPED, "head_dim": 16, "tie_word_embeddings": True}, ("attention_dropout",)),
+    "mistral": (
+        {**MODERN, "num_hidden_layers": 4, "num_key_value_heads": 1, "sliding_window": 8},
+        ("attention_dropout",),
+    ),
+    "gemma": ({**MODERN, "num_key_value_heads": 1, "head_dim": 20}, ("attention_dropout",)),
+    "opt": ({**MODERN, **OPT}, ("dropout", "attention_dropout")),
+    "gpt_neox": (
+        {**MODERN, "intermediate_size": WIDER, "num_hidden_layers": 4},
+        ("hidden_dropout", "attention_dropout"),
+    ),
+    "phi3": (GROUPED, ("resid_pdrop", "embd_pdrop", "attention_dropout")),
+    "mixtral": ({**GROUPED, **MIXTRAL}, ("attention_dropout",)),
 }
 
 
@@ -233,8 +117,12 @@ def add_adapters(
 
 @functools.cache
 def _made(family: str, dropout: float, adapters: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings, dropouts = FAMILIES[family]
     torch.manual_seed(sorted(FAMILIES).index(family))
-    model = FAMILIES[family](dropout).train()
+    config = AutoConfig.for_model(family, **settings, **dict.fromkeys(dropouts, dropout))
+    model = AutoModelForCausalLM.from_config(config).train()
     return add_adapters(model, dropout=dropout) if adapters else model
 
 
