@@ -115,14 +115,18 @@ def add_adapters(
     return model
 
 
-@functools.cache
-def _made(family: str, dropout: float, adapters: bool) -> Any:
+def build(architecture: str, settings: dict[str, Any], dropouts: Iterable[str], dropout: float) -> Any:
+    """A causal language model of transformers; the fields `dropouts` of its configuration are `dropout`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings, dropouts = FAMILIES[family]
+    config = AutoConfig.for_model(architecture, **settings, **dict.fromkeys(dropouts, dropout))
+    return AutoModelForCausalLM.from_config(config)
+
+
+@functools.cache
+def _made(family: str, dropout: float, adapters: bool) -> Any:
     torch.manual_seed(sorted(FAMILIES).index(family))
-    config = AutoConfig.for_model(family, **settings, **dict.fromkeys(dropouts, dropout))
-    model = AutoModelForCausalLM.from_config(config).train()
+    model = build(family, *FAMILIES[family], dropout).train()
     return add_adapters(model, dropout=dropout) if adapters else model
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from families import COMMON, FAMILIES, MODERN, add_adapters
+from families import COMMON, FAMILIES, GROUPED, add_adapters, build
 from small_models import VOCABULARY, SeparateMemory, batches, clone, gpt2, llama
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,36 +25,29 @@ CHUNK = 7
 DROPOUT = 0.1
 
 
-def _built(name: str, **changes: Any) -> Any:
-    import transformers
-
-    small = {**MODERN, "num_hidden_layers": 2, "intermediate_size": 64, **changes}
-    config = getattr(transformers, f"{name}Config")(**small)
-    return getattr(transformers, f"{name}ForCausalLM")(config)
-
-
-def _gptj() -> Any:
-    from transformers import GPTJConfig, GPTJForCausalLM
-
-    sizes = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 24, "rotary_dim": 8}
-    return GPTJForCausalLM(GPTJConfig(**COMMON, **sizes, resid_pdrop=DROPOUT))
+SHORT = {**GROUPED, "intermediate_size": 64}
+OTHERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "gemma2": ({**SHORT, "head_dim": 16, "final_logit_softcapping": 0.5}, ()),
+    "phi": (SHORT, ("resid_pdrop",)),
+    "cohere": ({**SHORT, "logit_scale": 0.3}, ("attention_dropout",)),
+    "granite": ({**SHORT, "logits_scaling": 3.0}, ()),
+    "gptj": (
+        {**COMMON, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 24, "rotary_dim": 8},
+        ("resid_pdrop",),
+    ),
+    "bloom": ({**COMMON, "hidden_size": 48, "n_head": 4, "n_layer": 2}, ("hidden_dropout",)),
+}
 
 
 def _router() -> Any:
-    model = FAMILIES["mixtral"](DROPOUT)
+    model = build("mixtral", *FAMILIES["mixtral"], DROPOUT)
     model.config.output_router_logits = True
     model.router_aux_loss_coef = 0.5
     return model
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    **{name: (lambda build=build: build(DROPOUT)) for name, build in FAMILIES.items()},
-    "gemma2": lambda: _built("Gemma2", num_key_value_heads=2, head_dim=16, final_logit_softcapping=0.5),
-    "phi": lambda: _built("Phi", resid_pdrop=DROPOUT),
-    "cohere": lambda: _built("Cohere", num_key_value_heads=2, logit_scale=0.3, attention_dropout=DROPOUT),
-    "granite": lambda: _built("Granite", num_key_value_heads=2, logits_scaling=3.0),
-    "gptj": _gptj,
-    "bloom": lambda: _built("Bloom", n_head=4, n_layer=2, hidden_dropout=DROPOUT),
+    **{name: partial(build, name, *how, DROPOUT) for name, how in {**FAMILIES, **OTHERS}.items()},
     "mixtral with router loss": _router,
 }
 
