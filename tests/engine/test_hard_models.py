@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-USUAL = ("state-host", "weights-host", "delayed", "weights-disk")
+USUAL = ("weights-host", "delayed")
 """What every model meets in the normal suite; of the others each model meets one, and all of them in the slow suite."""
 
 
