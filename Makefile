@@ -5,15 +5,20 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/*.c native/*.h native/*.py)
 
-.PHONY: run test check screenshots setup clean
+.PHONY: run test test-all check screenshots setup clean
 
 run: setup
 	$(BIN)/workbench run presets/quickstart.toml
 
-# What `check` has run is left out. Each file of tests stays in one process. Threads that wait sleep: spinning, they would hold up the other processes.
+# `test` is what a change must pass; `test-all` adds the slow suite. What `check` has run is left out. Each file of tests stays
+# in one process. Threads that wait sleep: spinning, they would hold up the other processes.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --ignore tests/test_imports.py --numprocesses auto --maxprocesses 4 --dist loadfile
+
 test: setup check
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow and not gpu" --ignore tests/test_imports.py \
-		--numprocesses auto --maxprocesses 4 --dist loadfile
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: setup check
+	$(PYTEST) -m "not gpu"
 
 check: setup
 	$(BIN)/ruff format --check .
