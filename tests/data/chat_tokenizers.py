@@ -31,6 +31,29 @@ THINKING = (  # takes the thinking out of all answers but the last, where it put
     "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+QWEN3 = (  # as Qwen3's: thoughts stand in answers after the last question only, an empty one in the last answer
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% set thought = m.reasoning_content or '' %}{% set words = m.content or '' %}"
+    "{% if '</think>' in words %}"
+    "{% set thought = words.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% set words = words.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "<|im_start|>assistant\n"
+    "{% if loop.index0 > ns.last and (loop.last or thought) %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
+    "{{ words }}"
+    "{% for call in m.tool_calls or [] %}\n<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "{% elif m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+DROPPING = (  # opens a thought in the header of an answer, and drops the thoughts of all answers but the last
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|stop|>"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1].strip() }}"
+    "{% else %}{{ m.content }}{% endif %}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|stop|><think>\n{% endif %}"
+)
 RETURNING = (  # ends the last answer otherwise than those before it
     "{% for m in messages %}<|start|>{{ m.role }}<|stop|>{{ m.content }}"
     "{% if loop.last and m.role == 'assistant' %}<|return|>{% else %}<|eot|>{% endif %}{% endfor %}"

@@ -56,6 +56,13 @@ def in_loss(template: str, record: dict[str, Any], **options: Any) -> list[str]:
         ("PLAIN", [" nothing but the answer\n\n", " good bye\n\n</s>"]),
         ("MARKED", ["nothing but the answer<|im_end|>", "good bye<|im_end|>"]),
         ("OPENING_THOUGHT", [" nothing but the answer</s>", " good bye</s>"]),
+        (
+            "THINKING",
+            ["nothing but the answer<|im_end|>", "<think>\n\n</think>\n\ngood bye<|im_end|>"],
+        ),
+        ("QWEN3", ["nothing but the answer<|im_end|>", "<think>\n\n</think>\n\ngood bye<|im_end|>"]),
+        ("RETURNING", ["<|stop|>nothing but the answer<|eot|>", "<|stop|>good bye<|return|>"]),
+        ("DROPPING", ["nothing but the answer<|eot|>", "good bye<|eot|>"]),
     ],
 )
 def test_of_a_chat_the_assistants_words_are_in_the_loss_with_what_ends_each_turn(
@@ -64,17 +71,55 @@ def test_of_a_chat_the_assistants_words_are_in_the_loss_with_what_ends_each_turn
     assert in_loss(getattr(templates, template), {"messages": CHAT}) == expected
 
 
-@pytest.mark.parametrize("template", ["THINKING", "RETURNING", "NUMBERED"])
-def test_a_template_that_changes_a_turn_when_others_follow_is_refused_and_its_last_answer_is_not(
-    template: str,
-) -> None:
-    source = getattr(templates, template)
-    with pytest.raises(RecordError, match=r"message 2: .*differently.*data\.loss_on") as error:
-        encoder(chat_tokenizer(source)).encode({"messages": CHAT})
+THOUGHTFUL = [
+    {"role": "user", "content": "what is it?"},
+    {"role": "assistant", "content": "<think>\nwho asks\n</think>\n\nnothing"},
+    {"role": "user", "content": "nothing but a question"},
+    {"role": "assistant", "content": "<think>\nhello there\n</think>\n\nnothing"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("CHATML", [f"{THOUGHTFUL[1]['content']}<|im_end|>", f"{THOUGHTFUL[3]['content']}<|im_end|>"]),
+        ("QWEN3", ["nothing<|im_end|>", f"{THOUGHTFUL[3]['content']}<|im_end|>"]),
+        ("THINKING", ["nothing<|im_end|>", f"{THOUGHTFUL[3]['content']}<|im_end|>"]),
+        # Its header of an answer opens the thought.
+        ("DROPPING", ["nothing<|eot|>", "hello there\n</think>\n\nnothing<|eot|>"]),
+    ],
+)
+def test_a_thought_is_in_the_loss_where_the_template_keeps_it(template: str, expected: list[str]) -> None:
+    assert in_loss(getattr(templates, template), {"messages": THOUGHTFUL}) == expected
+
+
+def test_answers_around_a_tool_are_found_though_their_thoughts_go_when_a_question_follows() -> None:
+    call = {"type": "function", "function": {"name": "ask", "arguments": {"who": "you"}}}
+    messages = [
+        CHAT[0],
+        {"role": "assistant", "content": "", "reasoning_content": "who asks", "tool_calls": [call]},
+        {"role": "tool", "content": "nothing"},
+        {"role": "assistant", "content": "the answer", "reasoning_content": "hello there"},
+    ]
+    ask = '<tool_call>\n{"name": "ask", "arguments": {"who": "you"}}\n</tool_call><|im_end|>'
+    assert in_loss(templates.QWEN3, {"messages": messages}) == [
+        "<think>\nwho asks\n</think>\n\n" + ask,
+        "<think>\nhello there\n</think>\n\nthe answer<|im_end|>",
+    ]
+    assert in_loss(templates.QWEN3, {"messages": [*messages, *CHAT[2:]]}) == [
+        ask,
+        "the answer<|im_end|>",
+        "<think>\n\n</think>\n\ngood bye<|im_end|>",
+    ]
+    # Only the completion: the answers before it are found, and left out.
+    record = {"prompt": [*messages, CHAT[2]], "completion": CHAT[3:]}
+    assert in_loss(templates.QWEN3, record) == ["<think>\n\n</think>\n\ngood bye<|im_end|>"]
+
+
+def test_an_answer_that_cannot_be_found_is_refused_with_the_ways_out() -> None:
+    with pytest.raises(RecordError, match=r"message 2: .*cannot be found.*data\.loss_on") as error:
+        encoder(chat_tokenizer(templates.NUMBERED)).encode({"messages": CHAT})
     assert "\n" not in str(error.value)
-    if template != "NUMBERED":
-        (last,) = in_loss(source, {"prompt": CHAT[:3], "completion": CHAT[3:]})
-        assert "good bye" in last and last.endswith(("<|im_end|>", "<|return|>"))
 
 
 def test_a_call_of_a_tool_is_in_the_loss() -> None:

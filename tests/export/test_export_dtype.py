@@ -25,7 +25,8 @@ def converted(folder: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> d
     save_file(tensors, source / "model.safetensors")
     for place in (source, target):
         (place / "config.json").write_text("{}")
-    saved: Any = SimpleNamespace(path=source, manifest={"model_files": ["config.json", "model.safetensors"]})
+    manifest = SimpleNamespace(model_files=["config.json", "model.safetensors"])
+    saved: Any = SimpleNamespace(path=source, manifest=manifest)
     convert(saved, checkpoint_tensors(saved), target, dtype=dtype)
     return load_file(target / "model.safetensors")
 

@@ -175,13 +175,11 @@ def test_a_checkpoint_whose_weights_cannot_be_read_is_passed_over_with_a_warning
         broken, tmp_path / "out", options=ExportOptions(dtype="bf16", check=True), log=said.append
     )
     assert exported.step == 2
-    assert any("warning: checkpoint step-00000004 is passed over" in sentence for sentence in said)
+    assert any("warning: checkpoint step-00000004 is skipped" in sentence for sentence in said)
     assert export(broken, tmp_path / "copy", options=ExportOptions(check=True)).step == 2, (
         "looked at, a copy is too"
     )
-    with pytest.raises(
-        ConfigurationError, match=r"no checkpoint that is whole.*step-00000004 is passed over"
-    ):
+    with pytest.raises(ConfigurationError, match=r"no checkpoint that is whole.*step-00000004 is skipped"):
         export(broken, tmp_path / "four", step=4, options=ExportOptions(dtype="bf16"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "out", "runs"]
 
@@ -270,4 +268,4 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over(
     others = len(list(copy.checkpoints.glob("step-*/DONE"))) - 1
     arguments = [str(tmp_path / "out")] if verb == "export" else ["--prompt", "a", "--tokens", "2"]
     assert main([verb, str(copy.path), *arguments]) == (0 if others else 2)
-    assert f"checkpoint {newest(copy).name} is passed over: {file} is damaged" in capsys.readouterr().err
+    assert f"checkpoint {newest(copy).name} is skipped: {file} is damaged" in capsys.readouterr().err

@@ -27,7 +27,7 @@ print(json.dumps({"above": peak - resident(), "unit": unit, "held": sum(t.nbytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parameters", [200_000_000, 500_000_000])
+@pytest.mark.parametrize("parameters", [200_000_000])
 def test_a_load_peaks_at_one_unit_above_what_stays(tmp_path: Path, parameters: int) -> None:
     said = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), str(parameters)],

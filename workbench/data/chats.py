@@ -1,9 +1,9 @@
 """Encode chats with the tokenizer's own chat template, and find the assistant's tokens for the loss mask.
 
 A template with {% generation %} marks its assistant tokens itself, and transformers reads the marks. For any other
-template the turns are found by prefix difference, as TRL does: the chat is rendered up to each assistant message and up
-to its end, and the text in between is the turn. This needs a template that renders a message the same way whatever
-follows it; a chat for which that does not hold is refused.
+template the whole chat is rendered once, and each answer is found in it: it begins where the chat before it ends, when
+rendered with the header of an answer to come, and it ends with its content and what closes the turn. Templates may
+render a message differently when others follow, as those do that drop earlier thoughts (Qwen3, gpt-oss).
 
 Invariant: the ids are those of `apply_chat_template` for the whole chat.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,6 @@ ASSISTANT = "assistant"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """A rendered chat as tokens."""
-
-    text: str
-    ids: list[int]
-    spans: list[tuple[int, int]]
-    """First character of each token, and the one after its last."""
 
 
 class ChatEncoder:
@@ -54,52 +43,23 @@ class ChatEncoder:
         template does not end a chat with a special token, the end of text is added.
 
         Raises:
-            RecordError: the messages are malformed, the template refuses them, or its turns cannot be told apart.
+            RecordError: the messages are malformed, the template refuses them, or an answer cannot be found.
         """
         _check(messages)
         template = self._tokenizer.chat_template
         if template is None:
             raise RecordError(_no_template(self._tokenizer.spec))
-        chat = _Chat(self._tokenizer.backend, messages, tools)
-        tokens = chat.tokens()
-        ids, mask = list(tokens.ids), None
-        if self._answers_only:
-            if _GENERATION.search(template):
-                mask = chat.marked(tokens, first_in_loss)
-            else:
-                mask = self._turns(chat, tokens, first_in_loss)
-        if not self._is_ended(tokens):
+        chat = _Chat(self._tokenizer.backend, messages, tools, self._special_ids)
+        ids, mask = list(chat.ids), None
+        if self._answers_only and _GENERATION.search(template):
+            mask = chat.marked(first_in_loss)
+        elif self._answers_only:
+            mask = chat.answers(first_in_loss)
+        if not chat.is_ended():
             ids.append(self._tokenizer.end_of_text)
             if mask is not None:
                 mask.append(messages[-1]["role"] == ASSISTANT and len(messages) > first_in_loss)
         return ids, mask
-
-    def _turns(self, chat: _Chat, tokens: _Tokens, first_in_loss: int) -> list[bool]:
-        """Return the mask that selects the assistant's turns, found by prefix difference."""
-        mask = [False] * len(tokens.ids)
-        for index in range(first_in_loss, len(chat.messages)):
-            if chat.messages[index]["role"] != ASSISTANT:
-                continue
-            begin, end = chat.turn(index, tokens.text)
-            first = bisect_left(tokens.spans, begin, key=lambda span: span[0])
-            while first and tokens.spans[first - 1][1] > begin:
-                first -= 1  # this token begins before the turn and holds some of it
-            stop = bisect_left(tokens.spans, end, key=lambda span: span[0])
-            # White space that the template writes after the token that ends a turn is not in the loss.
-            ends = [place for place in range(first, stop) if tokens.ids[place] in self._special_ids]
-            if ends and not tokens.text[tokens.spans[ends[-1]][1] : end].strip():
-                stop = ends[-1] + 1
-            mask[first:stop] = [True] * (stop - first)
-        return mask
-
-    def _is_ended(self, tokens: _Tokens) -> bool:
-        """Return whether the last token that is not white space is a special one."""
-        for token, (start, stop) in zip(reversed(tokens.ids), reversed(tokens.spans), strict=True):
-            if token in self._special_ids:
-                return True
-            if tokens.text[start:stop].strip():
-                return False
-        return False
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
@@ -109,18 +69,18 @@ class ChatEncoder:
 
 
 class _Chat:
-    """One chat, rendered as a whole or up to a message."""
+    """One chat as text and tokens. Raises RecordError if the template or the tokenizer refuses it."""
 
-    def __init__(self, backend: Any, messages: Sequence[Message], tools: Any) -> None:
+    def __init__(
+        self, backend: Any, messages: Sequence[Message], tools: Any, special_ids: frozenset[int]
+    ) -> None:
         self._backend = backend
+        self._messages = [dict(message) for message in messages]
         self._tools = tools or None
-        self.messages = [dict(message) for message in messages]
-
-    def tokens(self) -> _Tokens:
-        """Return the tokens of the whole chat. Raises RecordError if the template or the tokenizer refuses it."""
+        self._special_ids = special_ids
         try:
-            text = self._apply(len(self.messages), prompt=False)
-            given = self._backend(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            self._text = self._apply(len(messages), header=False)
+            given = backend(self._text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         except NotImplementedError:
             raise RecordError(
                 "the tokenizer cannot tell which characters a token stands for (it has no tokenizer.json), and so not "
@@ -128,64 +88,126 @@ class _Chat:
             ) from None
         except Exception as error:  # templates raise errors of every type
             raise _refused(error) from error
-        return _Tokens(text, given["input_ids"], [tuple(span) for span in given["offset_mapping"]])
+        self.ids: list[int] = given["input_ids"]
+        self._spans: list[tuple[int, int]] = [tuple(span) for span in given["offset_mapping"]]
+        """First character of each token, and the one after its last."""
 
-    def marked(self, tokens: _Tokens, first_in_loss: int) -> list[bool]:
+    def is_ended(self) -> bool:
+        """Return whether the last token that is not white space is a special one."""
+        for token, (start, stop) in zip(reversed(self.ids), reversed(self._spans), strict=True):
+            if token in self._special_ids:
+                return True
+            if self._text[start:stop].strip():
+                return False
+        return False
+
+    def marked(self, first_in_loss: int) -> list[bool]:
         """Return the mask that the template's {% generation %} marks give, from message `first_in_loss` on."""
         try:
             given = self._backend.apply_chat_template(
-                self.messages, tools=self._tools, return_dict=True, return_assistant_tokens_mask=True
+                self._messages, tools=self._tools, return_dict=True, return_assistant_tokens_mask=True
             )
         except Exception as error:  # as above
             raise _refused(error) from error
-        if list(given["input_ids"]) != tokens.ids:
+        if list(given["input_ids"]) != self.ids:
             raise RecordError(
                 "the chat template of the tokenizer gives different tokens each time it is rendered"
             )
-        before = self._rendered(first_in_loss) or "" if first_in_loss else ""
-        begin = len(before) if tokens.text.startswith(before) else 0
-        return [
-            bool(marked) and start >= begin
-            for marked, (start, _) in zip(given["assistant_masks"], tokens.spans, strict=True)
-        ]
+        mask = [bool(marked) for marked in given["assistant_masks"]]
+        if first_in_loss:
+            wanted = self.answers(first_in_loss)
+            mask = [marked and answer for marked, answer in zip(mask, wanted, strict=True)]
+        return mask
 
-    def turn(self, index: int, text: str) -> tuple[int, int]:
-        """Return the first character of message `index` in `text`, the whole chat, and the one after its last.
+    def answers(self, first_in_loss: int) -> list[bool]:
+        """Return the mask that selects the assistant's turns from message `first_in_loss` on."""
+        mask = [False] * len(self.ids)
+        end = 0
+        for index, message in enumerate(self._messages):
+            if message["role"] != ASSISTANT:
+                continue
+            begin = self._begin_of(index, end)
+            end = self._end_of(index, begin)
+            if index < first_in_loss:
+                continue
+            first = bisect_left(self._spans, begin, key=lambda span: span[0])
+            while first and self._spans[first - 1][1] > begin:
+                first -= 1  # this token begins before the turn and holds some of it
+            stop = bisect_left(self._spans, end, key=lambda span: span[0])
+            # White space that the template writes after the token that ends a turn is not in the loss.
+            ends = [place for place in range(first, stop) if self.ids[place] in self._special_ids]
+            if ends and not self._text[self._spans[ends[-1]][1] : end].strip():
+                stop = ends[-1] + 1
+            mask[first:stop] = [True] * (stop - first)
+        return mask
 
-        The header that the template writes for an answer to come is not part of the turn.
-
-        Raises:
-            RecordError: the template renders the messages before or with this one differently when others follow.
-        """
+    def _begin_of(self, index: int, after: int) -> int:
+        """Return the first character of answer `index`, behind its header; the answer before it ends at `after`."""
         before = self._rendered(index) if index else ""
-        through = self._rendered(index + 1)
-        if before is None or through is None or not (text.startswith(through) and through.startswith(before)):
-            raise RecordError(
-                f"message {index + 1}: the chat template of the tokenizer renders it differently when other messages "
-                'follow, so that the answer cannot be told apart; write the last answer as "completion" and what is '
-                'before it as "prompt", set data.loss_on = "everything", or mark the answers in the template with '
-                "{% generation %}"
-            )
-        header = self._rendered(index, prompt=True) or before
-        shared = next(
-            (at for at, (a, b) in enumerate(zip(header, through, strict=False)) if a != b), len(header)
-        )
-        return max(len(before), min(shared, len(through))), len(through)
+        header = self._rendered(index, header=True) or before
+        if header is not None and self._text.startswith(header):
+            return max(len(header), after)
+        if before is not None and header is not None and header.startswith(before):
+            if self._text.startswith(before):  # the header opens a thought that this answer does not have
+                pairs = enumerate(zip(header, self._text, strict=False))
+                return max(next(at for at, (a, b) in pairs if a != b), len(before), after)
+            opening = header[len(before) :]
+            place = self._text.find(opening, after) if opening else -1
+            if place >= 0:
+                return place + len(opening)
+        words = _words(self._messages[index])
+        place = self._text.find(words, after) if words else -1
+        if place < 0:
+            raise _not_found(index)
+        return place
 
-    def _rendered(self, stop: int, *, prompt: bool = False) -> str | None:
-        """Return the chat before message `stop`, with the header of an answer if `prompt`; None if it is refused."""
+    def _end_of(self, index: int, begin: int) -> int:
+        """Return the character after answer `index`, which begins at `begin`, and after what closes its turn."""
+        alone = self._rendered(index + 1)
+        if alone is not None and len(alone) >= begin and self._text.startswith(alone):
+            return len(alone)
+        words = _words(self._messages[index])
+        # As the last message of a chat it may have a thought that it does not have here: the rest of it is the same.
+        alone = alone or ""
+        for at in range(min(alone.rfind(words) + 1, len(alone.rstrip()))):
+            if alone[at] == self._text[begin : begin + 1] and self._text.startswith(alone[at:], begin):
+                return begin + len(alone) - at
+        # Or it is closed by another token there.
+        place = self._text.find(words, begin) if words else -1
+        if place >= 0:
+            for token, (start, stop) in zip(self.ids, self._spans, strict=True):
+                if start >= place + len(words) and token in self._special_ids:
+                    return stop
+        raise _not_found(index)
+
+    def _rendered(self, stop: int, *, header: bool = False) -> str | None:
+        """Return the chat before message `stop`, with the header of an answer if asked; None if it is refused."""
         try:
-            return self._apply(stop, prompt=prompt)
+            return self._apply(stop, header=header)
         except Exception:  # as above; a part of a chat need not be a chat
             return None
 
-    def _apply(self, stop: int, *, prompt: bool) -> str:
+    def _apply(self, stop: int, *, header: bool) -> str:
         # As a batch of one: a single chat may not be empty.
         [text] = self._backend.apply_chat_template(
-            [self.messages[:stop]], tools=self._tools, tokenize=False, add_generation_prompt=prompt
+            [self._messages[:stop]], tools=self._tools, tokenize=False, add_generation_prompt=header
         )
         assert isinstance(text, str)
         return text
+
+
+def _words(message: Message) -> str:
+    """Return the text of an answer without its thoughts, which a template may drop."""
+    content = message.get("content")
+    return content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
+
+
+def _not_found(index: int) -> RecordError:
+    return RecordError(
+        f"message {index + 1}: the answer cannot be found in what the chat template of the tokenizer makes of the "
+        'chat; write the last answer as "completion" and what is before it as "prompt", set data.loss_on = '
+        '"everything", or mark the answers in the template with {% generation %}'
+    )
 
 
 def _refused(error: Exception) -> RecordError:

@@ -73,7 +73,7 @@ def export(
 ) -> Exported:
     """Write the model of a checkpoint of `run`, the newest whole one or that of `step`, into the new folder `target`.
 
-    `log` gets a warning for each checkpoint that is passed over, and the progress.
+    `log` gets a warning for each checkpoint that is skipped, and the progress.
 
     Raises:
         ConfigurationError: the run has no such checkpoint, the options do not fit it, or `target` is there already and
@@ -100,7 +100,7 @@ def export(
                 size = sum(path.stat().st_size for path in working.iterdir())
             return Exported(target, saved.step, size, checked)
         except DamagedFileError as error:
-            pass_over(f"checkpoint {saved.path.name} is passed over: {error}")
+            pass_over(f"checkpoint {saved.path.name} is skipped: {error}")
     raise ConfigurationError("; ".join([f"export: {run.name} has no checkpoint that is whole", *damaged]))
 
 
