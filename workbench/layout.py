@@ -1,7 +1,8 @@
 """The place of every byte of a model: units, their segment tables, and the chunks that move and update together.
 
 Written once for two readers: the engine lays real memory out by it, the planner adds it up. It knows names, shapes and
-sizes, never tensors, and it never looks at a model's name.
+sizes, never tensors, and it never looks at a model's name. The tensors of the optimizer state in each format, and the
+tier of each unit's weights and state, are here too.
 
 Invariant: offsets count elements of the unit, parameters start at multiples of `ALIGNMENT`, and a parameter that
 crosses a chunk boundary is cut at a multiple of `NORM_BLOCK` of its own elements. So the partial sums of the gradient
@@ -14,17 +15,66 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
-
-from workbench.state_formats import StateFormat
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 ALIGNMENT = 256
 NORM_BLOCK = 65_536
 PAGE_BYTES = 4096
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1}
 
+Tier = Literal["device", "host", "disk"]
 UnitKind = Literal["block", "outer"]
+StateFormat = Literal["exact", "half", "compact"]
+
+BLOCK = 256
+"""Elements that share a scale in the state format `compact`."""
+
+
+class StateTensor(NamedTuple):
+    """One tensor of the state: an element of `dtype` for each `elements` of the parameter."""
+
+    kind: str
+    dtype: str
+    elements: int
+
+    def count(self, parameters: int) -> int:
+        """Return its elements for so many parameters; a block that is not full counts as one."""
+        return -(-parameters // self.elements)
+
+    def bytes(self, parameters: int) -> int:
+        """Return its bytes for so many parameters."""
+        return self.count(parameters) * ITEM_BYTES[self.dtype]
+
+
+WEIGHT_TENSORS: dict[str, tuple[StateTensor, ...]] = {
+    "float32": (StateTensor("master", "float32", 1),),
+    "bfloat16": (StateTensor("high", "bfloat16", 1), StateTensor("low", "int16", 1)),
+    "float16": (StateTensor("master", "float32", 1), StateTensor("working", "float16", 1)),
+}
+"""The tensors in which the state keeps the weights, by the dtype that the forward's are stored in: bf16 ones in two
+lossless halves."""
+
+MOMENTS: dict[StateFormat, tuple[StateTensor, ...]] = {
+    "exact": (StateTensor("exp_avg", "float32", 1), StateTensor("exp_avg_sq", "float32", 1)),
+    "half": (StateTensor("exp_avg", "bfloat16", 1), StateTensor("exp_avg_sq", "bfloat16", 1)),
+    "compact": (
+        StateTensor("exp_avg", "int8", 1),
+        StateTensor("exp_avg_sq", "uint8", 1),
+        StateTensor("exp_avg_scale", "float32", BLOCK),
+        StateTensor("exp_avg_sq_scale", "float32", BLOCK),
+    ),
+}
+"""The tensors of both moments in each format.
+
+`half` is rounded stochastically. In `compact` exp_avg is code * |code| * scale and exp_avg_sq is code^2 * scale.
+"""
+
+
+def moment_bytes(state_format: StateFormat, parameters: int) -> int:
+    """Return the bytes of both moments of so many parameters, scales included."""
+    return sum(tensor.bytes(parameters) for tensor in MOMENTS[state_format])
 
 
 def padded(nbytes: int) -> int:
@@ -196,9 +246,9 @@ def _lay_out(index: int, spec: UnitSpec, chunk_bytes: int) -> Unit:
     trainable = [p for p in spec.parameters if p.trainable]
     kinds = list(dict.fromkeys((p.dtype, p.state_format) for p in trainable))
     for dtype, _ in kinds:
-        if dtype not in ITEM_BYTES:
+        if dtype not in WEIGHT_TENSORS:
             raise ValueError(
-                f"unit {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(ITEM_BYTES)}"
+                f"unit {spec.name}: dtype {dtype} cannot be trained; expected {', '.join(WEIGHT_TENSORS)}"
             )
     segments: list[Segment] = []
     chunks: list[Chunk] = []
@@ -263,3 +313,45 @@ def _cut(
 
 def _aligned(elements: int) -> int:
     return -(-elements // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The tiers of one unit's working weights and of its optimizer state."""
+
+    weights: Tier
+    state: Tier
+
+
+def stay_on_device(trainable: Sequence[int], device_fraction: float) -> list[bool]:
+    """Return for each unit, given by its trainable parameters in forward order, True where it stays on the device.
+
+    The first ones stay, while they are no more than `device_fraction` of all.
+    """
+    limit = device_fraction * sum(trainable)
+    return [device_fraction > 0 and passed <= limit for passed in accumulate(trainable)]
+
+
+def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0.0) -> tuple[Placement, ...]:
+    """Return the placement of every unit of `layout`.
+
+    Units outside the blocks keep their weights on the device: they are read at any moment of a step. The first
+    units in forward order, as many as fit in `device_fraction` of the trainable parameters, stay on the device whole.
+
+    Raises:
+        ValueError: the tiers contradict each other, or the fraction is not between 0 and 1.
+    """
+    if not 0 <= device_fraction <= 1:
+        raise ValueError(f"device_fraction = {device_fraction}: expected 0 to 1")
+    if state == "device" and weights != "device":
+        raise ValueError(f"weights = {weights!r} with state = 'device': the state is larger than the weights")
+    if weights == "disk" and state != "disk":
+        raise ValueError(f"weights = 'disk' with state = {state!r}: the state has to be on disk as well")
+    stay = stay_on_device([unit.trainable_parameters for unit in layout.units], device_fraction)
+    placements: list[Placement] = []
+    for unit, stays in zip(layout.units, stay, strict=True):
+        if state == "device" or stays:
+            placements.append(Placement("device", "device"))
+        else:
+            placements.append(Placement(weights if unit.kind == "block" else "device", state))
+    return tuple(placements)

@@ -1,6 +1,7 @@
-"""The memory that the engine allocates: buffers by count and bytes, and the memory of each unit. No torch.
+"""The route of each unit's weights, state and gradients, and the memory that the engine allocates for it. No torch.
 
-The engine allocates by these functions and the plan adds them up, so a plan cannot drift from the run.
+Written once for two readers: the engine allocates by these functions and makes its tasks by the routes, the plan adds
+them up, so a plan cannot drift from the run.
 
 Invariant: a size depends on layout, routes and conditions alone, never on what happens during a step. Buffers that
 circulate (`SlotPool`) are given with their limit, which a small model may not reach.
@@ -8,12 +9,24 @@ circulate (`SlotPool`) are given with their limit, which a small model may not r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from workbench.layout import ITEM_BYTES, NORM_BLOCK, Chunk, Layout, Region, Unit, padded
-from workbench.routing import WORKING_KIND, Conditions, UnitRoute
-from workbench.state_formats import MOMENTS, WEIGHT_TENSORS, StateTensor
+from workbench.layout import (
+    ITEM_BYTES,
+    MOMENTS,
+    NORM_BLOCK,
+    WEIGHT_TENSORS,
+    Chunk,
+    Layout,
+    Placement,
+    Region,
+    StateTensor,
+    Unit,
+    padded,
+)
+from workbench.timeline import Overlap, UnitFlow
 
 WEIGHT_SLOTS = 3
 """Device slots of streamed blocks: the one in use, the next one, and the one that is being left."""
@@ -32,11 +45,149 @@ SLOT_ALIGNMENT = 512
 SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 """The least that a frozen parameter is cut into when it is fetched."""
 
+GradientMode = Literal["in_autograd", "owned", "bucketed"]
+Waiting = Literal["in autograd", "ring", "memory", "disk"]
+
+WORKING_KIND = {"float32": "master", "bfloat16": "high", "float16": "working"}
+"""The kind of the state from which the forward's weights are copied, or which they are, by the dtype they are stored
+in."""
+
+SMALL_MODEL_BYTES = 64 << 20
+
 Breakdown = dict[str, dict[str, int]]
 """Bytes by tier ("device", "host", "disk") and by name."""
 
-UnitCount = tuple[Unit, UnitRoute, int]
-"""A unit, its route, and how many units are like it."""
+
+# The routes
+
+
+def lanes_pay(weight_bytes: int, compute_threads: int, cores: int) -> bool:
+    """Return whether updates beside compute are worth handing over in one memory.
+
+    They are not where they are small and compute has every core. `weight_bytes`: of all working weights.
+    """
+    return compute_threads < cores or weight_bytes > SMALL_MODEL_BYTES
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions that all units of an engine share.
+
+    `compute_dtypes`: the dtype that working weights of a storage dtype are computed in, where that differs.
+    `must_wait`: no update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains
+    more than handing it over costs.
+    """
+
+    shared_memory: bool
+    compute_dtypes: Mapping[str, str]
+    gradient_accumulation: int
+    must_wait: bool
+    overlap: Overlap
+    lanes_pay: bool = True
+
+    def compute_dtype(self, storage: str) -> str:
+        return self.compute_dtypes.get(storage, storage)
+
+
+@dataclass(frozen=True)
+class UnitRoute:
+    """The way of one unit.
+
+    `on_device`: the state is on a device of its own. `streamed`: the weights come into a slot when they are used.
+    `aliased`: the forward reads the state's own working copy. `gradients`: they stay in autograd's tensors, are owned
+    by the engine micro-batch by micro-batch, or are copied into buckets, one a chunk. `accumulates`: the engine sums
+    them in fp32. `waiting`: where they are until the update. `update_on_compute`: no lane does it.
+    """
+
+    placement: Placement
+    on_device: bool
+    streamed: bool
+    aliased: bool
+    gradients: GradientMode
+    accumulates: bool
+    waiting: Waiting
+    update_on_compute: bool
+    delayed: bool
+
+    @property
+    def after_backward(self) -> bool:
+        """Its gradients are found in autograd's tensors when backward has ended, and need no hooks before."""
+        return self.update_on_compute and self.gradients == "in_autograd" and not self.delayed
+
+    @property
+    def uploads(self) -> bool:
+        """New weights are copied to where the forward, or the next fetch, reads them."""
+        return not self.aliased and (not self.streamed or self.delayed)
+
+    def is_filed(self, kind: str, dtype: str) -> bool:
+        """Return whether a kind of the state is on disk; the working copy is only where the weights are."""
+        if self.placement.state != "disk":
+            return False
+        return self.placement.weights == "disk" or kind != WORKING_KIND[dtype]
+
+    def flow(self) -> UnitFlow:
+        """Return the same in the timeline's words."""
+        return UnitFlow(
+            state=self.placement.state,
+            update_on_compute=self.update_on_compute,
+            downloads=self.gradients == "bucketed",
+            accumulates=self.accumulates,
+            gradients_on_disk=self.waiting == "disk",
+            uploads=self.uploads,
+            after_backward=self.after_backward,
+        )
+
+
+def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> UnitRoute:
+    """Decide the way of `unit`.
+
+    Raises:
+        ValueError: its weights are on disk and the overlap is delayed.
+    """
+    shared = conditions.shared_memory
+    delayed = conditions.overlap == "delayed"
+    if delayed and placement.weights == "disk":
+        raise ValueError("overlap = 'delayed' with weights = 'disk': the disk would have to hold them twice")
+    storage = {region.dtype for region in unit.regions}
+    frozen = {spec.dtype for spec in unit.frozen}
+    converts = any(conditions.compute_dtype(dtype) != dtype for dtype in storage | frozen)
+    on_device = placement.state == "device" and not shared
+    comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
+    streamed = comes and unit.kind == "block"
+    aliased = not streamed and not converts and not delayed and (on_device or shared)
+    several = conditions.gradient_accumulation > 1
+    waits_on_disk = placement.state == "disk" and (conditions.must_wait or several)
+    gradients: GradientMode
+    if not (on_device or shared) or waits_on_disk or converts:
+        gradients = "bucketed"
+    elif several and storage != {"float32"}:
+        # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
+        gradients = "owned"
+    else:
+        gradients = "in_autograd"
+    on_lanes = not shared or conditions.lanes_pay or delayed or gradients != "in_autograd"
+    update_on_compute = placement.state == "device" or (placement.state == "host" and not on_lanes)
+    waiting: Waiting
+    if gradients == "in_autograd":
+        waiting = "in autograd"
+    elif waits_on_disk:
+        waiting = "disk"
+    else:
+        waiting = "memory" if several or conditions.must_wait or update_on_compute else "ring"
+    return UnitRoute(
+        placement=placement,
+        on_device=on_device,
+        streamed=streamed,
+        aliased=aliased,
+        gradients=gradients,
+        accumulates=several and gradients != "in_autograd",
+        waiting=waiting,
+        update_on_compute=update_on_compute,
+        delayed=delayed,
+    )
+
+
+# The memory of one unit
 
 
 @dataclass(frozen=True)
@@ -74,9 +225,6 @@ class BufferSizes:
         """Bytes of all host buffers between memory and disk; one more for state is there while no step runs."""
         pools = (self.fetch, self.state, self.gradients, self.first_sums)
         return self.state.nbytes + sum(pool.total for pool in pools)
-
-
-# One unit
 
 
 def state_tensors(region: Region) -> tuple[StateTensor, ...]:
@@ -181,6 +329,9 @@ def breakdown_text(breakdown: Breakdown) -> str:
 
 
 # All units
+
+UnitCount = tuple[Unit, UnitRoute, int]
+"""A unit, its route, and how many units are like it."""
 
 
 def each_unit(layout: Layout, routes: Iterable[UnitRoute]) -> list[UnitCount]:

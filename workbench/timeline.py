@@ -16,9 +16,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
-from workbench.layout import Chunk, Layout, Unit
-from workbench.placement import Tier
-from workbench.state_formats import moment_bytes
+from workbench.layout import Chunk, Layout, Tier, Unit, moment_bytes
 
 Overlap = Literal["serial", "exact", "delayed"]
 

@@ -97,7 +97,7 @@ class Engine(_Loop):
 
     def __init__(self, shape: Shape, state: Any) -> None:
         from workbench.engine import OffloadEngine
-        from workbench.optimizer.settings import AdamW
+        from workbench.optimizer import AdamW
 
         super().__init__()
         self._model, materialize = meta_model(shape)

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.engine.machine import GIB, describe
 from benchmarks.engine.processes import run_case, tell
 from benchmarks.engine.shapes import Shape
-from workbench.state_formats import BLOCK, moment_bytes
+from workbench.layout import BLOCK, moment_bytes
 
 LAYERS = 50
 TOKENS = 64

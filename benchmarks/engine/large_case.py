@@ -36,7 +36,7 @@ class Parts:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Build, one forward, one backward, one step, wait for all of it."""
     from workbench.engine import OffloadEngine
-    from workbench.optimizer.settings import AdamW
+    from workbench.optimizer import AdamW
 
     parts = Parts()
     shape = shape_with(case["layers"])

@@ -51,7 +51,7 @@ def _plain(shape: Shape, ids: Tensor) -> dict[str, Any]:
 
 def _engine(shape: Shape, ids: Tensor, case: dict[str, Any]) -> dict[str, Any]:
     from workbench.engine import OffloadEngine
-    from workbench.optimizer.settings import AdamW
+    from workbench.optimizer import AdamW
 
     model, materialize = meta_model(shape)
     on_disk = case["tier"] == "disk"

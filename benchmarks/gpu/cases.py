@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.engine.shapes import Shape, shape_of
-from workbench.state_formats import StateFormat
+from workbench.layout import StateFormat
 
 MODELS = {
     "tiny": shape_of(300_000, layers=3),

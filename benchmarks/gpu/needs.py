@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from benchmarks.engine.machine import GIB
 from benchmarks.gpu.cases import Case
-from workbench.state_formats import moment_bytes
+from workbench.layout import moment_bytes
 
 CHUNK_BYTES = 16 << 20
 CHUNKED_LOGIT_BYTES = 3 * (64 << 20)

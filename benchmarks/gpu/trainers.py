@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(self, case: Case, device: torch.device) -> None:
         from workbench.engine import OffloadEngine, StepReport
-        from workbench.optimizer.settings import AdamW
+        from workbench.optimizer import AdamW
 
         model = _meta_model(case.shape)
         self.engine = OffloadEngine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from workbench.optimizer.extension import missing_extension
+from workbench.optimizer import missing_extension
 
 if __name__ == "__main__":
     if (missing := missing_extension()) is not None:

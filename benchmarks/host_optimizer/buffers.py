@@ -12,9 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from workbench.layout import MOMENTS, StateFormat
+from workbench.optimizer import AdamW
 from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
-from workbench.optimizer.settings import AdamW
-from workbench.state_formats import MOMENTS, StateFormat
 
 SEED = 1234
 DRAWN = 1 << 20

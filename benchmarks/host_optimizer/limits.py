@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.host_optimizer.buffers import Buffers
 from benchmarks.host_optimizer.contender import Run, UnavailableError
-from workbench.state_formats import StateFormat
+from workbench.layout import StateFormat
 
 SOURCE = Path(__file__).with_name("limit.c")
 FORMATS: dict[str, tuple[int, StateFormat]] = {

@@ -20,7 +20,7 @@ from benchmarks.state_formats.noise import compare
 from benchmarks.state_formats.panels import difference_panel, falling_panel, loss_panel
 from benchmarks.state_formats.records import write_records
 from benchmarks.state_formats.report import apart_table, curve_table, falling_table, noise_table
-from workbench.state_formats import StateFormat
+from workbench.layout import StateFormat
 
 FORMATS: tuple[StateFormat, ...] = ("exact", "half", "compact")
 

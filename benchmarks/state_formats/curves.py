@@ -15,9 +15,9 @@ from pathlib import Path
 
 from workbench.config import load_config
 from workbench.config.schema import RunConfig
+from workbench.layout import StateFormat
 from workbench.presets import find_preset
 from workbench.runs import RunDirectory, read_events, read_run_metrics, read_status
-from workbench.state_formats import StateFormat
 
 MODELS: dict[str, tuple[str, ...]] = {
     "0.84 M": (),

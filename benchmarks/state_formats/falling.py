@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workbench.layout import BLOCK, MOMENTS, StateFormat
 from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
-from workbench.state_formats import BLOCK, MOMENTS, StateFormat
 
 PARAMETERS = 4096
 FALL_AT = 500

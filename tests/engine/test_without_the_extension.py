@@ -12,7 +12,7 @@ import torch
 from small_models import batches, clone, gpt2, loss_of, torch_adamw
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.optimizer.extension import MissingExtensionWarning
+from workbench.optimizer import MissingExtensionWarning
 
 HIDE = "import sys; sys.modules['workbench._native'] = None"
 
@@ -52,7 +52,7 @@ def test_it_trains_what_torch_trains(coupled: bool) -> None:
 
 
 @pytest.mark.usefixtures("hidden")
-@pytest.mark.filterwarnings("ignore::workbench.optimizer.extension.MissingExtensionWarning")
+@pytest.mark.filterwarnings("ignore::workbench.optimizer.MissingExtensionWarning")
 def test_a_split_master_and_accumulation_train_too() -> None:
     curves = []
     for precision, accumulation in (("fp32", 1), ("bf16", 1), ("bf16", 2)):

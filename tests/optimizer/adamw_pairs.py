@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from workbench.layout import StateFormat
 from workbench.optimizer.host_adamw import HostAdamW
-from workbench.state_formats import StateFormat
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7, 13), (256,), (3, 5, 17), (1025,)]
 FORMATS: list[StateFormat] = ["exact", "half", "compact"]

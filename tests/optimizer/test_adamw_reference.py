@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from workbench.optimizer import AdamW
 from workbench.optimizer.reference import ReferenceParameter
-from workbench.optimizer.settings import AdamW
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -25,8 +25,8 @@ from adamw_pairs import (
 from torch import Tensor
 from torch.nn import Parameter
 
+from workbench.layout import BLOCK, StateFormat
 from workbench.optimizer.host_adamw import HostAdamW
-from workbench.state_formats import BLOCK, StateFormat
 
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.layout import MOMENTS, StateFormat
 from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
-from workbench.state_formats import MOMENTS, StateFormat
 
 PARTIAL = 65536
 COUNTS = (1, 255, PARTIAL, 0, PARTIAL + 1, 3 * PARTIAL + 777, 40_000)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.layout import BLOCK, MOMENTS, StateFormat, moment_bytes
 from workbench.optimizer.host import INSTRUCTION_SETS, AdamW, HostOptimizer, Piece, PieceTable, lib
 from workbench.optimizer.reference import ReferenceParameter, join_float32, split_float32
-from workbench.state_formats import BLOCK, MOMENTS, StateFormat, moment_bytes
 
 FORMATS: list[StateFormat] = ["exact", "half", "compact"]
 SHORT: list[StateFormat] = ["half", "compact"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.optimizer import host
-from workbench.optimizer.thread_count import candidates, fastest_thread_count
+from workbench.optimizer import candidates, fastest_thread_count, host
 
 
 @pytest.mark.parametrize(

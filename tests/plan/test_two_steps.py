@@ -7,11 +7,9 @@ from collections import Counter
 import pytest
 from synthetic import gpt2
 
-from workbench.layout import Layout
-from workbench.placement import place
+from workbench.layout import Layout, StateFormat, place
 from workbench.plan.two_steps import MOST_GROUPS, group_layout
 from workbench.profiles.model_profile import ModelProfile
-from workbench.state_formats import StateFormat
 
 MODELS = {
     "ten billion": gpt2(50, 4096),

@@ -53,7 +53,7 @@ def main(descriptor: int, limit_s: int) -> None:
 
 def load_extension() -> dict[str, Any]:
     """Load the native extension, without torch. `missing`: why it does not load, or None."""
-    from workbench.optimizer.extension import missing_extension
+    from workbench.optimizer import missing_extension
 
     return {"missing": missing_extension()}
 
@@ -77,9 +77,9 @@ def update() -> dict[str, Any]:
     """
     import torch
 
+    from workbench.optimizer import AdamW
     from workbench.optimizer.host import HostOptimizer, Piece, PieceTable, choose_instruction_set
     from workbench.optimizer.reference import ReferenceParameter
-    from workbench.optimizer.settings import AdamW
 
     generator = torch.Generator().manual_seed(1234)
     # Small weights: their rounding in float32 is then far below what an update moves them.

@@ -7,7 +7,7 @@ from workbench.engine.execution import LaneError, Span
 from workbench.engine.non_finite import LossScaling
 from workbench.engine.offload import OffloadEngine
 from workbench.engine.report import NonFiniteGradientsError, StepReport, StepResult
-from workbench.optimizer.settings import AdamW
+from workbench.optimizer import AdamW
 
 __all__ = [
     "AdamW",

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from workbench.layout import NORM_BLOCK
+from workbench.layout import NORM_BLOCK, StateFormat
+from workbench.optimizer import AdamW
 from workbench.optimizer.reference import join_float32, split_float32
-from workbench.optimizer.settings import AdamW
-from workbench.state_formats import StateFormat
 
 if TYPE_CHECKING:
     from workbench.optimizer.host import Piece, PieceTable

@@ -33,11 +33,19 @@ from workbench.engine.precision import compute_dtypes, dtype_name
 from workbench.engine.report import ComputeClock
 from workbench.engine.step_tasks import StepTasks
 from workbench.engine.unit_memory import UnitMemory
-from workbench.layout import Layout
-from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
-from workbench.placement import place
-from workbench.routing import Conditions, UnitRoute, lanes_pay, route_unit
-from workbench.sizes import Breakdown, BufferSizes, add, buffer_sizes, each_unit
+from workbench.layout import Layout, place
+from workbench.optimizer import MissingExtensionWarning, missing_extension
+from workbench.sizes import (
+    Breakdown,
+    BufferSizes,
+    Conditions,
+    UnitRoute,
+    add,
+    buffer_sizes,
+    each_unit,
+    lanes_pay,
+    route_unit,
+)
 from workbench.system.processor import usable_cpus
 from workbench.timeline import StepShape
 

@@ -17,9 +17,8 @@ from workbench.engine.blocks.discovery import FoundUnit
 from workbench.engine.devices.device import Device
 from workbench.engine.non_finite import LossScaling
 from workbench.engine.precision import Compute, Precision
-from workbench.optimizer.settings import AdamW
-from workbench.placement import Tier
-from workbench.state_formats import MOMENTS, StateFormat
+from workbench.layout import MOMENTS, StateFormat, Tier
+from workbench.optimizer import AdamW
 from workbench.timeline import Overlap
 
 

@@ -18,7 +18,7 @@ from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.report import GradCheck, NotFinite
 from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Chunk, Slice
-from workbench.optimizer.settings import AdamW
+from workbench.optimizer import AdamW
 from workbench.timeline import Task
 
 

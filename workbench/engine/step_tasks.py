@@ -27,7 +27,7 @@ from workbench.engine.report import GradCheck
 from workbench.engine.state_pointers import GradientSet, StatePointers
 from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Chunk, padded
-from workbench.optimizer.settings import AdamW
+from workbench.optimizer import AdamW
 from workbench.sizes import BufferSizes
 from workbench.timeline import Kind, Lane, Task
 

@@ -26,8 +26,7 @@ from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
 from workbench.engine.precision import DTYPES
 from workbench.layout import Chunk, Region, Segment, Unit, padded
-from workbench.routing import WORKING_KIND, UnitRoute
-from workbench.sizes import name_of, state_tensors
+from workbench.sizes import WORKING_KIND, UnitRoute, name_of, state_tensors
 
 STALE_WEIGHTS = "stale_weights"
 """The kind of the weights that a delayed engine's next forward reads, an update behind the state's own."""

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from workbench.layout import MOMENTS
+from workbench.optimizer import AdamW
 from workbench.optimizer.host import HostOptimizer
 from workbench.optimizer.pieces import GRADIENT_TYPES, Piece, PieceTable
-from workbench.optimizer.settings import AdamW
 from workbench.optimizer.state_conversion import Entry, follow_parameter, format_of, state_key
-from workbench.state_formats import MOMENTS
 
 Group = dict[str, Any]
 ONE = torch.ones((), device="cpu")  # adding a Python number costs torch more

@@ -18,10 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.optimizer.extension import load_extension
+from workbench.optimizer import AdamW, candidates, fastest_thread_count, load_extension
 from workbench.optimizer.pieces import EMITTED_TYPES, Piece, PieceTable, check_tensor, type_of
-from workbench.optimizer.settings import AdamW
-from workbench.optimizer.thread_count import candidates, fastest_thread_count
 from workbench.system.processor import usable_cpus
 
 ffi, lib = load_extension()

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from workbench.layout import MOMENTS, StateFormat
 from workbench.optimizer.group_table import Group, GroupTable, place_of, settings_of
 from workbench.optimizer.host import HostOptimizer
 from workbench.optimizer.pieces import GRADIENT_TYPES
 from workbench.optimizer.state_conversion import Entry, fitted_entry, fresh_entry, packed_entry
-from workbench.state_formats import MOMENTS, StateFormat
 
 __all__ = ["HostAdamW"]
 
@@ -37,7 +37,7 @@ class HostAdamW(torch.optim.Optimizer):
     parameter instead of 4). float16 is not the upper half of a float32, so there the state keeps a whole master.
 
     With `state_format="exact"` the moments are float32 and have the bits of `torch.optim.AdamW(foreach=False)`; `half`
-    and `compact` keep them in 4 and about 2 bytes a parameter (see state_formats.py). A parameter group may have a
+    and `compact` keep them in 4 and about 2 bytes a parameter (see layout.py). A parameter group may have a
     `state_format` of its own: "exact" is advisable for embeddings. With `coupled_decay`, `weight_decay` is that of
     `torch.optim.Adam`. `threads` is as in `HostOptimizer`.
 

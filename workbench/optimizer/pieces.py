@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.optimizer.extension import load_extension
-from workbench.state_formats import MOMENTS, StateFormat
+from workbench.layout import MOMENTS, StateFormat
+from workbench.optimizer import load_extension
 
 ffi, lib = load_extension()
 
@@ -50,7 +50,7 @@ class Piece:
     """Consecutive elements of one parameter. All tensors: 1-D, contiguous, on the CPU.
 
     Either `master` is given, or `high` and `low`, which hold it losslessly as two 16-bit halves; `high` is at
-    the same time the bfloat16 working weights. `state_format` is that of the moments (see state_formats.py); all zeros
+    the same time the bfloat16 working weights. `state_format` is that of the moments (see layout.py); all zeros
     is the state before the first step in each.
 
     Beyond `exact`, moments are rounded stochastically. The random bits follow from `random_stream`, the step count and

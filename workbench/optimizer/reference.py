@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.optimizer.settings import AdamW
+from workbench.optimizer import AdamW
 
 
 @dataclass

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workbench.state_formats import BLOCK, MOMENTS, StateFormat
+from workbench.layout import BLOCK, MOMENTS, StateFormat
 
 if TYPE_CHECKING:  # moments are converted where there is no extension, too
     from workbench.optimizer.host import HostOptimizer

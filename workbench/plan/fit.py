@@ -19,10 +19,10 @@ from workbench.config import RunConfig, fields
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.formatting import gib
+from workbench.layout import MOMENTS, StateFormat
 from workbench.plan.memory import MemoryPlan
 from workbench.plan.placement import FRACTIONS, Candidate, candidates
 from workbench.plan.planner import Plan, Planner, check_positions, placement_request, with_placement
-from workbench.state_formats import MOMENTS, StateFormat
 
 FIELDS = (
     "offload.weights",

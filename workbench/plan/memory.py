@@ -13,14 +13,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.formatting import GIB
-from workbench.layout import ITEM_BYTES, Layout, Unit
-from workbench.placement import place
+from workbench.layout import ITEM_BYTES, Layout, Unit, place
 from workbench.plan.activations import HEAP_BLOCK_BYTES, AutogradGradients, heap_reserve, model_rows
 from workbench.plan.machine import Free
 from workbench.plan.workload import Workload
 from workbench.profiles.model_profile import ModelProfile
-from workbench.routing import UnitRoute, route_unit
-from workbench.sizes import Breakdown, UnitCount, add, buffer_sizes, state_tensors, unit_breakdown
+from workbench.sizes import (
+    Breakdown,
+    UnitCount,
+    UnitRoute,
+    add,
+    buffer_sizes,
+    route_unit,
+    state_tensors,
+    unit_breakdown,
+)
 
 HOST_RUNTIME_BYTES = 400 << 20
 """Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""

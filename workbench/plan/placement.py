@@ -12,9 +12,8 @@ from typing import Literal
 
 from workbench.errors import DoesNotFitError
 from workbench.formatting import GIB, MIB
-from workbench.placement import Tier
+from workbench.layout import StateFormat, Tier
 from workbench.plan.memory import MemoryPlan
-from workbench.state_formats import StateFormat
 from workbench.timeline import Overlap
 
 FRACTIONS = 8

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
-from workbench.layout import ITEM_BYTES
+from workbench.layout import ITEM_BYTES, StateFormat, moment_bytes
 from workbench.plan.simulation import Demand
 from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile
-from workbench.state_formats import StateFormat, moment_bytes
 
 UNMEASURED_SHARE = 0.6
 """Of its speed alone, what reading and writing keep when a disk does both; where the profile does not say."""

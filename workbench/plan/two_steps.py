@@ -14,13 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.layout import ALIGNMENT, Layout, ParameterSpec, Unit, UnitSpec, build_layout
-from workbench.placement import Placement, place
+from workbench.layout import (
+    ALIGNMENT,
+    Layout,
+    ParameterSpec,
+    Placement,
+    StateFormat,
+    Unit,
+    UnitSpec,
+    build_layout,
+    place,
+)
 from workbench.plan.simulation import Order
 from workbench.plan.workload import Workload
 from workbench.profiles.model_profile import ModelProfile
-from workbench.routing import UnitRoute, route_unit
-from workbench.state_formats import StateFormat
+from workbench.sizes import UnitRoute, route_unit
 from workbench.timeline import Kind, Lane, StepShape, Task, Timeline, UnitFlow, build_timeline
 
 LANES = tuple(Lane)

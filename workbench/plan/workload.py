@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.config import RunConfig
-from workbench.placement import Tier
+from workbench.layout import StateFormat, Tier
 from workbench.plan.machine import WeightDtypes
-from workbench.routing import Conditions, lanes_pay
-from workbench.state_formats import StateFormat
+from workbench.sizes import Conditions, lanes_pay
 from workbench.timeline import Overlap
 
 

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic, StateViews, Table, TorchArithmetic
 from workbench.engine.devices.device import Device
-from workbench.optimizer.extension import missing_extension
-from workbench.optimizer.settings import AdamW
+from workbench.layout import MOMENTS, StateFormat
+from workbench.optimizer import AdamW, missing_extension
 from workbench.profiles.machine_profile import Dtype
 from workbench.profiles.sampling import Budget, Work, median_seconds
-from workbench.state_formats import MOMENTS, StateFormat
 
 CPUS = Path("/sys/devices/system/cpu")
 SEED = 1234

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workbench.errors import ConfigurationError
-from workbench.state_formats import MOMENTS
+from workbench.layout import MOMENTS
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -18,9 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workbench.config import RunConfig
-from workbench.layout import Layout, ParameterSpec, Unit, UnitSpec, build_layout
-from workbench.placement import stay_on_device
-from workbench.state_formats import StateFormat
+from workbench.layout import Layout, ParameterSpec, StateFormat, Unit, UnitSpec, build_layout, stay_on_device
 
 VERSION = 3
 TIMES_VERSION = 3

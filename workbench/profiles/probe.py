@@ -12,8 +12,7 @@ import torch
 from workbench.engine.devices.device import Device, has_bfloat16, open_device
 from workbench.errors import ConfigurationError
 from workbench.formatting import GIB
-from workbench.optimizer.extension import missing_extension
-from workbench.optimizer.thread_count import candidates
+from workbench.optimizer import candidates, missing_extension
 from workbench.profiles.device_speeds import ELEMENT_BUFFERS, measure_compute, measure_link
 from workbench.profiles.disk_speed import measure_disk
 from workbench.profiles.host_speeds import (

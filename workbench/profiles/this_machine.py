@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workbench.errors import ConfigurationError
 from workbench.formatting import GIB
-from workbench.optimizer.extension import missing_extension
+from workbench.optimizer import missing_extension
 from workbench.profiles.machine_profile import DiskProfile, MachineProfile, parse_profile, profile_text
 from workbench.system.folders import read_cached, write_cached
 from workbench.system.free_space import free_disk_bytes, free_host_bytes, mount_of

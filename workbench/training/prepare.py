@@ -24,7 +24,7 @@ from workbench.engine.precision import compute_dtypes, dtype_name, working_preci
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.formatting import duration
 from workbench.model.build import check_positions
-from workbench.optimizer.extension import missing_extension
+from workbench.optimizer import missing_extension
 from workbench.plan.planner import Plan
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import find_checkpoints

@@ -21,7 +21,7 @@ from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
 from workbench.formatting import decimal_bytes
 from workbench.monitor.recording import SystemRecording
-from workbench.optimizer.extension import MissingExtensionWarning, missing_extension
+from workbench.optimizer import MissingExtensionWarning, missing_extension
 from workbench.plan.outcome import compare
 from workbench.runs import RunDirectory, read_plan, read_run_metrics, record_resume, write_config, write_plan
 from workbench.runs.checkpoints import (

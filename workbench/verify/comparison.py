@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from workbench.state_formats import StateFormat
+from workbench.layout import StateFormat
 from workbench.verify.distances import (
     FEW,
     Verdict,

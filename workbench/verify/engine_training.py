@@ -19,9 +19,8 @@ from workbench.config import RunConfig
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
 from workbench.engine.devices.device import Device
 from workbench.engine.loss.chunked_loss import ChunkedLoss
-from workbench.layout import Region, Segment
+from workbench.layout import BLOCK, Region, Segment
 from workbench.optimizer.reference import join_float32
-from workbench.state_formats import BLOCK
 from workbench.training.engine_options import engine_options
 from workbench.verify.recipe import Outcome, Recipe, infinite, seed_micro_batch
 from workbench.verify.shrink import Subject, counted_tokens

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from workbench.engine.blocks.discovery import SIXTEEN_BITS
 from workbench.engine.non_finite import LARGEST_SCALE
+from workbench.layout import BLOCK, StateFormat
 from workbench.optimizer.reference import split_float32
-from workbench.state_formats import BLOCK, StateFormat
 from workbench.verify.recipe import Outcome, Recipe, infinite, mean_weights, seed_micro_batch
 from workbench.verify.shrink import counted_tokens, loss_of
 
@@ -227,7 +227,7 @@ def rounded(values: Tensor, storage: torch.dtype) -> Tensor:
 
 
 def as_kept(kind: str, moment: Tensor, state_format: StateFormat, noise: torch.Generator) -> Tensor:
-    """A moment after a short format has kept it, rounded at random; see `workbench.state_formats` for the formats."""
+    """A moment after a short format has kept it, rounded at random; see `workbench.layout` for the formats."""
     if state_format == "half":
         random = torch.randint(1 << 16, moment.shape, generator=noise).to(moment.device)
         bits = moment.float().contiguous().view(torch.int32).long() + random

@@ -16,7 +16,7 @@ import torch
 
 from workbench.engine.blocks.discovery import find_units, lay_out
 from workbench.engine.devices.device import Device
-from workbench.state_formats import StateFormat
+from workbench.layout import StateFormat
 from workbench.verify.comparison import Comparison, compare_with_plain, runs_exactly
 from workbench.verify.distances import Verdict
 from workbench.verify.engine_training import Bench, EngineOutcome

@@ -14,9 +14,15 @@ import torch
 from torch import nn
 
 from workbench.engine.precision import dtype_name
-from workbench.layout import Layout, ParameterSpec, UnitKind, UnitSpec, build_layout
-from workbench.placement import stay_on_device
-from workbench.state_formats import StateFormat
+from workbench.layout import (
+    Layout,
+    ParameterSpec,
+    StateFormat,
+    UnitKind,
+    UnitSpec,
+    build_layout,
+    stay_on_device,
+)
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.devices.buffers import page_aligned
-from workbench.optimizer.extension import missing_extension
+from workbench.optimizer import missing_extension
 from workbench.system import processor
 from workbench.timeline import Lane
 

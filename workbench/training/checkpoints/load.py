@@ -22,11 +22,10 @@ from workbench.engine.disk_files import StoredTensor
 from workbench.engine.precision import DTYPES, dtype_name
 from workbench.engine.unit_memory import STALE_WEIGHTS, state_kinds, state_suffixes
 from workbench.errors import ConfigurationError
-from workbench.layout import ALIGNMENT, Layout, Region, Unit
+from workbench.layout import ALIGNMENT, MOMENTS, Layout, Region, StateFormat, Unit
 from workbench.optimizer.reference import join_float32, split_float32
 from workbench.optimizer.state_conversion import fitted_moments, state_key
 from workbench.runs.checkpoints import DamagedFileError, SavedStep, check_model_files, check_state_files
-from workbench.state_formats import MOMENTS, StateFormat
 from workbench.training.checkpoints.state_files import read_tensors
 
 PIECE_ELEMENTS = (1 << 20) // ALIGNMENT * ALIGNMENT
