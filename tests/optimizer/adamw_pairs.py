@@ -71,13 +71,23 @@ def same_states(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def assert_follows(ours: HostAdamW, theirs: torch.optim.Optimizer) -> None:
+    """Assert the same step counts and nearly the same moments and parameters, for gradients of `take_steps`.
+
+    Not the bits, which test_host_update.py asserts: where torch's kernels have no fma, they round a product more. A
+    step adds at most 2^-24 of a term below 10 to exp_avg, and to exp_avg_sq, whose terms have one sign, two roundings
+    and, with coupled decay, 2^-24 of twice the gradient.
+    """
+    close = torch.testing.assert_close
+    largest = 10 / (1 - max(group["betas"][0] for group in ours.param_groups))
     for mine, other in zip(listed(ours), listed(theirs), strict=True):
         assert (mine in ours.state) == (other in theirs.state)
         if mine in ours.state:
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                assert same(ours.state[mine][key], theirs.state[other][key]), key
-        # Within 1 ulp and four roundings of the change at each step; torch's own variants differ by more.
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
+            state, expected = ours.state[mine], theirs.state[other]
+            assert same(state["step"], expected["step"])
+            close(state["exp_avg"], expected["exp_avg"], rtol=0, atol=largest * 2.0**-24)
+            rtol = (int(state["step"]) + 1) * 2.0**-23
+            close(state["exp_avg_sq"], expected["exp_avg_sq"], rtol=rtol, atol=10 * 2.0**-24)
+        close(mine, other, rtol=1e-5, atol=1e-6)
 
 
 def master_of(optimizer: HostAdamW, index: int = 0) -> Tensor:

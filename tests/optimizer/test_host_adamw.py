@@ -1,11 +1,9 @@
-"""HostAdamW where torch.optim.AdamW stands: it takes the same steps, whatever the program does between them."""
+"""HostAdamW takes the steps of torch.optim.AdamW, whatever the program does between them."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,23 +29,17 @@ from torch.nn import Parameter
 from workbench.optimizer.host_adamw import HostAdamW
 
 
-def test_twenty_steps_have_torchs_moments_and_its_parameters() -> None:
-    ours, theirs = host(parameters()), torchs(parameters())
-    take_steps(ours, theirs, count=20)
-    assert_follows(ours, theirs)
-
-
-def test_coupled_decay_follows_torchs_adam() -> None:
-    ours = host(parameters(), coupled_decay=True)
-    theirs = torch.optim.Adam(parameters(), **SETTINGS, foreach=False)
+@pytest.mark.parametrize("coupled", [False, True])
+def test_twenty_steps_follow_torch(coupled: bool) -> None:
+    made = parameters()
+    ours = host(parameters(), coupled_decay=coupled)
+    theirs = torch.optim.Adam(made, **SETTINGS, foreach=False) if coupled else torchs(made)
     for step in range(20):
         take_steps(ours, theirs, first=step, count=1)
-        for mine, other in zip(listed(ours), listed(theirs), strict=True):
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                assert same(ours.state[mine][key], theirs.state[other][key])
-            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
-            # Decay carries a parameter's last bit into the next moments, so each step starts from the same ones.
-            with torch.no_grad():
+        assert_follows(ours, theirs)
+        # Coupled decay carries a parameter's last bit into the next moments, so each step starts from the same ones.
+        with torch.no_grad():
+            for mine, other in zip(listed(ours), made, strict=True):
                 mine.copy_(other)
 
 
@@ -82,13 +74,6 @@ def test_a_parameter_without_a_gradient_rests_and_counts_no_step() -> None:
     assert len(ours.state) == len(SHAPES) - 1
 
 
-def test_a_step_without_any_gradient_changes_nothing() -> None:
-    ours = host(parameters())
-    ours.step()
-    assert not ours.state
-    assert all(map(torch.equal, listed(ours), parameters()))
-
-
 def test_schedulers_and_tensor_learning_rates_take_effect() -> None:
     ours, theirs = host(parameters()), torchs(parameters())
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in (ours, theirs)]
@@ -121,28 +106,6 @@ def test_a_closure_is_called_with_autograd_and_its_loss_returned() -> None:
     assert float(weight.detach()) < 3.0
 
 
-def test_step_hooks_and_zero_grad_work_as_in_torch() -> None:
-    optimizer = host(parameters())
-    calls: list[str] = []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    take_steps(optimizer, count=1)
-    assert calls == ["before", "after"]
-    optimizer.zero_grad()
-    assert all(parameter.grad is None for parameter in listed(optimizer))
-
-
-def test_gradients_are_not_kept_after_a_step() -> None:
-    (parameter,) = made = parameters([(10,)])
-    optimizer = host(made)
-    parameter.grad = torch.ones(10)
-    gone = weakref.ref(parameter.grad)
-    optimizer.step()
-    optimizer.zero_grad()
-    gc.collect()
-    assert gone() is None
-
-
 def test_a_backward_pass_through_the_values_before_a_step_is_refused() -> None:
     weight = Parameter(torch.ones(3))
     optimizer = host([weight])
@@ -151,16 +114,6 @@ def test_a_backward_pass_through_the_values_before_a_step_is_refused() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_only_parameters_with_a_gradient_count_as_written() -> None:
-    optimizer = host(parameters())
-    take_steps(optimizer)
-    listed(optimizer)[1].grad = None
-    before = [parameter._version for parameter in listed(optimizer)]
-    optimizer.step()
-    after = [parameter._version for parameter in listed(optimizer)]
-    assert [index for index, (a, b) in enumerate(zip(before, after, strict=True)) if a == b] == [1]
 
 
 @pytest.mark.parametrize("gradient", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -242,17 +195,6 @@ def test_a_parameter_whose_dtype_changes_keeps_its_moments() -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in made)
 
 
-def test_a_parameter_whose_bits_become_another_dtype_is_noticed() -> None:
-    weight = Parameter(torch.ones(4, dtype=torch.bfloat16))
-    optimizer = host([weight])
-    take_steps(optimizer)
-    weight.grad = None
-    weight.data = weight.data.view(torch.float16)
-    take_steps(optimizer)
-    assert optimizer.state[weight].keys() == {"step", "exp_avg", "exp_avg_sq", "master"}
-    assert same(optimizer.state[weight]["master"].half(), weight.detach())
-
-
 def test_a_state_that_somebody_empties_starts_again() -> None:
     first, second = host(parameters()), host(parameters())
     take_steps(first, second)
@@ -272,20 +214,10 @@ def test_a_gradient_that_is_not_contiguous_is_used_as_it_reads() -> None:
     assert_follows(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_a_copy_continues_on_its_own(copied: Callable[[Any], Any], dtype: torch.dtype) -> None:
-    made = parameters(dtype=dtype)
-    first = host(made, state_format="half", coupled_decay=True)
-    take_steps(first)
-    parameters_of_second, second = copied((made, first))
-    assert listed(second)[0] is parameters_of_second[0]
-    take_steps(first)
-    assert int(second.state[parameters_of_second[0]]["step"]) == 5
-    take_steps(second)
-    assert same_states(first.state_dict(), second.state_dict())
-    first.close()
-    take_steps(second, count=1)
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="state_dict"):
+        copied(host(parameters()))
 
 
 def test_close_ends_the_threads_and_says_so() -> None:
@@ -296,12 +228,3 @@ def test_close_ends_the_threads_and_says_so() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         take_steps(optimizer, count=1)
     assert {int(entry["step"]) for entry in optimizer.state_dict()["state"].values()} == {1}
-
-
-def test_a_dropped_optimizer_ends_its_threads() -> None:
-    optimizer = HostAdamW(parameters(), threads=2)
-    take_steps(optimizer, count=1)
-    gone = weakref.ref(optimizer._host)
-    del optimizer
-    gc.collect()
-    assert gone() is None

@@ -12,8 +12,6 @@ from adamw_pairs import host, listed, parameters, same_states, take_steps, torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
-
 
 @pytest.mark.parametrize(
     ("made", "message"),
@@ -55,8 +53,11 @@ def test_two_parameters_in_the_same_memory_are_refused() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda g: g.to_sparse(), "the gradient of parameter 1 of group 0 is sparse"),
-        (lambda g: g.double(), "the gradient of parameter 1 of group 0 must be float32, bfloat16 or float16"),
+        (lambda g: g.to_sparse(), "the gradient of parameter 1 of group 0 does not fit: .* dense"),
+        (
+            lambda g: g.double(),
+            "the gradient of parameter 1 of group 0 does not fit: .* float32, bfloat16 or float16",
+        ),
     ],
 )
 def test_a_gradient_that_does_not_fit_is_named_and_counts_no_step(
@@ -80,7 +81,7 @@ def test_a_gradient_of_another_length_is_named() -> None:
     assert gradient is not None
     gradient.data = torch.ones(5)
     with pytest.raises(
-        ValueError, match="the gradient of parameter 1 of group 0 has 5 elements, the parameter 4"
+        ValueError, match=r"the gradient of parameter 1 of group 0 does not fit: .* 4 elements, not 5"
     ):
         optimizer.step()
 
@@ -130,41 +131,3 @@ def test_a_state_of_another_kind_is_refused_and_nothing_changes() -> None:
     with pytest.raises(ValueError, match="exp_avg is not finite everywhere, which compact cannot hold"):
         host(parameters([(7, 3)]), state_format="compact").load_state_dict(infinite)
     assert same_states(ours.state_dict(), before)
-
-
-def table_of(count: int) -> PieceTable:
-    return PieceTable([Piece(*(torch.zeros(8) for _ in range(3))) for _ in range(count)])
-
-
-def test_gradients_given_together_are_checked_as_they_are_singly() -> None:
-    table = table_of(2)
-    for bad, message in (
-        (torch.zeros(7), "gradient must have 8 elements, not 7"),
-        (torch.zeros(8).double(), "gradient must be float32, bfloat16 or float16"),
-        (torch.zeros(16)[::2], "gradient must be contiguous"),
-        (torch.zeros(8, device="meta"), "gradient must be on the CPU"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            table.set_gradients([None, bad])
-    with pytest.raises(ValueError):
-        table.set_gradients([None])
-
-
-def test_gradients_given_together_work_as_given_singly_and_can_be_released() -> None:
-    together, singly = table_of(3), table_of(3)
-    given = [torch.ones(8, dtype=torch.bfloat16), None, torch.full((2, 4), 2.0)]
-    together.set_gradients(given)
-    for index, gradient in enumerate(given):
-        singly.set_gradient(index, gradient)
-    together.steps.fill_(1)
-    for index in range(3):
-        singly.set_step(index, 1)
-    assert singly.steps.tolist() == [1, 1, 1]
-    with HostOptimizer(threads=1) as optimizer:
-        results = []
-        for table in (together, singly, together):  # the last without gradients
-            optimizer.update(table, AdamW())
-            table.release_gradients()
-            results.append([piece.exp_avg.tolist() for piece in table._pieces])
-    assert results[0] == results[1] == results[2]
-    assert results[0][0][0] > 0 and results[0][1][0] == 0 and results[0][2][0] > 0

@@ -141,3 +141,41 @@ def test_conversions_name_the_argument(optimizer: HostOptimizer) -> None:
         optimizer.copy(floats, high)
     with pytest.raises(ValueError, match=r"^source must be contiguous"):
         optimizer.copy(floats, torch.zeros(8)[::2])
+
+
+def table_of(count: int) -> PieceTable:
+    return PieceTable([Piece(*(torch.zeros(8) for _ in range(3))) for _ in range(count)])
+
+
+def test_gradients_given_together_are_checked_as_they_are_singly() -> None:
+    table = table_of(2)
+    for bad, message in (
+        (torch.zeros(7), "gradient must have 8 elements, not 7"),
+        (torch.zeros(8).double(), "gradient must be float32, bfloat16 or float16"),
+        (torch.zeros(16)[::2], "gradient must be contiguous"),
+        (torch.zeros(8, device="meta"), "gradient must be on the CPU"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            table.set_gradients([None, bad])
+    with pytest.raises(ValueError):
+        table.set_gradients([None])
+
+
+def test_gradients_given_together_work_as_given_singly_and_can_be_released() -> None:
+    together, singly = table_of(3), table_of(3)
+    given = [torch.ones(8, dtype=torch.bfloat16), None, torch.full((2, 4), 2.0)]
+    together.set_gradients(given)
+    for index, gradient in enumerate(given):
+        singly.set_gradient(index, gradient)
+    together.steps.fill_(1)
+    for index in range(3):
+        singly.set_step(index, 1)
+    assert singly.steps.tolist() == [1, 1, 1]
+    with HostOptimizer(threads=1) as optimizer:
+        results = []
+        for table in (together, singly, together):  # the last without gradients
+            optimizer.update(table, AdamW())
+            table.release_gradients()
+            results.append([piece.exp_avg.tolist() for piece in table._pieces])
+    assert results[0] == results[1] == results[2]
+    assert results[0][0][0] > 0 and results[0][1][0] == 0 and results[0][2][0] > 0

@@ -44,7 +44,7 @@ def parity(capability: str) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("capability", ["avx512", "avx2"])
-@pytest.mark.parametrize("settings", torch_parity.SETTINGS)
+@pytest.mark.parametrize("settings", [*torch_parity.SETTINGS, *torch_parity.COUPLED])
 def test_moments_have_torchs_bits_and_the_parameter_is_within_the_truth(
     capability: str, settings: str
 ) -> None:

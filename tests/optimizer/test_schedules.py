@@ -142,6 +142,6 @@ def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
 
 def test_schedules_and_settings_import_without_torch() -> None:
     program = (
-        "import sys\nfrom workbench.optimizer import schedules, settings\nsys.exit('torch' in sys.modules)\n"
+        "import sys\nfrom workbench.optimizer import AdamW, schedules\nsys.exit('torch' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

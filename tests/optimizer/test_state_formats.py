@@ -336,29 +336,6 @@ def test_a_piece_names_what_its_format_lacks() -> None:
             Piece(**fields)  # type: ignore[arg-type]
 
 
-def test_coupled_decay_has_the_moments_of_torchs_adam() -> None:
-    start = random_values(5000)
-    theirs = torch.nn.Parameter(start.clone())
-    reference = torch.optim.Adam([theirs], lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, foreach=False)
-    piece = piece_of(start, "exact")
-    table = PieceTable([piece])
-    settings = AdamW(lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, coupled_decay=True)
-    with HostOptimizer(threads=2) as optimizer:
-        for step in range(1, 21):
-            # From the reference's parameters each time: its square root is not always correctly rounded.
-            piece.master.copy_(theirs.data)  # type: ignore[union-attr]
-            gradient = random_values(5000, seed=step)
-            theirs.grad = gradient.clone()
-            table.set_gradient(0, gradient)
-            table.set_step(0, step)
-            reference.step()
-            optimizer.update(table, settings)
-            kept = reference.state[theirs]
-            assert torch.equal(piece.exp_avg, kept["exp_avg"])
-            assert torch.equal(piece.exp_avg_sq, kept["exp_avg_sq"])
-            torch.testing.assert_close(values_of(piece), theirs.data, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_narrowing_rounds_as_torch_does(dtype: torch.dtype) -> None:
     bits = torch.randint(-(2**31), 2**31, (1 << 20,), generator=torch.Generator().manual_seed(9)).int()

@@ -59,7 +59,7 @@ def compare(settings: AdamW, steps: int = 3, seed: int = 0) -> dict[str, float]:
         theirs.append(master.clone().requires_grad_())
         pieces.append(Piece(exp_avg, exp_avg_sq, master=master))
     table = PieceTable(pieces)
-    reference = torch.optim.AdamW(
+    reference = (torch.optim.Adam if settings.coupled_decay else torch.optim.AdamW)(
         theirs,
         lr=settings.lr,
         betas=settings.betas,
@@ -100,7 +100,8 @@ SETTINGS = {
     "small betas": AdamW(lr=1e-3, betas=(0.3, 0.5), eps=1e-6, weight_decay=0.01),
     "zero betas": AdamW(lr=1e-3, betas=(0.0, 0.0), weight_decay=0.01),
 }
+COUPLED = {"coupled": AdamW(lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, coupled_decay=True)}
 
 if __name__ == "__main__":
-    report = {name: compare(settings) for name, settings in SETTINGS.items()}
+    report = {name: compare(settings) for name, settings in {**SETTINGS, **COUPLED}.items()}
     print(json.dumps({"capability": torch.backends.cpu.get_cpu_capability(), "worst": report}))

@@ -1,31 +1,40 @@
-"""`HostAdamW`: the native host optimizer where `torch.optim.AdamW` stands, for parameters on the CPU.
+"""`HostAdamW`: the native host optimizer in the place of `torch.optim.AdamW`, for parameters on the CPU.
 
-It is the face for programs that have a model and its gradients in tensors; the engine, which moves both, uses
-`host.py` itself. What an entry of the state holds, and conversions of it, are in state_conversion.py.
+It is for programs that have a model and its gradients in tensors; the engine, which moves both, uses `host.py` itself.
 
-Invariant: C keeps addresses. Before each step everything that may have been replaced since the last one (parameters,
-their storage, dtype, state) is compared with what the table of a group was made of, and a table that does not fit is
-made anew from `param_groups` and `state`, which are all the truth there is.
+Invariant: C keeps addresses. Before each step the parameters' addresses and dtypes and the identity of their entries in
+`state` are compared with those that a group's table was made of, and a table that does not fit is made anew.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from workbench.layout import MOMENTS, StateFormat
-from workbench.optimizer.group_table import Group, GroupTable, place_of, settings_of
-from workbench.optimizer.host import HostOptimizer
+from workbench.optimizer import AdamW
+from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
 from workbench.optimizer.pieces import GRADIENT_TYPES
-from workbench.optimizer.state_conversion import Entry, fitted_entry, fresh_entry, packed_entry
+from workbench.optimizer.state_conversion import (
+    CODES,
+    SCALES,
+    Entry,
+    expanded_moments,
+    fitted_moments,
+    format_of,
+    state_key,
+)
 
 __all__ = ["HostAdamW"]
 
-REFUSED = ("amsgrad", "maximize")
+Group = dict[str, Any]
+OWN_KEYS = {"step", *CODES, *CODES.values(), *SCALES, "low", "master"}
+LISTED_BY_TORCH = ("params", "state_format")
 
 
 class HostAdamW(torch.optim.Optimizer):
@@ -37,20 +46,19 @@ class HostAdamW(torch.optim.Optimizer):
     parameter instead of 4). float16 is not the upper half of a float32, so there the state keeps a whole master.
 
     With `state_format="exact"` the moments are float32 and have the bits of `torch.optim.AdamW(foreach=False)`; `half`
-    and `compact` keep them in 4 and about 2 bytes a parameter (see layout.py). A parameter group may have a
-    `state_format` of its own: "exact" is advisable for embeddings. With `coupled_decay`, `weight_decay` is that of
-    `torch.optim.Adam`. `threads` is as in `HostOptimizer`.
+    and `compact` keep them in 4 and about 2 bytes a parameter. A parameter group may have a `state_format` of its own:
+    "exact" is advisable for embeddings. With `coupled_decay`, `weight_decay` is that of `torch.optim.Adam`. `threads`
+    is as in `HostOptimizer`.
 
     `state_dict()` in `exact` and `half` can be loaded into `torch.optim.AdamW`, `exact_state_dict()` in every format,
-    and `load_state_dict` takes what either has saved, in any format, and converts it. The master of 16-bit parameters
-    travels as `master`, in float32; torch ignores it. Loading copies.
+    and `load_state_dict` takes either, in any format, and converts it. The master of 16-bit parameters travels as
+    `master`, in float32; torch ignores it. Loading copies.
 
-    Whatever writes to a 16-bit parameter between steps is followed, except in place through `.data`, of which torch
-    keeps no trace: then a float16 parameter returns to its master, and a bfloat16 one set to zero may become NaN.
-    State tensors are replaced by `load_state_dict`, not one by one in `state`.
+    A 16-bit parameter that something else writes to between steps is followed, except in place through `.data`, of
+    which torch keeps no trace.
 
     Raises `ValueError` for settings out of range, for `amsgrad` and `maximize`, and for a parameter that does not fit,
-    which it names by its place. Copies and pickles have threads of their own, and no hooks, as in torch.
+    which it names by its place.
     """
 
     def __init__(
@@ -65,9 +73,8 @@ class HostAdamW(torch.optim.Optimizer):
         state_format: StateFormat = "exact",
         threads: int | Literal["auto"] = "auto",
     ) -> None:
-        self._tables: dict[int, GroupTable] = {}
+        self._tables: dict[int, _GroupTable] = {}
         self._host = HostOptimizer(threads)
-        self._coupled_decay = coupled_decay
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -77,7 +84,6 @@ class HostAdamW(torch.optim.Optimizer):
             "state_format": state_format,
         }
         super().__init__(params, defaults)
-        self._tables_of = self._state_identity()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient, and return what `closure`, called first, returns.
@@ -89,166 +95,268 @@ class HostAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._tables_of != self._state_identity():
-            self._tables.clear()
+        first = 0
         for number, group in enumerate(self.param_groups):
-            parameters = group["params"]
-            gradients = [parameter.grad for parameter in parameters]
-            if True not in [gradient is not None for gradient in gradients]:
-                continue
-            table = self._tables.get(number)
-            if table is None or not table.fits(parameters, gradients):
-                table = self._tables[number] = self._table(number, group, gradients)
-            table.update(self._host, group, gradients)
+            indices = [index for index, p in enumerate(group["params"]) if p.grad is not None]
+            if indices:
+                table = self._tables.get(number)
+                if table is None or not table.fits(group, indices, self.state):
+                    table = self._tables[number] = self._table(number, group, indices, first)
+                table.update(self._host, _settings(group))
+            first += len(group["params"])
         return loss
 
     def add_param_group(self, param_group: Group) -> None:
-        """As in torch; raises `ValueError`, and adds nothing, where the group cannot be updated."""
+        """Add a group as torch does; raise `ValueError`, and add nothing, where the group cannot be updated."""
         super().add_param_group(param_group)
         try:
-            self._check_group(len(self.param_groups) - 1, self.param_groups[-1])
+            _check_group(len(self.param_groups) - 1, self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with the state in its format. Moments are not copied, float32 masters may be."""
+        """Return the state as torch does, in its own format. Moments are not copied, float32 masters may be."""
         return self._packed(exact=False)
 
     def exact_state_dict(self) -> dict[str, Any]:
-        """`state_dict()` with float32 moments, whatever the format: `torch.optim.AdamW` can load it."""
+        """Return `state_dict()` with float32 moments in every format: `torch.optim.AdamW` can load it."""
         return self._packed(exact=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state dict of this class, of `torch.optim.AdamW` or of `torch.optim.Adam`.
 
-        It is converted to this optimizer's formats, to the nearest. What kind of decay there is and the formats
-        are the optimizer's own. Parameters are not touched. Raises `ValueError`, and changes nothing, where the
-        state does not fit or was made with `amsgrad` or `maximize`.
+        It is converted to this optimizer's formats, to the nearest. The kind of decay and the formats are the
+        optimizer's own. Parameters are not touched. Raises `ValueError`, and changes nothing, where the state does not
+        fit or was made with `amsgrad` or `maximize`. Hooks on loading see the groups alone.
         """
-        # torch would cast the state to the dtypes of the parameters.
-        with self.register_load_state_dict_pre_hook(_hide_entries):
-            super().load_state_dict(state_dict)
+        state: dict[Tensor, Entry] = {}
+        own = [(g["state_format"], g["decoupled_weight_decay"]) for g in self.param_groups]
+        for number, (group, saved) in enumerate(
+            zip(self.param_groups, state_dict["param_groups"], strict=False)
+        ):
+            _check_group(number, {**saved, **{key: group[key] for key in LISTED_BY_TORCH}})
+            for index, (parameter, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
+                entry = state_dict["state"].get(key)
+                if entry:
+                    copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in entry.items()}
+                    with _named(f"the state of {_place(number, index)} does not fit"):
+                        state[parameter] = self._fitted(parameter, copied, group["state_format"])
+        # Without the state, which torch would cast to the dtypes of the parameters.
+        super().load_state_dict({**state_dict, "state": {}})
+        for group, (state_format, decoupled) in zip(self.param_groups, own, strict=True):
+            group.update(state_format=state_format, decoupled_weight_decay=decoupled)
+        self.state.update(state)
 
     def close(self) -> None:
         """End the threads. Another step raises `RuntimeError`; the state can still be read."""
         self._tables.clear()
         self._host.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The step counts of a group are views of one tensor, which pickle would save once for each.
-        state = {
-            parameter: {**entry, "step": entry["step"].clone()}
-            for parameter, entry in self.state.items()
-            if entry
-        }
-        return {
-            **super().__getstate__(),
-            "state": defaultdict(dict, state),
-            "_coupled_decay": self._coupled_decay,
-            "threads": self._host.threads,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Called by pickle and copy, and by torch's `load_state_dict`, there with `state` and `param_groups` only."""
-        state = dict(state)
-        if "defaults" in state:
-            self._host = HostOptimizer(state.pop("threads"))
-        else:
-            self._adopt(state)
-        super().__setstate__(state)
-        self._tables = {}
-        self._tables_of = self._state_identity()
-
-    def _adopt(self, loaded: dict[str, Any]) -> None:
-        """Fit a loaded state to this optimizer, in place."""
-        state: defaultdict[Tensor, Entry] = defaultdict(dict)
-        for number, (own, group) in enumerate(zip(self.param_groups, loaded["param_groups"], strict=True)):
-            group["state_format"] = own["state_format"]
-            group["decoupled_weight_decay"] = own["decoupled_weight_decay"]
-            self._check_group(number, group)
-            for index, parameter in enumerate(group["params"]):
-                hidden = loaded["state"].get(parameter)
-                if hidden is None or not hidden.entry:
-                    continue
-                copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in hidden.entry.items()}
-                try:
-                    state[parameter] = fitted_entry(parameter, copied, own["state_format"], self._host)
-                except ValueError as error:
-                    raise ValueError(
-                        f"the state of {place_of(number, index)} does not fit: {error}"
-                    ) from None
-        loaded["state"] = state
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a HostAdamW has threads and cannot be copied or pickled: save its state_dict()")
 
     def _packed(self, *, exact: bool) -> dict[str, Any]:
-        def pack(_: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
-            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-            packed["state"] = {
-                index: packed_entry(parameters[index], entry, self._host, exact=exact) if entry else {}
-                for index, entry in packed["state"].items()
-            }
-            for group in packed["param_groups"]:
-                del group["state_format"]  # the entries say it
-
-        # Before the hooks of others, which shall see what is saved.
-        with self.register_state_dict_post_hook(pack, prepend=True):
-            packed: dict[str, Any] = super().state_dict()
+        packed: dict[str, Any] = super().state_dict()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, entry in packed["state"].items():
+            copied: Entry = {**entry, "step": entry["step"].clone()}
+            if exact:
+                copied = {k: v for k, v in copied.items() if k not in (*CODES.values(), *SCALES)}
+                copied |= expanded_moments(entry)
+            low = copied.pop("low", None)
+            if low is not None:
+                # The low half means nothing without the very parameter that it was split from.
+                copied["master"] = torch.empty(low.shape, dtype=torch.float32, device="cpu")
+                self._host.join(parameters[index].detach(), low, copied["master"])
+            packed["state"][index] = copied
         return packed
 
-    def _table(self, number: int, group: Group, gradients: list[Tensor | None]) -> GroupTable:
-        """The table of a group, and whatever state its parameters lack to be updated."""
-        self._check_group(number, group)
-        entries: dict[int, Entry] = {}
-        for index, (parameter, gradient) in enumerate(zip(group["params"], gradients, strict=True)):
-            entry = self.state.get(parameter)
-            if not entry and gradient is None:
-                continue
-            try:
-                if entry:
-                    fitted = fitted_entry(parameter, entry, group["state_format"], self._host)
-                else:
-                    fitted = fresh_entry(parameter, group["state_format"], self._host)
-            except ValueError as error:
-                raise ValueError(f"the state of {place_of(number, index)} does not fit: {error}") from None
-            entries[index] = self.state[parameter] = fitted
-        self._tables_of = self._state_identity()
-        before = sum(len(other["params"]) for other in self.param_groups[:number])
-        return GroupTable(number, group, entries, before, coupled_decay=self._coupled_decay)
+    def _table(self, number: int, group: Group, indices: list[int], first_stream: int) -> _GroupTable:
+        """Return the table of a group's parameters with gradients, whose state is made or fitted."""
+        _check_group(number, group)
+        places = {}
+        for index in indices:
+            parameter, entry = group["params"][index], self.state.get(group["params"][index])
+            with _named(f"the state of {_place(number, index)} does not fit"):
+                fitted = self._fitted(
+                    parameter, entry or _fresh_entry(parameter, group), group["state_format"]
+                )
+            self.state[parameter] = fitted
+            places[index] = (first_stream + index, parameter, fitted)
+        return _GroupTable(number, places)
 
-    def _state_identity(self) -> tuple[int, int]:
-        """Changes where somebody replaced or emptied `state`."""
-        return id(self.state), len(self.state)
+    def _fitted(self, parameter: Tensor, entry: Entry, state_format: StateFormat) -> Entry:
+        """Return the entry as a parameter of this dtype needs it in this format. Tensors that fit are not copied.
 
-    def _check_group(self, number: int, group: Group) -> None:
-        """Raise `ValueError` where a group cannot be updated as it is."""
-        for name in REFUSED:
-            if group.get(name):
-                raise ValueError(f"parameter group {number} has {name}=True, which HostAdamW does not offer")
-        if group["state_format"] not in MOMENTS:
+        A master is used for 16-bit parameters, and only in float32: `torch.optim.AdamW` carries it along rounded, and
+        does not update it. Where there is none, the parameter's value is its master.
+        """
+        fitted: Entry = {key: value for key, value in entry.items() if key not in OWN_KEYS}
+        if "step" not in entry:
+            raise ValueError("it has no step: it is not a state of AdamW")
+        fitted["step"] = torch.as_tensor(entry["step"], dtype=torch.float32, device="cpu").reshape(())
+        fitted.update(fitted_moments(parameter, entry, state_format))
+        master = entry.get("master")
+        if not isinstance(master, Tensor) or master.dtype is not torch.float32:
+            master = parameter.detach().float()
+        elif master.shape != parameter.shape:
             raise ValueError(
-                f"state_format must be one of {', '.join(MOMENTS)}, not {group['state_format']!r}"
+                f"master has the shape {tuple(master.shape)}, the parameter {tuple(parameter.shape)}"
             )
-        settings_of(group, self._coupled_decay)
-        places: dict[int, int] = {}
-        for index, parameter in enumerate(group["params"]):
-            place = place_of(number, index)
-            if not parameter.is_cpu:
-                raise ValueError(f"{place} must be on the CPU, not on {parameter.device}")
-            if parameter.dtype not in GRADIENT_TYPES:
-                raise ValueError(f"{place} must be float32, bfloat16 or float16, not {parameter.dtype}")
-            if parameter.layout is not torch.strided or not parameter.is_contiguous():
-                raise ValueError(f"{place} must be contiguous: give its parameter .contiguous() data")
-            other = places.setdefault(parameter.data_ptr(), index)
-            if other != index and parameter.numel():
-                raise ValueError(f"{place} is in the same memory as parameter {other}: list it once")
+        if parameter.dtype is torch.float16:
+            fitted["master"] = master.to(device="cpu").contiguous()
+        elif parameter.dtype is torch.bfloat16 and "low" in entry:
+            fitted["low"] = entry["low"]
+        elif parameter.dtype is torch.bfloat16:
+            fitted["low"] = torch.empty(parameter.shape, dtype=torch.int16, device="cpu")
+            high = torch.empty(parameter.shape, dtype=torch.bfloat16, device="cpu")
+            self._host.split(master.to(device="cpu").contiguous(), high, fitted["low"])
+        return fitted
 
 
-class _Hidden:
-    """An entry of a loaded state, which torch passes on as it is because it is neither tensor nor container."""
+class _GroupTable:
+    """The parameters of a group that have a gradient, as pieces of one native call.
 
-    def __init__(self, entry: Any) -> None:
-        self.entry = entry
+    `places`: by index in the group, each parameter with its random stream and its entry in the state.
+    """
+
+    def __init__(self, number: int, places: dict[int, tuple[int, Tensor, Entry]]) -> None:
+        self._number = number
+        self._indices = list(places)
+        self._parameters = [parameter for _, parameter, _ in places.values()]
+        self._entries = [entry for _, _, entry in places.values()]
+        self._memory = [(parameter.data_ptr(), parameter.dtype) for parameter in self._parameters]
+        self._table = PieceTable([_piece(*place) for place in places.values()])
+        self._steps = [entry["step"] for entry in self._entries]
+        self._narrow = [(p, entry) for _, p, entry in places.values() if p.dtype is not torch.float32]
+        self._versions: list[int] = []  # of the narrow parameters, after the last step
+
+    def fits(self, group: Group, indices: list[int], state: dict[Tensor, Entry]) -> bool:
+        """Return whether these are the table's parameters, with their memory and their state where they were."""
+        # Lists, not generators: this is paid in every step for every parameter.
+        if indices != self._indices:
+            return False
+        parameters = [group["params"][index] for index in indices]
+        return (
+            self._memory == [(p.data_ptr(), p.dtype) for p in parameters]
+            and False not in [p.is_contiguous() for p in parameters]
+            and False not in [state.get(p) is e for p, e in zip(parameters, self._entries, strict=True)]
+        )
+
+    def update(self, host: HostOptimizer, settings: AdamW) -> None:
+        """Take one step."""
+        if self._versions != [parameter._version for parameter, _ in self._narrow]:
+            with torch.no_grad():
+                for parameter, entry in self._narrow:
+                    _follow(parameter, entry)
+        try:
+            self._set_gradients()
+            self._table.steps.copy_(torch.stack(self._steps) + 1)
+            host.update(self._table, settings)
+        finally:
+            self._table.release_gradients()
+        torch._foreach_add_(self._steps, 1)
+        # As torch's own operations do: otherwise a backward pass through the old values would not be refused.
+        increment_version(self._parameters)
+        self._versions = [parameter._version for parameter, _ in self._narrow]
+
+    def _set_gradients(self) -> None:
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        try:
+            self._table.set_gradients(gradients)
+        except ValueError:  # look at each, to bring it in order or to name it
+            for piece, (index, gradient) in enumerate(zip(self._indices, gradients, strict=True)):
+                with _named(f"the gradient of {_place(self._number, index)} does not fit"):
+                    self._table.set_gradient(piece, gradient if gradient.is_sparse else gradient.contiguous())
 
 
-def _hide_entries(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    return {**state_dict, "state": {key: _Hidden(entry) for key, entry in state_dict["state"].items()}}
+@contextmanager
+def _named(words: str) -> Iterator[None]:
+    """Put `words` before the message of a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{words}: {error}") from None
+
+
+def _place(group: int, index: int) -> str:
+    return f"parameter {index} of group {group}"
+
+
+def _settings(group: Group) -> AdamW:
+    """Return a group's numbers; raise `ValueError` naming one that is wrong or missing."""
+    missing = {"lr", "betas", "eps", "weight_decay"} - group.keys()
+    if missing:
+        raise ValueError(f"a parameter group has no {min(missing)}: it is not a group of AdamW")
+    beta1, beta2 = group["betas"]
+    coupled = not group.get("decoupled_weight_decay", True)
+    numbers = (
+        float(group["lr"]),
+        (float(beta1), float(beta2)),
+        float(group["eps"]),
+        float(group["weight_decay"]),
+    )
+    return AdamW(*numbers, coupled_decay=coupled)
+
+
+def _check_group(number: int, group: Group) -> None:
+    """Raise `ValueError` where a group cannot be updated as it is."""
+    for name in ("amsgrad", "maximize"):
+        if group.get(name):
+            raise ValueError(f"parameter group {number} has {name}=True, which HostAdamW does not offer")
+    if group["state_format"] not in MOMENTS:
+        raise ValueError(f"state_format must be one of {', '.join(MOMENTS)}, not {group['state_format']!r}")
+    _settings(group)
+    seen: dict[int, int] = {}
+    for index, parameter in enumerate(group["params"]):
+        place = _place(number, index)
+        if not parameter.is_cpu:
+            raise ValueError(f"{place} must be on the CPU, not on {parameter.device}")
+        if parameter.dtype not in GRADIENT_TYPES:
+            raise ValueError(f"{place} must be float32, bfloat16 or float16, not {parameter.dtype}")
+        if parameter.layout is not torch.strided or not parameter.is_contiguous():
+            raise ValueError(f"{place} must be contiguous: give its parameter .contiguous() data")
+        other = seen.setdefault(parameter.data_ptr(), index)
+        if other != index and parameter.numel():
+            raise ValueError(f"{place} is in the same memory as parameter {other}: list it once")
+
+
+def _fresh_entry(parameter: Tensor, group: Group) -> Entry:
+    """Return the entry before a parameter's first step."""
+    entry: Entry = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
+    for tensor in MOMENTS[group["state_format"]]:
+        shape = parameter.shape if tensor.elements == 1 else (tensor.count(parameter.numel()),)
+        dtype = getattr(torch, tensor.dtype)
+        entry[state_key(tensor.kind, group["state_format"])] = torch.zeros(shape, dtype=dtype, device="cpu")
+    return entry
+
+
+def _piece(random_stream: int, parameter: Tensor, entry: Entry) -> Piece:
+    value = parameter.detach().view(-1)
+    state_format = format_of(entry)
+    assert state_format is not None, "the entry is fitted"
+    tensors = {t.kind: entry[state_key(t.kind, state_format)].view(-1) for t in MOMENTS[state_format]}
+    if value.dtype is torch.bfloat16:
+        tensors |= {"high": value, "low": entry["low"].view(-1)}
+    elif value.dtype is torch.float16:
+        tensors |= {"master": entry["master"].view(-1), "emit": value}
+    else:
+        tensors["master"] = value
+    return Piece(**tensors, state_format=state_format, random_stream=random_stream)
+
+
+def _follow(parameter: Tensor, entry: Entry) -> None:
+    """Make a 16-bit parameter's master agree with it, after something else than an update may have written to it.
+
+    A float16 parameter's elements that are not their master rounded replace it. A bfloat16 parameter is its master's
+    upper half, so the master follows by itself, within the rounding; only where the lower half of a former value
+    would make something else of a zero or an infinity is it dropped.
+    """
+    value = parameter.detach()
+    if value.dtype is torch.bfloat16:
+        low: Tensor = entry["low"]
+        low.masked_fill_(((value == 0) & (low < 0)) | value.isinf(), 0)
+    else:
+        master: Tensor = entry["master"]
+        torch.where(master.to(value.dtype) == value, master, value.float(), out=master)

@@ -245,6 +245,8 @@ def check_tensor(
         raise ValueError(f"{name} must be {dtype}, not {tensor.dtype}")
     if not tensor.is_cpu:
         raise ValueError(f"{name} must be on the CPU, not on {tensor.device}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} must be dense, not {tensor.layout}")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, not with strides {tensor.stride()}")
     elements = tensor.numel()
