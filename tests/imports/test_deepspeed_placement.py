@@ -72,7 +72,7 @@ def test_stage_and_devices_decide_the_tiers(zero: Any, weights: str, state: str)
         ({"stage": 3, "offload_param": NVME}, "the weights are on disk and the state is larger"),
         ({"stage": 0, "offload_optimizer": CPU}, "stage 0 offloads nothing"),
         ({"stage": 2, "offload_param": CPU}, "only stage 3 offloads weights"),
-        ({"stage": 2, "cpu_offload": True}, "the optimizer's state lives on the host"),
+        ({"stage": 2, "cpu_offload": True}, "the optimizer's state is on the host"),
     ],
 )
 def test_what_is_placed_elsewhere_than_it_says_is_told(zero: dict[str, Any], words: str) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from workbench.config import RunConfig, parse_config, rules
 from workbench.imports import Imported, import_text
-from workbench.imports.deepspeed.keys import DECIDING, is_known
-from workbench.imports.deepspeed.known_keys import HARMFUL, MEANINGLESS
+from workbench.imports.deepspeed.keys import DECIDING, HARMFUL, MEANINGLESS, is_known
 
 ZERO = "zero_optimization"
 BATCH = {"train_micro_batch_size_per_gpu": 4}

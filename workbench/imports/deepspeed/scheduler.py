@@ -15,101 +15,64 @@ DeepSpeed moves its scheduler after each step and starts it at the lowest rate: 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-from workbench.imports.findings import AUTO, Auto, Findings, Member
+from workbench.imports.deepspeed.keys import DECIDING
+from workbench.imports.findings import AUTO, DOCUMENTED, Auto, Findings
 
 _PARAMS = "scheduler.params"
+_RATE = "optimizer.learning_rate"
 _DEFAULT_WARMUP = 1000
-
-
-class _Kind(NamedTuple):
-    """What a scheduler of DeepSpeed is here, and which keys it takes."""
-
-    shape: str
-    ends: bool
-    keys: tuple[str, ...]
-
-
-_WARMUP = ("warmup_num_steps", "warmup_type", "last_batch_iteration")
-_RATES = ("warmup_min_lr", "warmup_max_lr")
-_KINDS = {
-    "WarmupLR": _Kind("constant", False, (*_WARMUP, *_RATES)),
-    "WarmupDecayLR": _Kind("linear", True, (*_WARMUP, *_RATES, "total_num_steps")),
-    "WarmupCosineLR": _Kind(
-        "cosine", True, (*_WARMUP, "warmup_min_ratio", "cos_min_ratio", "total_num_steps")
-    ),
+_SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_WORDS = {"constant": "stays after the warm-up", "linear": "falls to 0", "cosine": "falls as a cosine"}
+_NOT_TAKEN = {
+    "WarmupLR": ("total_num_steps", "warmup_min_ratio", "cos_min_ratio"),
+    "WarmupDecayLR": ("warmup_min_ratio", "cos_min_ratio"),
+    "WarmupCosineLR": ("warmup_min_lr", "warmup_max_lr"),
 }
-KEYS = (
-    "scheduler.type",
-    *(
-        f"{_PARAMS}.{key}"
-        for key in (*_WARMUP, *_RATES, "total_num_steps", "warmup_min_ratio", "cos_min_ratio")
-    ),
-)
-SECTIONS = ("scheduler", _PARAMS)
 
 
 def read_scheduler(found: Findings) -> None:
     """Judge the section `scheduler` and set [schedule]; after the optimizer, whose learning rate it may replace."""
-    if not found.has_section("scheduler"):
-        if not found.is_refused("scheduler"):
-            found.fill(
-                "schedule.type", "scheduler", "the file has none, so the learning rate stays", "constant"
-            )
-        return
-    name = found.word("scheduler.type")
-    found.has_section(_PARAMS)
-    if name is None and not found.is_refused("scheduler.type"):
-        found.fill(
-            "schedule.type", "scheduler.type", "the file names none, so the learning rate stays", "constant"
-        )
-        for member in _params_of(found):
+    there = found.has_section("scheduler")
+    name = found.word("scheduler.type") if there else None
+    if there:
+        found.has_section(_PARAMS)  # refuses anything else in its place
+    if name is None and not found.is_refused("scheduler") and not found.is_refused("scheduler.type"):
+        key = "scheduler.type" if there else "scheduler"
+        found.fill("schedule.type", key, "the file names none, so the learning rate stays", "constant")
+        for member in found.inside(_PARAMS):
             found.judge(member, "meaningless here", "there is no scheduler for it")
         return
-    kind = _KINDS.get(name) if name is not None else None
-    if name is None or kind is None:
+    shape = _SHAPES.get(name or "")
+    if shape is None or name is None:
         if name is not None:
-            found.refuse("scheduler.type", "not a schedule that is built; these are: " + ", ".join(_KINDS))
-        _read_what_any_has(found)
+            found.refuse("scheduler.type", f"not a schedule that is built; these are: {', '.join(_SHAPES)}")
+        _check_params(found)
         return
-    words = {"constant": "stays after the warm-up", "linear": "falls to 0", "cosine": "falls as a cosine"}[
-        kind.shape
-    ]
-    found.put("schedule.type", kind.shape, "scheduler.type", f"the learning rate {words}")
-    for member in _params_of(found):
-        if member.path[-1] not in kind.keys and member.key in KEYS:
+    found.put("schedule.type", shape, "scheduler.type", f"the learning rate {_WORDS[shape]}")
+    for member in found.inside(_PARAMS):
+        if member.path[-1] in _NOT_TAKEN[name]:
             found.refuse(member, f"{name} does not take it; leave it out")
     _read_warmup(found)
-    if kind.shape == "cosine":
-        _read_ratio(found, "warmup_min_ratio", "schedule.warmup_ratio", 0.0)
-        _read_ratio(found, "cos_min_ratio", "schedule.min_ratio", 1e-4)
+    if shape == "cosine":
+        _read_ratios(found)
     else:
         _read_rates(found, name)
-        if kind.shape == "linear":
-            found.fill("schedule.min_ratio", "scheduler.type", f"{name} ends at 0", 0.0)
-    if kind.ends:
+    if shape == "linear":
+        found.fill("schedule.min_ratio", "scheduler.type", f"{name} ends at 0", 0.0)
+    if shape != "constant":
         _read_length(found, name)
 
 
-def _read_what_any_has(found: Findings) -> None:
-    """The keys of a schedule that is refused: those that one in its place would have must be right as well."""
+def _check_params(found: Findings) -> None:
+    """Check the keys of a schedule that is refused: the one in its place would have them too."""
     _read_warmup(found)
     _read_rates(found, "WarmupLR")
-    _read_ratio(found, "warmup_min_ratio", "schedule.warmup_ratio", 0.0)
-    _read_ratio(found, "cos_min_ratio", "schedule.min_ratio", 1e-4)
+    _read_ratios(found)
     found.whole(f"{_PARAMS}.total_num_steps")
-    for key in KEYS:
-        if key != "scheduler.type" and not found.is_refused(key):
+    for key in DECIDING:
+        if key.startswith(_PARAMS):
             found.judge(key, "meaningless here", "the scheduler is refused")
-
-
-def _params_of(found: Findings) -> list[Member]:
-    return [
-        member
-        for path, member in found.members.items()
-        if path[:2] == ("scheduler", "params") and len(path) > 2
-    ]
 
 
 def _read_warmup(found: Findings) -> None:
@@ -117,50 +80,53 @@ def _read_warmup(found: Findings) -> None:
     key, field = f"{_PARAMS}.warmup_type", "schedule.warmup_type"
     written = found.word(key)
     if written == "linear":
-        reason = (
-            f"the warm-up is one step ahead of DeepSpeed's formula, {_share(1, steps)} of the highest rate"
+        ahead = _share(1, steps)
+        found.put(
+            field,
+            "linear",
+            key,
+            f"the warm-up is one step ahead of DeepSpeed's formula, {ahead} of the highest rate",
         )
-        found.put(field, "linear", key, reason)
-    elif written is None and not found.is_refused(key):
-        found.fill(field, key, f"DeepSpeed's default; {_lag(steps)}", "log")
     elif written is not None:
         unknown = "" if written in ("log", "auto") else "DeepSpeed takes log for what it does not know; "
-        found.put(field, "log", key, unknown + _lag(steps))
-    start = found.whole(f"{_PARAMS}.last_batch_iteration")
-    if start == -1 or start is AUTO:
-        found.judge(f"{_PARAMS}.last_batch_iteration", "used", "the schedule starts at its beginning")
+        found.put(field, "log", key, unknown + _why_behind(steps))
+    elif not found.is_refused(key):
+        found.fill(field, key, f"DeepSpeed's default; {_why_behind(steps)}", "log")
+    key = f"{_PARAMS}.last_batch_iteration"
+    start = found.whole(key)
+    if start in (-1, AUTO):
+        found.judge(key, "used", "the schedule starts at its beginning")
     elif start is not None:
-        found.refuse(f"{_PARAMS}.last_batch_iteration", "a schedule starts at its beginning; leave it out")
+        found.refuse(key, "a schedule starts at its beginning; leave it out")
 
 
 def _read_warmup_steps(found: Findings) -> int:
     key, field = f"{_PARAMS}.warmup_num_steps", "schedule.warmup_steps"
     steps = found.whole(key)
-    if steps is AUTO:
+    if isinstance(steps, Auto):
         found.auto(field, key)
         return int(found.settings[field].value)
-    if steps is None or isinstance(steps, Auto):
+    if steps is None:
         if not found.is_refused(key):
             found.fill(field, key, "DeepSpeed's default", _DEFAULT_WARMUP)
         return _DEFAULT_WARMUP
     if steps < 0:
         found.refuse(key, "must be at least 0")
         return _DEFAULT_WARMUP
-    taken = max(2, steps)
-    if taken == steps:
-        found.put(field, taken, key, "steps of the warm-up", "used")
+    if steps < 2:
+        found.put(field, 2, key, f"DeepSpeed takes 2 for {steps}")
     else:
-        found.put(field, taken, key, f"DeepSpeed takes 2 for {steps}")
-    return taken
+        found.put(field, steps, key, "steps of the warm-up", "used")
+    return max(2, steps)
 
 
-def _lag(steps: int) -> str:
+def _why_behind(steps: int) -> str:
     if steps < 2:
         return "there is no warm-up"
-    first = _share(math.log(2), math.log(steps))
     return (
         "DeepSpeed's formula of the step; its own first two steps both have the lowest rate, and it stays one step "
-        f"behind: {first} of the highest rate at the second step, less at every later one"
+        f"behind: {_share(math.log(2), math.log(steps))} of the highest rate at the second step, less at every later "
+        "one"
     )
 
 
@@ -168,27 +134,25 @@ def _share(part: float, whole: float) -> str:
     return f"{100 * part / max(whole, 1e-9):.2g} %"
 
 
-def _read_ratio(found: Findings, key: str, field: str, default: float) -> None:
-    name = f"{_PARAMS}.{key}"
-    value = found.number(name)
-    if value is AUTO:
-        found.auto(field, name, "DeepSpeed's default", default)
-    elif value is not None and not isinstance(value, Auto):
-        found.put(field, float(value), name, "share of the highest rate", "used")
-    elif not found.is_refused(name):
-        found.fill(field, name, "DeepSpeed's default", default)
+def _read_ratios(found: Findings) -> None:
+    for key, field, default in (
+        ("warmup_min_ratio", "schedule.warmup_ratio", 0.0),
+        ("cos_min_ratio", "schedule.min_ratio", 1e-4),
+    ):
+        found.number_field(
+            field, f"{_PARAMS}.{key}", "share of the highest rate", default=default, auto=default
+        )
 
 
 def _read_rates(found: Findings, name: str) -> None:
-    """The lowest and the highest rate; the highest replaces the optimizer's."""
-    low_key, high_key = (f"{_PARAMS}.{key}" for key in _RATES)
-    field = "optimizer.learning_rate"
+    """Read the lowest and the highest rate; the highest replaces the optimizer's."""
+    low_key, high_key = f"{_PARAMS}.warmup_min_lr", f"{_PARAMS}.warmup_max_lr"
     high = found.number(high_key)
     if isinstance(high, Auto):
-        found.auto(field, high_key, "the optimizer's", _rate(found))
+        found.auto(_RATE, high_key, "the optimizer's", _rate(found))
     elif high is not None:
-        before = found.settings.get(field)
-        found.put(field, float(high), high_key, "the scheduler's highest rate is the learning rate")
+        before = found.settings.get(_RATE)
+        found.put(_RATE, float(high), high_key, "the scheduler's highest rate is the learning rate")
         if before is not None and before.value != float(high):
             found.judge("optimizer.params.lr", "meaningless here", f"the scheduler's {high_key} replaces it")
     elif not found.is_refused(high_key):
@@ -201,7 +165,7 @@ def _read_rates(found: Findings, name: str) -> None:
     elif low is None:
         if not found.is_refused(low_key):
             found.fill(ratio, low_key, "DeepSpeed's default", 0.0)
-    elif found.is_refused("optimizer.params.lr") and "optimizer.learning_rate" not in found.settings:
+    elif found.is_refused("optimizer.params.lr") and _RATE not in found.settings:
         found.judge(low_key, "meaningless here", "not worked out: the learning rate is refused")
     elif low > _rate(found):
         found.refuse(low_key, f"must not be above the highest rate, {_rate(found):g}")
@@ -210,31 +174,28 @@ def _read_rates(found: Findings, name: str) -> None:
 
 
 def _rate(found: Findings) -> float:
-    setting = found.settings.get("optimizer.learning_rate")
-    if setting is None:
-        from workbench.imports.findings import DOCUMENTED
-
-        return float(DOCUMENTED["optimizer.learning_rate"].default)
-    return float(setting.value)
+    setting = found.settings.get(_RATE)
+    return float(DOCUMENTED[_RATE].default if setting is None else setting.value)
 
 
 def _read_length(found: Findings, name: str) -> None:
-    key = f"{_PARAMS}.total_num_steps"
+    key, field = f"{_PARAMS}.total_num_steps", "schedule.total_steps"
     steps = found.whole(key)
-    if steps is AUTO:
-        found.auto("schedule.total_steps", key, "the last step of the run, whatever train.steps says", 0)
-    elif steps is not None and not isinstance(steps, Auto):
+    if isinstance(steps, Auto):
+        found.auto(field, key, "the last step of the run, whatever train.steps says", 0)
+    elif steps is None:
+        if not found.is_refused(key):
+            found.refuse("scheduler.type", f'{name} needs "total_num_steps" in its params')
+    else:
         found.put("train.steps", steps, key, "the steps of the run")
         if found.is_refused(key):
             return
-        field, warmup = "schedule.total_steps", found.settings.get("schedule.warmup_steps")
         if name == "WarmupCosineLR":
             found.put(field, steps, key, "the steps of the run, at whose end the rate has its last value")
             return
+        warmup = found.settings.get("schedule.warmup_steps")
         away = _share(1, max(1, steps + 1 - (warmup.value if warmup else 0)))
         reason = (
             f"the rate would be 0 at the step after the last; within {away} of DeepSpeed's formula all along"
         )
         found.put(field, steps + 1, key, reason)
-    elif not found.is_refused(key) and not found.is_refused("scheduler.type"):
-        found.refuse("scheduler.type", f'{name} needs "total_num_steps" in its params')
