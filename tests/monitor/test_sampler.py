@@ -101,14 +101,6 @@ def test_one_sample_is_whole_and_leaves_no_thread_behind(library: RecordedNvml, 
     assert library.opened == 0
 
 
-def test_without_a_gpu_there_is_a_sentence_and_all_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, None)
-    sample = Sampler().sample_once(settle_s=0.11, timeout_s=20)
-    assert (sample.gpus, sample.gpu_note) == ((), "There is no NVIDIA driver on this machine.")
-    assert sample.host.memory_total_bytes
-    assert (sample.trainer, sample.disks) == (None, ())
-
-
 def test_samples_come_until_it_is_stopped_and_the_last_one_stays(library: RecordedNvml) -> None:
     sampler = Sampler(interval_s=TICK_S)
     assert sampler.latest is None
@@ -183,17 +175,6 @@ def test_a_pcie_counter_that_hangs_takes_only_its_own_values_down(library: Recor
     assert "nvmlDeviceGetHandleByIndex_v2" not in library.called[before_it_came_back:]
 
 
-def test_a_gpu_that_is_lost_in_mid_run_is_told_and_the_rest_goes_on(library: RecordedNvml) -> None:
-    sampler = Sampler(interval_s=TICK_S)
-    with sampler:
-        assert soon(lambda: newest(sampler).gpus)
-        library.cards[0].error = 15
-        assert soon(lambda: newest(sampler).gpus[0].fault)
-        sample = newest(sampler)
-        assert "fallen off the bus" in sample.gpus[0].fault
-        assert (sample.gpus[0].pcie_sent_bytes_per_s, sample.gpus[1].busy) == (None, 0.03)
-
-
 def test_what_is_watched_can_be_changed_while_it_samples(library: RecordedNvml, tmp_path: Path) -> None:
     sampler = Sampler(interval_s=TICK_S)
     with sampler:
@@ -257,7 +238,7 @@ def test_what_goes_wrong_in_sampling_itself_is_told_and_ends_nothing(library: Re
 
 
 def test_the_monitor_brings_in_neither_torch_nor_textual() -> None:
-    names = ("nvml", "host", "training_process", "sampler", "recording", "samples")
+    names = ("sampler", "recording")
     program = f"import sys, {', '.join(f'workbench.monitor.{name}' for name in names)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     brought = {name.partition(".")[0] for name in done.stdout.split()}

@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from workbench.monitor.host import DiskReader, HostReader
-from workbench.monitor.nvml import GpuReader, GpuReading, PcieReader, PcieTraffic
+from workbench.monitor.nvml import GpuReader, GpuReading, PcieTraffic, read_pcie_traffic
 from workbench.monitor.samples import DiskSample, GpuSample, HostSample, MonitorSample, TrainerSample
 from workbench.monitor.training_process import TrainingProcessReader
 
 PCIE_INTERVAL_S = 1.0
 """Eight GPUs are waited for a third of this."""
 SILENT_S = 5.0
-"""What has not been renewed for so long, nor for four intervals, is not shown as if it were new."""
+"""A value that was not renewed for so long, nor for four intervals, is not shown as if it were new."""
 _CORES_WITHIN = 5
 """Samples after which a host without busy shares is taken to give none."""
 _ENDING_S = 0.5
@@ -35,8 +35,8 @@ T = TypeVar("T")
 class Sampler:
     """The monitor of the screen: `start`, `watch`, `latest`, `stop`; also a context manager.
 
-    `interval_s`: between two samples. `gpu_reader`, `pcie_reader`: make what reads them, once a start. `clock`: unix
-    seconds, for the samples' times.
+    `interval_s`: between two samples. `gpu_reader`: makes the reader of the GPUs, once a start. `clock`: unix seconds,
+    for the samples' times.
     """
 
     def __init__(
@@ -46,16 +46,15 @@ class Sampler:
         pcie_interval_s: float = PCIE_INTERVAL_S,
         silent_s: float = SILENT_S,
         gpu_reader: Callable[[], GpuReader] = GpuReader,
-        pcie_reader: Callable[[], PcieReader] = PcieReader,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._interval_s = interval_s
         self._pcie_interval_s = pcie_interval_s
         self._silent_s = silent_s
         self._gpu_reader = gpu_reader
-        self._pcie_reader = pcie_reader
         self.clock = clock
-        self.watched = Watched()
+        self.process: TrainingProcessReader | None = None
+        self.disks: tuple[DiskReader, ...] = ()
         self._threads: _Threads | None = None
         self._last: MonitorSample | None = None
 
@@ -82,13 +81,10 @@ class Sampler:
 
     def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
         """From now on sample this process and the disks under these folders."""
-        before = self.watched
-        process = before.process
-        if pid != (None if process is None else process.pid):
-            process = None if pid is None else TrainingProcessReader(pid)
-        there = {disk.folder: disk for disk in before.disks}
-        disks = tuple(there.get(folder) or DiskReader(folder) for folder in dict.fromkeys(folders))
-        self.watched = Watched(process, disks)
+        if pid != (None if self.process is None else self.process.pid):
+            self.process = None if pid is None else TrainingProcessReader(pid)
+        there = {disk.folder: disk for disk in self.disks}
+        self.disks = tuple(there.get(folder) or DiskReader(folder) for folder in dict.fromkeys(folders))
         if self._threads is not None:
             self._threads.wake()
 
@@ -100,7 +96,7 @@ class Sampler:
 
     @property
     def problem(self) -> str:
-        """What went wrong in sampling itself, which nothing should; empty where nothing did."""
+        """The error of sampling itself; empty where there is none, as should be."""
         return "" if self._threads is None else self._threads.problem
 
     def sample_once(self, settle_s: float = 0.2, timeout_s: float = 3.0) -> MonitorSample:
@@ -123,16 +119,7 @@ class Sampler:
             max(interval_s, self._pcie_interval_s),
             max(4 * interval_s, self._silent_s),
             self._gpu_reader(),
-            self._pcie_reader(),
         )
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What is sampled beside the machine itself."""
-
-    process: TrainingProcessReader | None = None
-    disks: tuple[DiskReader, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,7 +158,7 @@ class _Source(Generic[T]):
         self.latest: _Reading[T] | None = None
         """The newest reading; None before the first."""
         self.problem = ""
-        """What the last reading raised; empty where it did not."""
+        """The error of the last reading; empty where it raised none."""
 
     def start(self) -> None:
         self._thread.start()
@@ -223,11 +210,9 @@ class _Threads:
         pcie_interval_s: float,
         silent_s: float,
         gpu_reader: GpuReader,
-        pcie_reader: PcieReader,
     ) -> None:
         self._sampler = sampler
         self._silent_s = silent_s
-        self._pcie_reader = pcie_reader
         self._host_reader = HostReader()
         self._began = time.monotonic()
         self._traffic: dict[int, tuple[float, PcieTraffic]] = {}
@@ -287,11 +272,11 @@ class _Threads:
         return all(gpu.fault or gpu.index in self._traffic for gpu in gpus.value.gpus)
 
     def _read_sample(self) -> MonitorSample:
-        process = self._sampler.watched.process
+        process = self._sampler.process
         return self._put_together(self._host_reader.read(), None if process is None else process.read())
 
     def _read_disks(self) -> dict[str, DiskSample]:
-        return {str(disk.folder): disk.read() for disk in self._sampler.watched.disks}
+        return {str(disk.folder): disk.read() for disk in self._sampler.disks}
 
     def _read_pcie(self) -> None:
         """Every GPU in turn, each kept at once: one that hangs takes nothing from those before it."""
@@ -300,7 +285,7 @@ class _Threads:
             if self._pcie.stopping:
                 return
             if not gpu.fault:
-                self._traffic[gpu.index] = (time.monotonic(), self._pcie_reader.read(gpu.index))
+                self._traffic[gpu.index] = (time.monotonic(), read_pcie_traffic(gpu.index))
 
     def _gpus_are_known(self) -> None:
         self._pcie.wake()
@@ -344,5 +329,5 @@ class _Threads:
     def _disks_at(self, now: float) -> tuple[DiskSample, ...]:
         reading = self._disks.latest
         known = reading.value if reading is not None and now - reading.time < self._silent_s else {}
-        folders = (str(disk.folder) for disk in self._sampler.watched.disks)
+        folders = (str(disk.folder) for disk in self._sampler.disks)
         return tuple(known.get(folder) or DiskSample(folder) for folder in folders)
