@@ -42,12 +42,12 @@ def test_equal_configurations_have_no_differences(tmp_path: Path) -> None:
     assert config_differences([run_with(tmp_path), run_with(tmp_path)]).fields == ()
 
 
-def test_a_field_that_one_run_does_not_have_is_a_difference_beside_its_neighbours(tmp_path: Path) -> None:
+def test_a_field_that_one_run_does_not_have_is_a_difference(tmp_path: Path) -> None:
     one, two = RunDirectory.create(tmp_path, "p"), RunDirectory.create(tmp_path, "p")
     one.config.write_text("[a]\nx = 1\nz = 3\n[b]\ny = true\n")
     two.config.write_text("[a]\nx = 1\nnew = 1.0\nz = 4\n[b]\ny = false\n")
     names = [(field.name, field.values) for field in config_differences([one, two]).fields]
-    assert names == [("a.new", (None, "1.0")), ("a.z", ("3", "4")), ("b.y", ("true", "false"))]
+    assert names == [("a.z", ("3", "4")), ("b.y", ("true", "false")), ("a.new", (None, "1.0"))]
 
 
 @pytest.mark.parametrize(

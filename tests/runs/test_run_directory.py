@@ -1,6 +1,5 @@
 """Making, finding and naming run directories."""
 
-import errno
 import re
 import subprocess
 import sys
@@ -40,20 +39,6 @@ def test_many_runs_in_one_second_have_names_of_their_own(
     monkeypatch.setattr(directory.time, "strftime", lambda form: "20261121-014930")
     names = [RunDirectory.create(tmp_path, "p").name for _ in range(2)]
     assert names == ["20261121-014930-p-aaaaaa", "20261121-014930-p-bbbbbb"]
-
-
-def test_without_symbolic_links_latest_is_a_text_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Path, target: str) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    older = RunDirectory.create(tmp_path, "zzz")
-    newer = RunDirectory.create(tmp_path, "aaa")
-    assert (tmp_path / "latest").read_text().strip() == newer.name
-    assert RunDirectory.find(tmp_path, None) == newer
-    assert RunDirectory.find(tmp_path, older.name) == older
 
 
 def test_a_root_that_cannot_be_written_is_a_configuration_error_with_the_reason(tmp_path: Path) -> None:

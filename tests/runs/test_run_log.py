@@ -122,14 +122,14 @@ PRINT = """
 import sys
 from pathlib import Path
 from workbench.runs import LogTee
-LogTee(Path(sys.argv[1])).install()
-print("out")
-print("err", file=sys.stderr)
-if sys.argv[2:]:
-    sys.stdin.readline()
-    for _ in range(3):
-        print("into nothing")
-    print("last words", end="")
+with LogTee(Path(sys.argv[1])):
+    print("out")
+    print("err", file=sys.stderr)
+    if sys.argv[2:]:
+        sys.stdin.readline()
+        for _ in range(3):
+            print("into nothing")
+        print("last words", end="")
 """
 
 
@@ -160,5 +160,5 @@ def test_a_log_that_fills_the_disk_does_not_end_the_run(
     with LogTee(Path("/dev/full")):
         print("shown all the same")
     assert capsys.readouterr().out == "shown all the same\n"
-    with pytest.raises(WorkbenchError, match="cannot be written"):
-        LogTee(tmp_path / "nowhere" / "train.log").install()
+    with pytest.raises(WorkbenchError, match="cannot be written"), LogTee(tmp_path / "nowhere" / "train.log"):
+        pass

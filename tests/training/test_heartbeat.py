@@ -13,8 +13,6 @@ from workbench.errors import DoesNotFitError, WorkbenchError
 from workbench.runs import (
     RunDirectory,
     Status,
-    append_event,
-    done_before,
     read_events,
     read_status,
     write_status,
@@ -69,22 +67,6 @@ def test_a_preparation_that_ends_the_run_says_how(
     assert (status.phase, status.exit_code, status.message, status.step) == (phase, code, message, 4)
     [event] = read_events(run).events
     assert (event.kind, event.fields["exit_code"]) == ("finished", code)
-
-
-def test_a_run_that_was_done_stays_done_when_the_preparation_to_go_on_fails(run: RunDirectory) -> None:
-    append_event(run, "resume", from_step=3, record=2)
-    append_event(run, "finished", phase="finished", exit_code=0, message="9 steps", step=9)
-    for _ in range(2):
-        write_status(run, Status(phase="starting", step=9, total_steps=20))
-        with pytest.raises(DoesNotFitError), StartupStatus(run, print):
-            raise DoesNotFitError("12 GiB are missing")
-        status = read_status(run)
-        assert (status.phase, status.step, status.total_steps, status.exit_code) == ("finished", 9, 9, 0)
-        assert status.message == "9 steps; it could not go on: 12 GiB are missing"
-    *_, one, other = read_events(run).events
-    assert one.kind == other.kind == "warning" and "12 GiB are missing" in other.fields["message"]
-    append_event(run, "resume", from_step=10, record=9)
-    assert done_before(run) is None
 
 
 def test_a_run_that_nobody_announced_is_not_written(run: RunDirectory) -> None:

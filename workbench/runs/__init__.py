@@ -4,9 +4,9 @@ Every schema in it is owned here. It imports neither torch nor the configuration
 also after a crash, sees whole things; it gets what is there and a sentence about what is wrong, never an exception.
 """
 
-from workbench.runs.control import VERBS, Command, ControlReader, send_control
+from workbench.runs.control import Command, ControlReader, send_control
 from workbench.runs.directory import RunDirectory
-from workbench.runs.events import EVENT_KINDS, Event, Events, append_event, read_events
+from workbench.runs.events import Event, append_event, read_events
 from workbench.runs.log import LogTee
 from workbench.runs.metrics import (
     METRIC_COLUMNS,
@@ -28,32 +28,17 @@ from workbench.runs.records import (
     write_plan,
     write_sample,
 )
-from workbench.runs.status import (
-    ACTIVE,
-    PHASES,
-    RESUMABLE,
-    Liveness,
-    Status,
-    done_before,
-    liveness,
-    read_status,
-    still_done,
-    write_status,
-)
+from workbench.runs.status import ACTIVE, RESUMABLE, Liveness, Status, liveness, read_status, write_status
 from workbench.system.folders import runs_root
 
 __all__ = [
     "ACTIVE",
-    "EVENT_KINDS",
     "METRIC_COLUMNS",
-    "PHASES",
     "RESUMABLE",
-    "VERBS",
     "Column",
     "Command",
     "ControlReader",
     "Event",
-    "Events",
     "LaneSpan",
     "Lanes",
     "Liveness",
@@ -64,7 +49,6 @@ __all__ = [
     "RunDirectory",
     "Status",
     "append_event",
-    "done_before",
     "liveness",
     "read_events",
     "read_lanes",
@@ -75,7 +59,6 @@ __all__ = [
     "record_resume",
     "runs_root",
     "send_control",
-    "still_done",
     "write_config",
     "write_lanes",
     "write_plan",

@@ -7,7 +7,7 @@ manifest, and model files of the lengths in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
-from workbench.runs.status import done_before
+from workbench.runs.status import read_status
 from workbench.runs.writing import read_json
 from workbench.system.files import crc32
 
@@ -251,6 +251,11 @@ def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedS
             warn(f"checkpoint {path.name} is passed over: {error}")
 
 
+def newest_checkpoint(root: Path) -> SavedStep | None:
+    """Return the newest checkpoint under `root` that looks whole; None where there is none."""
+    return next(find_checkpoints(root, lambda _: None), None)
+
+
 def checkpoint_bytes(root: Path) -> int:
     """Return the bytes that the checkpoints under `root` take."""
     files = (file for folder in step_folders(root) for file in folder.rglob("*"))
@@ -291,10 +296,7 @@ def step_of(path: Path) -> int:
 
 
 class Damage(NamedTuple):
-    """A checkpoint that a run cannot go on from, and why.
-
-    `saved` is None where it has no manifest that fits, or lacks a file of its model.
-    """
+    """A checkpoint that a run cannot go on from, and why. `saved` is None where it has no manifest that fits."""
 
     path: Path
     why: DamagedFileError
@@ -304,38 +306,22 @@ class Damage(NamedTuple):
         """Return one line, which names files by their place in the checkpoint."""
         return f"{self.path.name}: {str(self.why).replace(f'{self.path}/', '')}"
 
-    def has_whole_model(self) -> bool:
-        """Return True where the damage is in none of the model's files."""
-        if self.saved is None:
-            return False
-        return not any(f"{self.path / name} " in str(self.why) for name in self.saved.manifest.model_files)
-
 
 class NotResumableError(WorkbenchError):
     """None of a run's checkpoints is whole: a line for each, the newest first, and what can be done."""
 
     def __init__(self, run: RunDirectory, damaged: Sequence[Damage]) -> None:
-        none = (
-            "its only checkpoint is not"
-            if len(damaged) == 1
-            else f"none of its {len(damaged)} checkpoints is"
-        )
         ways = ["put whole copies of these files in their places, and resume it again"]
-        saved = next((damage.saved for damage in damaged if damage.has_whole_model()), None)
+        saved = next((damage.saved for damage in damaged if damage.saved is not None), None)
         if saved is not None:
             ways.append(
-                f"`workbench export {run.path} DIR --step {saved.step}` writes the model of that step"
+                f"`workbench export {run.path} DIR --step {saved.step}` writes the model of that step, if its files "
+                "are whole"
             )
         ways.append(f"`workbench run {run.config}` begins anew, as another run")
-        super().__init__(
-            "\n".join(
-                (
-                    f"run {run.name} cannot be resumed: {none} whole, and all are left as they are",
-                    *(f"  {damage.line()}" for damage in damaged),
-                    ";\nor ".join(ways),
-                )
-            )
-        )
+        lines = [f"run {run.name} cannot be resumed: no checkpoint is whole, and all are left as they are"]
+        lines += [f"  {damage.line()}" for damage in damaged]
+        super().__init__("\n".join([*lines, ";\nor ".join(ways)]))
 
 
 def check_resumable(run: RunDirectory) -> None:
@@ -350,24 +336,20 @@ def check_resumable(run: RunDirectory) -> None:
     folders = step_folders(run.checkpoints)
     if any(run.checkpoints.glob(".step-*.replaced")):
         return  # left by a save that was cut off: the trainer puts it back
-    if not folders and done_before(run) is not None:
+    if not folders and read_status(run).phase == "finished":
         raise WorkbenchError(
             f"run {run.name} has done all its steps, and no checkpoint to go on from is left in {run.checkpoints}; "
             f"`workbench run {run.config}` begins anew, as another run"
         )
-    damaged = list(_damaged(reversed(folders)))
-    if damaged and len(damaged) == len(folders):
-        raise NotResumableError(run, damaged)
-
-
-def _damaged(folders: Iterable[Path]) -> Iterator[Damage]:
-    """Yield the damage of each of `folders` before the first that looks whole."""
-    for path in folders:
+    damaged = []
+    for path in reversed(folders):
         saved = None
         try:
             saved = open_checkpoint(path)
             check_state_lengths(saved)
         except DamagedFileError as error:
-            yield Damage(path, error, saved)
+            damaged.append(Damage(path, error, saved))
         else:
             return
+    if damaged:
+        raise NotResumableError(run, damaged)

@@ -39,7 +39,7 @@ class Differences:
     """The differences of configurations."""
 
     fields: tuple[Difference, ...]
-    """In the order of the configuration."""
+    """In the order of the first configuration that has them."""
     compared: int
     """Fields that any of them has."""
     problems: tuple[str, ...]
@@ -75,7 +75,7 @@ class CurveReader:
         self._metrics: MetricsReader | None = None
 
     def read(self) -> tuple[Curves, bool]:
-        """Return what is new, and whether it replaces all that came before: at first, and after a resumption."""
+        """Return the new part, and True where it replaces all before it: at first, and after a resumption."""
         import numpy as np
 
         events = read_events(self.run, self._events_offset)
@@ -108,12 +108,17 @@ def config_differences(runs: Sequence[RunDirectory]) -> Differences:
     configs: list[dict[str, str] | None] = []
     problems = []
     for run in runs:
-        values, problem = _read_config(run)
-        configs.append(values)
-        if problem:
-            problems.append(f"run {run.name}: {problem}")
+        try:
+            configs.append(dict(_flat(tomllib.loads(run.config.read_text(encoding="utf-8")), "")))
+        except FileNotFoundError:
+            configs.append(None)
+            problems.append(f"run {run.name}: {run.config.name} is missing")
+        except (OSError, ValueError, RecursionError) as error:
+            configs.append(None)
+            problems.append(f"run {run.name}: {run.config.name} is damaged: {error}")
     readable = [values for values in configs if values is not None]
-    names = _in_order(readable)
+    # Every run stores every field, in the order of the schema.
+    names = dict.fromkeys(name for values in readable for name in values)
     fields = tuple(
         Difference(name, tuple(None if values is None else values.get(name) for values in configs))
         for name in names
@@ -122,20 +127,8 @@ def config_differences(runs: Sequence[RunDirectory]) -> Differences:
     return Differences(fields, len(names), tuple(problems))
 
 
-def _read_config(run: RunDirectory) -> tuple[dict[str, str] | None, str]:
-    """Return the fields of a run's configuration by their dotted names, and what is wrong."""
-    try:
-        document = tomllib.loads(run.config.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None, f"{run.config.name} is missing"
-    except OSError as error:
-        return None, f"{run.config.name} cannot be read: {error.strerror or error}"
-    except (ValueError, RecursionError) as error:
-        return None, f"{run.config.name} is damaged: {error}"
-    return dict(_flat(document, "")), ""
-
-
 def _flat(table: dict[str, Any], above: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name of each field and its value as TOML."""
     import tomlkit
 
     for key, value in table.items():
@@ -143,17 +136,3 @@ def _flat(table: dict[str, Any], above: str) -> Iterator[tuple[str, str]]:
             yield from _flat(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", tomlkit.item(value).as_string()
-
-
-def _in_order(tables: Sequence[dict[str, str]]) -> list[str]:
-    """Return all names, each after the one it follows in the first table that has it: whole tables stay together."""
-    names: list[str] = []
-    for table in tables:
-        at = 0
-        for name in table:
-            if name in names:
-                at = names.index(name) + 1
-            else:
-                names.insert(at, name)
-                at += 1
-    return names

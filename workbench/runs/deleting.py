@@ -30,7 +30,7 @@ class Deletion:
     run: RunDirectory
     files: int
     bytes: int
-    """Freed on the disk: a file with a name outside the run frees nothing."""
+    """On the disk."""
     checkpoints: int
     """Saved models."""
 
@@ -39,22 +39,24 @@ def plan_deletion(run: RunDirectory) -> Deletion:
     """Return what deleting `run` would take away; nothing is changed.
 
     Raises:
-        ConfigurationError: the folder is no run, is a link or a mount point, or a link in it leads out of it.
-        WorkbenchError: the run has, or may have, a trainer.
+        ConfigurationError: the folder is no run, or a link to one.
+        WorkbenchError: the run has, or may have, a trainer, or cannot be read.
     """
     path = run.path.absolute()
     if path.is_symlink():
         raise ConfigurationError(f"run {path}: is a link to {path.readlink()}; delete that folder itself")
     RunDirectory.open(path)
-    if path.is_mount():
-        raise ConfigurationError(f"run {path}: is a mount point; unmount it first")
     status = read_status(run)
     state = liveness(status)
     if state in ACTIVE:
         where = f" on {status.host}" if state == "stale" and status.host else ""
         raise WorkbenchError(f"run {run.name} is {state}{where}: stop it first (workbench stop {run.name})")
-    files, size = _count(path)
-    return Deletion(run, files, size, checkpoints=len(list(path.glob("checkpoints/*/DONE"))))
+    try:
+        stats = [entry.lstat() for entry in path.rglob("*") if entry.is_symlink() or not entry.is_dir()]
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    size = sum(_BLOCK * stat.st_blocks for stat in stats)
+    return Deletion(run, len(stats), size, checkpoints=len(list(path.glob("checkpoints/*/DONE"))))
 
 
 def delete_run(run: RunDirectory) -> Deletion:
@@ -88,40 +90,9 @@ def delete_run(run: RunDirectory) -> Deletion:
     return deletion
 
 
-def _count(path: Path) -> tuple[int, int]:
-    """Return how many files are below `path` and the bytes that the disk gets back.
-
-    Raises ConfigurationError for a link that leads out of `path`, WorkbenchError for a folder that cannot be read.
-    """
-    files = size = 0
-    inside = path.resolve()
-    names_inside: dict[tuple[int, int], int] = {}
-    try:
-        for entry in path.rglob("*"):
-            if entry.is_symlink():
-                if not entry.resolve().is_relative_to(inside):
-                    raise ConfigurationError(
-                        f"run {path}: {entry.relative_to(path)} is a link that leads out of it, to {entry.readlink()}; "
-                        "remove the link, and what it points to, by hand first"
-                    )
-                continue
-            if entry.is_dir():
-                continue
-            stat = entry.lstat()
-            files += 1
-            inode = stat.st_dev, stat.st_ino
-            names_inside[inode] = names_inside.get(inode, 0) + 1
-            if names_inside[inode] == stat.st_nlink:
-                size += _BLOCK * stat.st_blocks
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    return files, size
-
-
 def _remove_latest(root: Path, name: str) -> None:
     """Remove `latest` where it names the run; the newest one is found without it."""
     latest = root / "latest"
-    with contextlib.suppress(OSError, ValueError):
-        named = str(latest.readlink()) if latest.is_symlink() else latest.read_text().strip()
-        if Path(named).name == name:
+    with contextlib.suppress(OSError):
+        if latest.is_symlink() and latest.readlink().name == name:
             latest.unlink()

@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.runs.writing import write_whole
 from workbench.system.folders import expanded
 
 _MARKERS = ("events.jsonl", "status.json", "config.toml")
@@ -235,24 +234,17 @@ def _is_run(path: Path) -> bool:
 
 
 def _point_latest(root: Path, name: str) -> None:
-    """Point `latest` to the run, in a text file where there are no symbolic links. A convenience only."""
-    latest = root / "latest"
+    """Point the link `latest` to the run. A convenience only: without it the newest run is found by its name."""
     temporary = root / f".latest-{secrets.token_hex(4)}"
-    try:
+    with contextlib.suppress(OSError):
         temporary.symlink_to(name)
-        temporary.replace(latest)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        with contextlib.suppress(WorkbenchError):
-            write_whole(latest, name + "\n", durable=False)
+        temporary.replace(root / "latest")
 
 
 def _read_latest(root: Path) -> RunDirectory | None:
     latest = root.expanduser().absolute() / "latest"
     try:
-        name = str(latest.readlink()) if latest.is_symlink() else latest.read_text().strip()
-    except (OSError, ValueError):
+        path = latest.parent / latest.readlink().name
+    except OSError:
         return None
-    path = latest.parent / Path(name).name
-    return RunDirectory(path) if name and _is_run(path) else None
+    return RunDirectory(path) if _is_run(path) else None

@@ -28,7 +28,7 @@ _TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class ExitReason:
-    """The end of a run, as far as it is known."""
+    """How a run ended, as far as it is known."""
 
     exit_code: int | None
     """As a shell has it: 128 and the signal's number where a signal ended it. None: not known, or not ended."""
@@ -58,18 +58,6 @@ def start(text: str, name: str, root: Path, overrides: Sequence[str] = ()) -> Ru
     return run
 
 
-def start_preset(preset: str, root: Path, overrides: Sequence[str] = ()) -> RunDirectory:
-    """`start` with the text of a preset, named as `workbench run` takes it. Raises what `start` raises."""
-    from workbench.presets import find_preset
-
-    path = find_preset(preset)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    return start(text, path.stem, root, overrides)
-
-
 def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
     """Continue `run` from its last checkpoint; it is starting when this returns.
 
@@ -91,11 +79,10 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
             f"run {run.name} cannot be resumed: {run.config} cannot be read: {error}"
         ) from error
     train = parse_config(text, str(run.config), overrides).train
-    steps = train.steps
     # Only the tokens decide how many steps the epochs come to.
-    if state == "finished" and not train.epochs and status.step >= steps:
+    if state == "finished" and not train.epochs and status.step >= train.steps:
         raise WorkbenchError(
-            f"run {run.name} is finished: all its {steps} steps are done; "
+            f"run {run.name} is finished: all its {train.steps} steps are done; "
             f"`workbench resume {run.name} --set train.steps=N` goes on to a later one"
         )
     # A trainer whose status cannot be read still holds the run.
@@ -103,7 +90,7 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
     lock.acquire()
     lock.release()
     check_resumable(run)
-    start_trainer(run, total_steps=steps, resuming=True, overrides=overrides)
+    start_trainer(run, total_steps=train.steps, resuming=True, overrides=overrides)
 
 
 def start_trainer(
@@ -196,14 +183,14 @@ def _collect(run: RunDirectory, child: subprocess.Popen[bytes]) -> None:
         try:
             status = read_status(run)
             if status.pid == child.pid and status.exit_code is None:
-                message = status.message or _how(code)
+                message = status.message or _exit_sentence(code)
                 ended = replace(status, exit_code=code if code >= 0 else 128 - code, message=message)
                 write_status(run, ended, durable=False)
         finally:
             lock.release()
 
 
-def _how(code: int) -> str:
+def _exit_sentence(code: int) -> str:
     if code >= 0:
         return f"its process ended with exit code {code}; its log holds its last words"
     try:

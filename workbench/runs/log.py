@@ -6,7 +6,6 @@ and of a line that was redrawn with carriage returns only its last state.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import io
 import os
@@ -20,7 +19,7 @@ from workbench.runs.writing import cannot_write
 
 
 class LogTee:
-    """While installed, `sys.stdout` and `sys.stderr` go to the terminal and to the log.
+    """As a context manager: `sys.stdout` and `sys.stderr` go to the terminal and to the log.
 
     A stream that already is the log (a detached run) goes there once. A terminal that is gone is dropped
     silently. Raises WorkbenchError where the log cannot be opened.
@@ -28,43 +27,30 @@ class LogTee:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = -1
         self._before: tuple[TextIO, TextIO] | None = None
 
-    def install(self) -> None:
-        if self._before is not None:
-            return
+    def __enter__(self) -> LogTee:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:
             self._descriptor = os.open(self._path, flags, 0o666)
         except OSError as error:
             raise cannot_write(self._path, error) from error
         self._before = (sys.stdout, sys.stderr)
-        atexit.register(self.uninstall)
         lock = threading.RLock()
         sys.stdout = _TeeStream(sys.stdout, self._descriptor, lock)
         sys.stderr = _TeeStream(sys.stderr, self._descriptor, lock)
-
-    def uninstall(self) -> None:
-        """Write what is left of the last lines and give the streams back."""
-        if self._before is None:
-            return
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, _TeeStream):
-                stream.finish()
-        sys.stdout, sys.stderr = self._before
-        self._before = None
-        atexit.unregister(self.uninstall)
-        os.close(self._descriptor)
-
-    def __enter__(self) -> LogTee:
-        self.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.uninstall()
+        assert self._before is not None
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, _TeeStream):
+                stream.finish()
+        sys.stdout, sys.stderr = self._before
+        self._before = None
+        os.close(self._descriptor)
 
 
 class _TeeStream(io.TextIOBase):

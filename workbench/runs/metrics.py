@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
@@ -95,8 +95,6 @@ class Metrics:
     """float64 [records, columns]; NaN stands for "not given"."""
     first_record: int = 0
     """The number in the file of the first of these records."""
-    records_left: int = 0
-    """Whole records in the file after these."""
     problem: str = ""
     """A sentence on what is wrong with the file; empty when nothing is."""
 
@@ -236,14 +234,14 @@ def read_metrics(path: Path, since_record: int = 0, most_records: int | None = N
             if problem:
                 return Metrics(problem=problem)
             there = (os.fstat(file.fileno()).st_size - start) // (8 * len(columns))
-            left = max(0, there - since_record)
-            count = left if most_records is None else min(left, most_records)
-            values = _read_records(file.fileno(), start, len(columns), since_record, count)
+            count = max(0, there - since_record)
+            count = count if most_records is None else min(count, most_records)
+            values = _read_records(file, start, len(columns), since_record, count)
     except FileNotFoundError:
         return Metrics(problem=f"{path} is missing")
     except (OSError, MemoryError) as error:
         return Metrics(problem=f"{path} cannot be read: {error}")
-    return Metrics(columns, values, since_record, left - count)
+    return Metrics(columns, values, since_record)
 
 
 def read_run_metrics(run: RunDirectory) -> Metrics:
@@ -346,7 +344,7 @@ def read_downsampled(path: Path, shortest: int = LONG) -> DownsampledMetrics | N
         stretches = [(number * spread // STRETCHES, STRETCH) for number in range(STRETCHES)]
         stretches.append((spread, NEWEST))
         for first, count in stretches:
-            piece = _read_records(file.fileno(), start, len(columns), first, count)
+            piece = _read_records(file, start, len(columns), first, count)
             if len(piece) < count or time.monotonic() > until:
                 return None
             pieces.append(piece)
@@ -384,15 +382,10 @@ def _create(path: Path, columns: Sequence[Column]) -> None:
     write_atomically(path, _PREFIX.pack(_MAGIC, METRICS_VERSION, len(header)) + header, durable=True)
 
 
-def _read_records(descriptor: int, start: int, width: int, first: int, count: int) -> Floats:
+def _read_records(file: BinaryIO, start: int, width: int, first: int, count: int) -> Floats:
     """Return `count` records of `width` columns from number `first` on, fewer where the file ends before."""
     import numpy as np
 
-    values = np.empty((count, width), "<f8")
-    view = values.data.cast("B") if count else memoryview(b"")
-    done = 0
-    while done < len(view) and (
-        read := os.preadv(descriptor, [view[done:]], start + first * 8 * width + done)
-    ):
-        done += read
-    return values[: done // (8 * width)].astype(np.float64, copy=False)
+    file.seek(start + first * 8 * width)
+    values = np.fromfile(file, "<f8", count * width)
+    return values[: len(values) // width * width].reshape(-1, width).astype(np.float64, copy=False)

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,20 +85,10 @@ def read_lanes(run: RunDirectory) -> Lanes:
             problem=f"{run.lanes} has version {values.get('version')}; this Workbench reads {LANES_VERSION}"
         )
     try:
-        names = [str(name) for name in values["fields"]]
-        return Lanes(int(values["step"]), tuple(_spans(names, values["spans"])))
+        spans = tuple(
+            LaneSpan(str(lane), str(name), int(unit), int(chunk), float(start), float(end))
+            for lane, name, unit, chunk, start, end in values["spans"]
+        )
+        return Lanes(int(values["step"]), spans)
     except (KeyError, TypeError, ValueError) as error:
         return Lanes(problem=f"{run.lanes} is damaged: {error}")
-
-
-def _spans(names: Sequence[str], rows: Sequence[Any]) -> Iterable[LaneSpan]:
-    in_order = itemgetter(*(names.index(field) for field in LaneSpan._fields))
-    for row in rows:
-        if len(row) != len(names):
-            raise ValueError(f"a span has {len(row)} values for {len(names)} fields")
-        lane, name, unit, chunk, start, end = in_order(row)
-        if not isinstance(unit, int) or not isinstance(chunk, int):
-            raise ValueError("a span's unit and chunk must be whole numbers")
-        if not isinstance(start, (int, float)) or not isinstance(end, (int, float)):
-            raise ValueError("a span's start and end must be numbers")
-        yield LaneSpan(str(lane), str(name), unit, chunk, float(start), float(end))

@@ -1,7 +1,6 @@
 """`status.json`: what a run is doing now, and whether the process that should be doing it still runs.
 
 The trainer alone writes it. A reader always gets a `Status`; what could not be read says so in `problem`.
-Invariant: a run that was finished stays so where an attempt to go on with it trains nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import functools
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from workbench.runs.directory import RunDirectory
-from workbench.runs.events import append_event, read_events
 from workbench.runs.writing import read_json, write_json
 
 STATUS_VERSION = 1
@@ -149,36 +147,6 @@ def process_started(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.Error:
         return None
-
-
-def done_before(run: RunDirectory) -> Status | None:
-    """Return the status of a run whose last training did all its steps; None where it was begun, went on or ended
-    otherwise.
-
-    The events decide, since the status itself names whoever tries to go on.
-    """
-    last = next((e for e in reversed(read_events(run).events) if e.kind in ("finished", "resume")), None)
-    if last is None or last.fields.get("phase") != "finished":
-        return None
-    step, message = last.fields.get("step"), last.fields.get("message")
-    if not isinstance(step, int) or not isinstance(message, str):
-        return None
-    return replace(
-        read_status(run),
-        phase="finished",
-        step=step,
-        total_steps=step,
-        exit_code=0,
-        message=message,
-        progress="",
-        eta_s=None,
-    )
-
-
-def still_done(run: RunDirectory, done: Status, reason: str) -> Status:
-    """Return the status after an attempt to go on failed for `reason`, which an event keeps. Raises WorkbenchError."""
-    append_event(run, "warning", message=f"the run could not go on, and stays as it was: {reason}")
-    return replace(done, message=f"{done.message}; it could not go on: {reason}")
 
 
 @functools.lru_cache(maxsize=1)

@@ -129,8 +129,8 @@ class RunSummaries:
             return _Reading(stamps, None, RunSummary(run, "foreign", preset, started, problem=problem))
         status = read_status(run)
         state = liveness(status, now)
-        tokens, problem, torn = read_last(run.metrics, "tokens_total")
-        problems = [status.problem, problem]
+        tokens, metrics_problem, torn = read_last(run.metrics, "tokens_total")
+        problems = [status.problem, metrics_problem]
         if torn and state not in ACTIVE:
             problems.append("metrics.bin ends in the middle of a record")
         row = RunSummary(

@@ -20,7 +20,7 @@ from workbench.config import RunConfig
 from workbench.engine import LaneError
 from workbench.engine.disk_files import DiskError
 from workbench.errors import DivergedError, WorkbenchError
-from workbench.runs.checkpoints import SavedStep, find_checkpoints
+from workbench.runs.checkpoints import SavedStep, find_checkpoints, newest_checkpoint
 from workbench.sizes import Breakdown, breakdown_text
 
 ALLOCATORS = ("can't allocate memory", "out of memory", "cannot allocate memory")
@@ -86,7 +86,7 @@ def _first_line(error: BaseException) -> str:
 
 def _newest_checkpoint(checkpoints: Path) -> str:
     """Return, in a sentence, what a run that ends now can go on from."""
-    newest = next(find_checkpoints(checkpoints, lambda message: None), None)
+    newest = newest_checkpoint(checkpoints)
     if newest is None:
         return "No checkpoint was saved yet"
     return f"The checkpoint of step {newest.step} stands: --resume goes on from it"

@@ -1,7 +1,7 @@
 """The status of a run while its process works: written at every change, and every few seconds by a thread.
 
 A reader can so tell a slow run from a dead one. No torch: a process that was announced as a run's trainer shows its
-progress before it imports that. Invariant: a run that had done all its steps stays finished until it trains again.
+progress before it imports that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from workbench.runs import (
     RunDirectory,
     Status,
     append_event,
-    done_before,
     read_status,
-    still_done,
     write_status,
 )
 from workbench.training.signals import StopBeforeTraining
@@ -32,8 +30,6 @@ class Heartbeat:
 
     def __init__(self, run: RunDirectory, status: Status, *, timed: bool = True) -> None:
         self.run = run
-        self.done_before = done_before(run)
-        """The status when all its steps were done; None otherwise, and from the moment that training begins."""
         self.written = 0.0
         """When the status was last written, on the monotonic clock."""
         self._status = status
@@ -66,10 +62,6 @@ class Heartbeat:
 
     def end(self, phase: str, exit_code: int, message: str) -> None:
         """Record how the run ended. Raises WorkbenchError where the disk refuses."""
-        if self.done_before is not None:
-            self._status = still_done(self.run, self.done_before, message)
-            self.update(durable=True)
-            return
         self.update(durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None)
         step = self._status.step
         append_event(self.run, "finished", phase=phase, exit_code=exit_code, message=message, step=step)

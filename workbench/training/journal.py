@@ -113,7 +113,6 @@ class Journal:
 
     def begin_at(self, step: int) -> None:
         """Begin training after `step`."""
-        self.heartbeat.done_before = None
         self.heartbeat.update(durable=True, step=step)
         if self._board is not None:
             self._board.open(step)

@@ -27,7 +27,7 @@ from workbench.model.build import check_positions
 from workbench.optimizer import missing_extension
 from workbench.plan.planner import Plan
 from workbench.runs import RunDirectory
-from workbench.runs.checkpoints import find_checkpoints
+from workbench.runs.checkpoints import newest_checkpoint
 from workbench.training.batches import check_batches, with_steps
 from workbench.training.disk_folder import check_disk_folder, disk_folder, disk_warning
 from workbench.training.fitting import StoredPrecision, fit, free_bytes, tiers
@@ -225,7 +225,7 @@ def _with_tokenizer(config: RunConfig, directory: RunDirectory, report: Callable
         revision = config.model.revision if spec == config.model.pretrained else ""
         load_tokenizer(spec, revision=revision, trust_remote_code=config.model.trust_remote_code)
     except WorkbenchError as error:
-        saved = next(find_checkpoints(directory.checkpoints, lambda _: None), None)
+        saved = newest_checkpoint(directory.checkpoints)
         if saved is None or not any(name.startswith("tokenizer") for name in saved.manifest.model_files):
             raise
         report(f"warning: {error}; the run goes on with the tokenizer of its checkpoint {saved.path.name}")

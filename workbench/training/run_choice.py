@@ -6,7 +6,7 @@ Invariant: a run that goes on keeps its model, for its checkpoints hold what is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from workbench.config.toml_text import as_written
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.presets import find_preset
 from workbench.runs import ACTIVE, RunDirectory, liveness, read_status
-from workbench.runs.checkpoints import find_checkpoints
+from workbench.runs.checkpoints import newest_checkpoint
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,18 @@ def choose_run(
         raise ConfigurationError("no preset is named: `workbench presets` lists them")
     path = find_preset(preset)
     if resume is not None:
-        latest = _latest_unfinished(root, path.stem)
-        if latest is not None:
+        latest, state = _latest_run(root, path.stem) or (None, "")
+        if latest is not None and state in ACTIVE:
+            raise WorkbenchError(
+                f"run {latest.name} is {state} already; `workbench resume {latest.name}` wakes a paused one; "
+                "or start another without --resume"
+            )
+        if latest is not None and state != "finished":
             return _resumed(latest, overrides, report)
-        finished = _finished_run(root, path.stem)
+        finished = ""
+        if latest is not None:
+            more = f"`workbench resume {latest.name} --set train.steps=N`"
+            finished = f" ({latest.name} has done all its steps; {more} gives it more)"
         report(f"there is no unfinished run of {path.stem} in {root}{finished}: starting a new one")
     return RunChoice(path.stem, load_config(path, overrides, look_for=REFERENCES), root)
 
@@ -98,16 +106,33 @@ def check_same_model(directory: RunDirectory, stored: RunConfig, wanted: RunConf
     Raises:
         ConfigurationError: naming the first field that differs.
     """
-    differing = next(_model_differences(stored, wanted), None)
-    saved = next(find_checkpoints(directory.checkpoints, lambda _: None), None) if differing else None
-    if differing is None or saved is None:
+    before, now = _fixed_fields(stored, stored, wanted), _fixed_fields(wanted, stored, wanted)
+    name = next((name for name in before if before[name] != now[name]), None)
+    saved = newest_checkpoint(directory.checkpoints) if name else None
+    if name is None or saved is None:
         return
-    name, was, now = differing
-    under = f"under {name} = {as_written(was)}" if was else "without it"
+    under = f"under {name} = {as_written(before[name])}" if before[name] else "without it"
     raise ConfigurationError(
-        f"--set {name} = {as_written(now)}: run {directory.name} goes on with the model that its checkpoint "
+        f"--set {name} = {as_written(now[name])}: run {directory.name} goes on with the model that its checkpoint "
         f"{saved.path.name} holds, saved {under}; leave it out, or start a new run with it"
     )
+
+
+def _fixed_fields(config: RunConfig, stored: RunConfig, wanted: RunConfig) -> dict[str, Any]:
+    """Return the fields of `config` that must agree in `stored` and `wanted`; all others may change at a resumption."""
+    model, adapter = config.model, config.adapter
+    fields: dict[str, Any] = {"model.architecture": model.architecture}
+    # An adapter's checkpoints have nothing of the model beneath it, which may have moved.
+    if stored.adapter is None or not stored.model.pretrained:
+        fields |= {"model.pretrained": model.pretrained, "model.revision": model.revision}
+    # A model that came from no files is built of its settings, of which some (dropout) may change.
+    if stored.model.pretrained:
+        fields["model.config"] = model.config
+    if stored.adapter is None or wanted.adapter is None:
+        fields["adapter"] = {} if adapter is None else adapter.model_dump()
+    elif adapter is not None:
+        fields |= {"adapter.rank": adapter.rank, "adapter.targets": adapter.targets}
+    return fields
 
 
 def _resumed(
@@ -117,8 +142,6 @@ def _resumed(
     status = read_status(directory)
     # Only the tokens decide how many steps the epochs that were asked for come to.
     if status.phase == "finished" and not config.train.epochs and status.step >= config.train.steps:
-        if overrides:
-            _refuse_changes(directory, stored_config(directory), config, overrides)
         report(
             f"run {directory.name} is finished: all {status.step} steps are done "
             "(--set train.steps=N or train.epochs=N goes on to a later one)"
@@ -127,64 +150,10 @@ def _resumed(
     return RunChoice(directory.name, config, directory.path.parent, directory, True, tuple(overrides))
 
 
-def _refuse_changes(
-    directory: RunDirectory, stored: RunConfig, wanted: RunConfig, overrides: Sequence[str]
-) -> None:
-    """Refuse changes to a finished run without more steps; a value that it has already is no change."""
-    check_same_model(directory, stored, wanted)
-    steps = {"steps": stored.train.steps}
-    if wanted.model_copy(update={"train": wanted.train.model_copy(update=steps)}) == stored:
-        return
-    model = " and a model of the same parameters" if wanted.model != stored.model else ""
-    raise ConfigurationError(
-        f"{' '.join(f'--set {override}' for override in overrides)}: run {directory.name} is finished, and "
-        f"goes on only with more steps than {stored.train.steps} (--set train.steps=N as well){model}; or start a new "
-        "run with it"
-    )
-
-
-def _latest_unfinished(root: Path, name: str) -> RunDirectory | None:
-    """Return the newest run of this preset that was begun, if it has steps left."""
+def _latest_run(root: Path, name: str) -> tuple[RunDirectory, str] | None:
+    """Return the newest run of this preset that was begun, and its state."""
     for directory in reversed(RunDirectory.list(root)):
         # Without its configuration a run was ended before it began.
-        if not directory.is_of_preset(name) or not directory.config.is_file():
-            continue
-        state = liveness(read_status(directory))
-        if state in ACTIVE:
-            raise WorkbenchError(
-                f"run {directory.name} is {state} already; `workbench resume {directory.name}` wakes a paused one; "
-                "or start another without --resume"
-            )
-        return None if state == "finished" else directory
+        if directory.is_of_preset(name) and directory.config.is_file():
+            return directory, liveness(read_status(directory))
     return None
-
-
-def _finished_run(root: Path, name: str) -> str:
-    """Return, in brackets, the finished run of this preset that may be meant; empty where there is none."""
-    for directory in reversed(RunDirectory.list(root)):
-        if directory.is_of_preset(name) and liveness(read_status(directory)) == "finished":
-            more = f"`workbench resume {directory.name} --set train.steps=N`"
-            return f" ({directory.name} has done all its steps; {more} gives it more)"
-    return ""
-
-
-def _model_differences(stored: RunConfig, wanted: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted name, stored, wanted) of the model's fields that differ."""
-    # An adapter's checkpoints have nothing of the model beneath it, which may have moved. A model that came from no
-    # files is built of its settings, of which some (dropout) may change.
-    has_adapter, has_files = stored.adapter is not None, bool(stored.model.pretrained)
-    names = ["architecture"]
-    names += [] if has_adapter and has_files else ["pretrained", "revision"]
-    names += ["config"] if has_files else []
-    for name in names:
-        was, now = getattr(stored.model, name), getattr(wanted.model, name)
-        if was != now:
-            yield f"model.{name}", was, now
-    if stored.adapter is None or wanted.adapter is None:
-        if stored.adapter != wanted.adapter:
-            yield "adapter", stored.adapter, {} if wanted.adapter is None else wanted.adapter.model_dump()
-        return
-    for name in ("rank", "targets"):
-        was, now = getattr(stored.adapter, name), getattr(wanted.adapter, name)
-        if was != now:
-            yield f"adapter.{name}", was, now

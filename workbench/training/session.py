@@ -1,6 +1,6 @@
 """One training session in this process: allocate, resume if asked, train, and record how it ended.
 
-Invariant: however it ends, the run directory says so; an attempt that trained nothing leaves a finished run finished.
+Invariant: however it ends, the run directory says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workbench.formatting import decimal_bytes
 from workbench.monitor.recording import SystemRecording
 from workbench.optimizer import MissingExtensionWarning, missing_extension
 from workbench.plan.outcome import compare
-from workbench.runs import RunDirectory, read_plan, read_run_metrics, record_resume, write_config, write_plan
+from workbench.runs import RunDirectory, read_run_metrics, record_resume, write_config, write_plan
 from workbench.runs.checkpoints import (
     Damage,
     DamagedFileError,
@@ -57,7 +57,6 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
     config = prepared.config
     with Journal(run, config.train.steps, tensorboard=config.log.tensorboard) as journal:
         plan: dict[str, Any] = prepared.plan.as_dict()
-        earlier = read_plan(run)[0]
         try:
             write_plan(run, plan)
             forget_peak()
@@ -80,11 +79,6 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
             journal.end("failed", EXIT_ERROR, f"{type(error).__name__}: {error}")
             _log_traceback(run, error)
             raise
-        finally:
-            if journal.heartbeat.done_before is not None and earlier:
-                # Nothing was trained: the run keeps its plan and its measured figures.
-                with contextlib.suppress(WorkbenchError):
-                    write_plan(run, earlier)
         if code == EXIT_DONE:
             journal.end("finished", code, f"{config.train.steps} steps")
         else:

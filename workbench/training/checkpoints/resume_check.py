@@ -16,7 +16,7 @@ from workbench.data.prepare import TokenData
 from workbench.engine.blocks.discovery import find_units
 from workbench.engine.precision import PRECISIONS
 from workbench.runs import RunDirectory
-from workbench.runs.checkpoints import find_checkpoints
+from workbench.runs.checkpoints import newest_checkpoint
 from workbench.training.batches import training_sampler
 from workbench.training.checkpoints.load import Conversion, check_same_parameters
 
@@ -29,7 +29,7 @@ def check_resume(directory: RunDirectory, config: RunConfig, model: Any, data: T
     Raises:
         ConfigurationError: the model has other parameters than were saved, or the data cursor does not fit.
     """
-    saved = next(find_checkpoints(directory.checkpoints, lambda _: None), None)
+    saved = newest_checkpoint(directory.checkpoints)
     if saved is None:
         return
     present = {
