@@ -13,7 +13,7 @@ from workbench.data.sources import find_documents
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory
 from workbench.system.folders import expanded, runs_root
-from workbench.training.disk_folder import disk_folder
+from workbench.training.fitting import disk_folder
 from workbench.tui.form.sources import Here
 from workbench.tui.run.optimizer_speed import disk_folder as recorded_disk_folder
 

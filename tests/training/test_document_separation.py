@@ -19,8 +19,7 @@ from workbench.errors import ConfigurationError
 from workbench.plan.activations import mask_bytes
 from workbench.plan.workload import Workload
 from workbench.profiles.storage_tracker import StorageTracker
-from workbench.training.evaluation import batch_loss, validation_loss
-from workbench.training.separation import check_separation
+from workbench.training.evaluation import batch_loss, check_separation, validation_loss
 
 CPU = torch.device("cpu")
 LLAMA: dict[str, Any] = {

@@ -16,7 +16,7 @@ from workbench.engine import precision as engine_precision
 from workbench.engine.disk_files import DiskError
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.system.free_space import Mount
-from workbench.training import disk_folder, fitting
+from workbench.training import fitting
 from workbench.training.prepare import Prepared, TextProgress, prepare_run
 
 
@@ -218,7 +218,7 @@ def test_a_disk_folder_that_cannot_be_written_is_refused(
     def refuse(folder: Path) -> None:
         raise DiskError(f"{folder} cannot hold the disk tier: Read-only file system")
 
-    monkeypatch.setattr(disk_folder, "DiskTier", refuse)
+    monkeypatch.setattr(fitting, "DiskTier", refuse)
     message = refusal(text_file, "offload.state=disk", f"offload.disk_path={tmp_path}")
     assert "Read-only file system" in message
 
@@ -232,7 +232,7 @@ def test_a_disk_folder_in_memory_or_across_a_network_is_doubted(
         ("tmpfs", "is host memory and no disk"),
         ("nfs4", "across a network"),
     ):
-        monkeypatch.setattr(disk_folder, "mount_of", lambda folder: Mount("x", str(tmp_path), kind))  # noqa: B023
+        monkeypatch.setattr(fitting, "mount_of", lambda folder: Mount("x", str(tmp_path), kind))  # noqa: B023
         warnings = [line for line in told(text_file, *wanted) if line.startswith("warning: ")]
         assert len(warnings) == bool(doubted) and doubted in "".join(warnings), kind
 

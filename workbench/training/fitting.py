@@ -1,7 +1,7 @@
 """Plan a run on this machine: does it fit, and where does "auto" put weights and state?
 
-The arithmetic is in `workbench.plan`; it is given this machine's free memory, its machine profile and the model
-profile. No memory is taken before the plan fits.
+It also checks the folder of the disk tier. The arithmetic is in `workbench.plan`; it is given this machine's free
+memory, its machine profile and the model profile. No memory is taken before the plan fits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import nn
 
 from workbench.config import RunConfig
 from workbench.engine.devices.device import Device, has_bfloat16
+from workbench.engine.disk_files import DiskError, DiskTier
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import remedies, why_not
 from workbench.plan.machine import THIS_MACHINE, Free, Machine, MeasuredTimes, free_on_disks
@@ -27,8 +28,11 @@ from workbench.profiles.obtain import obtain_model_profile
 from workbench.profiles.this_machine import cached_profile
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import checkpoint_bytes
-from workbench.system.free_space import free_host_bytes
-from workbench.training.disk_folder import disk_folder
+from workbench.system.folders import expanded
+from workbench.system.free_space import free_host_bytes, mount_of
+
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre")
+"""File systems across a network."""
 
 
 @dataclass(frozen=True)
@@ -118,3 +122,44 @@ def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDire
     # New checkpoints take the place of those that are there.
     disk += checkpoint_bytes(directory.checkpoints) if directory else 0
     return Free(free_host_bytes(), free_device, disk, disk_tier)
+
+
+def disk_folder(config: RunConfig) -> Path | None:
+    """Return the folder where the disk tier of `config` may lie; None where it can have none.
+
+    Raises ConfigurationError where it begins with a home that is not there.
+    """
+    offload = config.offload
+    if not offload.disk_path or not {"disk", "auto"} & {offload.weights, offload.state}:
+        return None
+    return expanded(offload.disk_path, "offload.disk_path")
+
+
+def check_disk_folder(folder: Path) -> None:
+    """Write a file into `folder` and remove it, and with it what runs that are gone have left behind.
+
+    Raises:
+        ConfigurationError: it is not there, is no folder, or cannot be written.
+    """
+    where = f'offload.disk_path = "{folder}"'
+    if not folder.exists():
+        raise ConfigurationError(f"{where}: there is no such folder; make it, on a fast local disk")
+    if not folder.is_dir():
+        raise ConfigurationError(f"{where}: is not a folder; name one on a fast local disk")
+    try:
+        DiskTier(folder).close()
+    except DiskError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def disk_warning(folder: Path) -> str:
+    """Return, in a sentence, why `folder` may be a poor place for the disk tier; empty where it is not."""
+    mount = mount_of(folder)
+    if mount.in_memory:
+        return (
+            f'offload.disk_path = "{folder}" is on {mount.kind}, which is host memory and no disk: what is moved there '
+            "takes the memory that it is to save"
+        )
+    if mount.kind in REMOTE:
+        return f'offload.disk_path = "{folder}" is on {mount.kind}, across a network: every step waits for it'
+    return ""

@@ -29,8 +29,15 @@ from workbench.plan.planner import Plan
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import newest_checkpoint
 from workbench.training.batches import check_batches, with_steps
-from workbench.training.disk_folder import check_disk_folder, disk_folder, disk_warning
-from workbench.training.fitting import StoredPrecision, fit, free_bytes, tiers
+from workbench.training.fitting import (
+    StoredPrecision,
+    check_disk_folder,
+    disk_folder,
+    disk_warning,
+    fit,
+    free_bytes,
+    tiers,
+)
 from workbench.training.starting_model import Materialize, StartingModel, give_token_ids, starting_model
 from workbench.training.tensorboard import check_tensorboard
 

@@ -30,10 +30,9 @@ from workbench.training.checkpoints.resume_check import settings_of
 from workbench.training.checkpoints.retention import Removal, best_before, name_best, remove_old
 from workbench.training.checkpoints.save import save_checkpoint
 from workbench.training.engine_options import learning_rate_schedule
-from workbench.training.evaluation import batch_loss, continued, generate, validation_loss
+from workbench.training.evaluation import batch_loss, check_separation, continued, generate, validation_loss
 from workbench.training.failures import RecentSteps, diverged
 from workbench.training.journal import Journal, StepRecord
-from workbench.training.separation import check_separation, separating_arguments
 from workbench.training.signals import Requests
 from workbench.training.throughput import RemainingTime, device_peak, model_flops_per_token
 
@@ -164,7 +163,7 @@ class Trainer:
         batch = next(validation_batches(self._config, self._data))
         arguments = {}
         if batch.position_ids is not None:
-            arguments = separating_arguments(batch.position_ids[:CHECK_ROWS, :few].to(device))
+            arguments = {"position_ids": batch.position_ids[:CHECK_ROWS, :few].to(device)}
         self._loss.check(batch.input_ids[:CHECK_ROWS, :few].to(device), use_cache=False, **arguments)
         if self._loss.refusal is not None:
             self._journal.warn(

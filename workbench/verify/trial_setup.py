@@ -20,9 +20,8 @@ from workbench.engine.devices.device import Device, open_device
 from workbench.errors import ConfigurationError
 from workbench.model.build import build_on_meta
 from workbench.runs import runs_root
-from workbench.training.disk_folder import check_disk_folder, disk_folder
 from workbench.training.engine_options import engine_options, learning_rate_schedule
-from workbench.training.fitting import fit, free_bytes
+from workbench.training.fitting import check_disk_folder, disk_folder, fit, free_bytes
 from workbench.training.prepare import stored_precision
 from workbench.verify.engine_training import Bench
 from workbench.verify.plain_torch import Numbers
