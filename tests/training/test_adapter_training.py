@@ -193,17 +193,6 @@ def test_the_plan_of_an_adapter_has_the_bytes_of_the_engines_memory_breakdown(
     assert checkpoint_bytes(foretold, work, adapter=True) == whole - frozen
 
 
-def test_the_model_profile_of_an_adapter_is_of_the_table_with_it_whatever_its_scale() -> None:
-    table = {"architecture": "llama", "config": MODERN}
-    lora = {"rank": 4, "alpha": 8.0, "dropout": 0.1, "targets": ["v_proj", "q_proj"]}
-    assert essential({**table, "adapter": None}) == essential(table)
-    assert essential({**table, "adapter": lora}) != essential(table)
-    again = {**lora, "alpha": 1.0, "dropout": 0.2, "targets": ["q_proj", "v_proj"]}
-    assert essential({**table, "adapter": again}) == essential({**table, "adapter": lora})
-    for change in ({"rank": 5}, {"dropout": 0.0}, {"targets": []}):
-        assert essential({**table, "adapter": {**lora, **change}}) != essential({**table, "adapter": lora})
-
-
 def test_blocks_with_an_adapter_keep_its_activations_and_none_for_gradients_of_frozen_matrices() -> None:
     table = {"architecture": "llama", "config": {**MODERN, "hidden_size": 64, "intermediate_size": 256}}
     lora = {"rank": 1, "alpha": 8.0, "dropout": 0.0, "targets": ["q_proj"]}

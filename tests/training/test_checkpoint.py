@@ -17,8 +17,7 @@ from tiny_training import build_engine, train
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.engine.disk_files import DiskError
-from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model import saving
+from workbench.errors import WorkbenchError
 from workbench.runs.checkpoints import (
     BestStep,
     DamagedFileError,
@@ -183,23 +182,6 @@ def test_a_checkpoint_goes_on_in_chunks_of_another_size(
     assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
 
 
-@pytest.mark.parametrize("state_format", ["half", "compact"])
-@pytest.mark.parametrize("placement", ["host", "disk"])
-def test_a_checkpoint_goes_on_bit_for_bit_in_another_placement_in_every_format(
-    tmp_path: Path, root: Path, placement: str, state_format: str
-) -> None:
-    options = {"precision": "bf16", "state_format": state_format, "gradient_clipping": 1.0}
-    model, engine = build_engine(**options)
-    with engine:
-        train(model, engine, 2)
-        save(root, 2, (model, engine))
-        expected = train(model, engine, 3, seed=7)
-    model, engine = build_engine(seed=99, **placed(tmp_path, placement, **options))
-    with engine:
-        load_state(next(find_checkpoints(root, pytest.fail)), engine)
-        assert train(model, engine, 3, seed=7) == expected
-
-
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_saved_folder_has_the_weights_that_were_trained_wherever_they_live(
     tmp_path: Path, root: Path, placement: str
@@ -287,20 +269,6 @@ def test_a_flipped_bit_in_a_model_file_is_found_before_anything_is_read_from_the
         load_state(saved, trained[1])
 
 
-def test_model_files_are_held_to_their_checksums_also_where_there_are_several(
-    trained: tuple[Any, OffloadEngine], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving.save_model, "__kwdefaults__", {"largest_file_bytes": 6_000})
-    path = save(root, 3, trained)
-    weights = sorted(path.glob("model-*.safetensors"))
-    assert len(weights) > 2
-    [saved] = find_checkpoints(root, pytest.fail)
-    load_state(saved, trained[1])
-    flip(weights[1])
-    with pytest.raises(DamagedFileError, match=weights[1].name):
-        load_state(saved, trained[1])
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"step": 3}', "\0\0"])
 def test_a_marker_of_nonsense_is_passed_over(
     trained: tuple[Any, OffloadEngine], root: Path, text: str
@@ -308,29 +276,6 @@ def test_a_marker_of_nonsense_is_passed_over(
     (save(root, 3, trained) / "DONE").write_text(text)
     steps, warnings = whole(root)
     assert steps == [] and len(warnings) == 1
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"n_embd": 32}, r"has [\d,]+ elements there and [\d,]+ here"),
-        ({"n_layer": 3}, r"has no trained parameter transformer.h.2"),
-        ({"n_layer": 1}, r"also has a trained parameter transformer.h.1"),
-    ],
-    ids=str,
-)
-def test_state_of_another_model_is_refused_by_the_first_parameter_that_differs(
-    trained: tuple[Any, OffloadEngine],
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changed: dict[str, int],
-    said: str,
-) -> None:
-    save(root, 3, trained)
-    for key, value in changed.items():
-        monkeypatch.setitem(tiny_training.SETTINGS, key, value)
-    with build_engine()[1] as engine, pytest.raises(ConfigurationError, match=f"another model: .*{said}"):
-        load_state(next(find_checkpoints(root, pytest.fail)), engine)
 
 
 def test_a_manifest_that_lacks_a_file_or_tells_another_length_is_damage(
@@ -446,13 +391,6 @@ def test_leftovers_of_a_save_that_was_cut_off_go_with_the_next_one(
     assert whole(root) == ([3], [])
     save(root, 5, trained)
     assert names(root) == ["step-00000003", "step-00000005"]
-
-
-def test_a_checkpoint_that_is_half_removed_is_none(trained: tuple[Any, OffloadEngine], root: Path) -> None:
-    path = save(root, 3, trained)
-    for file in [path / "DONE", *list((path / "state").iterdir())[:2]]:
-        file.unlink()
-    assert whole(root)[0] == []
 
 
 def test_damaged_newer_ones_are_set_aside_and_do_not_count_as_kept(

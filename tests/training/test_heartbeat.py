@@ -84,13 +84,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def test_the_heartbeat_goes_on_while_a_step_lasts(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.01)
-    with Journal(run, 9):
-        first = read_status(run).heartbeat
-        wait_for(lambda: read_status(run).heartbeat > first)
-
-
 def test_no_heartbeat_comes_after_the_end_and_changes_it(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,25 +53,27 @@ def record(**changes: object) -> StepRecord:
     return StepRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_the_step_line_is_the_documented_one() -> None:
-    assert record().line(result()) == (
-        "step 00120/10000 | loss 3.2145 | gnorm 0.98 | lr 2.4e-04 | 1,234 tok/s | mfu 31.2% | gpu 22.1/24.0 GiB | "
-        "host 81.0 GiB | 8.31s | eta 22h10m"
-    )
-
-
-def test_what_is_not_known_is_said_to_be_not_available() -> None:
-    line = record(mfu=None, device_bytes=None, eta_s=None).line(result())
-    assert "| mfu N/A | gpu N/A | host 81.0 GiB | 8.31s | eta N/A" in line
-
-
-def test_a_skipped_step_says_so_at_the_end_of_its_line() -> None:
-    assert record(loss=math.nan).line(result(skipped=True, grad_norm=math.inf)).endswith("| skipped")
-
-
-def test_steps_line_up_however_many_there_are() -> None:
-    assert record(step=7, total_steps=1_000_000).line(result()).startswith("step 0000007/1000000 |")
-    assert record(step=7, total_steps=20).line(result()).startswith("step 00007/20 |")
+@pytest.mark.parametrize(
+    ("changes", "outcome", "line"),
+    [
+        (
+            {},
+            {},
+            "step 00120/10000 | loss 3.2145 | gnorm 0.98 | lr 2.4e-04 | 1,234 tok/s | mfu 31.2% | gpu 22.1/24.0 GiB | "
+            "host 81.0 GiB | 8.31s | eta 22h10m",
+        ),
+        (
+            {"step": 7, "total_steps": 1_000_000, "mfu": None, "device_bytes": None, "eta_s": None},
+            {"skipped": True, "grad_norm": math.inf},
+            "step 0000007/1000000 | loss 3.2145 | gnorm inf | lr 2.4e-04 | 1,234 tok/s | mfu N/A | gpu N/A | "
+            "host 81.0 GiB | 8.31s | eta N/A | skipped",
+        ),
+    ],
+)
+def test_the_step_line_is_the_documented_one(
+    changes: dict[str, object], outcome: dict[str, object], line: str
+) -> None:
+    assert record(**changes).line(result(**outcome)) == line
 
 
 def test_a_step_is_in_metrics_status_and_lanes(run: RunDirectory) -> None:
@@ -148,21 +150,6 @@ def test_an_overflow_that_no_smaller_scale_mends_is_warned_of(run: RunDirectory,
     with Journal(run, 200) as journal:
         journal.step(record(), result(skipped=True, loss_scale=scale), None)
     assert [event.kind for event in read_events(run).events] == ["warning"]
-
-
-def test_reads_and_writes_of_the_disk_are_lanes_like_the_others(run: RunDirectory) -> None:
-    spans = (
-        Span(Lane.READ, Kind.READ_STATE, 3, 1, 10.0, 10.5),
-        Span(Lane.WRITE, Kind.WRITE_STATE, 3, 1, 10.5, 11.0),
-        Span(Lane.UPLOAD, Kind.FETCH, 3, None, 10.25, 10.5),
-    )
-    with Journal(run, 120) as journal:
-        journal.step(record(total_steps=120), result(spans=spans), None)
-    assert [(s.lane, s.name, s.unit, s.chunk, s.start_s, s.end_s) for s in read_lanes(run).spans] == [
-        ("read", "read state", 3, 1, 0.0, 0.5),
-        ("write", "write state", 3, 1, 0.5, 1.0),
-        ("upload", "fetch", 3, -1, 0.25, 0.5),
-    ]
 
 
 def test_each_change_of_phase_is_one_event(run: RunDirectory) -> None:

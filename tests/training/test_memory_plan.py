@@ -216,26 +216,6 @@ def test_a_disk_tier_on_another_disk_is_a_tier_of_its_own() -> None:
     assert together[1].needed_bytes == apart[1].needed_bytes + apart[2].needed_bytes
 
 
-def test_a_delayed_update_keeps_the_weights_and_the_gradients_twice() -> None:
-    split: dict[str, Any] = {"dtype": torch.bfloat16, "free_device": GIB}
-    prompt, delayed = needs(plan(**split, gradient_clipping=1.0)), needs(plan(**split, overlap="delayed"))
-    assert delayed["host"]["gradients"] == 2 * prompt["host"]["gradients"]
-    streamed = needs(plan(**split, overlap="delayed", weights="host"))
-    assert streamed["host"]["weights"] > 0
-
-
-def test_accumulated_gradients_take_four_bytes_where_they_wait() -> None:
-    split = needs(plan(dtype=torch.bfloat16, free_device=GIB, gradient_accumulation=2))
-    assert split["host"]["gradients"] * 2 == split["host"]["exp_avg and exp_avg_sq"]
-
-
-def test_checkpointing_and_smaller_batches_lower_the_activations() -> None:
-    name = "activations"
-    less = needs(plan())["host"][name]
-    assert needs(plan(activation_checkpointing=False))["host"][name] > less
-    assert needs(plan(micro_batch_size=4))["host"][name] == 2 * less
-
-
 def test_a_tier_that_lacks_a_byte_does_not_fit_and_says_how_much_is_missing() -> None:
     enough = plan().tiers[0].needed_bytes
     assert plan(free_host=enough).fits

@@ -52,19 +52,9 @@ def refusal(text_file: Path, *changes: str, model: dict[str, Any] | None = None)
     return str(error.value)
 
 
-def test_what_can_start_is_prepared_without_taking_memory_for_the_model(text_file: Path) -> None:
-    prepared = prepare(text_file)
-    assert all(parameter.is_meta for parameter in prepared.model.parameters())
-    assert prepared.plan.fits and prepared.data.documents == 1
-
-
 def test_an_unknown_architecture_is_refused_with_the_nearest_one(text_file: Path) -> None:
     assert refusal(text_file, "model.architecture=gtp2").endswith('did you mean "gpt2"?')
     assert "gpt2, llama" in refusal(text_file, "model.architecture=0123456789")
-
-
-def test_an_architecture_that_is_no_causal_language_model_is_refused(text_file: Path) -> None:
-    assert "no causal language model of this name" in refusal(text_file, "model.architecture=vit")
 
 
 def test_an_unknown_setting_of_the_architecture_is_refused_with_the_nearest_one(text_file: Path) -> None:
@@ -126,12 +116,6 @@ def test_outputs_that_nobody_asked_for_are_told_with_the_number_to_name(text_fil
     assert "tokenizer 257 tokens; name model.config.vocab_size = 320" in warning
 
 
-def test_sequences_longer_than_the_models_positions_are_refused_with_the_limit(text_file: Path) -> None:
-    assert refusal(text_file, "data.sequence_length=33") == (
-        "data.sequence_length = 33: the model has 32 positions; lower it to 32, or give model.config more positions"
-    )
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bits_on_a_cpu_without_their_arithmetic_are_computed_in_fp32(
     text_file: Path, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -143,15 +127,6 @@ def test_sixteen_bits_on_a_cpu_without_their_arithmetic_are_computed_in_fp32(
     message = refusal(text_file, f"train.precision={precision}", "train.activation_checkpointing=false")
     assert message.startswith(f'train.precision = "{precision}": cpu has no such arithmetic')
     assert "train.activation_checkpointing = true" in message
-
-
-def test_bf16_where_it_is_computed_needs_no_slots_and_no_checkpointing(
-    text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (engine_precision, fitting):
-        monkeypatch.setattr(module, "has_bfloat16", lambda device: True)
-    prepared = prepare(text_file, "train.precision=bf16", "train.activation_checkpointing=false")
-    assert "weight slots" not in prepared.plan.memory.tiers[0].needs
 
 
 def told(text_file: Path, *changes: str) -> list[str]:
@@ -254,48 +229,6 @@ def test_an_option_that_does_nothing_is_told(text_file: Path, changes: list[str]
     assert not [line for line in told(text_file) if "no effect" in line]
 
 
-def test_an_option_that_does_something_is_not_called_idle(text_file: Path, tmp_path: Path) -> None:
-    for changes in (
-        ["offload.overlap=delayed", "offload.delay_warmup=7"],
-        ["offload.state=disk", f"offload.disk_path={tmp_path}", "offload.device_fraction=0.5"],
-        ["offload.state=auto", f"offload.disk_path={tmp_path}"],
-    ):
-        assert not [line for line in told(text_file, *changes) if "no effect" in line]
-
-
-def test_a_gpu_that_is_not_there_is_refused(text_file: Path) -> None:
-    import torch
-
-    device = f"cuda:{torch.cuda.device_count() + 3}"
-    assert refusal(text_file, f"train.device={device}").startswith(f"train.device = '{device}'")
-
-
-def test_text_that_is_missing_empty_or_no_text_is_refused(text_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "binary.bin").write_bytes(b"\0" * 5000)
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "short.txt").write_text("short")
-    for name, said in [
-        ("wordz.txt", "no such file or folder; the nearest is"),
-        ("empty.txt", "the file is empty"),
-        ("binary.bin", "not a text file"),
-        ("nowhere", "no such file or folder"),
-        ("loop", "cannot be read: Too many levels of symbolic links"),
-        ("folder", "no text file in this folder"),
-        ("short.txt", "too little text"),
-    ]:
-        message = refusal(text_file, f"data.source={tmp_path / name}")
-        assert message.startswith("data.source") and said in message, message
-
-
-def test_nothing_is_left_behind_by_a_refusal(text_file: Path, tmp_path: Path) -> None:
-    before = sorted(tmp_path.iterdir())
-    refusal(text_file, "model.architecture=gtp2")
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_the_ends_of_text_are_the_tokenizers_unless_the_preset_says_otherwise(text_file: Path) -> None:
     assert prepare(text_file).model.config.eos_token_id == 256
     assert prepare(text_file, model={"eos_token_id": 7}).model.config.eos_token_id == 7
@@ -312,15 +245,6 @@ def test_a_line_every_five_seconds_says_how_much_how_fast_and_how_long_yet() -> 
         "tokenizing: 16%, 65 of 400 MB, 5.0 MB/s, 1m07s left",
         "tokenizing: 22%, 90 of 400 MB, 5.0 MB/s, 1m02s left",
     ]
-
-
-def test_what_is_done_in_a_moment_is_not_told() -> None:
-    told: list[str] = []
-    progress = TextProgress(told.append, clock=lambda: 1.0)
-    progress("training the tokenizer", 0, 10)
-    progress("training the tokenizer", 10, 10)
-    progress("tokenizing", 10, 10)
-    assert told == []
 
 
 def test_a_stop_is_heard_while_the_text_is_prepared() -> None:

@@ -76,26 +76,6 @@ def test_a_stored_tensor_is_written_and_filled_a_piece_at_a_time(
     assert stored.largest == other.largest == min(piece, elements)
 
 
-@pytest.mark.parametrize("elements", [1, 33, 1000])
-def test_the_file_of_a_stored_tensor_is_that_of_one_in_memory(tmp_path: Path, elements: int) -> None:
-    stored = Kept(elements, torch.float32)
-    stored.values = torch.randn(elements, generator=torch.Generator().manual_seed(1))
-    checksum = write_tensor(tmp_path / "stored", stored)
-    assert write_tensor(tmp_path / "memory", stored.values) == checksum
-    assert (tmp_path / "stored").read_bytes() == (tmp_path / "memory").read_bytes()
-    read = torch.zeros(elements)
-    read_tensor(tmp_path / "stored", read, checksum)
-    assert torch.equal(read, stored.values)
-
-
-def test_damage_is_refused_for_a_stored_tensor_too(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    checksum = write_tensor(path, torch.arange(100, dtype=torch.float32))
-    path.write_bytes(b"\1" + path.read_bytes()[1:])
-    with pytest.raises(DamagedFileError, match="is damaged: its checksum"):
-        read_tensor(path, Kept(100, torch.float32), checksum)
-
-
 def test_what_goes_wrong_with_the_tensor_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
     checksum = write_tensor(tmp_path / "t", torch.zeros(100))
 

@@ -115,11 +115,6 @@ def between(*overrides: str, dtype: torch.dtype = torch.float32) -> dict[str, li
     return changed_settings(before, settings_of(parse_config(MODEL, "p", overrides), dtype))
 
 
-def test_nothing_is_said_of_a_run_that_goes_on_as_it_was() -> None:
-    assert between("train.steps=5") == {}
-    assert resume_line("step-00000003", {}, Conversion()) == "resuming from step-00000003"
-
-
 def test_each_change_is_told_with_what_it_was_and_that_the_state_is_the_same() -> None:
     changed = between("offload.weights=host", "offload.overlap=serial", "offload.threads=3")
     assert resume_line("step-00000003", changed, Conversion()) == (

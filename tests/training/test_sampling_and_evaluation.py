@@ -92,21 +92,15 @@ def test_the_model_never_sees_more_than_its_context(prompt: tuple[int, ...]) -> 
     assert max(fixed.lengths) == 16
 
 
-def test_a_sample_ends_at_the_end_of_the_text() -> None:
+@pytest.mark.parametrize(
+    ("first", "logit"), [(256, 1000.0), (0, float("nan")), (0, float("inf"))], ids=["end", "nan", "inf"]
+)
+def test_a_sample_ends_at_the_end_of_the_text_and_where_a_model_gives_no_numbers(
+    first: int, logit: float
+) -> None:
     logits = torch.zeros(300)
-    logits[256] = 1000.0
+    logits[first:] = logit  # 257 and more are no tokens of the tokenizer
     assert sample(Fixed(logits)) == []
-
-
-def test_a_sample_has_no_token_that_the_tokenizer_does_not_know() -> None:
-    logits = torch.zeros(300)
-    logits[257:] = 1000.0
-    assert all(token < 257 for token in sample(Fixed(logits)))
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_model_that_has_diverged_gives_an_empty_sample_and_no_error(number: float) -> None:
-    assert sample(Fixed(torch.full((300,), number))) == []
 
 
 def test_an_interrupted_sample_has_what_was_made(model: Any) -> None:

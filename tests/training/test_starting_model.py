@@ -96,11 +96,6 @@ def test_a_description_beside_the_files_has_to_be_of_the_same_model(folder: Path
         start(configured(folder, architecture=True, n_layer=3))
 
 
-def test_a_revision_of_a_folder_is_told_to_do_nothing(folder: Path) -> None:
-    _, told = start(configured(folder, "model.revision=v1"))
-    assert any('model.revision = "v1" has no effect' in sentence for sentence in told)
-
-
 def test_what_a_pretrained_model_says_of_its_tokens_stands(folder: Path) -> None:
     begun, _ = start(configured(folder))
     give_token_ids(begun, 256)

@@ -319,8 +319,8 @@ class NotResumableError(WorkbenchError):
                 "are whole"
             )
         ways.append(f"`workbench run {run.config}` begins anew, as another run")
-        lines = [f"run {run.name} cannot be resumed: no checkpoint is whole, and all are left as they are"]
-        lines += [f"  {damage.line()}" for damage in damaged]
+        first = f"run {run.name} cannot be resumed: none of its {len(damaged)} checkpoints is whole"
+        lines = [f"{first}, and all are left as they are", *(f"  {damage.line()}" for damage in damaged)]
         super().__init__("\n".join([*lines, ";\nor ".join(ways)]))
 
 
