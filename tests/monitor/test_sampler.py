@@ -101,19 +101,6 @@ def test_one_sample_is_whole_and_leaves_no_thread_behind(library: RecordedNvml, 
     assert library.opened == 0
 
 
-def test_samples_come_until_it_is_stopped_and_the_last_one_stays(library: RecordedNvml) -> None:
-    sampler = Sampler(interval_s=TICK_S)
-    assert sampler.latest is None
-    with sampler:
-        first = newest(sampler)
-        assert soon(lambda: sampler.latest is not first)
-        assert soon(lambda: newest(sampler).gpus)
-    last = sampler.latest
-    assert last is not None and last.gpus
-    assert not own_threads()
-    assert library.opened == 0
-
-
 def test_it_can_be_started_again(library: RecordedNvml) -> None:
     sampler = Sampler(interval_s=TICK_S)
     for _ in range(2):
@@ -223,18 +210,6 @@ def test_a_disk_that_hangs_leaves_only_its_own_values_unknown(
         assert soon(lambda: newest(sampler).host.cores)
         assert newest(sampler).disks == (DiskSample(str(tmp_path)),)
         letting_go.set()
-
-
-def test_what_goes_wrong_in_sampling_itself_is_told_and_ends_nothing(library: RecordedNvml) -> None:
-    class Broken(GpuReader):
-        def read(self) -> GpuReading:
-            raise RuntimeError("a mistake of ours")
-
-    sampler = Sampler(interval_s=TICK_S, gpu_reader=Broken)
-    with sampler:
-        assert soon(lambda: sampler.problem == "RuntimeError: a mistake of ours")
-        before = newest(sampler)
-        assert soon(lambda: newest(sampler) is not before)
 
 
 def test_the_monitor_brings_in_neither_torch_nor_textual() -> None:

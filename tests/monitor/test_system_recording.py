@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import threading
 import time
@@ -88,23 +87,6 @@ def test_a_record_is_the_mean_of_its_looks_and_of_sizes_the_highest(
     assert warnings == []
 
 
-def test_every_look_is_recorded_once(run: RunDirectory, warnings: list[str]) -> None:
-    recorded(run, Script(*(sample(moment) for moment in range(1, 8))), warnings, looks=1)
-    assert read_system(run).column("time").tolist() == [1001.0 + moment for moment in range(7)]
-    assert read_system(run).column("step").tolist() == list(range(7))
-
-
-def test_the_last_looks_are_recorded_when_the_run_ends(run: RunDirectory, warnings: list[str]) -> None:
-    recorded(run, Script(sample(1), sample(2)), warnings, looks=1_000_000)
-    assert read_system(run).last()["gpu_memory_bytes"] == 2.0
-
-
-def test_what_is_not_known_is_not_a_number(run: RunDirectory, warnings: list[str]) -> None:
-    recorded(run, Script(sample(1, gpus=())), warnings)
-    assert read_system(run).last() == {"step": 0.0, "time": 1001.0}
-    assert all(math.isnan(value) for value in read_system(run).column("gpu_busy"))
-
-
 def test_each_column_has_its_value(run: RunDirectory, warnings: list[str]) -> None:
     full = sample(
         1,
@@ -166,13 +148,6 @@ def test_another_gpu_is_never_taken_for_the_trainers(
     gpus = (GpuSample(0, busy=0.1), GpuSample(1, uuid="GPU-b", busy=0.9))
     recorded(run, Script(sample(1, gpus=gpus)), warnings, gpu=gpu)
     assert "gpu_busy" not in read_system(run).last()
-
-
-def test_a_run_that_is_resumed_goes_on_in_the_same_file(run: RunDirectory, warnings: list[str]) -> None:
-    recorded(run, Script(sample(1)), warnings)
-    recorded(run, Script(sample(5)), warnings)
-    assert read_system(run).column("time").tolist() == [1001.0, 1005.0]
-    assert warnings == []
 
 
 def test_a_full_disk_is_one_warning_and_recording_goes_on_when_there_is_room(

@@ -103,15 +103,6 @@ def test_shares_and_rates_are_those_of_the_time_between_two_readings(proc: Path)
     assert (sample.busy, sample.memory_bytes) == (pytest.approx(1.5), 99 * PAGE)
 
 
-def test_traffic_that_may_not_be_seen_is_none(proc: Path) -> None:
-    clock = Clock()
-    reader = TrainingProcessReader(77, clock)
-    reader.read()
-    clock.now += 0.5
-    sample = reader.read()
-    assert (sample.busy, sample.read_bytes_per_s, sample.written_bytes_per_s) == (0.0, None, None)
-
-
 @pytest.mark.parametrize(
     "then",
     [stat("python", 9, state="Z"), stat("python", 9, state="X"), stat("other", 9, started=50_000)],

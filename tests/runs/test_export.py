@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from stored_checkpoints import store_checkpoint
 
-from workbench.cli import main
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.export.export import export
 from workbench.runs import RunDirectory
@@ -49,14 +48,6 @@ def test_a_step_can_be_named_and_one_that_is_not_there_is_told_with_those_that_a
         export(run, tmp_path / "seven", step=7)
 
 
-def test_a_damaged_checkpoint_is_passed_over(run: RunDirectory, tmp_path: Path) -> None:
-    (run.checkpoints / "step-00000010" / "model.safetensors").write_bytes(b"short")
-    assert export(run, tmp_path / "out").step == 5
-    shutil.rmtree(run.checkpoints / "step-00000005")
-    with pytest.raises(ConfigurationError, match=r"no checkpoint.*step-00000010 is passed over"):
-        export(run, tmp_path / "other")
-
-
 def test_nothing_that_is_there_is_touched(run: RunDirectory, tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.mkdir()
@@ -80,16 +71,3 @@ def test_a_write_that_fails_leaves_nothing(
     with pytest.raises(WorkbenchError, match="could not be written: No space left on device"):
         export(run, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
-
-
-def test_the_verb_prints_where_the_model_is(
-    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(["export", run.name, str(tmp_path / "out"), "--no-check", "--runs", str(run.path.parent)]) == 0
-    )
-    out, err = capsys.readouterr()
-    assert out == f"{tmp_path / 'out'}\n"
-    assert "step 10" in err
-    assert main(["export", run.name, str(tmp_path / "out"), "--runs", str(run.path.parent)]) == 2
-    assert "is there already" in capsys.readouterr().err

@@ -48,15 +48,6 @@ def test_a_command_waits_for_the_trainers_answer_and_tells_it(
     assert f"{verb} at step 5" in capsys.readouterr().out
 
 
-def test_an_answer_given_with_the_last_breath_counts(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_status(run, Status(phase="training"))
-    trainer = Trainer(run, lambda: write_status(run, Status(phase="stopped")))
-    assert run_commands.steer(verb="stop", run=None, runs=run.path.parent, sleep=trainer.sleep) == 0
-    assert "stop at step 5" in capsys.readouterr().out
-
-
 def test_a_trainer_that_does_not_answer_is_waited_for_no_longer_than_said(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,18 +62,6 @@ def test_a_trainer_that_does_not_answer_is_waited_for_no_longer_than_said(
     assert run_commands.steer(verb="save", run=None, runs=run.path.parent, sleep=sleep) == 1
     assert 30 <= now[0] < 31
     assert "no answer to save within 30 s" in capsys.readouterr().err
-
-
-def test_a_trainer_that_dies_meanwhile_is_not_waited_for(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_status(run, Status(phase="training"))
-
-    def die(seconds: float) -> None:
-        write_status(run, Status(phase="failed", message="the disk is full"))
-
-    assert run_commands.steer(verb="save", run=None, runs=run.path.parent, sleep=die) == 1
-    assert "ended before it could save" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -158,11 +137,6 @@ def test_a_finished_run_is_not_resumed(run: RunDirectory, capsys: pytest.Capture
     assert run_commands.steer(verb="resume", run=None, runs=run.path.parent) == 1
     told = capsys.readouterr().err
     assert f"it finished at step 9 of 9; `workbench resume {run.name} --set train.steps=N` goes on" in told
-
-
-def test_a_run_that_does_not_exist_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="nope"):
-        run_commands.steer(verb="stop", run="nope", runs=tmp_path)
 
 
 def test_runs_are_listed_as_a_table_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,6 @@
 """control.jsonl: each command reaches the trainer it was meant for, once."""
 
-import json
-
-import pytest
-
-from workbench.runs import ControlReader, RunDirectory, control, read_events, send_control
+from workbench.runs import ControlReader, RunDirectory, read_events, send_control
 
 
 def test_commands_arrive_once_in_order_and_their_answers_carry_the_id(run: RunDirectory) -> None:
@@ -43,13 +39,6 @@ def test_a_command_sent_while_the_trainer_was_starting_is_obeyed_unless_answered
     assert ControlReader(run).poll() == []
 
 
-def test_a_line_written_by_hand_is_obeyed(run: RunDirectory) -> None:
-    reader = ControlReader(run)
-    with run.control.open("a") as file:
-        file.write('{"id": "mine", "verb": "save"}\n')
-    assert reader.poll() == [control.Command("mine", "save", None)]
-
-
 def test_a_malformed_line_is_skipped_with_a_warning_and_the_next_is_obeyed(run: RunDirectory) -> None:
     reader = ControlReader(run)
     lines = ["stop", '{"verb": "stop"}', '{"id": "x", "verb": "explode"}', '{"id": 5, "verb": "stop"}', "[]"]
@@ -69,11 +58,3 @@ def test_a_command_behind_a_torn_line_arrives(run: RunDirectory) -> None:
     assert reader.poll() == []
     identity = send_control(run, "stop")
     assert [command.id for command in reader.poll()] == [identity]
-
-
-def test_a_command_is_one_line_of_json(run: RunDirectory) -> None:
-    identity = send_control(run, "stop")
-    line = json.loads(run.control.read_text())
-    assert (line["id"], line["verb"], line["version"]) == (identity, "stop", 1)
-    with pytest.raises(ValueError, match="explode"):
-        send_control(run, "explode")

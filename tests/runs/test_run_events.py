@@ -41,14 +41,6 @@ def test_an_undocumented_kind_is_refused(run: RunDirectory) -> None:
         append_event(run, "wraning", message="")
 
 
-def test_reading_goes_on_where_the_last_reading_ended(run: RunDirectory) -> None:
-    append_event(run, "phase", phase="loading")
-    _, offset, _ = read_events(run)
-    assert read_events(run, offset).events == []
-    append_event(run, "phase", phase="training")
-    assert [event.fields["phase"] for event in read_events(run, offset).events] == ["training"]
-
-
 def test_a_line_that_is_being_written_is_left_for_the_next_reading(run: RunDirectory) -> None:
     append_event(run, "phase", phase="loading")
     whole = run.events.read_bytes()
@@ -85,11 +77,6 @@ def test_lines_that_are_no_events_are_skipped_and_named(run: RunDirectory) -> No
     assert offset == run.events.stat().st_size
     assert sum("skipped" in problem for problem in problems) == 4
     assert sum("version 7" in problem for problem in problems) == 1
-
-
-def test_missing_events_are_none(run: RunDirectory) -> None:
-    run.events.unlink()
-    assert read_events(run) == ([], 0, [])
 
 
 def test_a_full_disk_is_an_error_that_names_the_file(run: RunDirectory) -> None:

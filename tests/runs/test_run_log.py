@@ -40,13 +40,6 @@ def test_both_streams_are_shown_and_kept(log: Path, capsys: pytest.CaptureFixtur
     assert log.read_text() == "to out\nto err\nno newline\n"
 
 
-def test_a_log_is_appended_to(log: Path) -> None:
-    for text in ("first", "second"):
-        with LogTee(log):
-            print(text)
-    assert log.read_text() == "first\nsecond\n"
-
-
 def test_a_line_that_is_redrawn_is_kept_in_its_last_state(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,20 +82,6 @@ def test_a_pipe_without_a_reader_is_dropped_and_the_log_goes_on(
         os.close(reading)
         print("after")
     assert log.read_text() == "before\nafter\n"
-
-
-def test_a_stream_that_is_closed_or_missing_is_dropped_and_the_log_goes_on(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = io.StringIO()
-    closed.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", closed)
-        patch.setattr(sys, "stderr", None)
-        with LogTee(log):
-            print("out")
-            print("err", file=sys.stderr)
-    assert log.read_text() == "out\nerr\n"
 
 
 def test_a_terminal_that_cannot_say_a_character_shows_a_stand_in(

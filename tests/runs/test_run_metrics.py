@@ -56,19 +56,6 @@ def test_the_file_explains_itself(run: RunDirectory) -> None:
     assert header["columns"][2] == {"name": "loss", "unit": "nats/token"}
 
 
-def test_reading_goes_on_where_the_last_reading_ended(run: RunDirectory) -> None:
-    with MetricsWriter(run.metrics) as writer:
-        writer.append(step=1)
-        first = read_metrics(run.metrics)
-        assert len(read_metrics(run.metrics, first.next_record)) == 0
-        writer.append(step=2)
-        writer.append(step=3)
-        then = read_metrics(run.metrics, first.next_record)
-        assert then.column("step").tolist() == [2, 3]
-        assert then.next_record == 3
-        assert len(read_metrics(run.metrics, 99)) == 0
-
-
 @pytest.mark.parametrize("torn", [1, 8, 8 * len(METRIC_COLUMNS) - 1])
 def test_a_torn_record_is_not_read_and_is_cut_off_before_the_next(run: RunDirectory, torn: int) -> None:
     with MetricsWriter(run.metrics) as writer:
@@ -241,15 +228,3 @@ def test_a_long_run_is_seen_in_evenly_spread_records_and_the_newest(run: RunDire
     assert read_downsampled(run.metrics, 9_000) is None
     run.metrics.unlink()
     assert read_downsampled(run.metrics, 9_000) is None
-
-
-def test_pieces_of_a_file_are_the_whole_file(run: RunDirectory) -> None:
-    with MetricsWriter(run.metrics) as writer:
-        for step in range(1, 201):
-            writer.append(step=step, loss=step / 3)
-    source, losses, start = random.Random(4), [], 0
-    while start < 200:
-        piece = read_metrics(run.metrics, start, source.randrange(1, 60))
-        losses += piece.column("loss").tolist()
-        start = piece.next_record
-    assert losses == read_metrics(run.metrics).column("loss").tolist()

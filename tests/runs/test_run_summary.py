@@ -144,11 +144,6 @@ def test_a_folder_that_is_no_run_is_told_and_hidden_ones_and_links_are_left_out(
     assert "no run" in row.problem
 
 
-def test_a_missing_root_and_an_unreadable_one_have_no_rows(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert list_summaries(tmp_path / "nowhere") == list_summaries(tmp_path / "file") == ()
-
-
 def test_files_that_have_not_changed_are_not_read_again(tmp_path: Path) -> None:
     runs = [new_run(tmp_path, status=Status(phase="finished", step=number)) for number in range(5)]
     summaries = RunSummaries(tmp_path)
@@ -163,14 +158,6 @@ def test_files_that_have_not_changed_are_not_read_again(tmp_path: Path) -> None:
     new_run(tmp_path, status=Status(phase="finished"))
     assert len(summaries.read()) == 6
     assert summaries.read_folders == 7
-
-
-def test_a_run_that_is_deleted_leaves_the_list(tmp_path: Path) -> None:
-    run = new_run(tmp_path, status=Status(phase="finished"))
-    summaries = RunSummaries(tmp_path)
-    assert len(summaries.read()) == 1
-    run.path.rename(tmp_path / ".gone")
-    assert summaries.read() == ()
 
 
 def test_a_run_that_is_deleted_while_it_is_looked_at_is_no_folder_of_something_else(
