@@ -16,10 +16,9 @@ from collections.abc import Callable
 
 from rich.style import Style
 
-from workbench.tui.charts.curves import Curve
-from workbench.tui.charts.plot import Frame, Look, Plot, draw
+from workbench.tui.charts.plot import Curve, Frame, Look, Plot, draw
+from workbench.tui.charts.scale import View, bounds_of
 from workbench.tui.charts.series import Positions, Series
-from workbench.tui.charts.view import View, bounds_of
 from workbench.tui.glyphs import BLOCKS
 
 SIZES = ((76, 12), (200, 40))

@@ -15,7 +15,7 @@ from workbench.runs import RunDirectory
 from workbench.system.folders import expanded, runs_root
 from workbench.training.fitting import disk_folder
 from workbench.tui.form.sources import Here
-from workbench.tui.run.optimizer_speed import disk_folder as recorded_disk_folder
+from workbench.tui.run.reading import disk_folder as recorded_disk_folder
 
 NOBODYS = "~no-such-user-here/runs"
 

@@ -233,7 +233,7 @@ class WorkbenchApp(App[None]):
     async def _resume(self, run: RunDirectory) -> None:
         """Ask for changes, of a stopped run mostly none, and go on with it."""
         from workbench.runs import launch
-        from workbench.tui.run.resuming import ask_changes, overrides_in, steps_done
+        from workbench.tui.run.steering import ask_changes, overrides_in, steps_done
 
         done = await asyncio.to_thread(steps_done, run)
         text = await self.push_screen_wait(ask_changes(run, done, self.context.glyphs))

@@ -15,7 +15,7 @@ from whole_app import App, House, settled
 from workbench.tui.form.choice import Choice
 from workbench.tui.glyphs import PLAIN
 from workbench.tui.messages import OpenPreset, OpenRun
-from workbench.tui.panels.key_line import KeyLine
+from workbench.tui.panels.status_line import KeyLine
 from workbench.tui.screens.help import HelpScreen, keys_of
 
 

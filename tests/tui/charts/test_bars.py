@@ -8,8 +8,7 @@ import random
 import pytest
 from rich.style import Style
 
-from workbench.tui.charts.bars import bar, filled, part_marks, stacked_bar
-from workbench.tui.charts.sparkline import sparkline, styled_sparkline
+from workbench.tui.charts.bars import bar, filled, part_marks, sparkline, stacked_bar, styled_sparkline
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 
 BOTH = pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "ascii"])

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from workbench.tui.charts.curves import Curve, marked_columns, shown_part, value_range
+from workbench.tui.charts.plot import Curve, marked_columns, shown_part, value_range
 from workbench.tui.charts.scale import Scale
 from workbench.tui.charts.series import Axis, Series
 

@@ -9,11 +9,10 @@ import pytest
 from rich.cells import cell_len
 from rich.style import Style
 
-from workbench.tui.charts.curves import Curve
-from workbench.tui.charts.plot import Frame, Look, draw
-from workbench.tui.charts.readings import newest_value, read_out
+from workbench.tui.charts.chart import read_out
+from workbench.tui.charts.plot import Curve, Frame, Look, draw, newest_value
+from workbench.tui.charts.scale import View, bounds_of
 from workbench.tui.charts.series import AXES, Series
-from workbench.tui.charts.view import View, bounds_of
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 
 STYLE = Style()

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from workbench.tui.charts.readings import said_value
-from workbench.tui.charts.scale import Scale
-from workbench.tui.charts.short_figures import readout, short, short_time
+from workbench.tui.charts.plot import said_value
+from workbench.tui.charts.scale import Scale, readout, short, short_time
 
 
 def labels(low: float, high: float, count: int = 5, *, log: bool = False, unit: str = "") -> list[str]:

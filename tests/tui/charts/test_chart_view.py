@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from workbench.tui.charts.scale import View, bounds_of
 from workbench.tui.charts.series import AXES, Series
-from workbench.tui.charts.view import View, bounds_of
 
 
 def run_of(count: int, first: int = 0) -> Series:

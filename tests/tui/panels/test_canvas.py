@@ -16,11 +16,10 @@ from textual.widget import Widget
 
 from workbench.tui.canvas import CachedLines
 from workbench.tui.charts.chart import Chart
-from workbench.tui.charts.curves import Curve
+from workbench.tui.charts.plot import Curve
 from workbench.tui.charts.series import Series
 from workbench.tui.glyphs import BLOCKS
-from workbench.tui.panels.drawing import Line
-from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.panel import Line, Panel
 
 
 class Painted(Widget):

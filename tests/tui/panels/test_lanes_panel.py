@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 
 from workbench.runs import Lanes, LaneSpan
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.panels.lane_timeline.lane_times import LaneTrack, StepLanes
-from workbench.tui.panels.lane_timeline.lanes import LanesPanel
+from workbench.tui.panels.lane_times import LaneTrack, StepLanes
+from workbench.tui.panels.lanes import LanesPanel
 
 SMALL = Lanes(
     step=7,

@@ -11,8 +11,7 @@ from settled_pilot import settled
 from textual.pilot import Pilot
 
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.panels.log_tail import LONGEST_LINE, TAIL_BYTES, LogTail, level_of
-from workbench.tui.panels.log_view import TAIL_LINES, LogView
+from workbench.tui.panels.log import LONGEST_LINE, TAIL_BYTES, TAIL_LINES, LogTail, LogView, level_of
 
 SIZE = (60, 12)
 

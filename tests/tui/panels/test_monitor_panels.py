@@ -13,15 +13,12 @@ from textual.widget import Widget
 
 from workbench.monitor.samples import GpuProcess, HostSample, MonitorSample, TrainerSample
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
-from workbench.tui.panels.cores import CoresPanel
-from workbench.tui.panels.disk import DiskPanel
-from workbench.tui.panels.gpu import GpuPanel
-from workbench.tui.panels.lane_timeline.lanes import LanesPanel
-from workbench.tui.panels.log_view import LogView
-from workbench.tui.panels.memory import MemoryPanel
-from workbench.tui.panels.pcie import PciePanel
+from workbench.tui.panels.cores import CoresPanel, ThreadsPanel
+from workbench.tui.panels.gpu import GpuPanel, PciePanel
+from workbench.tui.panels.lanes import LanesPanel
+from workbench.tui.panels.log import LogView
+from workbench.tui.panels.memory_and_disk import DiskPanel, MemoryPanel
 from workbench.tui.panels.status_line import StatusLine
-from workbench.tui.panels.threads import ThreadsPanel
 
 MONITORS = (GpuPanel, CoresPanel, MemoryPanel, ThreadsPanel, PciePanel, DiskPanel)
 Shown = GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel

@@ -9,12 +9,7 @@ import pytest
 from run_host import PLAN
 
 from workbench.runs import Lanes, LaneSpan
-from workbench.tui.run.optimizer_speed import (
-    disk_folder,
-    memory_limit_gb_per_s,
-    traffic_bytes,
-    update_gb_per_s,
-)
+from workbench.tui.run.reading import disk_folder, memory_limit_gb_per_s, traffic_bytes, update_gb_per_s
 
 
 def config(**changes: Any) -> dict[str, Any]:

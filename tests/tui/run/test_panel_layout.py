@@ -7,7 +7,8 @@ import random
 import pytest
 
 from workbench.tui.run.charts import LEAST_HEIGHT, LEAST_WIDTH, chart_columns
-from workbench.tui.run.panel_layout import GROUPS, SIDE, Group, arrange_groups, share_height
+from workbench.tui.run.groups import GROUPS, SIDE, Group, arrange_groups
+from workbench.tui.run.machine import share_height
 
 
 def test_groups_fill_the_size_without_overlaps_and_the_chosen_one_is_seen() -> None:

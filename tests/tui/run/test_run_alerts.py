@@ -10,7 +10,7 @@ from run_host import GIB
 from sampled_machines import sample_at
 
 from workbench.monitor.samples import MonitorSample
-from workbench.tui.run.alerts import CALM_STEPS, SWAP_SAMPLES, THROTTLED_SAMPLES, Alerts
+from workbench.tui.run.events import CALM_STEPS, SWAP_SAMPLES, THROTTLED_SAMPLES, Alerts
 
 Records = tuple[list[float], list[float], list[float]]
 

@@ -25,8 +25,7 @@ from workbench.runs.launch import ExitReason
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.run.events import MOST, Band, EventsPanel, RunEvent, clock, run_event_of
 from workbench.tui.run.machine import RecordedPanel
-from workbench.tui.run.samples_view import SamplesView
-from workbench.tui.run.summary_panel import Outcome, SummaryPanel
+from workbench.tui.run.results import Outcome, SamplesView, SummaryPanel
 
 SIZES = ((20, 3), (40, 10), (80, 24), (120, 40))
 AnyWidget = TypeVar("AnyWidget", bound=Widget)

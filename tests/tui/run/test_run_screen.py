@@ -30,13 +30,13 @@ from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.runs import MetricsWriter, RunDirectory, append_event, record_resume, write_plan
 from workbench.runs.metrics import read_downsampled
 from workbench.tui.charts.chart import Chart
-from workbench.tui.charts.readings import newest_value
+from workbench.tui.charts.plot import newest_value
 from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.panels.panel import Panel
 from workbench.tui.run import reading
 from workbench.tui.run.charts import ChartGroup, RunCurves
-from workbench.tui.run.panel_layout import GROUPS
+from workbench.tui.run.groups import GROUPS
 from workbench.tui.run.screen import RunScreen
 
 

@@ -1,6 +1,6 @@
-"""The picture of a chart: curves on a canvas with labels at both axes, as rows of segments.
+"""The picture of a chart: curves on a canvas with labels at both axes, as rows of segments. It knows no widget.
 
-A function of what it is given: it knows no widget. Invariant: the picture is exactly as wide and as high as asked for,
+Invariant: the picture is exactly as wide and as high as asked for, every point falls into exactly one column of dots,
 and curves are told apart by characters and letters as well as by colour.
 """
 
@@ -9,25 +9,234 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
 from workbench.tui.charts.braille import Canvas, Layer
-from workbench.tui.charts.curves import (
-    Column,
-    Curve,
-    Shown,
-    column_of,
-    marked_columns,
-    shown_part,
-    value_range,
-)
-from workbench.tui.charts.labels import LINES, axis_labels, legend, row_labels, signs
-from workbench.tui.charts.scale import Scale
-from workbench.tui.charts.series import Axis
+from workbench.tui.charts.scale import Scale, readout, short_time
+from workbench.tui.charts.series import BLOCK, Axis, Floats, Points, Series
 from workbench.tui.glyphs import Glyphs
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity in a chart.
+
+    `form`: "line" is a line, where the series has an average that of the average, over the values as dots; "marks" a
+    sign at each point, for what is measured now and then. `colour` chooses among the chart's colours; None: by the
+    curve's place in the chart. A run that keeps its number keeps its colour.
+    """
+
+    name: str
+    series: Series
+    form: Literal["line", "marks"] = "line"
+    colour: int | None = None
+
+
+class Column(NamedTuple):
+    """The points start to stop, without stop, that fall into column `x`, with their extremes."""
+
+    x: int
+    start: int
+    stop: int
+    low: float
+    high: float
+
+
+class Shown(NamedTuple):
+    """A curve's part within a horizontal axis. Columns without a finite value are not listed."""
+
+    curve: Curve
+    start: int
+    stop: int
+    columns: list[Column]
+
+
+def shown_part(curve: Curve, axis: Axis, scale: Scale, width: int) -> Shown:
+    """Return what `width` columns of dots show of a curve."""
+    series = curve.series
+    start, stop = _shown_points(series, axis, scale)
+    if start >= stop or width < 1:
+        return Shown(curve, start, stop, [])
+    places = series.positions.along(axis)[start:stop]
+    firsts = np.concatenate(
+        [[0], np.searchsorted(places, _edges(series, axis, scale, width)), [stop - start]]
+    )
+    x = np.flatnonzero(firsts[1:] > firsts[:-1])
+    values = series.finite(start, stop)
+    lows, highs = np.fmin.reduceat(values, firsts[x]), np.fmax.reduceat(values, firsts[x])
+    found = zip(
+        x.tolist(),
+        (start + firsts[x]).tolist(),
+        (start + firsts[x + 1]).tolist(),
+        lows.tolist(),
+        highs.tolist(),
+        strict=True,
+    )
+    return Shown(curve, start, stop, [Column(*column) for column in found if column[3] == column[3]])
+
+
+def column_of(place: float, scale: Scale, width: int) -> int:
+    """Return the column that a place falls into; beyond the axis one beyond the picture, but not far from it."""
+    share = min(1e3, max(-1e3, scale.share(place)))
+    return width - 1 if share == 1 else math.floor(share * width)
+
+
+def value_range(
+    curves: Sequence[Curve], axis: Axis, scale: Scale, *, log: bool, with_spikes: bool
+) -> tuple[float, float] | None:
+    """Return the least and greatest value shown, to make room for; with `log` of those above zero. None without any.
+
+    Without spikes the blocks of 32 points around them do not count, unless nothing else is shown.
+    """
+    pieces = []
+    for curve in curves:
+        series = curve.series
+        start, stop = _shown_points(series, axis, scale)
+        values = series.finite(start, stop)
+        if not with_spikes:
+            values = values[_calm(series.spikes, start, stop)]
+        if log:
+            values = values[values > 0]
+        if len(values) and not math.isnan(low := float(np.fmin.reduce(values))):
+            pieces.append((low, float(np.fmax.reduce(values))))
+    if pieces:
+        return min(low for low, _ in pieces), max(high for _, high in pieces)
+    return None if with_spikes else value_range(curves, axis, scale, log=log, with_spikes=True)
+
+
+def marked_columns(points: Points, part: Shown, axis: Axis, scale: Scale, width: int) -> list[int]:
+    """Return the columns of those of the points, which are sorted, that are shown; each once."""
+    series = part.curve.series
+    shown = points[(points >= part.start) & (points < part.stop)]
+    places = series.positions.along(axis)[shown]
+    columns = np.searchsorted(_edges(series, axis, scale, width), places, side="right")
+    return [int(column) for column in np.unique(columns)]
+
+
+def _edges(series: Series, axis: Axis, scale: Scale, width: int) -> Floats:
+    """Return where the columns behind the first begin."""
+    origin = series.positions.origin(axis)
+    return np.array([origin + scale.value(column / width) for column in range(1, width)])
+
+
+def _shown_points(series: Series, axis: Axis, scale: Scale) -> tuple[int, int]:
+    """Return the points from the scale's low end to its high end, both shown."""
+    origin = series.positions.origin(axis)
+    start = series.first_at(origin + scale.low, axis)
+    return start, series.first_at(math.nextafter(origin + scale.high, math.inf), axis, start)
+
+
+def _calm(spikes: Points, start: int, stop: int) -> slice | Points:
+    """Return what chooses the points, counted from `start`, whose block has no spike."""
+    near = spikes[(spikes >= start // BLOCK * BLOCK) & (spikes < stop)]
+    if not len(near):
+        return slice(None)
+    points = np.arange(start, stop)
+    return points[~np.isin(points // BLOCK, near // BLOCK)] - start
+
+
+def newest_value(series: Series, unit: str = "") -> str:
+    """The newest average, where there is one and the newest value is finite, else that value; empty without values."""
+    if series.last is None:
+        return ""
+    point = len(series) - 1
+    value = float(series.values[point])
+    if series.smoothing and math.isfinite(value):
+        value = series.average_at(point)
+    return said_value(value, unit, digits=5)
+
+
+def said_value(value: float, unit: str, digits: int = 6) -> str:
+    """The value with its unit: "s" is a length of time, "%" a share, "e" a number with an exponent and no unit.
+
+    A rate is without digits that only flicker.
+    """
+    if math.isnan(value):
+        return "NaN"
+    if unit == "s" and math.isfinite(value):
+        return short_time(value)
+    if unit == "e" and math.isfinite(value):
+        return f"{value:.2e}"
+    if unit == "%":
+        return f"{100 * value:.1f} %"
+    if unit and 1 <= abs(value) < 1e12:
+        return f"{value:,.{0 if abs(value) >= 100 else 1}f} {unit}"
+    return f"{readout(value, digits)} {unit}".rstrip()
+
+
+LINES = "*+x#%&=~"
+"""Characters of the curves' lines in ASCII mode, in the curves' order."""
+
+
+def row_labels(y: Scale, height: int, unit: str) -> dict[int, str]:
+    """The labels of the vertical axis by the row, from the top, that they belong to."""
+    labels: dict[int, str] = {}
+    for tick in y.ticks(max(2, height // 3), unit):
+        row = round((1 - y.share(tick.value)) * (height - 1))
+        if 0 <= row < height:
+            labels.setdefault(row, tick.label)
+    return labels
+
+
+def axis_labels(x: Scale, width: int, unit: str) -> str:
+    """Labels under their places, from the left, each only where it does not touch the one before."""
+    text = ""
+    for tick in x.ticks(max(2, width // 12), unit):
+        centre = round(x.share(tick.value) * (width - 1))
+        start = min(max(0, centre - len(tick.label) // 2), width - len(tick.label))
+        if start >= 0 and (not text or start > len(text)):
+            text = text.ljust(start) + tick.label
+    return text.ljust(width)[: max(0, width)]
+
+
+def legend(
+    curves: Sequence[Curve], styles: Sequence[Style], base: Style, glyphs: Glyphs, width: int
+) -> list[Segment]:
+    """Each curve's sign and name, and its newest value where there is room for all."""
+    names = [plain(curve.name, glyphs) for curve in curves]
+    values = [f" {newest_value(curve.series)}".rstrip() for curve in curves]
+    if sum(map(len, names)) + sum(map(len, values)) + 4 * len(names) > width:
+        values = [""] * len(names)
+    room = max(1, (width + 2) // len(names) - 4)
+    if sum(map(len, names)) + 4 * len(names) > width:
+        names = [glyphs.cut(name, room) for name in names]
+    segments: list[Segment] = []
+    left = width
+    for sign, name, value, style in zip(signs(curves, glyphs), names, values, styles, strict=True):
+        for text, text_style in ((sign, base + style), (f" {name}{value}  ", base)):
+            segments.append(Segment(text[:left], text_style))
+            left -= len(segments[-1].text)
+    segments.append(Segment(" " * left, base))
+    return [segment for segment in segments if segment.text]
+
+
+def signs(curves: Sequence[Curve], glyphs: Glyphs) -> list[str]:
+    """What tells the curves apart in the legend: of lines a letter or their character, of marks their own sign."""
+    lines = sum(curve.form == "line" for curve in curves)
+    marks = len(curves) - lines
+    found = []
+    for place, curve in enumerate(curves):
+        if curve.form == "marks":
+            found.append(chr(ord("a") + place % 26) if marks > 1 else "o" if glyphs.ascii else glyphs.dot)
+        elif glyphs.ascii:
+            found.append(LINES[place % len(LINES)])
+        else:
+            found.append(chr(ord("A") + place % 26) if lines > 1 else glyphs.line)
+    return found
+
+
+def plain(text: str, glyphs: Glyphs) -> str:
+    """`text` with every character that does not fill one cell replaced, in ASCII mode every other one too."""
+    return "".join(
+        sign if sign.isprintable() and cell_len(sign) == 1 and (sign.isascii() or not glyphs.ascii) else "?"
+        for sign in text
+    )
+
 
 _DOTS = ".:,'`;\"^"
 _LEAST_WIDTH_WITH_LABELS = 24

@@ -1,15 +1,101 @@
-"""Axes: where a value lies between the ends of an axis, and which values to write at it.
+"""Axes: where a value lies between the ends of an axis, which part is shown, and how figures are written at it.
 
-Linear and logarithmic. Invariant: a scale's ends are finite and apart, so that nothing divides by zero, and the ticks
-given lie between them with different labels.
+Places are relative to the axis's origin (`Positions.origin`). Invariant: what is shown lies within the bounds of the
+data, and what is not finite is never written as a number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.tui.charts.short_figures import short, short_time
+from workbench.tui.charts.series import Axis, Series
+
+_LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def short(value: float, step: float = 0.0) -> str:
+    """At most about 7 characters: 1.2M, 35k, 0.002, 3e-04. N/A where it is not finite.
+
+    As many digits as tell values apart that lie `step` from one another; without a step, three or four.
+    """
+    if not math.isfinite(value):
+        return "N/A"
+    size = abs(value)
+    if size == 0 or (step and size < step / 1e6):
+        return "0"
+    if step and size / step > 1e6:
+        return f"{value:.7g}"
+    for factor, suffix in _LARGE:
+        if factor * (1 - 5e-5) <= size < 1e15 and not 0 < step < factor / 1000:
+            return _trimmed(value / factor, step / factor) + suffix
+    if 1e-3 <= size < 1e15:
+        return _trimmed(value, step)
+    digits = 0 if step == 0 and _is_round(value) else _digits(size, step)
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(exponent):+03d}".replace("e+", "e")
+
+
+def short_time(seconds: float, step: float = 0.0) -> str:
+    """A length of time in the two units that matter: 45s, 12min, 3h20, 2d5h. N/A where it is not finite."""
+    if not math.isfinite(seconds):
+        return "N/A"
+    sign, size = ("-" if seconds < 0 else ""), abs(seconds)
+    if size < 60:
+        return f"{sign}{_trimmed(size, step)}s"
+    if size >= 86_400 * 1000:
+        return f"{sign}{short(size / 86_400, step / 86_400)}d"
+    minutes, whole_seconds = divmod(round(size), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        rest = f"{minutes_left:02d}" if step and step < 3600 and minutes_left else ""
+        return f"{sign}{days}d" + (f"{hours_left}h{rest}" if hours_left or rest else "")
+    if hours:
+        return f"{sign}{hours}h" + (f"{minutes_left:02d}" if minutes_left else "")
+    rest = f"{whole_seconds:02d}" if whole_seconds else ""
+    return f"{sign}{minutes}min{rest}"
+
+
+def readout(value: float, digits: int = 6) -> str:
+    """A value to be read, in about so many digits: 3.21456, 1.20e-05, 12,345.6. N/A for NaN, inf as such."""
+    if math.isnan(value):
+        return "N/A"
+    if math.isinf(value):
+        return f"{value}"
+    size = abs(value)
+    if 0 < size < 1e-3:
+        return f"{value:.2e}"
+    if size >= 1e12:
+        return f"{value:.{digits}g}"
+    if value == int(value) or size >= 10**digits:
+        return f"{value:,.0f}"
+    if size >= 1e3:
+        return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"
+    return f"{value:.{digits}g}"
+
+
+def _trimmed(value: float, step: float) -> str:
+    """`value` with as many decimals as `step` needs; without a step four digits in all, no zeros at the end."""
+    size = abs(value)
+    if step:
+        return f"{value:.{min(12, max(0, -math.floor(math.log10(step) + 1e-9)))}f}"
+    decimals = max(0, 3 - math.floor(math.log10(size))) if size else 0
+    text = f"{value:.{min(decimals, 6)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _digits(size: float, step: float) -> int:
+    if not step:
+        return 2
+    return min(9, max(0, math.floor(math.log10(size)) - math.floor(math.log10(step) + 1e-9)))
+
+
+def _is_round(value: float) -> bool:
+    mantissa = float(f"{value:.6e}".split("e")[0])
+    return mantissa == int(mantissa)
+
 
 _TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 _TIME_STEPS = (
@@ -145,3 +231,95 @@ def _label(value: float, step: float, unit: str) -> str:
     if unit == "%":
         return f"{short(100 * value, 100 * step)}%"
     return short_time(value, step) if unit == "s" else short(value, step)
+
+
+_NEAREST = 1e-6
+"""The least share of the bounds that can be zoomed to."""
+_WHOLE = 0.99
+"""A part of more than this is the whole: zooming in and out again ends where it began."""
+
+
+@dataclass
+class View:
+    """State of one chart's horizontal axis. `bounds`, which the methods take, come from `bounds_of`."""
+
+    axis: Axis = "step"
+    log: bool = False
+    skip: int = 0
+    """Steps at the start that are left out of the whole."""
+    part: tuple[float, float] | None = None
+    """The places that were zoomed to; None: all."""
+    follows: bool = True
+    """Whether a part's right end is the newest point."""
+
+    def scale(self, bounds: tuple[float, float]) -> Scale:
+        """The horizontal axis as it is drawn."""
+        whole = Scale.fit(*bounds, log=self.log)
+        if self.part is None:
+            return whole
+        # Steps that are skipped since, or places that a logarithmic axis lacks, may lie in the part.
+        low, high = max(self.part[0], whole.low), min(self.part[1], whole.high)
+        if not low < high:
+            return whole
+        part = Scale(low, high, self.log)
+        return self._moved(part, part.share(whole.high) - 1) if self.follows else part
+
+    def zoom(self, factor: float, at: float, bounds: tuple[float, float]) -> None:
+        """Show `factor` times as much, the place at share `at` (0 left, 1 right) staying where it is."""
+        shown = self.scale(bounds)
+        self._show(
+            Scale(shown.value(at * (1 - factor)), shown.value(at + (1 - at) * factor), self.log), bounds
+        )
+
+    def pan(self, shares: float, bounds: tuple[float, float]) -> None:
+        """Move by so many of what is shown, to the right where it is positive; as far as there is data."""
+        if self.part is not None:
+            shown = self.scale(bounds)
+            whole = Scale.fit(*bounds, log=self.log)
+            to_left, to_right = shown.share(whole.low), shown.share(whole.high) - 1
+            self._show(self._moved(shown, min(max(shares, to_left), max(to_right, to_left))), bounds)
+
+    def reset(self) -> None:
+        """Show all, and all that comes."""
+        self.part = None
+        self.follows = True
+
+    def _show(self, shown: Scale, bounds: tuple[float, float]) -> None:
+        whole = Scale.fit(*bounds, log=self.log)
+        left, right = max(0.0, whole.share(shown.low)), min(1.0, whole.share(shown.high))
+        if right - left > _WHOLE:
+            self.reset()
+            return
+        if right - left < _NEAREST:
+            return
+        low, high = whole.value(left), whole.value(right)
+        if low < high:
+            self.part = low, high
+            self.follows = right > 1 - 1e-9
+
+    def _moved(self, scale: Scale, shares: float) -> Scale:
+        return Scale(scale.value(shares), scale.value(1 + shares), self.log)
+
+
+def bounds_of(series: Iterable[Series], view: View) -> tuple[float, float] | None:
+    """The first and last place of all series without the steps that are skipped; None where there is no point.
+
+    Where nothing would be left nothing is skipped. A logarithmic axis begins at the first place above zero.
+    """
+    filled = [one for one in series if len(one)]
+    if not filled:
+        return None
+    first_step = min(float(one.positions.along("step")[0]) for one in filled)
+    for skip in (view.skip, 0) if view.skip else (0,):
+        lows, highs = [], []
+        for one in filled:
+            places, origin = one.positions.along(view.axis), one.positions.origin(view.axis)
+            start = one.first_at(first_step + skip, "step")
+            if view.log:
+                start = max(start, one.first_at(math.nextafter(origin, math.inf), view.axis))
+            if start < len(one):
+                lows.append(float(places[start]) - origin)
+                highs.append(float(places[len(one) - 1]) - origin)
+        if lows and (skip == 0 or max(highs) > min(lows)):
+            return min(lows), max(highs)
+    return (0.0, 0.0)

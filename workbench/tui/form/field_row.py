@@ -27,7 +27,7 @@ from workbench.tui.form.fields import as_text, fields_of, kind_of, table_of
 from workbench.tui.form.meter import MUTED
 from workbench.tui.form.problems import FormMessages
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import clean
+from workbench.tui.panels.panel import clean
 
 NAME_WIDTH = 27
 UNIT_WIDTH = 14

@@ -16,7 +16,7 @@ from workbench.plan.fit import Fit
 from workbench.tui.dialogs import Dialog
 from workbench.tui.form.meter import verdict_words
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import clean
+from workbench.tui.panels.panel import clean
 
 
 class FitDialog(Dialog["str | None"]):

@@ -15,7 +15,7 @@ from textual.widget import Widget
 
 from workbench.formatting import duration, gib, of, seconds
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import clean
+from workbench.tui.panels.panel import clean
 
 if TYPE_CHECKING:
     from workbench.plan.memory import MemoryPlan, TierNeed

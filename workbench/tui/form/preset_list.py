@@ -20,10 +20,10 @@ from textual.widgets import DataTable, Static
 
 from workbench.errors import ConfigurationError
 from workbench.presets import Preset, list_presets, recent_presets
-from workbench.tui.charts.short_figures import short
+from workbench.tui.charts.scale import short
 from workbench.tui.form.meter import MUTED, Verdict, mark_of, verdict, verdict_words
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import clean
+from workbench.tui.panels.panel import clean
 
 if TYPE_CHECKING:
     from workbench.plan.planner import Plan

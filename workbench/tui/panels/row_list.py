@@ -14,8 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, cut
-from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.panel import Line, Panel, cut
 
 Row = TypeVar("Row")
 

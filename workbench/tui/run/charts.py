@@ -18,9 +18,9 @@ from workbench.runs import Metrics
 from workbench.runs.metrics import DownsampledMetrics
 from workbench.tui.canvas import CachedLines
 from workbench.tui.charts.chart import Chart
-from workbench.tui.charts.curves import Curve
+from workbench.tui.charts.plot import Curve
+from workbench.tui.charts.scale import View
 from workbench.tui.charts.series import Floats, Positions, Series
-from workbench.tui.charts.view import View
 from workbench.tui.glyphs import Glyphs
 
 SMOOTHING = 0.9

@@ -1,4 +1,4 @@
-"""The groups of panels on the run's screen: as many beside each other as there is room for.
+"""The groups of panels on the run's screen: as many beside each other as the terminal has room for.
 
 Invariant: a group that was chosen is seen, and every group can be reached by its digit, however small the terminal.
 """
@@ -6,19 +6,52 @@ Invariant: a group that was chosen is seen, and every group can be reached by it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual import events
 from textual.containers import Container, Vertical
 from textual.content import Content
+from textual.geometry import Region
 from textual.message import Message
 from textual.style import Style
 from textual.widget import Widget
 
 from workbench.tui.canvas import CachedLines
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import clean
-from workbench.tui.run.panel_layout import GROUPS, SIDE, Group, arrange_groups
+from workbench.tui.panels.panel import clean
+
+Group = Literal["charts", "machine", "lanes", "log", "samples", "events"]
+GROUPS: tuple[Group, ...] = ("charts", "machine", "lanes", "log", "samples", "events")
+"""The groups of the run's screen, in the order of their digits."""
+SIDE: tuple[Group, ...] = ("log", "samples", "events")
+"""Of these one is seen at a time, however large the terminal."""
+TWO_COLUMNS, THREE_COLUMNS = 120, 160
+_LEAST_HEIGHT = 26
+_LANES = (10, 14)
+"""The lanes' least and greatest height beside others."""
+
+
+def arrange_groups(width: int, height: int, chosen: Group, side: Group) -> Mapping[Group, Region]:
+    """Return the regions of the groups that are seen; `side` is the last chosen of SIDE."""
+    if width < TWO_COLUMNS or height < _LEAST_HEIGHT:
+        return {chosen: Region(0, 0, width, height)}
+    lanes = min(_LANES[1], max(_LANES[0], height // 3))
+    if width < THREE_COLUMNS:
+        left, machine = width // 2, height * 3 // 5
+        return {
+            "charts": Region(0, 0, left, height - lanes),
+            "lanes": Region(0, height - lanes, left, lanes),
+            "machine": Region(left, 0, width - left, machine),
+            side: Region(left, machine, width - left, height - machine),
+        }
+    third = width // 3
+    last = width - 2 * third
+    return {
+        "charts": Region(0, 0, third, height),
+        "machine": Region(third, 0, third, height),
+        "lanes": Region(2 * third, 0, last, lanes),
+        side: Region(2 * third, lanes, last, height - lanes),
+    }
 
 
 class GroupLine(Widget):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.containers import VerticalScroll
@@ -12,18 +12,13 @@ from workbench.formatting import NOT_KNOWN, amount, number, percent, rate
 from workbench.monitor.samples import MonitorSample
 from workbench.runs import Metrics
 from workbench.tui.canvas import CachedLines
-from workbench.tui.charts.sparkline import sparkline
+from workbench.tui.charts.bars import sparkline
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.cores import CoresPanel
-from workbench.tui.panels.disk import DiskPanel
-from workbench.tui.panels.drawing import Line, clean
-from workbench.tui.panels.gpu import GpuPanel
-from workbench.tui.panels.memory import MemoryPanel
-from workbench.tui.panels.panel import Panel
-from workbench.tui.panels.pcie import PciePanel
-from workbench.tui.panels.threads import ThreadsPanel
+from workbench.tui.panels.cores import CoresPanel, ThreadsPanel
+from workbench.tui.panels.gpu import GpuPanel, PciePanel
+from workbench.tui.panels.memory_and_disk import DiskPanel, MemoryPanel
+from workbench.tui.panels.panel import Line, Panel, clean
 from workbench.tui.run.events import clock
-from workbench.tui.run.panel_layout import share_height
 
 LEAST_HEIGHT = 3
 MonitorPanel = GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel
@@ -177,3 +172,16 @@ def _highest_of_parts(values: list[float | None], count: int) -> list[float | No
         stop = max(start + 1, (part + 1) * len(values) // count)
         out.append(max((value for value in values[start:stop] if value is not None), default=None))
     return out
+
+
+def share_height(height: int, wanted: Sequence[int], least: int) -> list[int]:
+    """Share `height` rows of cells among rows of panels that want so many; none gets less than `least`.
+
+    A row of cells goes where most is lacking; when nothing is, to the lowest in turn.
+    """
+    heights = [least] * len(wanted)
+    for _ in range(height - sum(heights)):
+        lacking = [want - has for want, has in zip(wanted, heights, strict=True)]
+        most = max(lacking)
+        heights[lacking.index(most) if most > 0 else heights.index(min(heights))] += 1
+    return heights

@@ -27,21 +27,16 @@ from workbench.runs.launch import ExitReason
 from workbench.tui.canvas import CachedLines
 from workbench.tui.context import AppContext
 from workbench.tui.dialogs import Choice, Confirm
-from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.panels.lane_timeline.lanes import LanesPanel
-from workbench.tui.panels.log_view import LogView
-from workbench.tui.panels.status_line import StatusLine
-from workbench.tui.run.alerts import LEARNED, Alerts
+from workbench.tui.panels.lanes import LanesPanel
+from workbench.tui.panels.log import LogView
+from workbench.tui.panels.status_line import KeyLine, StatusLine
 from workbench.tui.run.charts import ChartGroup, RunCurves
-from workbench.tui.run.events import EventsPanel, RunEvent, run_event_of
-from workbench.tui.run.groups import GroupLine, PanelGroup, RunGroups
+from workbench.tui.run.events import LEARNED, Alerts, EventsPanel, RunEvent, run_event_of
+from workbench.tui.run.groups import GROUPS, Group, GroupLine, PanelGroup, RunGroups
 from workbench.tui.run.machine import MachinePanels, RecordedPanel
-from workbench.tui.run.panel_layout import GROUPS, Group
 from workbench.tui.run.reading import RunLook, RunReader
-from workbench.tui.run.resuming import GOES_ON
-from workbench.tui.run.samples_view import SamplesView
-from workbench.tui.run.steering import SteeringScreen, end_at_once
-from workbench.tui.run.summary_panel import Outcome, SummaryPanel
+from workbench.tui.run.results import Outcome, SamplesView, SummaryPanel
+from workbench.tui.run.steering import GOES_ON, SteeringScreen, end_at_once
 
 _LOG_EVERY = 2
 """Ticks from one look at the log to the next."""

@@ -21,14 +21,13 @@ from workbench.runs import RunDirectory
 from workbench.runs.comparing import CurveReader, Curves, Differences, config_differences
 from workbench.runs.summary import RunSummary, summarize
 from workbench.tui.charts.chart import Chart
-from workbench.tui.charts.curves import Curve
+from workbench.tui.charts.plot import Curve
+from workbench.tui.charts.scale import short
 from workbench.tui.charts.series import Series
-from workbench.tui.charts.short_figures import short
 from workbench.tui.context import AppContext
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, clean, cut
-from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.panel import Line, Panel, clean, cut
+from workbench.tui.panels.status_line import KeyLine
 from workbench.tui.run.charts import SMOOTHING
 from workbench.tui.screens.live_screen import LiveScreen
 

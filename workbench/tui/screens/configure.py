@@ -41,8 +41,8 @@ from workbench.tui.form.planner import ConfigPlanner
 from workbench.tui.form.problems import FieldProblem, FormMessages, form_messages
 from workbench.tui.form.sources import Here, Sources
 from workbench.tui.messages import StartRun
-from workbench.tui.panels.drawing import clean
-from workbench.tui.panels.key_line import KeyLine
+from workbench.tui.panels.panel import clean
+from workbench.tui.panels.status_line import KeyLine
 
 CHANGING_ACTIONS = ("start", "save", "measure")
 """The actions that read-only mode leaves out."""

@@ -16,7 +16,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Markdown, Static
 
 from workbench.tui.glyphs import BLOCKS, Glyphs
-from workbench.tui.panels.drawing import clean
+from workbench.tui.panels.panel import clean
 
 HEADINGS = {
     "app": "Everywhere",

@@ -33,7 +33,7 @@ from workbench.tui.form.preset_list import (
     preset_rows,
 )
 from workbench.tui.messages import OpenPreset, StartRun
-from workbench.tui.panels.key_line import KeyLine
+from workbench.tui.panels.status_line import KeyLine
 from workbench.tui.screens.filter_field import FilteredScreen, FilterField
 
 if TYPE_CHECKING:

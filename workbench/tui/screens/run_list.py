@@ -13,10 +13,9 @@ from typing import ClassVar, NamedTuple
 from workbench.formatting import duration
 from workbench.runs import RunDirectory
 from workbench.runs.summary import RunSummary
-from workbench.tui.charts.short_figures import short
+from workbench.tui.charts.scale import short
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.drawing import Line, clean, cut, keep
-from workbench.tui.panels.panel import Panel
+from workbench.tui.panels.panel import Line, Panel, clean, cut, keep
 from workbench.tui.panels.row_list import RowList
 
 _PENS = {

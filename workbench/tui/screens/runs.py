@@ -28,9 +28,8 @@ from workbench.system.folders import expanded
 from workbench.tui.context import AppContext
 from workbench.tui.dialogs import AskText, Confirm
 from workbench.tui.messages import CompareRuns, OpenRun
-from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.run.resuming import GOES_ON
-from workbench.tui.run.steering import SteeringScreen
+from workbench.tui.panels.status_line import KeyLine
+from workbench.tui.run.steering import GOES_ON, SteeringScreen
 from workbench.tui.screens.filter_field import FilteredScreen, FilterField
 from workbench.tui.screens.run_list import RunDetail, RunList
 

@@ -11,8 +11,7 @@ from textual.binding import Binding, BindingType
 
 from workbench.tui.context import AppContext
 from workbench.tui.messages import HidePanels
-from workbench.tui.panels.key_line import KeyLine
-from workbench.tui.panels.status_line import StatusLine
+from workbench.tui.panels.status_line import KeyLine, StatusLine
 from workbench.tui.run.machine import MachinePanels
 from workbench.tui.screens.live_screen import LiveScreen
 
