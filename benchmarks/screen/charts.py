@@ -64,7 +64,7 @@ def _positions(steps: array[float], tokens: array[float], times: array[float], _
 def _looked_at(positions: Positions, values: array[float], smoothing: float) -> Series:
     series = Series(positions, smoothing=smoothing, find_spikes=smoothing > 0)
     series.extend(values)
-    series.window(0, len(values))
+    series.lowest()
     _ = series.spikes
     return series
 

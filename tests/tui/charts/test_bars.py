@@ -8,7 +8,7 @@ import random
 import pytest
 from rich.style import Style
 
-from workbench.tui.charts.bars import bar, filled, part_marks, sparkline, stacked_bar, styled_sparkline
+from workbench.tui.charts.bars import bar, filled, part_marks, sparkline, stacked_bar
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 
 BOTH = pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "ascii"])
@@ -90,21 +90,6 @@ def test_a_sparkline_of_several_rows_fills_them_from_below() -> None:
     assert sparkline([1, 8, 12, 16], 4, BLOCKS, height=2, high=16) == ["  ▄█", "▁███"]
 
 
-def test_braille_holds_two_values_a_cell() -> None:
-    assert sparkline([1, 2, 3, 4], 2, BLOCKS, high=4, braille=True) == ["⣠⣾"]
-    assert sparkline([4], 1, BLOCKS, high=4, braille=True) == ["⢸"]
-    assert sparkline([1, 1], 2, PLAIN, braille=True) == ["##"]
-
-
-def test_columns_take_the_style_of_their_value() -> None:
-    rows = styled_sparkline([0.1, 0.2, 0.9], 4, BLOCKS, lambda value: RED if value > 0.5 else BLUE, high=1.0)
-    assert [(segment.text, segment.style) for segment in rows[0]] == [
-        (" ", Style.null()),
-        ("▁▂", BLUE),
-        ("▇", RED),
-    ]
-
-
 @BOTH
 def test_a_sparkline_keeps_its_size_whatever_the_values(glyphs: Glyphs) -> None:
     chance = random.Random(2)
@@ -112,13 +97,8 @@ def test_a_sparkline_keeps_its_size_whatever_the_values(glyphs: Glyphs) -> None:
     for _ in range(500):
         width, height = chance.randrange(0, 20), chance.randrange(0, 4)
         values = [chance.choice([*odd, chance.random()]) for _ in range(chance.randrange(0, 50))]
-        braille = chance.random() < 0.5
         low, high = chance.choice([(0.0, None), (0.0, 1.0), (1.0, 1.0), (-1e308, 1e308)])
-        rows = sparkline(values, width, glyphs, height=height, low=low, high=high, braille=braille)
+        rows = sparkline(values, width, glyphs, height=height, low=low, high=high)
         assert [len(row) for row in rows] == [width] * height
         if glyphs.ascii:
             assert "".join(rows).isascii()
-        styled = styled_sparkline(values, width, glyphs, lambda _: RED, height=height, low=low, high=high)
-        assert ["".join(segment.text for segment in row) for row in styled] == sparkline(
-            values, width, glyphs, height=height, low=low, high=high
-        )

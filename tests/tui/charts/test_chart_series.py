@@ -9,7 +9,7 @@ from array import array
 
 import pytest
 
-from workbench.tui.charts.series import AXES, Positions, Series, given_rows
+from workbench.tui.charts.series import AXES, Positions, Series
 
 ODD = [math.nan, math.inf, -math.inf]
 
@@ -22,15 +22,10 @@ def grown(
     at = 0
     while at < len(values):
         stop = min(len(values), at + chance.choice([1, 2, 31, 32, 33, 500]))
-        if stop - at == 1:
-            series.positions.append(at, 10 * at, 100 + at)
-            series.append(values[at])
-        else:
-            places = array("d", range(at, stop))
-            series.positions.extend(places, [10 * place for place in places], [100 + p for p in places])
-            series.extend(values[at:stop])
+        places = array("d", range(at, stop))
+        series.positions.extend(places, [10 * place for place in places], [100 + p for p in places])
+        series.extend(values[at:stop])
         if chance.random() < 0.5:
-            series.window(0, len(series))
             _ = series.spikes
         at = stop
     return series
@@ -38,22 +33,6 @@ def grown(
 
 def noise(chance: random.Random, count: int, holes: float = 0.0) -> list[float]:
     return [chance.choice(ODD) if chance.random() < holes else 3 + chance.gauss(0, 0.1) for _ in range(count)]
-
-
-def searched(values: list[float]) -> tuple[float, float] | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return (min(finite), max(finite)) if finite else None
-
-
-@pytest.mark.parametrize("holes", [0.0, 0.01, 0.7, 1.0])
-def test_windows_are_what_a_search_through_all_values_finds(holes: float) -> None:
-    chance = random.Random(3)
-    values = noise(chance, 40_000, holes)
-    series = grown(values, chance)
-    for _ in range(300):
-        start = chance.randrange(-5, len(values))
-        stop = start + chance.choice([0, 1, 5, 31, 32, 33, 64, 1000, 1024, 1025, 33_000, 50_000])
-        assert series.window(start, stop) == searched(values[max(0, start) : stop])
 
 
 def reference_averages(values: list[float], smoothing: float) -> list[float]:
@@ -82,8 +61,8 @@ def test_the_average_is_the_debiased_one(smoothing: float, holes: float) -> None
 
 def test_the_first_average_is_the_first_value() -> None:
     series = Series(smoothing=0.98)
-    series.positions.append(1)
-    series.append(7.0)
+    series.positions.extend([1])
+    series.extend([7.0])
     assert series.average_at(0) == pytest.approx(7.0)
 
 
@@ -123,26 +102,6 @@ def test_spikes_do_not_depend_on_how_the_values_arrived() -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("kept", [0, 1, 31, 32, 1_000, 1_025, 4_999])
-def test_a_series_that_was_cut_and_went_on_is_like_one_that_never_was(kept: int) -> None:
-    chance = random.Random(8)
-    values = noise(chance, 5_000, 0.02)
-    values[4_000] = 50.0
-    done_again = [*values[:kept], *(math.nan if at % 7 else 1e6 for at in range(5_000 - kept))]
-    series = grown(done_again, chance, smoothing=0.98, find_spikes=True)
-    series.cut(kept)
-    series.positions.cut(kept)
-    assert len(series) == kept
-    series.positions.extend(range(kept, 5_000))
-    series.extend(values[kept:])
-    whole = grown(values, chance, smoothing=0.98, find_spikes=True)
-    assert list(series.marks) == list(whole.marks)
-    assert list(series.spikes) == list(whole.spikes)
-    assert series.window(0, 5_000) == whole.window(0, 5_000)
-    points = range(0, 5_000, 97)
-    assert [series.average_at(at) for at in points] == pytest.approx([whole.average_at(at) for at in points])
-
-
 def test_points_are_found_along_every_axis() -> None:
     series = grown([1.0] * 100, random.Random(9))
     for axis, place in zip(AXES, (40, 400, 140), strict=True):
@@ -159,8 +118,8 @@ def test_a_place_that_is_unknown_or_goes_back_takes_the_one_before_it() -> None:
     positions.extend([1, 2, 3], [math.nan, 8, math.inf], [50, 40, 60])
     assert list(positions.along("tokens")) == [0, 8, 8]
     assert list(positions.along("time")) == [50, 50, 60]
-    positions.append(4, 7, 55)
-    positions.append(5)
+    positions.extend([4], [7], [55])
+    positions.extend([5])
     assert list(positions.along("tokens")) == [0, 8, 8, 8, 8]
     assert list(positions.along("time")) == [50, 50, 60, 60, 60]
 
@@ -169,10 +128,9 @@ def test_a_value_without_a_place_is_not_shown_yet() -> None:
     positions = Positions()
     series = Series(positions)
     series.extend([1.0, 2.0])
-    positions.append(0)
+    positions.extend([0])
     assert len(series) == 1
     assert series.last == 1.0
-    assert series.window(0, 2) == (1.0, 1.0)
 
 
 def test_positions_of_different_lengths_are_refused() -> None:
@@ -180,12 +138,6 @@ def test_positions_of_different_lengths_are_refused() -> None:
         Positions().extend([1, 2, 3], [1, 2])
     with pytest.raises(ValueError, match="smoothing"):
         Series(smoothing=1.0)
-
-
-def test_rows_that_were_given_are_picked() -> None:
-    values, steps = given_rows(array("d", [math.nan, 2.0, math.nan, math.inf]), array("d", [1, 2, 3, 4]))
-    assert list(values) == [2.0, math.inf]
-    assert list(steps) == [2, 4]
 
 
 def test_a_series_of_a_run_takes_less_than_32_bytes_a_point() -> None:

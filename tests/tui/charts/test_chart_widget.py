@@ -105,8 +105,8 @@ def test_arrows_and_letters_pan_and_a_view_at_the_end_follows(back: str, ahead: 
         await pilot.press(ahead, "end")
         assert settings(chart).endswith("zoomed")
         series = chart.curves[0].series
-        series.positions.append(2_000)
-        series.append(1.0)
+        series.positions.extend([2_000])
+        series.extend([1.0])
         chart.changed()
         assert chart.view.scale((0, 2_000)).high == pytest.approx(2_000)
 
@@ -253,8 +253,8 @@ def test_the_title_says_the_newest_average_and_new_data_changes_it() -> None:
     async def scenario(pilot: Pilot[None], chart: Chart) -> None:
         series = chart.curves[0].series
         assert chart.border_title == f"loss {series.average_at(999):.5g}"
-        series.positions.append(1_000)
-        series.append(math.nan)
+        series.positions.extend([1_000])
+        series.extend([math.nan])
         chart.changed()
         assert chart.border_title == "loss NaN"
 

@@ -7,8 +7,7 @@ style; in a graph a value that is missing (None or not finite) leaves its column
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from rich.segment import Segment
@@ -18,7 +17,7 @@ from workbench.tui.glyphs import Glyphs
 
 
 def part_marks(glyphs: Glyphs) -> str:
-    """The characters of a stacked bar's parts, in their order: for the legend beside it. After the last they repeat."""
+    """Return the characters of a stacked bar's parts in their order, for the legend beside it; they repeat."""
     return "#=o+" if glyphs.ascii else "█▓▒▚"
 
 
@@ -84,11 +83,6 @@ def _steps(share: float | None, steps: int) -> int:
     return min(max(1, steps - 1), max(1, round(share * steps)))
 
 
-_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
-"""Braille dots of the left half of a cell, filled from below by 0 to 4 dots (Unicode, block U+2800)."""
-_RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
-
-
 def sparkline(
     values: Sequence[float | None],
     width: int,
@@ -97,50 +91,19 @@ def sparkline(
     height: int = 1,
     low: float = 0.0,
     high: float | None = None,
-    braille: bool = False,
 ) -> list[str]:
-    """The newest values as columns, rows from the top down.
+    """Return the newest values as columns, a cell each, in rows from the top down.
 
-    A cell is one value, with `braille` (which ASCII mode ignores) two. `low` is the foot of a column and `high` its
-    full height; without `high` it is the greatest value shown. What lies beyond them is cut to them.
+    `low` is the foot of a column and `high` its full height; without `high` it is the greatest value shown. What lies
+    beyond them is cut to them.
     """
     width, height = max(0, width), max(0, height)
-    braille = braille and not glyphs.ascii
-    a_cell, levels = (2, 4) if braille else (1, len(glyphs.column) - 1)
-    heights = _heights(values, width * a_cell, levels * height, low, high)
+    levels = len(glyphs.column) - 1
+    heights = _heights(values, width, levels * height, low, high)
     rows = []
-    for row in range(height - 1, -1, -1):
-        under = row * levels
-        part = [min(levels, max(0, tall - under)) for tall in heights]
-        if braille:
-            pairs = zip(part[::2], part[1::2], strict=True)
-            rows.append("".join(chr(0x2800 + _LEFT[a] + _RIGHT[b]) if a or b else " " for a, b in pairs))
-        else:
-            rows.append("".join(glyphs.column[tall] for tall in part))
+    for under in range((height - 1) * levels, -1, -levels):
+        rows.append("".join(glyphs.column[min(levels, max(0, tall - under))] for tall in heights))
     return rows
-
-
-def styled_sparkline(
-    values: Sequence[float | None],
-    width: int,
-    glyphs: Glyphs,
-    style_of: Callable[[float], Style],
-    *,
-    height: int = 1,
-    low: float = 0.0,
-    high: float | None = None,
-) -> list[list[Segment]]:
-    """`sparkline` with every column in the style of its value, such as that of the value's band of severity."""
-    shown = [None] * max(0, width - len(values)) + list(values[max(0, len(values) - width) :])
-    styles = [style_of(value) if _is_known(value) else Style.null() for value in shown]
-    rows = sparkline(values, width, glyphs, height=height, low=low, high=high)
-    return [
-        [
-            Segment("".join(character for character, _ in run), style)
-            for style, run in groupby(zip(row, styles, strict=True), key=lambda cell: cell[1])
-        ]
-        for row in rows
-    ]
 
 
 def _heights(

@@ -63,10 +63,6 @@ class Positions:
     def __len__(self) -> int:
         return self._axes["step"].count
 
-    def append(self, step: float, tokens: float = np.nan, time: float = np.nan) -> None:
-        """Add one point: its step, all tokens up to it, and unix seconds."""
-        self.extend([step], [tokens], [time])
-
     def extend(
         self, steps: Sequence[float] | Floats, tokens: ArrayLike | None = None, times: ArrayLike | None = None
     ) -> None:
@@ -98,11 +94,6 @@ class Positions:
         """Return what relative positions count from: the first moment along time, 0 otherwise."""
         places = self.along(axis)
         return float(places[0]) if axis == "time" and len(places) else 0.0
-
-    def cut(self, count: int) -> None:
-        """Keep the first `count` points."""
-        for column in self._axes.values():
-            column.count = min(column.count, count)
 
 
 class Series:
@@ -137,24 +128,12 @@ class Series:
 
     @property
     def values(self) -> Floats:
-        """All values, as a view; they grow through `append` and `extend` alone."""
+        """All values, as a view; they grow through `extend` alone."""
         return self._values.values
-
-    def append(self, value: float) -> None:
-        """Add the value of the next position."""
-        self._values.extend([value])
 
     def extend(self, values: ArrayLike) -> None:
         """Add the values of the next positions."""
         self._values.extend(values)
-
-    def cut(self, count: int) -> None:
-        """Keep the first `count` values: a resumption does the others again."""
-        self._values.count = min(self._values.count, count)
-        self._marks = self._marks[: np.searchsorted(self._marks, count)]
-        self._marked = min(self._marked, count)
-        self._ends.count = min(self._ends.count, count // BLOCK)
-        self._spikes = _Spikes()
 
     @property
     def marks(self) -> Points:
@@ -183,14 +162,6 @@ class Series:
         if np.searchsorted(marks, start) == np.searchsorted(marks, stop):
             return values
         return np.where(np.isfinite(values), values, np.nan)
-
-    def window(self, start: int, stop: int) -> tuple[float, float] | None:
-        """Return the least and greatest finite value of the points start to stop, without stop; None without any."""
-        values = self.finite(max(0, start), min(stop, len(self)))
-        if not len(values):
-            return None
-        low, high = float(np.fmin.reduce(values)), float(np.fmax.reduce(values))
-        return None if np.isnan(low) else (low, high)
 
     def lowest(self) -> int | None:
         """Return the point of the least finite value; None where there is none."""
@@ -292,9 +263,3 @@ class _Spikes:
             self._range += (high - low - self._range) * (1 / self._calm if self._calm < 10 else 0.1)
             self._middle = low + (high - low) / 2
         self._judged = last
-
-
-def given_rows(values: ArrayLike, *columns: ArrayLike) -> tuple[Floats, ...]:
-    """Return the rows whose value is not NaN: the values, then each column. For what is recorded now and then."""
-    given = ~np.isnan(np.asarray(values, np.float64))
-    return tuple(np.asarray(column, np.float64)[given] for column in (values, *columns))
