@@ -185,7 +185,7 @@ def test_a_history_keeps_one_value_for_each_moment() -> None:
         for time in range(300):
             panel.show(dataclasses.replace(server(float(time), 1), gpus=(gpu(0, busy=time / 300),)))
             panel.show(dataclasses.replace(server(float(time), 1), gpus=(gpu(0, busy=0.0),)))
-        history = panel._histories[0].values
+        history = panel.histories[0].values
         assert len(history) == 240
         assert history == [time / 300 for time in range(60, 300)]
 

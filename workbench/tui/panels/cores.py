@@ -6,14 +6,13 @@ Invariant: no core is left out. Where not all fit the panel scrolls and says whi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.formatting import known, number, percent, ranges, share
-from workbench.monitor.samples import HostSample, MonitorSample, ThreadSample, TrainerSample
+from workbench.monitor.samples import HostSample, MonitorSample, ThreadSample
 from workbench.tui.charts.bars import filled
 from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.panel import Line, Panel, clean, cut, keep, width_of
+from workbench.tui.panels.panel import Line, SamplePanel, clean, cut, keep, width_of
 
 _BAR_WIDTH = 16
 """The least width of one core's number, mark, bar and share, and a space."""
@@ -23,19 +22,7 @@ _Group = tuple[str, tuple[int, ...]]
 """A name and the ranges of its cores."""
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How the cores are drawn."""
-
-    bars: bool = False
-    """A bar each, else one cell of heat each."""
-    headed: bool = True
-    """With a summary and a heading above each group."""
-    marks_below: bool = True
-    """Optimizer threads marked below the cells of heat, else in their place."""
-
-
-class CoresPanel(Panel):
+class CoresPanel(SamplePanel):
     TITLE = "CPU"
     HELP: ClassVar[str | None] = """\
 ### CPU cores
@@ -52,26 +39,21 @@ class CoresPanel(Panel):
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
-        self._host: HostSample | None = None
         self._marked: frozenset[int] = frozenset()
         self._cores_in_line: list[int] = []
 
-    def show(self, sample: MonitorSample) -> None:
+    def remember(self, sample: MonitorSample) -> None:
         threads = sample.trainer.threads if sample.trainer else ()
-        marked = frozenset(
+        self._marked = frozenset(
             thread.core for thread in threads if thread.core is not None and is_optimizer(thread.name)
         )
-        if sample.host is self._host and marked == self._marked:
-            return
-        self._host, self._marked = sample.host, marked
-        self.changed()
 
     def heading(self) -> tuple[str, ...]:
-        if self._host is None or not self._host.cores:
+        cores = self.sample.host.cores if self.sample else ()
+        if not cores:
             return ()
-        shares = [known(value) or 0.0 for value in self._host.cores]
-        mean = percent(sum(shares) / len(shares))
-        return f"{mean} of {len(shares)} cores", f"{mean} of {len(shares)}", mean
+        mean = percent(sum(known(value) or 0.0 for value in cores) / len(cores))
+        return f"{mean} of {len(cores)} cores", f"{mean} of {len(cores)}", mean
 
     def part(self, first: int, last: int, total: int) -> tuple[str, str]:
         before = sum(self._cores_in_line[: first - 1])
@@ -79,33 +61,23 @@ class CoresPanel(Panel):
         every = sum(self._cores_in_line)
         return "cores", f"{before + 1}-{before + seen} of {every}" if seen else f"0 of {every}"
 
-    def lines(self, width: int, height: int) -> list[Line]:
+    def sample_lines(self, sample: MonitorSample, width: int, height: int) -> list[Line]:
+        host = sample.host
         self._cores_in_line = []
-        host = self._host
-        if host is None:
-            return self.note("Waiting for the first sample.", width)
         if not host.cores:
             return self.note("The use of the cores is not known here (N/A).", width)
-        # The richest form that fits. Where none does all scrolls, with its headings if there is room for any.
-        bare = _Form(marks_below=False, headed=False)
-        forms = [_Form(bars=True), _Form(bars=True, headed=False), _Form(), _Form(marks_below=False), bare]
         groups = _groups(host)
-        sizes = [self._lines_of(host, groups, width, form) for form in forms]
-        form = next((form for form, size in zip(forms, sizes, strict=True) if size <= height), None)
-        counted = self._counted(host, groups, width, form or _Form(marks_below=False, headed=height >= 4))
+        columns = self._bar_columns(width)
+        has_bars = sum(-(-len(cores) // columns) for _, cores in groups) <= height
+        # The richest form that fits. Where none does all scrolls, with its headings if there is room for any.
+        forms = [(True, True, False), (True, False, False)] if has_bars else []
+        forms += [(False, True, True), (False, True, False), (False, False, False)]
+        drawn = (self._counted(host, groups, width, *form) for form in forms)
+        counted = next((lines for lines in drawn if len(lines) <= height), None)
+        if counted is None:
+            counted = self._counted(host, groups, width, False, height >= 4, False)
         self._cores_in_line = [cores for cores, _ in counted]
         return [line for _, line in counted]
-
-    def _lines_of(self, host: HostSample, groups: Sequence[_Group], width: int, form: _Form) -> int:
-        """How many lines this form takes."""
-        each = self._bar_columns(width) if form.bars else self._heat_columns(host, width)
-        rows = sum(-(-len(cores) // min(each, len(cores))) for _, cores in groups)
-        if form.headed:
-            rows += 1 + (len(groups) if len(groups) > 1 else 0)
-        if form.marks_below and not form.bars:
-            starts = [(cores, start) for _, cores in groups for start in range(0, len(cores), each)]
-            rows += sum(not self._marked.isdisjoint(cores[start : start + each]) for cores, start in starts)
-        return rows
 
     def _bar_columns(self, width: int) -> int:
         return max(1, (width + 1) // _BAR_WIDTH)
@@ -115,22 +87,32 @@ class CoresPanel(Panel):
         return room - (room % 8 if room >= 8 else 0)
 
     def _counted(
-        self, host: HostSample, groups: Sequence[_Group], width: int, form: _Form
+        self,
+        host: HostSample,
+        groups: Sequence[_Group],
+        width: int,
+        bars: bool,
+        headed: bool,
+        marks_below: bool,
     ) -> list[tuple[int, Line]]:
-        """Lines, each with how many cores it shows."""
+        """Lines, each with how many cores it shows.
+
+        `bars`: one a core, else one cell of heat. `headed`: with a summary, and a heading above each group.
+        `marks_below`: the optimizer's threads are marked below the cells of heat, else in their place.
+        """
         out: list[tuple[int, Line]] = []
-        if form.headed:
+        if headed:
             out.append((0, self._summary(host, width)))
         for label, cores in groups:
-            if form.headed and len(groups) > 1:
+            if headed and len(groups) > 1:
                 shares = [known(host.cores[core]) or 0.0 for core in cores]
                 title = self.write(f"{label}: {ranges(cores)}", "strong")
                 mean = self.write(percent(sum(shares) / len(shares)), "dim")
                 out.append((0, keep(width, [(1, title), (0, mean)])))
-            if form.bars:
+            if bars:
                 out += self._bars(host, cores, width)
             else:
-                out += self._heat(host, cores, width, form.marks_below)
+                out += self._heat(host, cores, width, marks_below)
         return out
 
     def _summary(self, host: HostSample, width: int) -> Line:
@@ -239,7 +221,7 @@ def is_optimizer(name: str) -> bool:
     return name.startswith("host-adam/")
 
 
-class ThreadsPanel(Panel):
+class ThreadsPanel(SamplePanel):
     TITLE = "Threads"
     HELP: ClassVar[str | None] = """\
 ### Threads of the trainer
@@ -253,15 +235,7 @@ class ThreadsPanel(Panel):
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
-        self._trainer: TrainerSample | None = None
-        self._sampled = False
         self._optimizer: tuple[float | None, float | None] = (None, None)
-
-    def show(self, sample: MonitorSample) -> None:
-        if self._sampled and sample.trainer == self._trainer:
-            return
-        self._trainer, self._sampled = sample.trainer, True
-        self.changed()
 
     def set_optimizer(self, gb_per_s: float | None, limit_gb_per_s: float | None) -> None:
         """The optimizer's memory traffic in the last step and what this machine can do, 10^9 bytes a second."""
@@ -270,16 +244,17 @@ class ThreadsPanel(Panel):
             self.changed()
 
     def heading(self) -> tuple[str, ...]:
-        if self._trainer is None or not self._trainer.alive:
+        trainer = self.sample.trainer if self.sample else None
+        if trainer is None or not trainer.alive:
             return ()
-        cores = number(self._trainer.busy, 1)
-        return f"{cores} cores{self.separator}{len(self._trainer.threads)} busy", f"{cores} cores", cores
+        cores = number(trainer.busy, 1)
+        return f"{cores} cores{self.separator}{len(trainer.threads)} busy", f"{cores} cores", cores
 
     def lines(self, width: int, height: int) -> list[Line]:
         out = []
         if self._optimizer != (None, None):
             out.append(self._speed(width))
-        trainer = self._trainer
+        trainer = self.sample.trainer if self.sample else None
         if trainer is None:
             return out + self.note("No training process is watched.", width)
         if not trainer.alive:

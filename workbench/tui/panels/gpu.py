@@ -10,22 +10,14 @@ from typing import ClassVar
 from workbench.formatting import NOT_KNOWN, amount, known, number, of, pair, percent, rate, share
 from workbench.monitor.samples import GpuSample, MonitorSample
 from workbench.tui.charts.bars import part_marks
-from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.panel import History, Line, Panel, clean, cut, ends, keep, width_of
+from workbench.tui.panels.panel import Line, SamplePanel, clean, cut, ends, keep, width_of
 
 
-class PerGpuPanel(Panel):
-    """A subclass keeps what it draws over time (`remember`) and draws one GPU (`block`)."""
+class PerGpuPanel(SamplePanel):
+    """A subclass draws one GPU (`block`)."""
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(glyphs, id=id, classes=classes)
-        self.sample: MonitorSample | None = None
-        self.rows_each = 1
-        """Lines that each GPU has."""
-
-    def remember(self, gpu: GpuSample) -> None:
-        """Keep what is drawn over time of a new sample."""
-        raise NotImplementedError
+    rows_each = 1
+    """Lines that each GPU has."""
 
     def block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
         """One GPU in `rows` lines; in more only where nothing can be left out."""
@@ -35,27 +27,16 @@ class PerGpuPanel(Panel):
     def gpus(self) -> tuple[GpuSample, ...]:
         return self.sample.gpus if self.sample is not None else ()
 
-    def show(self, sample: MonitorSample) -> None:
-        """Draw this sample; one that was shown already changes nothing."""
-        if self.sample is not None and sample.time == self.sample.time:
-            return
-        self.sample = sample
-        for gpu in sample.gpus:
-            self.remember(gpu)
-        self.changed()
-
     def part(self, first: int, last: int, total: int) -> tuple[str, str]:
         if self.rows_each == 1 and self.gpus:
             return "GPU", f"{first}-{last} of {len(self.gpus)}"
         return super().part(first, last, total)
 
-    def lines(self, width: int, height: int) -> list[Line]:
-        if self.sample is None:
-            return self.note("Waiting for the first sample.", width)
-        if not self.gpus:
-            return self.note(clean(self.sample.gpu_note or "No GPU is shown here.", self.glyphs), width)
-        self.rows_each = max(1, height // len(self.gpus))
-        return [line for gpu in self.gpus for line in self.block(gpu, width, self.rows_each)]
+    def sample_lines(self, sample: MonitorSample, width: int, height: int) -> list[Line]:
+        if not sample.gpus:
+            return self.note(clean(sample.gpu_note or "No GPU is shown here.", self.glyphs), width)
+        self.rows_each = max(1, height // len(sample.gpus))
+        return [line for gpu in sample.gpus for line in self.block(gpu, width, self.rows_each)]
 
 
 _LABEL = 8
@@ -76,12 +57,9 @@ class GpuPanel(PerGpuPanel):
 With less room each GPU gets fewer lines, the least of it one; then the arrow keys scroll.
 """
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(glyphs, id=id, classes=classes)
-        self._histories: dict[int, History] = {}
-
-    def remember(self, gpu: GpuSample) -> None:
-        self._histories.setdefault(gpu.index, History()).add(gpu.busy)
+    def remember(self, sample: MonitorSample) -> None:
+        for gpu in sample.gpus:
+            self.histories[gpu.index].add(gpu.busy)
 
     def heading(self) -> tuple[str, ...]:
         gpus = self.gpus
@@ -106,7 +84,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
             return [self._one_line(gpu, width)]
         # What is drawn, from the top down, and from how many rows on it has a place.
         candidates = [
-            (7, self._named_line(gpu, width)),
+            (7, self.write(cut(self._title(gpu, short=False), width, self.glyphs), "strong")),
             (1, self._busy(gpu, width, named=rows < 7)),
             (2, self._memory(gpu, width)),
             (6, self._owners(gpu, width)),
@@ -116,7 +94,8 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         out = [line for needed, line in candidates if rows >= needed]
         processes = self._processes(gpu, width) if rows > 7 else []
         if rows >= 5:
-            out += self._history(gpu, width, min(5, max(1, rows - len(out) - len(processes))))
+            tall = min(5, max(1, rows - len(out) - len(processes)))
+            out += self.history_lines("history ", self.histories[gpu.index], width, tall, 1.0)
         return out + processes
 
     def _faulty(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
@@ -146,9 +125,6 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         if gpu.throttled_by:
             parts.append((2, self.write(f"{self.glyphs.warning} {self._held_down(gpu)}", "warning")))
         return keep(width, parts, " ")
-
-    def _named_line(self, gpu: GpuSample, width: int) -> Line:
-        return self.write(cut(self._title(gpu, short=False), width, self.glyphs), "strong")
 
     def _labelled(self, label: str, value: str, width: int) -> tuple[Line, int]:
         """A label, and how wide a bar may be between it and the value."""
@@ -194,9 +170,9 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
     def _power(self, gpu: GpuSample, width: int) -> Line:
         temperature = pair(gpu.temperature_c, gpu.temperature_limit_c, "C")
         parts = [
-            (0, self._named("power", pair(gpu.power_w, gpu.power_limit_w, "W"))),
-            (1, self._named("temp", temperature, self._heat_pen(gpu))),
-            (2, self._named("fan", percent(gpu.fan))),
+            (0, self.named("power", pair(gpu.power_w, gpu.power_limit_w, "W"))),
+            (1, self.named("temp", temperature, self._heat_pen(gpu))),
+            (2, self.named("fan", percent(gpu.fan))),
         ]
         return keep(width, parts)
 
@@ -207,19 +183,11 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         if gpu.throttled_by:
             state = self.write(f"{self.glyphs.warning} held down: {self._held_down(gpu)}", "warning")
         parts = [
-            (1, self._named("clock", pair(gpu.clock_mhz, gpu.clock_limit_mhz, "MHz"))),
-            (2, self._named("memory", pair(gpu.memory_clock_mhz, gpu.memory_clock_limit_mhz, "MHz"))),
+            (1, self.named("clock", pair(gpu.clock_mhz, gpu.clock_limit_mhz, "MHz"))),
+            (2, self.named("memory", pair(gpu.memory_clock_mhz, gpu.memory_clock_limit_mhz, "MHz"))),
             (0 if gpu.throttled_by else 3, state),
         ]
         return keep(width, parts)
-
-    def _history(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
-        drawn = self.spark(self._histories[gpu.index], max(0, width - _LABEL), rows, 1.0)
-        labels = ["history", *[""] * (rows - 1)]
-        return [
-            [*self.write(f"{label:{_LABEL}} "[:_LABEL], "dim"), *line]
-            for label, line in zip(labels, drawn, strict=True)
-        ]
 
     def _processes(self, gpu: GpuSample, width: int) -> list[Line]:
         if gpu.processes is None:
@@ -248,9 +216,6 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
     def _held_down(self, gpu: GpuSample) -> str:
         return clean(", ".join(gpu.throttled_by or ()), self.glyphs)
 
-    def _named(self, label: str, value: str, pen: str = "") -> Line:
-        return [*self.write(f"{label} ", "dim"), *self.write(value, pen)]
-
     def _memory_pen(self, gpu: GpuSample) -> str:
         used = share(gpu.memory_used_bytes, gpu.memory_total_bytes)
         return "" if used is None or used < 0.9 else "warning" if used < 0.97 else "bad"
@@ -272,13 +237,10 @@ class PciePanel(PerGpuPanel):
 - **history**: both ways over time, up to the largest value that was seen; the newest sample at the right.
 """
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(glyphs, id=id, classes=classes)
-        self._histories: dict[tuple[int, str], History] = {}
-
-    def remember(self, gpu: GpuSample) -> None:
-        for way, value in _ways(gpu):
-            self._histories.setdefault((gpu.index, way), History()).add(value)
+    def remember(self, sample: MonitorSample) -> None:
+        for gpu in sample.gpus:
+            for way, value in _ways(gpu):
+                self.histories[gpu.index, way].add(value)
 
     def heading(self) -> tuple[str, ...]:
         gpus = self.gpus
@@ -310,17 +272,12 @@ class PciePanel(PerGpuPanel):
 
     def _history(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
         """Both ways on one scale, in `rows` lines, at least two."""
-        both = [(way, self._histories[gpu.index, way]) for way, _ in _ways(gpu)]
+        both = [(way, self.histories[gpu.index, way]) for way, _ in _ways(gpu)]
         top = max(history.top for _, history in both)
         out = [self.write(f"history, up to {rate(top)}", "dim")] if rows >= 3 else []
         each = min(4, (rows - len(out)) // 2)
         for way, history in both:
-            labels = [way, *[""] * (each - 1)]
-            drawn = self.spark(history, max(0, width - _LABEL), each, top)
-            out += [
-                [*self.write(f"{label:{_LABEL}}", "dim"), *line]
-                for label, line in zip(labels, drawn, strict=True)
-            ]
+            out += self.history_lines(f"{way:{_LABEL}}", history, width, each, top)
         return out
 
     def _one_line(self, gpu: GpuSample, width: int) -> Line:

@@ -7,14 +7,13 @@ from typing import ClassVar
 from workbench.formatting import amount, known, of, percent, rate, share
 from workbench.monitor.samples import DiskSample, HostSample, MonitorSample
 from workbench.tui.charts.bars import part_marks
-from workbench.tui.glyphs import Glyphs
-from workbench.tui.panels.panel import History, Line, Panel, clean, cut, ends, keep, width_of
+from workbench.tui.panels.panel import Line, SamplePanel, clean, cut, ends, keep, width_of
 
 _GROWING_OVER = 20
 """Samples: swap that is larger than it was so long ago is growing."""
 
 
-class MemoryPanel(Panel):
+class MemoryPanel(SamplePanel):
     TITLE = "Memory"
     HELP: ClassVar[str | None] = """\
 ### Host memory
@@ -26,31 +25,19 @@ class MemoryPanel(Panel):
 - **history**: the trainer's resident memory, up to its largest value; the newest sample at the right.
 """
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(glyphs, id=id, classes=classes)
-        self._sample: MonitorSample | None = None
-        self._trainer = History()
-        self._swap = History()
-
-    def show(self, sample: MonitorSample) -> None:
-        if self._sample is not None and sample.time == self._sample.time:
-            return
-        self._sample = sample
-        self._trainer.add(sample.trainer.memory_bytes if sample.trainer else None)
-        self._swap.add(sample.host.swap_used_bytes)
-        self.changed()
+    def remember(self, sample: MonitorSample) -> None:
+        self.histories["trainer"].add(sample.trainer.memory_bytes if sample.trainer else None)
+        self.histories["swap"].add(sample.host.swap_used_bytes)
 
     def heading(self) -> tuple[str, ...]:
-        if self._sample is None:
+        if self.sample is None:
             return ()
-        host = self._sample.host
+        host = self.sample.host
         used = share(host.memory_used_bytes, host.memory_total_bytes)
         return of(host.memory_used_bytes, host.memory_total_bytes), percent(used)
 
-    def lines(self, width: int, height: int) -> list[Line]:
-        if self._sample is None:
-            return self.note("Waiting for the first sample.", width)
-        host = self._sample.host
+    def sample_lines(self, sample: MonitorSample, width: int, height: int) -> list[Line]:
+        host, trainer = sample.host, self.histories["trainer"]
         swap = self._swap_line(host, width)
         # Swap in use is what one must see first.
         lines = [self._bar(host, width), *([swap] if self._swap_band(host) else [])]
@@ -58,17 +45,17 @@ class MemoryPanel(Panel):
         if not self._swap_band(host):
             lines.append(swap)
         if host.memory_available_bytes is not None:
-            lines.append(self._named("available", amount(host.memory_available_bytes), width))
-        top = self._trainer.top
+            lines.append(self.named_at_ends("available", amount(host.memory_available_bytes), width))
+        top = trainer.top
         if top > 0:
-            lines.append(self._named("trainer's history, up to", amount(top), width))
-            lines += self.spark(self._trainer, width, min(5, max(1, height - len(lines))), top, "own")
+            lines.append(self.named_at_ends("trainer's history, up to", amount(top), width))
+            lines += self.spark(trainer, width, min(5, max(1, height - len(lines))), top, "own")
         return lines
 
     def _parts(self, host: HostSample) -> list[tuple[str, str, int | None, str]]:
         """Name, character, bytes and pen of what memory is used for."""
         total, used = host.memory_total_bytes, host.memory_used_bytes
-        trainer = self._sample.trainer.memory_bytes if self._sample and self._sample.trainer else 0
+        trainer = self.sample.trainer.memory_bytes if self.sample and self.sample.trainer else 0
         others = None if used is None else max(0, used - (trainer or 0))
         cache = host.memory_cached_bytes
         free = None
@@ -98,7 +85,7 @@ class MemoryPanel(Panel):
         entries = [
             [*self.write(f"{mark} ", pen), *self.write(f"{name} {amount(size)}")]
             for name, mark, size, pen in self._parts(host)
-            if name != "trainer" or (self._sample and self._sample.trainer)
+            if name != "trainer" or (self.sample and self.sample.trainer)
         ]
         for each in (4, 2):
             rows = [entries[start : start + each] for start in range(0, len(entries), each)]
@@ -111,24 +98,21 @@ class MemoryPanel(Panel):
         used = known(host.swap_used_bytes)
         if not used:
             return ""
-        before = [value for value in self._swap.values[-_GROWING_OVER:] if value is not None]
+        before = [value for value in self.histories["swap"].values[-_GROWING_OVER:] if value is not None]
         return "bad" if before and used > before[0] else "warning"
 
     def _swap_line(self, host: HostSample, width: int) -> Line:
         band = self._swap_band(host)
         if host.swap_total_bytes == 0 and not host.swap_used_bytes:
-            return self._named("swap", "none", width)
+            return self.named_at_ends("swap", "none", width)
         value = f"swap {of(host.swap_used_bytes, host.swap_total_bytes)}"
         if not band:
             return self.write(value)
         word = f"{self.glyphs.bad} growing" if band == "bad" else f"{self.glyphs.warning} in use"
         return keep(width, [(0, self.write(value, band)), (1, self.write(word, band))])
 
-    def _named(self, label: str, value: str, width: int) -> Line:
-        return ends(self.write(label, "dim"), self.write(value), min(width, 44))
 
-
-class DiskPanel(Panel):
+class DiskPanel(SamplePanel):
     TITLE = "Disk"
     HELP: ClassVar[str | None] = """\
 ### Disks
@@ -142,23 +126,8 @@ class DiskPanel(Panel):
 - **history**: reads and writes together, up to the largest value that was seen; the newest sample at the right.
 """
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(glyphs, id=id, classes=classes)
-        self._sample: MonitorSample | None = None
-        self._histories: dict[str, History] = {}
-
-    def show(self, sample: MonitorSample) -> None:
-        if self._sample is not None and sample.time == self._sample.time:
-            return
-        self._sample = sample
-        for disk in sample.disks:
-            read, written = known(disk.read_bytes_per_s), known(disk.written_bytes_per_s)
-            both = None if read is None and written is None else (read or 0.0) + (written or 0.0)
-            self._histories.setdefault(disk.folder, History()).add(both)
-        self.changed()
-
     def heading(self) -> tuple[str, ...]:
-        disks = self._sample.disks if self._sample else ()
+        disks = self.sample.disks if self.sample else ()
         if not disks:
             return ()
         busy = percent(
@@ -169,14 +138,18 @@ class DiskPanel(Panel):
         )
         return f"{busy} busy{self.separator}{free} free", f"{busy} busy", busy
 
-    def lines(self, width: int, height: int) -> list[Line]:
-        if self._sample is None:
-            return self.note("Waiting for the first sample.", width)
-        if not self._sample.disks:
+    def remember(self, sample: MonitorSample) -> None:
+        for disk in sample.disks:
+            read, written = known(disk.read_bytes_per_s), known(disk.written_bytes_per_s)
+            both = None if read is None and written is None else (read or 0.0) + (written or 0.0)
+            self.histories[disk.folder].add(both)
+
+    def sample_lines(self, sample: MonitorSample, width: int, height: int) -> list[Line]:
+        if not sample.disks:
             return self.note("No folder is watched.", width)
-        rows = max(1, (height - 1) // len(self._sample.disks))
-        out = [line for disk in self._sample.disks for line in self._block(disk, width, rows)]
-        trainer = self._sample.trainer
+        rows = max(1, (height - 1) // len(sample.disks))
+        out = [line for disk in sample.disks for line in self._block(disk, width, rows)]
+        trainer = sample.trainer
         if trainer is not None:
             read, write = rate(trainer.read_bytes_per_s), rate(trainer.written_bytes_per_s)
             parts = [
@@ -189,15 +162,15 @@ class DiskPanel(Panel):
 
     def _block(self, disk: DiskSample, width: int, rows: int) -> list[Line]:
         rates = [
-            (0, self._named("read", rate(disk.read_bytes_per_s))),
-            (2, self._named("write", rate(disk.written_bytes_per_s))),
-            (4, self._named("busy", percent(disk.busy), self._busy_pen(disk))),
+            (0, self.named("read", rate(disk.read_bytes_per_s))),
+            (2, self.named("write", rate(disk.written_bytes_per_s))),
+            (4, self.named("busy", percent(disk.busy), self._busy_pen(disk))),
         ]
         # Of several disks each is named if there is any room; one alone needs no name.
-        several = self._sample is not None and len(self._sample.disks) > 1
+        several = self.sample is not None and len(self.sample.disks) > 1
         folder = (1 if several else 5, self._folder(disk, max(8, width // 3)))
         if rows == 1:
-            free = self._named("free", amount(disk.free_bytes), self._free_pen(disk))
+            free = self.named("free", amount(disk.free_bytes), self._free_pen(disk))
             return [keep(width, [folder, *rates[:2], (3, free)])]
         out = []
         if rows >= 3:
@@ -209,7 +182,10 @@ class DiskPanel(Panel):
             out.append(keep(width, [folder, *rates]))
         out.append(self._room(disk, width))
         if rows >= 4:
-            out += self._history(disk, width, min(4, rows - len(out)))
+            history = self.histories[disk.folder]
+            if any(value is not None for value in history.values):
+                label = f"up to {rate(history.top)} "
+                out += self.history_lines(label, history, width, min(4, rows - len(out)), None)
         return out
 
     def _folder(self, disk: DiskSample, width: int) -> Line:
@@ -224,18 +200,6 @@ class DiskPanel(Panel):
             return keep(width, [(0, label), (0, self.write(value, self._free_pen(disk)))], "")
         filled = self.bar(share(disk.free_bytes, disk.total_bytes), room, "other")
         return [*label, *filled, *end]
-
-    def _history(self, disk: DiskSample, width: int, rows: int) -> list[Line]:
-        history = self._histories[disk.folder]
-        if not any(value is not None for value in history.values):
-            return []
-        label = f"up to {rate(history.top)} "
-        drawn = self.spark(history, max(0, width - len(label)), rows, None)
-        labels = [label, *[" " * len(label)] * (rows - 1)]
-        return [[*self.write(start, "dim"), *line] for start, line in zip(labels, drawn, strict=True)]
-
-    def _named(self, label: str, value: str, pen: str = "") -> Line:
-        return [*self.write(f"{label} ", "dim"), *self.write(value, pen)]
 
     def _busy_pen(self, disk: DiskSample) -> str:
         busy = known(disk.busy)

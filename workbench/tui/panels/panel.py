@@ -5,6 +5,8 @@ Invariant: no line is wider than the width it was given, and a number is left ou
 
 from __future__ import annotations
 
+import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -16,6 +18,7 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
 from workbench.formatting import known
+from workbench.monitor.samples import MonitorSample
 from workbench.tui.canvas import CanvasWidget
 from workbench.tui.charts.bars import sparkline, stacked_bar
 from workbench.tui.glyphs import Glyphs
@@ -53,7 +56,7 @@ def width_of(line: Iterable[Segment]) -> int:
 
 
 def keep(width: int, parts: Sequence[tuple[int, Line]], gap: str = "  ") -> Line:
-    """The parts side by side, those of the highest number left out until the rest fits; 0 is the most important.
+    """Return the parts side by side, those of the highest number left out until the rest fits; 0 is the most important.
 
     Of equal numbers the last goes first. A single part that is too wide is cut by the panel.
     """
@@ -79,7 +82,7 @@ def ends(left: Line, right: Line, width: int) -> Line:
 
 
 def filled_up(line: Line, width: int, glyphs: Glyphs, base: Style) -> Strip:
-    """The line in exactly `width` cells, in the style `base` where a segment has none of its own."""
+    """Return the line in exactly `width` cells, in the style `base` where a segment has none of its own."""
     used = width_of(line)
     if used > width:
         line = crop(line, width, glyphs)
@@ -91,7 +94,7 @@ def filled_up(line: Line, width: int, glyphs: Glyphs, base: Style) -> Strip:
 
 
 def crop(line: Line, width: int, glyphs: Glyphs) -> Line:
-    """The line in at most `width` cells; what is cut off shows."""
+    """Return the line in at most `width` cells; what is cut off shows."""
     if width_of(line) <= width:
         return line
     out: Line = []
@@ -126,7 +129,7 @@ class History:
         return max((value for value in self.values if value is not None), default=0.0)
 
 
-_MOST_BARS = 4096
+_ALL_ROWS = 1_000_000
 _PENS = ("good", "warning", "bad", "dim", "strong", "own", "other", "mark")
 
 
@@ -162,8 +165,8 @@ class Panel(CanvasWidget, can_focus=True):
         Binding("down", "scroll_rows(1)", "Down", id="panel.down", show=False),
         Binding("pageup", "scroll_pages(-1)", "Page up", id="panel.page_up", show=False),
         Binding("pagedown", "scroll_pages(1)", "Page down", id="panel.page_down", show=False),
-        Binding("home", "scroll_first", "First", id="panel.first", show=False),
-        Binding("end", "scroll_last", "Last", id="panel.last", show=False),
+        Binding("home", f"scroll_rows({-_ALL_ROWS})", "First", id="panel.first", show=False),
+        Binding("end", f"scroll_rows({_ALL_ROWS})", "Last", id="panel.last", show=False),
     ]
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
@@ -174,7 +177,6 @@ class Panel(CanvasWidget, can_focus=True):
         """The first of the lines that is seen."""
         self._rows = 0
         self._pens: dict[str, Style] = {}
-        self._known_bars: dict[tuple[int, int, str], Line] = {}
 
     # What a subclass says.
 
@@ -210,21 +212,7 @@ class Panel(CanvasWidget, can_focus=True):
 
     def bar(self, share: float | None, width: int, pen: str = "good") -> Line:
         """A share of `width` cells; nothing where there is no room for a bar."""
-        if width <= 3:
-            return []
-        # Bars come again and again: they are told apart by the eighths of a cell that are filled.
-        steps = 8 * width
-        eighths = 0
-        if share is not None and share > 0:
-            eighths = steps if share >= 1 else min(steps - 1, max(1, round(share * steps)))
-        key = (eighths, width, pen)
-        found = self._known_bars.get(key)
-        if found is None:
-            if len(self._known_bars) >= _MOST_BARS:
-                self._known_bars.clear()
-            found = stacked_bar([(eighths / steps, self.pen(pen))], width, self.glyphs, self.pen("dim"))
-            self._known_bars[key] = found
-        return found
+        return self.stack([(share, pen)], width) if width > 3 else []
 
     def stack(self, parts: Sequence[tuple[float | None, str]], width: int) -> Line:
         """Shares of a whole, each with a pen, drawn with the characters of `part_marks`."""
@@ -239,16 +227,19 @@ class Panel(CanvasWidget, can_focus=True):
         drawn = sparkline(history.values, width, self.glyphs, height=rows, high=top)
         return [self.write(row, pen) for row in drawn]
 
-    def note(self, sentence: str, width: int) -> list[Line]:
+    def note(self, sentence: str, width: int, pen: str = "dim") -> list[Line]:
         """A sentence over as many lines as it needs."""
-        out: list[Line] = []
-        row = ""
-        for word in sentence.split():
-            if row and len(row) + 1 + len(word) > width:
-                out.append(self.write(row, "dim"))
-                row = ""
-            row = f"{row} {word}" if row else word
-        return [*out, self.write(row, "dim")]
+        text = " ".join(sentence.split())
+        rows = textwrap.wrap(text, max(1, width), break_long_words=False, break_on_hyphens=False)
+        return [self.write(row, pen) for row in rows or [""]]
+
+    def named(self, label: str, value: str, pen: str = "") -> Line:
+        """A label and its value behind it."""
+        return [*self.write(f"{label} ", "dim"), *self.write(value, pen)]
+
+    def named_at_ends(self, label: str, value: str, width: int) -> Line:
+        """A label and its value in a column, at most 44 cells from one end to the other."""
+        return ends(self.write(label, "dim"), self.write(value), min(width, 44))
 
     @property
     def separator(self) -> str:
@@ -277,7 +268,6 @@ class Panel(CanvasWidget, can_focus=True):
         return cut(title, room, self.glyphs), cut(foot, room, self.glyphs)
 
     def notify_style_update(self) -> None:
-        self._known_bars.clear()
         self._pens.clear()
         super().notify_style_update()
 
@@ -303,12 +293,6 @@ class Panel(CanvasWidget, can_focus=True):
     def action_scroll_pages(self, pages: int) -> None:
         self.scroll_to_row(self.first_row + pages * max(1, self.drawn_size.height - 1))
 
-    def action_scroll_first(self) -> None:
-        self.scroll_to_row(0)
-
-    def action_scroll_last(self) -> None:
-        self.scroll_to_row(self.overflow_rows)
-
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         if self.scroll_to_row(self.first_row + 1):
             event.stop()
@@ -316,3 +300,39 @@ class Panel(CanvasWidget, can_focus=True):
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         if self.scroll_to_row(self.first_row - 1):
             event.stop()
+
+
+class SamplePanel(Panel):
+    """Draws the newest sample of the machine. A subclass gives `sample_lines`, and what to `remember` for graphs."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(glyphs, id=id, classes=classes)
+        self.sample: MonitorSample | None = None
+        self.histories: defaultdict[object, History] = defaultdict(History)
+
+    def sample_lines(self, sample: MonitorSample, width: int, height: int) -> list[Line]:
+        """All lines of a sample; see `lines`."""
+        raise NotImplementedError
+
+    def remember(self, sample: MonitorSample) -> None:
+        """Add what is drawn over time to `histories`."""
+
+    def show(self, sample: MonitorSample) -> None:
+        """Draw this sample; one that was shown already changes nothing."""
+        if self.sample is None or sample.time != self.sample.time:
+            self.sample = sample
+            self.remember(sample)
+            self.changed()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        if self.sample is None:
+            return self.note("Waiting for the first sample.", width)
+        return self.sample_lines(self.sample, width, height)
+
+    def history_lines(
+        self, label: str, history: History, width: int, rows: int, top: float | None
+    ) -> list[Line]:
+        """A history of several rows, the label before the first of them."""
+        drawn = self.spark(history, max(0, width - len(label)), rows, top)
+        labels = [label, *[" " * len(label)] * (rows - 1)]
+        return [[*self.write(start, "dim"), *line] for start, line in zip(labels, drawn, strict=True)]

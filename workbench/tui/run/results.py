@@ -170,8 +170,8 @@ How the run ended, what came of it, and what was planned beside what was measure
 behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that failed or died the last lines of its log.
 """
 
-    def __init__(self, *args: object, **keywords: object) -> None:
-        super().__init__(*args, **keywords)  # type: ignore[arg-type]
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
         self._outcome: Outcome | None = None
 
     def show(self, outcome: Outcome) -> None:
@@ -192,23 +192,23 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
         code = "N/A" if words.exit_code is None else str(words.exit_code)
         out = [self.write(f"{mark} {outcome.state}, exit code {code}", band)]
         if words.message and outcome.state != "finished":  # that it has done its steps is said below
-            out += self._sentence(words.message, width, "bad" if band == "bad" else "")
+            out += self.note(clean(words.message, self.glyphs), width, "bad" if band == "bad" else "")
         if outcome.state in _TELLING and words.lines:
             out.append(self.write("its last words:", "dim"))
             out += [self.write(clean(line, self.glyphs)) for line in words.lines]
         steps = f"{status.step:,} of {status.total_steps:,}" if status.total_steps else f"{status.step:,}"
-        out.append(self._named("steps", steps, width))
-        out.append(self._named("tokens", number(outcome.tokens), width))
-        out.append(self._named("duration", duration(status.elapsed_s), width))
-        out.append(self._named("training loss", number(status.loss, 4), width))
+        out.append(self.named_at_ends("steps", steps, width))
+        out.append(self.named_at_ends("tokens", number(outcome.tokens), width))
+        out.append(self.named_at_ends("duration", duration(status.elapsed_s), width))
+        out.append(self.named_at_ends("training loss", number(status.loss, 4), width))
         best = outcome.best_validation
         found = number(status.validation_loss, 4) if best is None else f"{best[0]:.4f} at step {best[1]:,}"
-        out.append(self._named("best validation loss", found, width))
+        out.append(self.named_at_ends("best validation loss", found, width))
         if outcome.checkpoint:
             out.append(self.write("checkpoint", "dim"))
             out += self._path(clean(outcome.checkpoint, self.glyphs), width)
         else:
-            out.append(self._named("checkpoint", "none was saved", width))
+            out.append(self.named_at_ends("checkpoint", "none was saved", width))
         return out + self._compared(outcome.compared, width)
 
     def _compared(self, compared: tuple[Compared, ...], width: int) -> list[Line]:
@@ -251,12 +251,6 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
     def _path(self, path: str, width: int) -> list[Line]:
         """All of it, however long: it is there to be copied."""
         return [self.write(path[start : start + width]) for start in range(0, len(path), width)]
-
-    def _sentence(self, text: str, width: int, pen: str) -> list[Line]:
-        return [self.write(line[0].text, pen) for line in self.note(clean(text, self.glyphs), width)]
-
-    def _named(self, label: str, value: str, width: int) -> Line:
-        return ends(self.write(label, "dim"), self.write(value), min(width, 44))
 
 
 def _label(row: Compared) -> str:
