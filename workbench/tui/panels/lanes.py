@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 
@@ -39,152 +37,6 @@ _UNKNOWN = ("▞", "?", "small")
 _THIN = ("▏", ":")
 
 
-class LaneLines:
-    """Draws what `sight` sees. `pen`: the style of each of a panel's component classes."""
-
-    def __init__(self, sight: LaneSight, glyphs: Glyphs, pen: Callable[[str], Style]) -> None:
-        self._sight = sight
-        self._glyphs = glyphs
-        self._pen = pen
-        self._look = 1 if glyphs.ascii else 0
-        self.first_cell = 0
-        """Where the timeline begins in a line."""
-        self.lane_of_line: list[int | None] = []
-
-    def draw(self, lanes: StepLanes, width: int, height: int) -> list[Line]:
-        """All lines; there may be more than `height`."""
-        self.lane_of_line = []
-        names = list(lanes.tracks)
-        self._sight.choose_lane(self._sight.lane)
-        numbers = 3 if width >= 76 else 2 if width >= 56 else 0
-        label = self.first_cell = _LABEL if width >= 30 else 4
-        self._sight.cells = max(1, width - label - numbers * _NUMBER)
-        tall = height >= len(names) + 3
-        each = max(1, min(3, (height - 4) // len(names))) if tall else 1
-        out: list[Line] = []
-        if height > len(names):
-            self._add(out, None, self._ruler(label, numbers))
-        for index, name in enumerate(names):
-            line = self._lane_line(lanes, index, name, label)
-            self._add(out, index, line + self._numbers(lanes, name, numbers))
-            for _ in range(each - 1):
-                self._add(out, index, [*self._write(" " * label), *line[1:]])
-        if self._sight.cursor_s is not None:
-            self._add(out, None, self._readout(names[self._sight.lane], self._sight.cursor_s, width))
-        if tall:
-            for line in self._legend(lanes, width):
-                self._add(out, None, line)
-        if not numbers:
-            for name in names:
-                self._add(out, None, self._seconds_line(lanes, name, width))
-        return out
-
-    def forget(self) -> None:
-        """Nothing is drawn by this any more."""
-        self.lane_of_line = []
-
-    def _add(self, out: list[Line], lane: int | None, line: Line) -> None:
-        out.append(line)
-        self.lane_of_line.append(lane)
-
-    def _write(self, text: str, pen: str = "") -> Line:
-        return [Segment(text, self._pen(pen))]
-
-    def _ruler(self, label: int, numbers: int) -> Line:
-        """Times at the begin, the middle and the end, the cursor's place, and what the numbers at the right are."""
-        start, end = self._sight.window
-        cells = [" "] * self._sight.cells
-        first, middle, last = (_mark(at, end - start) for at in (start, (start + end) / 2, end))
-        at = self._sight.cursor_cell
-        if len(cells) >= 40 and at is None:
-            _put(cells, (len(cells) - len(middle)) // 2, middle)
-        if len(cells) >= 16:
-            _put(cells, len(cells) - len(last), last)
-        _put(cells, 0, first[: len(cells)])
-        if at is not None:
-            cells[at] = self._glyphs.arrow_down
-        heads = "".join(f"{head:>{_NUMBER}}" for head in _heads(numbers))
-        return [*self._write(" " * label + "".join(cells), "dim"), *self._write(heads, "dim")]
-
-    def _lane_line(self, lanes: StepLanes, index: int, name: str, label: int) -> Line:
-        sight = self._sight
-        chosen = sight.cursor_s is not None and index == sight.lane
-        text = clean(name, self._glyphs)[: label - 1] + (self._glyphs.selected if chosen else "")
-        start, end = sight.window
-        cells = lanes.tracks[name].cells(start, end, sight.cells)
-        cursor = sight.cursor_cell if chosen else None
-        return [*self._write(f"{text:{label}}", "strong" if chosen else ""), *self._cells(cells, cursor)]
-
-    def _cells(self, cells: list[tuple[str, float]], cursor: int | None) -> Line:
-        """Neighbours of one look in one segment."""
-        out: Line = []
-        text, style = "", self._pen("")
-        for column, (kind, full) in enumerate(cells):
-            look = _KINDS.get(kind, _UNKNOWN)
-            character = " " if not kind else look[self._look] if full >= 0.5 else _THIN[self._look]
-            its_style = self._pen(look[2] if kind else "")
-            if column == cursor:
-                its_style += REVERSED
-            if its_style != style and text:
-                out.append(Segment(text, style))
-                text = ""
-            text, style = text + character, its_style
-        return [*out, Segment(text, style)]
-
-    def _numbers(self, lanes: StepLanes, name: str, numbers: int) -> Line:
-        """The lane's seconds at the right end; a lane that did nothing has none."""
-        seconds = lanes.seconds[name]
-        if not numbers or not lanes.tracks[name].spans:
-            return self._write(f"{'-':>{_NUMBER}}" * numbers, "dim") if numbers else []
-        values = [seconds.busy_s, seconds.hidden_s, seconds.exposed_s]
-        if numbers == 2:
-            del values[1]
-        busy = self._write("".join(f"{short(value):>{_NUMBER}}" for value in values[:-1]))
-        pen = _exposed_pen(name, seconds, lanes.duration_s)
-        return [*busy, *self._write(f"{short(values[-1]):>{_NUMBER}}", pen)]
-
-    def _legend(self, lanes: StepLanes, width: int) -> list[Line]:
-        entries = []
-        for kind in lanes.kinds:
-            look = _KINDS.get(kind, _UNKNOWN)
-            entries.append(
-                [
-                    *self._write(look[self._look], look[2]),
-                    *self._write(f" {clean(kind, self._glyphs)}", "dim"),
-                ]
-            )
-        entries.append(self._write(f"{_THIN[self._look]} less than half", "dim"))
-        return _wrapped(entries, width, self._glyphs)
-
-    def _seconds_line(self, lanes: StepLanes, name: str, width: int) -> Line:
-        seconds = lanes.seconds[name]
-        pen = _exposed_pen(name, seconds, lanes.duration_s)
-        parts = [
-            (0, self._write(f"{cut(clean(name, self._glyphs), _LABEL - 1, self._glyphs):{_LABEL - 1}}")),
-            (1, self._write(f"{short(seconds.busy_s):>7}")),
-            (0, self._write(f"exposed {short(seconds.exposed_s)}", pen)),
-            (2, self._write(f"hidden {short(seconds.hidden_s)}", "dim")),
-        ]
-        return keep(width, parts, " ")
-
-    def _readout(self, lane: str, cursor_s: float, width: int) -> Line:
-        """Kind, unit, chunk and milliseconds of what the cursor is on."""
-        name = clean(lane, self._glyphs)
-        span = self._sight.under_cursor
-        if span is None:
-            return crop(self._write(f"{name}: idle at {milliseconds(cursor_s)}"), width, self._glyphs)
-        place = "" if span.unit < 0 else f"unit {span.unit}"
-        if span.chunk >= 0:
-            place += f" chunk {span.chunk}"
-        parts = [
-            (0, self._write(f"{name}: {clean(span.name, self._glyphs)}", "strong")),
-            (1, self._write(place)),
-            (0, self._write(milliseconds(span.end_s - span.start_s))),
-            (2, self._write(f"from {milliseconds(span.start_s)} to {milliseconds(span.end_s)}", "dim")),
-        ]
-        return keep(width, [part for part in parts if part[1][0].text])
-
-
 def short(seconds: float) -> str:
     """In at most seven characters up to a thousand seconds."""
     return f"{1000 * seconds:.1f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
@@ -195,14 +47,6 @@ def _exposed_pen(name: str, seconds: LaneSeconds, duration_s: float) -> str:
         return "dim"
     cost = seconds.exposed_s / duration_s
     return "good" if cost < 0.05 else "warning" if cost < 0.25 else "bad"
-
-
-def _heads(numbers: int) -> tuple[str, ...]:
-    return {3: ("busy", "hidden", "exposed"), 2: ("busy", "exposed")}.get(numbers, ())
-
-
-def _put(cells: list[str], at: int, text: str) -> None:
-    cells[at : at + len(text)] = text
 
 
 def _mark(seconds: float, window: float) -> str:
@@ -273,7 +117,9 @@ wheel zooms, and the pointer reads.
         super().__init__(glyphs, id=id, classes=classes)
         self._given: Lanes | None = None
         self._sight = LaneSight()
-        self._drawing = LaneLines(self._sight, glyphs, self.pen)
+        self._first_cell = 0
+        """Where the timeline begins in a line."""
+        self._lane_of_line: list[int | None] = []
 
     def show_lanes(self, lanes: Lanes) -> None:
         """Draw this step, as `workbench.runs.read_lanes` gives it."""
@@ -313,11 +159,138 @@ wheel zooms, and the pointer reads.
     def lines(self, width: int, height: int) -> list[Line]:
         lanes = self._sight.lanes
         if lanes is not None and lanes.duration_s:
-            return self._drawing.draw(lanes, width, height)
-        self._drawing.forget()
+            return self._draw_lanes(lanes, width, height)
+        self._lane_of_line = []
         if lanes is None:
             return self.note("No step was recorded yet.", width)
         return self.note(clean(lanes.problem or "The step has no spans.", self.glyphs), width)
+
+    def _draw_lanes(self, lanes: StepLanes, width: int, height: int) -> list[Line]:
+        """Return a ruler, the lanes, what the cursor reads, a legend and seconds; there may be more than `height`."""
+        names = list(lanes.tracks)
+        self._sight.choose_lane(self._sight.lane)
+        numbers = 3 if width >= 76 else 2 if width >= 56 else 0
+        label = self._first_cell = _LABEL if width >= 30 else 4
+        self._sight.cells = max(1, width - label - numbers * _NUMBER)
+        tall = height >= len(names) + 3
+        each = max(1, min(3, (height - 4) // len(names))) if tall else 1
+        out: list[tuple[int | None, Line]] = []
+        if height > len(names):
+            out.append((None, self._ruler(label, numbers)))
+        for index, name in enumerate(names):
+            line = self._lane_line(lanes, index, name, label)
+            out.append((index, line + self._numbers(lanes, name, numbers)))
+            for _ in range(each - 1):
+                out.append((index, [*self.write(" " * label), *line[1:]]))
+        if self._sight.cursor_s is not None:
+            out.append((None, self._readout(names[self._sight.lane], self._sight.cursor_s, width)))
+        if tall:
+            for line in self._legend(lanes, width):
+                out.append((None, line))
+        if not numbers:
+            for name in names:
+                out.append((None, self._seconds_line(lanes, name, width)))
+        self._lane_of_line = [lane for lane, _ in out]
+        return [line for _, line in out]
+
+    def _ruler(self, label: int, numbers: int) -> Line:
+        """Times at the begin, the middle and the end, the cursor's place, and what the numbers at the right are."""
+        start, end = self._sight.window
+        cells = [" "] * self._sight.cells
+        first, middle, last = (_mark(at, end - start) for at in (start, (start + end) / 2, end))
+        at = self._sight.cursor_cell
+        places = [(0, first[: len(cells)])]
+        if len(cells) >= 16:
+            places.insert(0, (len(cells) - len(last), last))
+        if len(cells) >= 40 and at is None:
+            places.insert(0, ((len(cells) - len(middle)) // 2, middle))
+        for place, text in places:
+            cells[place : place + len(text)] = text
+        if at is not None:
+            cells[at] = self.glyphs.arrow_down
+        names = {3: ("busy", "hidden", "exposed"), 2: ("busy", "exposed")}.get(numbers, ())
+        heads = "".join(f"{name:>{_NUMBER}}" for name in names)
+        return [*self.write(" " * label + "".join(cells), "dim"), *self.write(heads, "dim")]
+
+    def _lane_line(self, lanes: StepLanes, index: int, name: str, label: int) -> Line:
+        sight = self._sight
+        chosen = sight.cursor_s is not None and index == sight.lane
+        text = clean(name, self.glyphs)[: label - 1] + (self.glyphs.selected if chosen else "")
+        start, end = sight.window
+        cells = lanes.tracks[name].cells(start, end, sight.cells)
+        cursor = sight.cursor_cell if chosen else None
+        return [*self.write(f"{text:{label}}", "strong" if chosen else ""), *self._cells(cells, cursor)]
+
+    def _cells(self, cells: list[tuple[str, float]], cursor: int | None) -> Line:
+        """Neighbours of one look in one segment."""
+        out: Line = []
+        text, style = "", self.pen("")
+        for column, (kind, full) in enumerate(cells):
+            look = _KINDS.get(kind, _UNKNOWN)
+            character = (
+                " " if not kind else look[self.glyphs.ascii] if full >= 0.5 else _THIN[self.glyphs.ascii]
+            )
+            its_style = self.pen(look[2] if kind else "")
+            if column == cursor:
+                its_style += REVERSED
+            if its_style != style and text:
+                out.append(Segment(text, style))
+                text = ""
+            text, style = text + character, its_style
+        return [*out, Segment(text, style)]
+
+    def _numbers(self, lanes: StepLanes, name: str, numbers: int) -> Line:
+        """The lane's seconds at the right end; a lane that did nothing has none."""
+        seconds = lanes.seconds[name]
+        if not numbers or not lanes.tracks[name].spans:
+            return self.write(f"{'-':>{_NUMBER}}" * numbers, "dim") if numbers else []
+        values = [seconds.busy_s, seconds.hidden_s, seconds.exposed_s]
+        if numbers == 2:
+            del values[1]
+        busy = self.write("".join(f"{short(value):>{_NUMBER}}" for value in values[:-1]))
+        pen = _exposed_pen(name, seconds, lanes.duration_s)
+        return [*busy, *self.write(f"{short(values[-1]):>{_NUMBER}}", pen)]
+
+    def _legend(self, lanes: StepLanes, width: int) -> list[Line]:
+        entries = []
+        for kind in lanes.kinds:
+            look = _KINDS.get(kind, _UNKNOWN)
+            entries.append(
+                [
+                    *self.write(look[self.glyphs.ascii], look[2]),
+                    *self.write(f" {clean(kind, self.glyphs)}", "dim"),
+                ]
+            )
+        entries.append(self.write(f"{_THIN[self.glyphs.ascii]} less than half", "dim"))
+        return _wrapped(entries, width, self.glyphs)
+
+    def _seconds_line(self, lanes: StepLanes, name: str, width: int) -> Line:
+        seconds = lanes.seconds[name]
+        pen = _exposed_pen(name, seconds, lanes.duration_s)
+        parts = [
+            (0, self.write(f"{cut(clean(name, self.glyphs), _LABEL - 1, self.glyphs):{_LABEL - 1}}")),
+            (1, self.write(f"{short(seconds.busy_s):>7}")),
+            (0, self.write(f"exposed {short(seconds.exposed_s)}", pen)),
+            (2, self.write(f"hidden {short(seconds.hidden_s)}", "dim")),
+        ]
+        return keep(width, parts, " ")
+
+    def _readout(self, lane: str, cursor_s: float, width: int) -> Line:
+        """Kind, unit, chunk and milliseconds of what the cursor is on."""
+        name = clean(lane, self.glyphs)
+        span = self._sight.under_cursor
+        if span is None:
+            return crop(self.write(f"{name}: idle at {milliseconds(cursor_s)}"), width, self.glyphs)
+        place = "" if span.unit < 0 else f"unit {span.unit}"
+        if span.chunk >= 0:
+            place += f" chunk {span.chunk}"
+        parts = [
+            (0, self.write(f"{name}: {clean(span.name, self.glyphs)}", "strong")),
+            (1, self.write(place)),
+            (0, self.write(milliseconds(span.end_s - span.start_s))),
+            (2, self.write(f"from {milliseconds(span.start_s)} to {milliseconds(span.end_s)}", "dim")),
+        ]
+        return keep(width, [part for part in parts if part[1][0].text])
 
     # Zoom, pan and cursor.
 
@@ -351,9 +324,8 @@ wheel zooms, and the pointer reads.
             return
         self._sight.choose_lane(self._sight.lane + rows)
         self.changed()
-        lane_of_line = self._drawing.lane_of_line
-        if self._sight.lane in lane_of_line:
-            line = lane_of_line.index(self._sight.lane)
+        if self._sight.lane in self._lane_of_line:
+            line = self._lane_of_line.index(self._sight.lane)
             height = self.drawn_size.height
             self.scroll_to_row(min(line, max(self.first_row, line - height + 1)))
 
@@ -362,7 +334,7 @@ wheel zooms, and the pointer reads.
     def _time_at(self, event: events.MouseEvent) -> float | None:
         """The second of the step under the pointer; None beside the timeline."""
         offset = event.get_content_offset(self)
-        first, cells = self._drawing.first_cell, self._sight.cells
+        first, cells = self._first_cell, self._sight.cells
         if offset is None or self._sight.lanes is None or not first <= offset.x < first + cells:
             return None
         start, end = self._sight.window
@@ -373,8 +345,7 @@ wheel zooms, and the pointer reads.
         if time is None or offset is None:
             return
         line = self.first_row + offset.y
-        lane_of_line = self._drawing.lane_of_line
-        lane = lane_of_line[line] if line < len(lane_of_line) else None
+        lane = self._lane_of_line[line] if line < len(self._lane_of_line) else None
         if lane is not None:
             self._sight.choose_lane(lane)
             self._sight.place_cursor(time)
