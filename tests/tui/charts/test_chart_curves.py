@@ -72,15 +72,6 @@ def test_a_logarithmic_range_leaves_out_what_is_not_above_zero() -> None:
     assert both == (1e-4, 1e-3)
 
 
-def test_a_long_logarithmic_range_holds_every_block_that_is_above_zero() -> None:
-    chance = random.Random(16)
-    values = [0.0, *(chance.uniform(0.5, 2) for _ in range(20_000)), -1.0, math.nan]
-    curve = Curve("rate", run_of(values))
-    low, high = value_range([curve], "step", Scale.fit(0, 30_000), log=True, with_spikes=True) or (0, 0)
-    assert high == max(values[:-1])
-    assert low == min(value for value in values if value > 0)
-
-
 def test_marked_points_are_found_in_their_columns_however_many_there_are() -> None:
     chance = random.Random(17)
     for share in (0.001, 0.5, 1.0):

@@ -81,7 +81,7 @@ def test_what_a_logarithmic_axis_cannot_show_lies_below_it() -> None:
 def test_any_ends_make_a_scale_and_its_labels_all_differ_and_lie_on_it() -> None:
     chance = random.Random(10)
     odd = [0.0, 1.0, -1.0, 1e-300, 1e300, -1e308, 1.7e308, math.nan, math.inf, -math.inf, 5e-324]
-    for _ in range(3_000):
+    for _ in range(1_000):
         low, high = (chance.choice([*odd, chance.gauss(0, 1) * 10 ** chance.randint(-12, 12)]) for _ in "ab")
         if chance.random() < 0.2:
             high = low

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -70,14 +70,12 @@ class Boxes(App[None]):
         yield self.group
 
 
-def play(scenario: Callable[[Boxes, Pilot[None]], Awaitable[None]]) -> None:
-    async def run() -> None:
-        app = Boxes()
-        async with app.run_test(size=(60, 20)) as pilot:
-            await pilot.pause()
-            await scenario(app, pilot)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def shown_boxes() -> AsyncIterator[tuple[Boxes, Pilot[None]]]:
+    app = Boxes()
+    async with app.run_test(size=(60, 20)) as pilot:
+        await pilot.pause()
+        yield app, pilot
 
 
 def given(widget: Widget) -> list[list[Segment]]:
@@ -90,8 +88,9 @@ def textuals(widget: Widget) -> list[list[Segment]]:
     return [list(strip) for strip in Widget.render_lines(widget, widget.outer_size.region)]
 
 
-def test_after_every_change_the_rows_are_those_that_textual_draws() -> None:
-    async def scenario(app: Boxes, pilot: Pilot[None]) -> None:
+async def test_after_every_change_the_rows_are_those_that_textual_draws() -> None:
+    async with shown_boxes() as (app, pilot):
+
         async def check(what: str) -> None:
             for moment in (what, f"{what}, a picture later"):
                 for widget in (app.panel, app.chart, app.group):
@@ -133,23 +132,18 @@ def test_after_every_change_the_rows_are_those_that_textual_draws() -> None:
         await pilot.resize_terminal(40, 30)
         await check("the size")
 
-    play(scenario)
 
-
-def test_without_colours_changed_rows_have_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_colours_changed_rows_have_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-
-    async def scenario(app: Boxes, pilot: Pilot[None]) -> None:
+    async with shown_boxes() as (app, _):
         given(app.panel)
         app.panel.words[1] = "BAD"
         app.panel.changed()
         assert given(app.panel) == textuals(app.panel)
 
-    play(scenario)
 
-
-def test_only_rows_that_changed_and_the_border_of_a_new_title_are_painted() -> None:
-    async def scenario(app: Boxes, pilot: Pilot[None]) -> None:
+async def test_only_rows_that_changed_and_the_border_of_a_new_title_are_painted() -> None:
+    async with shown_boxes() as (app, _):
         panel = app.panel
         for words, painted in (
             (["one", "TWO", "three"], []),
@@ -160,11 +154,9 @@ def test_only_rows_that_changed_and_the_border_of_a_new_title_are_painted() -> N
             panel.changed()
             assert panel.painted == painted
 
-    play(scenario)
 
-
-def test_a_panel_that_nobody_sees_draws_nothing_until_it_is_shown() -> None:
-    async def scenario(app: Boxes, pilot: Pilot[None]) -> None:
+async def test_a_panel_that_nobody_sees_draws_nothing_until_it_is_shown() -> None:
+    async with shown_boxes() as (app, pilot):
         app.group.display = False
         await pilot.pause()
         before = app.panel.drawn
@@ -176,16 +168,12 @@ def test_a_panel_that_nobody_sees_draws_nothing_until_it_is_shown() -> None:
         await pilot.pause()
         assert any("hidden" in segment.text for segment in given(app.panel)[1])
 
-    play(scenario)
 
-
-def test_a_style_asked_for_before_the_panel_has_its_place_is_not_kept() -> None:
-    async def scenario(app: Boxes, pilot: Pilot[None]) -> None:
+async def test_a_style_asked_for_before_the_panel_has_its_place_is_not_kept() -> None:
+    async with shown_boxes() as (app, pilot):
         panel = Words("one", "TWO")
         panel.pen("")
         await app.mount(panel)
         await pilot.pause()
         assert panel.pen("") == panel.rich_style
         assert given(panel)[1][1].style == given(app.panel)[1][1].style
-
-    play(scenario)

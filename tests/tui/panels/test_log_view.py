@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from panel_host import SIZES, check_box, picture, with_widget
+from panel_host import BOXES, check_box, picture, shown_widget
 from settled_pilot import settled
 from textual.pilot import Pilot
 
-from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
+from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.panels.log import LONGEST_LINE, TAIL_BYTES, TAIL_LINES, LogTail, LogView, level_of
 
 SIZE = (60, 12)
@@ -21,19 +22,15 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
     await settled(pilot)
 
 
-def with_log(
-    path: Path,
-    scenario: Callable[[Pilot[None], LogView], Awaitable[None]],
-    size: tuple[int, int] = SIZE,
-    glyphs: Glyphs = BLOCKS,
-) -> None:
-    async def run(pilot: Pilot[None], view: LogView) -> None:
+@asynccontextmanager
+async def shown_log(
+    path: Path, size: tuple[int, int] = SIZE, glyphs: Glyphs = BLOCKS
+) -> AsyncIterator[tuple[Pilot[None], LogView]]:
+    async with shown_widget(LogView(glyphs), size) as (pilot, view):
         view.focus()
         view.open(path)
         await settled(pilot)
-        await scenario(pilot, view)
-
-    with_widget(LogView(glyphs), size, run)
+        yield pilot, view
 
 
 async def look(pilot: Pilot[None], view: LogView) -> None:
@@ -55,10 +52,9 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "train.log"
 
 
-def test_the_end_is_seen_and_followed_until_one_moves_up(log: Path) -> None:
+async def test_the_end_is_seen_and_followed_until_one_moves_up(log: Path) -> None:
     steps(log, 3000)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         assert "step 002999" in picture(view)[-2] and "following" in picture(view)[0]
         steps(log, 5, 3000)
         await look(pilot, view)
@@ -74,13 +70,10 @@ def test_the_end_is_seen_and_followed_until_one_moves_up(log: Path) -> None:
         await look(pilot, view)
         assert "step 003009" in picture(view)[-2]
 
-    with_log(log, scenario)
 
-
-def test_a_long_run_is_held_to_its_last_lines_and_what_one_reads_stays(log: Path) -> None:
+async def test_a_long_run_is_held_to_its_last_lines_and_what_one_reads_stays(log: Path) -> None:
     steps(log, TAIL_LINES)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         await press(pilot, "pageup", "pageup")
         before = picture(view)[1:-1]
         steps(log, 50, TAIL_LINES)
@@ -90,16 +83,13 @@ def test_a_long_run_is_held_to_its_last_lines_and_what_one_reads_stays(log: Path
         await press(pilot, "home")
         assert "step 000050" in picture(view)[1]
 
-    with_log(log, scenario)
 
-
-def test_search_goes_up_then_on_and_back(log: Path) -> None:
+async def test_search_goes_up_then_on_and_back(log: Path) -> None:
     steps(log, 2500)
     with log.open("a") as file:
         file.write("Evaluation: 3.1\n")
     steps(log, 2500, 2500)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         for keys, current, foot in (
             (("slash", *"004444", "enter"), "step 004444/100000 | loss 3.2", "line"),
             (("slash", *"evalX", "backspace", "enter"), "Evaluation: 3.1", "line"),
@@ -113,30 +103,24 @@ def test_search_goes_up_then_on_and_back(log: Path) -> None:
             assert foot in picture(view)[-1] and any(current[:11] in row for row in picture(view))
         assert "/step" in picture(view)[0]
 
-    with_log(log, scenario)
 
-
-def test_letters_typed_into_a_search_are_seen_and_are_no_commands(log: Path) -> None:
+async def test_letters_typed_into_a_search_are_seen_and_are_no_commands(log: Path) -> None:
     steps(log, 10)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         await press(pilot, "slash", *"fyenNo")
         assert "/fyenNo" in picture(view)[-1]
         assert view.following and view.level == "all"
         await press(pilot, "escape", "f")
         assert not view.following and view.searched == ""
 
-    with_log(log, scenario)
 
-
-def test_levels_show_warnings_and_errors_alone(log: Path) -> None:
+async def test_levels_show_warnings_and_errors_alone(log: Path) -> None:
     log.write_text("workbench: warning: slow disk\n")
     steps(log, 3000)
     with log.open("a") as file:
         file.write("RuntimeError: CUDA error\n")
     steps(log, 3000)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         await press(pilot, "e")
         assert texts(view) == ["workbench: warning: slow disk", "RuntimeError: CUDA error"]
         rows = picture(view)
@@ -150,23 +134,17 @@ def test_levels_show_warnings_and_errors_alone(log: Path) -> None:
         await press(pilot, "e")
         assert view.level == "all" and len(view.lines) == 6004
 
-    with_log(log, scenario)
 
-
-def test_a_level_without_lines_says_so(log: Path) -> None:
+async def test_a_level_without_lines_says_so(log: Path) -> None:
     steps(log, 10)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         await press(pilot, "e", "e")
         assert "No errors in the log." in picture(view)[1]
 
-    with_log(log, scenario)
 
-
-def test_a_line_is_chosen_by_the_pointer_and_copied_whole(log: Path) -> None:
+async def test_a_line_is_chosen_by_the_pointer_and_copied_whole(log: Path) -> None:
     log.write_text("first\n" + "long " * 40 + "\nlast\n")
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         await press(pilot, "y")
         assert pilot.app.clipboard == "last" and "copied" in picture(view)[-1]
         await pilot.click(view, offset=(5, 2))
@@ -174,13 +152,10 @@ def test_a_line_is_chosen_by_the_pointer_and_copied_whole(log: Path) -> None:
         await press(pilot, "y")
         assert pilot.app.clipboard == "long " * 40
 
-    with_log(log, scenario)
 
-
-def test_a_log_that_is_cut_off_replaced_or_gone_is_survived(log: Path) -> None:
+async def test_a_log_that_is_cut_off_replaced_or_gone_is_survived(log: Path) -> None:
     steps(log, 100)
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         log.write_text("anew\n")
         await look(pilot, view)
         assert texts(view) == ["anew"]
@@ -191,45 +166,34 @@ def test_a_log_that_is_cut_off_replaced_or_gone_is_survived(log: Path) -> None:
         await look(pilot, view)
         assert texts(view) == ["another"]
 
-    with_log(log, scenario)
 
-
-def test_a_log_that_is_not_there_yet_is_waited_for(log: Path) -> None:
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+async def test_a_log_that_is_not_there_yet_is_waited_for(log: Path) -> None:
+    async with shown_log(log) as (pilot, view):
         assert "There is no train.log yet." in picture(view)[1]
         steps(log, 1)
         await look(pilot, view)
         assert "step 000000" in picture(view)[1]
 
-    with_log(log, scenario)
 
-
-def test_the_whole_file_is_opened_in_the_pager_or_a_sentence_says_why_not(
+async def test_the_whole_file_is_opened_in_the_pager_or_a_sentence_says_why_not(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps(log, 1)
     monkeypatch.setenv("PAGER", "true")
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log) as (pilot, view):
         await press(pilot, "o")  # a test lends no terminal
         assert "cannot be lent" in picture(view)[-1]
 
-    with_log(log, scenario)
 
-
-@pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_the_log_fills_its_box_and_no_more(log: Path, size: tuple[int, int], glyphs: Glyphs) -> None:
+@BOXES
+async def test_the_log_fills_its_box_and_no_more(log: Path, size: tuple[int, int], glyphs: Glyphs) -> None:
     log.write_bytes(
         "naïve 名前\t\x1b[31mred\x1b[0m\n".encode() * 50 + b"\xff\xfe\x00\n" + b"x" * 9000 + b"\n"
     )
-
-    async def scenario(pilot: Pilot[None], view: LogView) -> None:
+    async with shown_log(log, size, glyphs) as (pilot, view):
         check_box(picture(view), size, ascii_only=glyphs.ascii)
         await press(pilot, "up", "up", "right", "slash", *"red", "enter")
         check_box(picture(view), size, ascii_only=glyphs.ascii)
-
-    with_log(log, scenario, size, glyphs)
 
 
 # The file.

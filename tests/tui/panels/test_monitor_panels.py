@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from panel_host import SIZES, check_box, drawn, picture, with_widget
+from panel_host import BOXES, SIZES, check_box, drawn, picture, shown_widget
 from sampled_machines import GIB, TRAINER, gpu, laptop, nothing, server
-from textual.pilot import Pilot
-from textual.widget import Widget
 
 from workbench.monitor.samples import GpuProcess, HostSample, MonitorSample, TrainerSample
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
@@ -36,29 +34,22 @@ def text(panel: Shown, size: tuple[int, int], *samples: MonitorSample) -> str:
     return "\n".join(drawn(panel, size, shown(*samples)))
 
 
-@pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@BOXES
 @pytest.mark.parametrize("panel", MONITORS, ids=lambda panel: panel.__name__)
-def test_every_panel_fills_its_box_and_no_more(
+async def test_every_panel_fills_its_box_and_no_more(
     panel: type[Shown], size: tuple[int, int], glyphs: Glyphs
 ) -> None:
-    seen: list[list[str]] = []
-
-    async def scenario(pilot: Pilot[None], widget: Shown) -> None:
-        for i, sample in enumerate(
-            (server(1.0), server(2.0), laptop(3.0), nothing(4.0), server(5.0, 1, 256))
-        ):
+    samples = (server(1.0), server(2.0), laptop(3.0), nothing(4.0), server(5.0, 1, 256))
+    async with shown_widget(panel(glyphs), size) as (pilot, widget):
+        for place, sample in enumerate(samples):
             widget.show(sample)
             await pilot.pause()
-            seen.append(picture(widget))
-            widget.first_row = 10 * i
+            rows = picture(widget)
+            check_box(rows, size, ascii_only=glyphs.ascii)
+            if place == 1:
+                assert any(character.isdigit() for character in "".join(rows[1:-1])), rows
+            widget.first_row = 10 * place
             widget.changed()
-
-    with_widget(panel(glyphs), size, scenario)
-    for rows in seen:
-        check_box(rows, size, ascii_only=glyphs.ascii)
-    server_rows = seen[1]
-    assert any(character.isdigit() for character in "".join(server_rows[1:-1])), server_rows
 
 
 @pytest.mark.parametrize("panel", MONITORS, ids=lambda panel: panel.__name__)
@@ -82,40 +73,6 @@ def test_before_the_first_sample_a_panel_says_that_it_waits() -> None:
 def test_every_panel_explains_its_numbers() -> None:
     for panel in (*MONITORS, LanesPanel, LogView, StatusLine):
         assert panel.HELP and panel.HELP.startswith("###") and len(panel.HELP) > 200
-
-
-_MEANT = {
-    *(
-        "BINDINGS",
-        "DEFAULT_CSS",
-        "COMPONENT_CLASSES",
-        "HELP",
-        "ALLOW_MAXIMIZE",
-        "can_focus",
-        "can_focus_children",
-    ),
-    *(
-        "render",
-        "render_line",
-        "render_lines",
-        "refresh",
-        "notify_style_update",
-        "check_consume_key",
-    ),
-}
-
-
-@pytest.mark.parametrize("panel", [*MONITORS, LanesPanel, StatusLine], ids=lambda panel: panel.__name__)
-def test_a_panel_takes_no_name_of_its_toolkit_by_accident(panel: type[Widget]) -> None:
-    names = {
-        name
-        for base in panel.__mro__
-        if base.__module__.startswith("workbench.")
-        for name in vars(base)
-        if not name.startswith(("__", "_decorated", "_merged", "_css", "_inherit", "_reactive", "_computes"))
-    }
-    fields = set(vars(panel(BLOCKS))) - set(vars(Widget()))  # type: ignore[call-arg]
-    assert (names | fields) & set(dir(Widget())) <= _MEANT
 
 
 def test_a_gpu_block_tells_all_that_the_driver_gives() -> None:
@@ -156,8 +113,8 @@ def test_eight_gpus_have_a_line_each_in_a_small_panel() -> None:
     assert all("87 %" in row and "103.0/140.0 GiB" in row for row in rows[1:9])
 
 
-def test_gpus_that_do_not_fit_are_scrolled_to_and_counted() -> None:
-    async def scenario(pilot: Pilot[None], panel: GpuPanel) -> None:
+async def test_gpus_that_do_not_fit_are_scrolled_to_and_counted() -> None:
+    async with shown_widget(GpuPanel(BLOCKS), (40, 5)) as (pilot, panel):
         panel.show(server())
         panel.focus()
         await pilot.pause()
@@ -170,8 +127,6 @@ def test_gpus_that_do_not_fit_are_scrolled_to_and_counted() -> None:
         await pilot.press("pageup", "home")
         assert "GPU 1-3 of 8" in picture(panel)[-1]
 
-    with_widget(GpuPanel(BLOCKS), (40, 5), scenario)
-
 
 def test_a_gpu_that_fell_out_says_so_and_the_others_go_on() -> None:
     gpus = (gpu(0), gpu(1, fault="It does not answer."))
@@ -180,8 +135,8 @@ def test_a_gpu_that_fell_out_says_so_and_the_others_go_on() -> None:
         assert "It does not answer." in rows and "87 %" in rows
 
 
-def test_a_history_keeps_one_value_for_each_moment() -> None:
-    async def scenario(pilot: Pilot[None], panel: GpuPanel) -> None:
+async def test_a_history_keeps_one_value_for_each_moment() -> None:
+    async with shown_widget(GpuPanel(BLOCKS), (80, 12)) as (_, panel):
         for time in range(300):
             panel.show(dataclasses.replace(server(float(time), 1), gpus=(gpu(0, busy=time / 300),)))
             panel.show(dataclasses.replace(server(float(time), 1), gpus=(gpu(0, busy=0.0),)))
@@ -189,16 +144,15 @@ def test_a_history_keeps_one_value_for_each_moment() -> None:
         assert len(history) == 240
         assert history == [time / 300 for time in range(60, 300)]
 
-    with_widget(GpuPanel(BLOCKS), (80, 12), scenario)
 
-
-@pytest.mark.parametrize("cores", [2, 7, 32, 65, 192, 256])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_every_core_is_drawn_somewhere(cores: int, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("cores", "size"),
+    [(2, (80, 24)), (7, (20, 3)), (32, (80, 24)), (65, (40, 10)), (192, (20, 3)), (256, (120, 40))],
+)
+async def test_every_core_is_drawn_somewhere(cores: int, size: tuple[int, int]) -> None:
     host = HostSample(cores=(0.5,) * cores, allowed_cores=tuple(range(cores)))
     seen: dict[int, int] = {}
-
-    async def scenario(pilot: Pilot[None], panel: CoresPanel) -> None:
+    async with shown_widget(CoresPanel(BLOCKS), size) as (pilot, panel):
         panel.show(MonitorSample(1.0, host))
         panel.focus()
         await pilot.pause()
@@ -209,23 +163,18 @@ def test_every_core_is_drawn_somewhere(cores: int, size: tuple[int, int]) -> Non
             for y, line in enumerate(picture(panel)[1:-1]):
                 seen[row + y] = 0 if " of " in line else line.count("▄") + line.count("50 %")
             await pilot.press("down")
-
-    with_widget(CoresPanel(BLOCKS), size, scenario)
     assert sum(seen.values()) == cores
 
 
-def test_a_machine_too_large_for_the_panel_says_which_cores_are_seen() -> None:
+async def test_a_machine_too_large_for_the_panel_says_which_cores_are_seen() -> None:
     host = HostSample(cores=(0.5,) * 256, allowed_cores=tuple(range(256)))
-
-    async def scenario(pilot: Pilot[None], panel: CoresPanel) -> None:
+    async with shown_widget(CoresPanel(BLOCKS), (71, 3)) as (pilot, panel):
         panel.show(MonitorSample(1.0, host))
         panel.focus()
         await pilot.pause()
         assert "cores 1-64 of 256" in picture(panel)[-1]
         await pilot.press("down")
         assert "cores 65-128 of 256" in picture(panel)[-1]
-
-    with_widget(CoresPanel(BLOCKS), (71, 3), scenario)
 
 
 def test_memory_nodes_and_cores_that_are_not_ours_have_groups_of_their_own() -> None:
@@ -319,8 +268,8 @@ def test_names_from_outside_can_neither_break_the_box_nor_leave_ascii() -> None:
 
 
 @pytest.mark.parametrize("theme", ["textual-dark", "textual-light", "ansi-dark"])
-def test_every_cell_has_the_background_of_its_theme(theme: str) -> None:
-    async def scenario(pilot: Pilot[None], panel: MemoryPanel) -> None:
+async def test_every_cell_has_the_background_of_its_theme(theme: str) -> None:
+    async with shown_widget(MemoryPanel(BLOCKS), (60, 14)) as (pilot, panel):
         panel.show(server())
         pilot.app.theme = theme
         await pilot.pause()
@@ -328,5 +277,3 @@ def test_every_cell_has_the_background_of_its_theme(theme: str) -> None:
         backgrounds = {segment.style.bgcolor for strip in strips for segment in strip if segment.style}
         assert all(segment.style for strip in strips for segment in strip)
         assert len(backgrounds) == 1
-
-    with_widget(MemoryPanel(BLOCKS), (60, 14), scenario)

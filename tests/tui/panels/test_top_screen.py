@@ -19,7 +19,7 @@ from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.run.machine import LEAST_HEIGHT
 from workbench.tui.screens.top import TopScreen
 
-SIZES = ((60, 16), (80, 24), (120, 40), (200, 60))
+SIZES = ((60, 16), (80, 24), (120, 40))
 
 
 class OneScreen(App[None]):

@@ -35,7 +35,6 @@ from workbench.tui.messages import ResumeRun
 from workbench.tui.run.screen import RunScreen
 
 GIB = 1 << 30
-SIZES = ((60, 16), (80, 24), (120, 40), (200, 60))
 NAME = "20260101-000001-quickstart-0a1b2c"
 CONFIG = """
 [train]

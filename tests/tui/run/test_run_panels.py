@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
+from panel_host import BOXES, check_box, shown_widget
+from panel_host import drawn as drawn_rows
 from run_host import ended, live, picture
 from screen_host import until
-from textual.app import App, ComposeResult
-from textual.pilot import Pilot
 from textual.widget import Widget
 
 from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.plan.outcome import Compared
 from workbench.runs import Event, Metrics
 from workbench.runs.launch import ExitReason
-from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
+from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.run.events import MOST, Band, EventsPanel, RunEvent, clock, run_event_of
 from workbench.tui.run.machine import RecordedPanel
 from workbench.tui.run.results import Outcome, SamplesView, SummaryPanel
 
-SIZES = ((20, 3), (40, 10), (80, 24), (120, 40))
 AnyWidget = TypeVar("AnyWidget", bound=Widget)
 
 
-class OneWidget(App[None]):
-    def __init__(self, widget: Widget, size: tuple[int, int]) -> None:
-        super().__init__()
-        self.widget = widget
-        widget.styles.width, widget.styles.height = size
-
-    def compose(self) -> ComposeResult:
-        yield self.widget
-
-
-@asynccontextmanager
-async def shown(widget: AnyWidget, size: tuple[int, int]) -> AsyncIterator[tuple[Pilot[None], AnyWidget]]:
-    async with OneWidget(widget, size).run_test(size=(size[0] + 2, size[1] + 2)) as pilot:
-        yield pilot, widget
-
-
 def drawn(widget: AnyWidget, size: tuple[int, int], prepare: Callable[[AnyWidget], object]) -> str:
-    """Return what a widget draws that has this size and was prepared so."""
-
-    async def draw() -> str:
-        async with shown(widget, size) as (pilot, panel):
-            prepare(panel)
-            await pilot.pause()
-            await until(pilot, lambda: "Reading." not in picture(panel))
-            return picture(panel)
-
-    text = asyncio.run(draw())
-    assert [cell_len(row) for row in text.split("\n")] == [size[0]] * size[1]
-    return text
+    """Return what a widget draws that was prepared so, in exactly its box."""
+    rows = drawn_rows(widget, size, prepare)
+    check_box(rows, size, ascii_only=False)
+    return "\n".join(rows)
 
 
 _KINDS: tuple[tuple[str, Band], ...] = (("evaluation", ""), ("warning", "warning"), ("alert", "bad"))
@@ -88,8 +60,7 @@ def recorded(count: int) -> Metrics:
     return Metrics(SYSTEM_COLUMNS, values)
 
 
-@pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@BOXES
 def test_panels_fit_their_box_and_plain_mode_is_plain(
     tmp_path: Path, size: tuple[int, int], glyphs: Glyphs
 ) -> None:
@@ -159,7 +130,7 @@ def test_the_newest_event_stands_first_and_old_ones_are_forgotten() -> None:
 
 
 async def test_an_event_that_is_being_read_stays_where_it_is_when_others_come() -> None:
-    async with shown(EventsPanel(BLOCKS), (60, 8)) as (pilot, panel):
+    async with shown_widget(EventsPanel(BLOCKS), (60, 8)) as (pilot, panel):
         panel.add(RunEvent(1e9 + i, "warning", f"number {i}.") for i in range(50))
         panel.scroll_to_row(20)
         await pilot.pause()
@@ -241,7 +212,7 @@ def files(root: Path, count: int) -> tuple[Path, ...]:
 async def test_samples_follow_the_newest_until_one_goes_back(tmp_path: Path) -> None:
     paths = files(tmp_path, 4)
 
-    async with shown(SamplesView(BLOCKS), (60, 10)) as (pilot, view):
+    async with shown_widget(SamplesView(BLOCKS), (60, 10)) as (pilot, view):
         view.focus()
         view.set_paths(paths[:2])
         await until(pilot, lambda: "text number 2" in picture(view))
@@ -261,7 +232,7 @@ async def test_a_sample_is_wrapped_at_words_and_nothing_of_it_is_lost(tmp_path: 
     path = tmp_path / "step-00000001.txt"
     path.write_text("The quick brown fox jumps over the lazy dog.\n\n" + "x" * 50 + "\nend")
 
-    async with shown(SamplesView(BLOCKS), (22, 14)) as (pilot, view):
+    async with shown_widget(SamplesView(BLOCKS), (22, 14)) as (pilot, view):
         view.set_paths((path,))
         await until(pilot, lambda: "end" in picture(view))
         rows = [row[1:-1].rstrip() for row in picture(view).split("\n")[1:-1]]
@@ -270,7 +241,7 @@ async def test_a_sample_is_wrapped_at_words_and_nothing_of_it_is_lost(tmp_path: 
 
 
 async def test_a_sample_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
-    async with shown(SamplesView(BLOCKS), (60, 6)) as (pilot, view):
+    async with shown_widget(SamplesView(BLOCKS), (60, 6)) as (pilot, view):
         view.set_paths((tmp_path / "step-00000001.txt",))
         await until(pilot, lambda: "cannot be read" in picture(view))
         view.set_paths(())

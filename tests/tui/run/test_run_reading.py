@@ -131,7 +131,7 @@ def test_a_long_run_comes_in_pieces_and_before_downsampled(
 
 def test_a_follower_has_what_a_reading_of_the_whole_run_gives_after_any_resumptions(tmp_path: Path) -> None:
     source = random.Random(3)
-    for trial in range(20):
+    for trial in range(5):
         run = RunDirectory(tmp_path / f"{trial}")
         run.path.mkdir()
         followers = [Follower(run) for _ in range(3)]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from run_host import (
     PLAN,
-    SIZES,
     FixedMonitor,
     Host,
     add_steps,
@@ -40,8 +39,11 @@ from workbench.tui.run.groups import GROUPS
 from workbench.tui.run.screen import RunScreen
 
 
-@pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN], ids=["blocks", "plain"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(
+    ("size", "glyphs"),
+    [((60, 16), PLAIN), pytest.param((80, 24), BLOCKS, marks=pytest.mark.slow), ((120, 40), BLOCKS)],
+    ids=["60x16", "80x24", "120x40"],
+)
 async def test_each_group_is_seen_whole_at_every_size_and_in_plain_characters(
     tmp_path: Path, size: tuple[int, int], glyphs: Glyphs
 ) -> None:

@@ -16,13 +16,29 @@ USUAL = (80, 24)
 MAIN = [scene for scene in SCENES if scene.is_main]
 
 
-def main_scenes() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("scene", MAIN, ids=lambda scene: scene.name)
+def in_default_suite(scene: Scene) -> bool:
+    """Tell whether the scene is the one for which a promise of all screens is tried in the default suite."""
+    return scene.name == "run"
+
+
+def main_scenes(*, all_by_default: bool = False) -> pytest.MarkDecorator:
+    scenes = [
+        pytest.param(scene, marks=() if all_by_default or in_default_suite(scene) else pytest.mark.slow)
+        for scene in MAIN
+    ]
+    return pytest.mark.parametrize("scene", scenes, ids=lambda scene: scene.name)
+
+
+@main_scenes(all_by_default=True)
+def test_a_screen_looks_as_stored(scene: Scene, stored: StoredPictures) -> None:
+    stored.check(f"{scene.name}-{USUAL[0]}x{USUAL[1]}", scene.picture(USUAL))
 
 
 @main_scenes()
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_a_screen_looks_as_stored(scene: Scene, size: tuple[int, int], stored: StoredPictures) -> None:
+@pytest.mark.parametrize("size", [(60, 16), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_a_screen_looks_as_stored_at_other_sizes(
+    scene: Scene, size: tuple[int, int], stored: StoredPictures
+) -> None:
     stored.check(f"{scene.name}-{size[0]}x{size[1]}", scene.picture(size))
 
 

@@ -52,13 +52,6 @@ def test_the_same_picture_is_the_same_text_and_another_is_not() -> None:
     assert shown("one").svg(exact=True) != shown("one").svg()
 
 
-def test_a_change_of_one_row_changes_one_line_of_the_file() -> None:
-    before, after = shown("one").svg().splitlines(), shown("two").svg().splitlines()
-    assert [old for old, new in zip(before, after, strict=True) if old != new] == [
-        line for line in before if ">one<" in line
-    ]
-
-
 def test_a_difference_fails_and_tells_where_the_new_picture_is(tmp_path: Path) -> None:
     stored = StoredPictures(tmp_path / "stored", tmp_path / "found", update=False)
     stored.folder.mkdir()
@@ -74,18 +67,3 @@ def test_a_difference_fails_and_tells_where_the_new_picture_is(tmp_path: Path) -
     assert "now row 0: two" in told and "row 1" not in told
     assert new.read_text() == shown("two").svg()
     assert (stored.folder / "words.svg").read_text() == shown("one").svg()
-
-
-def test_a_picture_is_taken_over_when_that_is_asked_for(tmp_path: Path) -> None:
-    stored = StoredPictures(tmp_path, tmp_path / "found", update=True)
-    stored.check("words", shown("one"))
-    stored.check("words", shown("two"))
-    assert (tmp_path / "words.svg").read_text() == shown("two").svg()
-    assert stored.names == {"words"} and not (tmp_path / "found").exists()
-
-
-def test_another_size_is_another_picture(tmp_path: Path) -> None:
-    stored = StoredPictures(tmp_path, tmp_path / "found", update=True)
-    stored.check("words", shown("one"))
-    with pytest.raises(AssertionError, match=r"its size or its colours|now row"):
-        replace(stored, update=False).check("words", shown("one", (31, 4)))
