@@ -7,8 +7,9 @@ from itertools import product
 from typing import Any
 
 import pytest
+from deepspeed_files import config_of
 
-from workbench.config import RunConfig, parse_config
+from workbench.config import RunConfig
 from workbench.imports import Imported, import_text
 
 NAMES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -20,8 +21,7 @@ def imported(*sizes: Any) -> Imported:
 
 
 def sizes_of(made: Imported) -> tuple[int, int]:
-    assert not made.refused
-    train = parse_config(made.preset, "made.toml").train
+    train = config_of(made).train
     return train.micro_batch_size, train.gradient_accumulation
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+import deepspeed_files
 import pytest
+from deepspeed_files import config_of
 
-from workbench.config import RunConfig, parse_config
-from workbench.imports import Imported, import_text
+from workbench.imports import Imported
 
 CPU: dict[str, Any] = {"device": "cpu"}
 NVME: dict[str, Any] = {"device": "nvme", "nvme_path": "/fast"}
@@ -16,13 +16,7 @@ NONE: dict[str, Any] = {"device": "none"}
 
 
 def imported(zero: Any, **others: Any) -> Imported:
-    whole = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero} | others
-    return import_text(json.dumps(whole), "ds.json", architecture="gpt2")
-
-
-def config_of(made: Imported) -> RunConfig:
-    assert not made.refused
-    return parse_config(made.preset, "made.toml")
+    return deepspeed_files.imported(zero_optimization=zero, **others)
 
 
 @pytest.mark.parametrize(

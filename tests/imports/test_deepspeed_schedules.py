@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
+import deepspeed_files
 import pytest
+from deepspeed_files import config_of
 
-from workbench.config import RunConfig, parse_config
+from workbench.config import RunConfig
 from workbench.imports import Imported, import_text
 from workbench.optimizer.schedules import LearningRateSchedule
 
@@ -16,17 +17,8 @@ LR = 4e-4
 
 
 def imported(kind: str, lr: float = LR, **params: Any) -> Imported:
-    whole = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": lr}},
-        "scheduler": {"type": kind, "params": params},
-    }
-    return import_text(json.dumps(whole), "ds.json", architecture="gpt2")
-
-
-def config_of(made: Imported) -> RunConfig:
-    assert not made.refused
-    return parse_config(made.preset, "made.toml")
+    optimizer = {"type": "AdamW", "params": {"lr": lr}}
+    return deepspeed_files.imported(optimizer=optimizer, scheduler={"type": kind, "params": params})
 
 
 def rates(run: RunConfig, steps: int) -> list[float]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
+import random
 from pathlib import Path
 
 import pytest
+from deepspeed_files import BLOG, INFINITY, TUTORIAL
+from mutations import Mutation, change_characters, cut, mutilated, random_bytes, shuffle_lines, soon
 
+from workbench.cli import main
+from workbench.config import parse_config
 from workbench.errors import ConfigurationError
-from workbench.imports import import_text
+from workbench.imports import import_file, import_text
 from workbench.imports.lenient_json import DEEPEST, LONGEST_TEXT, read_document
 
-CONFIGS = Path(__file__).parent / "configs"
 STRICT = {
     "a": {"b": [1, -2.5, 3e8, [], {}], "c": None, "d": True, "e": False},
     "text": 'quo"te \\ \n é 😀 // no comment, "b": 1 }',
@@ -94,38 +97,105 @@ def test_a_text_that_cannot_be_read_is_one_message_with_its_place(text: str, pla
     ],
     ids=range(9),
 )
-def test_a_hostile_text_is_read_or_refused_in_under_two_seconds(text: str) -> None:
-    start = time.process_time()
-    try:
-        read_document(text, "x.json")
-    except ConfigurationError as error:
-        assert str(error).startswith("x.json:")
-    assert time.process_time() - start < 2
+def test_a_hostile_text_is_read_or_refused_soon(text: str) -> None:
+    with soon():
+        try:
+            read_document(text, "x.json")
+        except ConfigurationError as error:
+            assert str(error).startswith("x.json:")
 
 
-def test_a_blogs_configuration_imports_as_it_is_printed() -> None:
-    """Its braces are lost two levels deep, and it names more GPUs than one only by "auto"."""
-    made = import_text((CONFIGS / "blog.json").read_text(), "blog.json", architecture="gpt2")
-    assert not made.refused
-    verdicts = {verdict.key: verdict.judgement for verdict in made.verdicts}
-    for key in (
-        "optimizer.params.lr",
-        "zero_optimization.stage",
-        "zero_optimization.offload_optimizer.device",
-        "zero_optimization.overlap_comm",
-        "fp16.enabled",
-        "gradient_clipping",
-    ):
-        assert verdicts[key] in ("used", "mapped"), key
-    assert "unknown" not in verdicts.values()
+# Whatever is done to a file, importing it ends in a preset or in a message, soon: never in a traceback
+
+FILES = (BLOG, TUTORIAL, INFINITY)
+VALUES = (
+    *"0 -1 0.5 1e400 -Infinity NaN true False null [] {} [[1]] [0.9,0.99] cpu “cpu” - 1_0 1e 2e8 /*".split(),  # noqa: SIM905
+    *('"auto"', '{"enabled": true}', '"\\ud800"', '"\\x"', '"é\u2028"', '"', '"a" "b"'),
+    *("9" * 5000, "{" * 60, "[" * 5000),
+)
 
 
-def test_a_tutorials_fragment_imports_as_it_is_printed() -> None:
-    made = import_text((CONFIGS / "tutorial.json").read_text(), "tutorial.json", architecture="gpt2")
-    assert {verdict.key for verdict in made.verdicts} == {
-        "zero_optimization.stage",
-        "zero_optimization.offload_optimizer.device",
-        "zero_optimization.contiguous_gradients",
-        "zero_optimization.overlap_comm",
-    }
-    assert made.preset
+def replace_a_value(text: str, chance: random.Random) -> str:
+    colons = [at for at, letter in enumerate(text) if letter == ":"]
+    if not colons:
+        return text
+    start = chance.choice(colons) + 1
+    end = next((at for at in range(start, len(text)) if text[at] in ",}\n"), len(text))
+    return f"{text[:start]} {chance.choice(VALUES)}{text[end:]}"
+
+
+def drop_a_mark(text: str, chance: random.Random) -> str:
+    marks = [at for at, letter in enumerate(text) if letter in '{}[]",:'] or [0]
+    at = chance.choice(marks)
+    return text[:at] + text[at + 1 :] or "{"
+
+
+def add_something(text: str, chance: random.Random) -> str:
+    places = [at for at, letter in enumerate(text) if letter in "{,"] or [0]
+    at = chance.choice(places) + 1
+    added = chance.choice(
+        (",", "}", "{", "]", "// c\n", "/*", '"x": 1,', '"lr": 2,', " = ", '"stage": 3,', "\n#\n")
+    )
+    return text[:at] + added + text[at:]
+
+
+def shuffle_settings(text: str, chance: random.Random) -> str:
+    return shuffle_lines(text.replace(", ", ",\n"), chance)
+
+
+def repeat(text: str, chance: random.Random) -> str:
+    return text * chance.choice((2, 3, 40))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *(change_characters, cut, replace_a_value, replace_a_value),
+    *(drop_a_mark, add_something, shuffle_settings, repeat),
+)
+
+
+def broken(seed: int) -> str:
+    """A published file with some mistakes."""
+    return mutilated(FILES, MUTATIONS, seed)
+
+
+def import_or_refuse(seed: int) -> None:
+    with soon():
+        try:
+            made = import_text(broken(seed), "mutilated.json", architecture="gpt2")
+        except ConfigurationError as error:
+            assert all(line.startswith("mutilated.json:") for line in str(error).split("\n"))
+            return
+    assert bool(made.preset) != bool(made.refused)
+    assert all(line.split(":")[0].endswith("mutilated.json") for line in made.refused)
+    if made.preset:
+        parse_config(made.preset, "made.toml")
+
+
+def test_a_mutilated_file_is_imported_or_refused_with_a_message() -> None:
+    for seed in range(150):
+        import_or_refuse(seed)
+
+
+@pytest.mark.slow
+def test_import_ends_a_thousand_mutilated_files_with_0_or_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mutilated.json"
+    codes = []
+    for seed in range(1000):
+        path.write_text(broken(seed), encoding="utf-8", errors="surrogatepass", newline="")
+        with soon():
+            codes.append(
+                main(["import", str(path), "--architecture", "gpt2", *(["--json"] if seed % 2 else [])])
+            )
+        assert "Traceback" not in capsys.readouterr().err
+    assert set(codes) == {0, 2}
+    assert 50 < codes.count(0) < 950, "mutilations that all end the same test nothing"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_file_of_random_bytes_is_refused_with_a_message(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "noise.json"
+    path.write_bytes(random_bytes(seed))
+    with pytest.raises(ConfigurationError, match=r"noise\.json:"):
+        import_file(path)
