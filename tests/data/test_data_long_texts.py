@@ -5,16 +5,15 @@ from collections.abc import Iterator
 import pytest
 from chat_tokenizers import chat_tokenizer
 
-from workbench.data.tokenizers import long_texts, pretrained
-from workbench.data.tokenizers.long_texts import text_blocks
+from workbench.data import tokenizers
+from workbench.data.tokenizers import text_blocks
 
 BLOCK = 100
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (long_texts, pretrained):
-        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    monkeypatch.setattr(tokenizers, "BLOCK", BLOCK)
 
 
 def pieces(text: str, length: int) -> Iterator[str]:

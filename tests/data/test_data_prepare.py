@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import shutil
-import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -220,22 +219,8 @@ def test_what_a_killed_process_left_is_removed_after_a_day(cache: Path, corpus: 
     assert {path.name for path in cache.iterdir() if path.name[0] == "."} == {".young", ".written"}
 
 
-def test_without_a_writable_cache_the_tokens_are_made_elsewhere_with_a_warning_and_no_litter(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    data = small(corpus)
-    (warning,) = data.warnings
-    assert "WORKBENCH_CACHE" in warning and str(tmp_path / "file" / "cache") in warning
-    assert list((tmp_path / "temporary").iterdir()) == []
-    assert len(documents_of(data.train)) + len(documents_of(data.validation)) == 20
-
-
-def test_no_room_anywhere_is_one_clear_error(
-    cache: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_that_cannot_be_written_is_one_clear_error(
+    cache: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -244,6 +229,10 @@ def test_no_room_anywhere_is_one_clear_error(
     with pytest.raises(WorkbenchError, match=r"No space left on device; set WORKBENCH_CACHE"):
         small(corpus)
     assert list(cache.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(WorkbenchError, match=r"file/cache/tokens: Not a directory; set WORKBENCH_CACHE"):
+        small(corpus)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

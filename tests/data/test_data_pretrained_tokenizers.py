@@ -145,7 +145,7 @@ def test_what_is_no_tokenizer_is_said_in_one_sentence(folder: Path, tmp_path: Pa
         "empty": "has no tokenizer; expected tokenizer.json",
         "broken.json": r"no tokenizer\.json that can be loaded",
         "damaged": "cannot be loaded",
-        "modell": r"no such folder \(the nearest is .*model'\)",
+        "modell": r'no such folder \(did you mean ".*model"\?\)',
     }.items():
         with pytest.raises(ConfigurationError, match=reason) as raised:
             load_tokenizer(str(tmp_path / spec))

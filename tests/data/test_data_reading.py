@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerFast
 
 from workbench.config import DataConfig
 from workbench.data import prepare as module
-from workbench.data import tokenizing
+from workbench.data import tokenizers, tokenizing
 from workbench.data.prepare import TokenData, prepare
 from workbench.data.records import RecordEncoder
 from workbench.data.sources import json_files, reading, tables
-from workbench.data.tokenizers import bpe_training, load_tokenizer, long_texts
+from workbench.data.tokenizers import bpe_training, load_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 
@@ -515,7 +515,7 @@ def test_any_number_of_threads_and_any_size_of_chunks_give_the_same_tokens(
     monkeypatch.setattr(reading, "_TOKENS", 700)
     for text_bytes in (1 << 20, 4001):
         found = set()
-        monkeypatch.setattr(long_texts, "BLOCK", text_bytes)
+        monkeypatch.setattr(tokenizers, "BLOCK", text_bytes)
         for threads, chunk, read in ((1, 1 << 18, 1 << 20), (2, 5000, 1009), (7, 100, 64)):
             monkeypatch.setattr(module, "usable_cpus", lambda threads=threads: threads)
             monkeypatch.setattr(reading, "_CHUNK_BYTES", chunk)
@@ -537,7 +537,7 @@ def test_blocks_without_a_token_neither_end_nor_begin_a_document(
     (tmp_path / "texts").mkdir()
     for name, text in (("a", "one"), ("b", f"{' ' * 250}two{' ' * 250}"), ("c", "three")):
         (tmp_path / "texts" / f"{name}.txt").write_text(" ".join([text] * 9))
-    monkeypatch.setattr(long_texts, "BLOCK", 100)
+    monkeypatch.setattr(tokenizers, "BLOCK", 100)
     for chunk in (1, 1 << 18):
         monkeypatch.setattr(reading, "_CHUNK_BYTES", chunk)
         monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"cache-{chunk}"))

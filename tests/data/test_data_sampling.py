@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from workbench.data.batches import TokenStream
-from workbench.data.batches.sampling import evaluation_batches
-from workbench.data.batches.windows import WindowSampler
+from workbench.data.batches.sampling import WindowSampler, evaluation_batches
 from workbench.errors import ConfigurationError
 
 LENGTH = 8

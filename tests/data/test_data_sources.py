@@ -89,7 +89,7 @@ def test_what_cannot_be_a_source_is_named_with_the_reason(tmp_path: Path) -> Non
     (tmp_path / "folder" / "binary").write_bytes(b"a\0b")
     os.mkfifo(tmp_path / "fifo")
     for name, reason in {
-        "corpus.tx": r"no such file or folder; the nearest is .*corpus\.txt",
+        "corpus.tx": r"no such file or folder; did you mean .*corpus\.txt",
         "corpus.txt/below": "no such file or folder",
         "empty": "empty",
         "binary": "not a text file",

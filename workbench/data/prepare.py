@@ -12,7 +12,6 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ def prepare(
     Raises:
         ConfigurationError: the source, the tokenizer or the fraction cannot be used, a record is wrong, or a side has
             fewer tokens than one sequence.
-        WorkbenchError: the tokenizer cannot be fetched, or the tokens cannot be written anywhere.
+        WorkbenchError: the tokenizer cannot be fetched, or the tokens cannot be written.
     """
     source = find_source(config)
     if source.prepared is not None:
@@ -90,30 +89,16 @@ def prepare(
         tokenizer = load_tokenizer(config.tokenizer, revision=revision, trust_remote_code=trust_remote_code)
     folder = cache_folder() / "tokens" / _key(config, source, tokenizer)
     header = _fitting(folder, tokenizer)
-    warnings = tokenizer.warnings
     if header is None:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             header = _make(folder, config, source, tokenizer, progress)
         except OSError as error:
-            reason = error.strerror or error
-            warnings += (
-                f"the token cache {folder.parent} cannot be written ({reason}): the text will be prepared "
-                "anew each time; set WORKBENCH_CACHE to a folder that can be written",
-            )
-    if header is not None:
-        return _open(folder, header, tokenizer, config, warnings)
-    try:
-        # Mapped files stay readable when their names are gone, so that nothing is left behind.
-        with tempfile.TemporaryDirectory(prefix="workbench-tokens-") as temporary:
-            folder = Path(temporary, "tokens")
-            header = _make(folder, config, source, tokenizer, progress)
-            return _open(folder, header, tokenizer, config, warnings)
-    except OSError as error:
-        raise WorkbenchError(
-            f"the tokens can be written neither to the cache nor to {tempfile.gettempdir()}: "
-            f"{error.strerror or error}; set WORKBENCH_CACHE to a folder with room"
-        ) from error
+            raise WorkbenchError(
+                f"the tokens cannot be written to {folder.parent}: {error.strerror or error}; set WORKBENCH_CACHE to a "
+                "folder that can be written and has room"
+            ) from error
+    return _open(folder, header, tokenizer, config)
 
 
 def _key(config: DataConfig, source: SourceFiles, tokenizer: Tokenizer) -> str:
@@ -195,12 +180,10 @@ def _open_prepared(folder: Path, config: DataConfig, revision: str, trust_remote
             f'data.tokenizer = "{config.tokenizer}" is not the tokenizer that the tokens of {folder} were made with, '
             f'which was called "{header.tokenizer}" then; name that one'
         )
-    return _open(folder, header, tokenizer, config, tokenizer.warnings)
+    return _open(folder, header, tokenizer, config)
 
 
-def _open(
-    folder: Path, header: Header, tokenizer: Tokenizer, config: DataConfig, warnings: Sequence[str]
-) -> TokenData:
+def _open(folder: Path, header: Header, tokenizer: Tokenizer, config: DataConfig) -> TokenData:
     if not header.has_loss_mask:  # with a loss mask, rows are packed from whole documents and padded
         _check_enough(header, config)
     train, train_documents, train_loss_mask = map_side(folder, header, "train")
@@ -211,7 +194,7 @@ def _open(
         tokenizer=tokenizer,
         fingerprint=header.fingerprint,
         documents=header.documents,
-        warnings=(*warnings, *_held_out(header, config), *header.notes),
+        warnings=(*tokenizer.warnings, *_held_out(header, config), *header.notes),
         train_documents=train_documents,
         train_loss_mask=train_loss_mask,
         validation_documents=validation_documents,

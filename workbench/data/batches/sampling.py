@@ -2,19 +2,108 @@
 
 Plain text is read in windows; tokens with a loss mask (prompts and chats) are read document by document. Evaluation
 gets the same rows every time.
+
+Invariant: every window comes once an epoch, in an order that follows from (seed, epoch) alone, so that a cursor of two
+numbers resumes exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from workbench.data.batches import Batch, Row, Sampler, TokenStream, nothing_in_loss, stack
+import torch
+
+from workbench.data.batches import (
+    Batch,
+    Row,
+    Sampler,
+    TokenStream,
+    check_state,
+    damaged_cursor,
+    generator,
+    nothing_in_loss,
+    stack,
+)
 from workbench.data.batches.documents import DocumentSampler
-from workbench.data.batches.windows import WindowSampler
 from workbench.data.prepare import TokenData
+from workbench.errors import ConfigurationError
 
 _EVALUATION_SEED = 0
+
+
+class WindowSampler:
+    """Endless training batches of windows.
+
+    Each epoch cuts the tokens into windows of `sequence_length` from a random offset, which leaves out fewer than
+    `sequence_length` tokens at either end, and shuffles them. A batch may go on in the next epoch. A window without a
+    token in the loss (with `separate`, one of documents of a single token) is left out.
+    """
+
+    def __init__(
+        self, stream: TokenStream, sequence_length: int, batch_size: int, seed: int, *, separate: bool = False
+    ) -> None:
+        if len(stream) < sequence_length or sequence_length < 2 or batch_size < 1:
+            raise ValueError(f"{len(stream)} tokens cannot give batches of {batch_size} x {sequence_length}")
+        self._stream = stream
+        self._sequence_length = sequence_length
+        self._batch_size = batch_size
+        self._seed = seed
+        self._separate = separate
+        self._begin(0, 0)
+
+    def next(self) -> Batch:
+        """Return the next batch; every row is full."""
+        rows: list[Row] = []
+        empty = 0
+        while len(rows) < self._batch_size:
+            row = self._next_row()
+            if row.loss_tokens:
+                rows.append(row)
+                empty = 0
+            else:
+                empty += 1
+                if empty > 2 * len(self._starts):
+                    raise ConfigurationError(
+                        "data.separate_documents = true: the documents of data.source have a token each, and nothing "
+                        "can be learnt from one token; set it to false, or join the documents"
+                    )
+        return stack(rows)
+
+    def state(self) -> dict[str, int]:
+        """Return the cursor (epoch, position) and the properties of the data."""
+        return {"epoch": self._epoch, "position": self._position, **self._data()}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """See `Sampler.load_state`."""
+        check_state(state, self._data(), ("epoch", "position"))
+        self._begin(state["epoch"], state["position"])
+
+    def sequences_per_epoch(self) -> int:
+        """Return the windows of an epoch; with a large offset there is one less."""
+        return len(self._stream) // self._sequence_length
+
+    def _next_row(self) -> Row:
+        if self._position == len(self._starts):
+            self._begin(self._epoch + 1, 0)
+        first = int(self._starts[self._position])
+        self._position += 1
+        length = self._sequence_length
+        return self._stream.row([(first, first + length)], length, separate=self._separate, padding=0)
+
+    def _data(self) -> dict[str, int]:
+        return {"seed": self._seed, "sequence_length": self._sequence_length, "tokens": len(self._stream)}
+
+    def _begin(self, epoch: int, position: int) -> None:
+        length, tokens = self._sequence_length, len(self._stream)
+        draws = generator(self._seed, epoch)
+        slack = min(length - 1, tokens - length)
+        offset = int(torch.randint(slack + 1, (), generator=draws))
+        windows = (tokens - offset) // length
+        self._starts = torch.randperm(windows, generator=draws).mul_(length).add_(offset)
+        if not 0 <= position <= windows:
+            raise damaged_cursor(f"position {position} of {windows}", epoch)
+        self._epoch, self._position = epoch, position
 
 
 def open_sampler(

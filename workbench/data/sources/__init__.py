@@ -6,7 +6,6 @@ is the same wherever that folder is.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import DataConfig
+from workbench.config.references import nearest_file
 from workbench.data.sources.file_kinds import Kind, kind_of_file
 from workbench.errors import ConfigurationError
 from workbench.system.folders import expanded
@@ -215,12 +215,7 @@ def _unreadable(source: str, path: Path, error: OSError | ValueError) -> Configu
 
 def _nearest(source: str, path: Path) -> str:
     """Return advice for a source that does not exist: the file with the most similar name, or "hub:"."""
-    try:
-        names = [entry.name for entry in os.scandir(path.parent)]
-    except OSError:
-        names = []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    if near:
-        return f"; the nearest is {str(path.parent / near[0])!r}"
+    if near := nearest_file(path):
+        return f"; {near}"
     looks_like_hub = source.count("/") == 1 and not source.startswith((".", "~", "/"))
     return f'; a dataset of the hub is written "{HUB}{source}"' if looks_like_hub else ""

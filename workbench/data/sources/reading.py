@@ -22,8 +22,7 @@ from workbench.data.sources import Document, SourceFiles
 from workbench.data.sources.file_kinds import DAMAGED, open_bytes
 from workbench.data.sources.json_files import LONGEST, array_items, as_object, json_lines, parse_object
 from workbench.data.split import TRAINING, VALIDATION, document_share
-from workbench.data.tokenizers import ByteTokenizer, Tokenizer
-from workbench.data.tokenizers.long_texts import text_blocks
+from workbench.data.tokenizers import ByteTokenizer, Tokenizer, text_blocks
 from workbench.errors import ConfigurationError
 
 _CHUNK_BYTES = 1 << 18

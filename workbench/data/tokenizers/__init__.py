@@ -6,12 +6,14 @@ text, and neither adds a special token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 END_OF_TEXT = "<|endoftext|>"
+BLOCK = 1 << 20
+"""Characters in a block. A tokenizer takes some hundred bytes for each token while it works."""
 
 
 class Tokenizer(Protocol):
@@ -147,3 +149,38 @@ def _byte_alphabet() -> dict[str, int]:
     alphabet = {chr(byte): byte for byte in printable}
     alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
     return alphabet
+
+
+def text_blocks(pieces: Iterable[str]) -> Iterator[str]:
+    """Join `pieces` (each about a block at most) and yield the text in blocks of at most `BLOCK` characters.
+
+    Long texts are tokenized in blocks, so that memory does not grow with a document. Where the blocks end depends on
+    the text alone: with a line where it can be, so that tokenizers that split text into words first give the ids of the
+    whole text. One that puts a space before a text does so before every block.
+    """
+    text = ""
+    for piece in pieces:
+        text += piece
+        while len(text) > BLOCK:
+            end = _block_end(text)
+            yield text[:end]
+            text = text[end:]
+    if text:
+        yield text
+
+
+def _block_end(text: str) -> int:
+    """Return the length of the first block of `text`, which is longer than one block.
+
+    In the second half of the block it takes the last line break between two characters that are not white space, else
+    the last line break, else the last space, else the block is full.
+    """
+    half, at = BLOCK // 2, BLOCK
+    while (at := text.rfind("\n", half, at)) >= 0:
+        if not text[at - 1].isspace() and not text[at + 1].isspace():
+            return at + 1
+    line_break = text.rfind("\n", half, BLOCK)
+    if line_break >= 0:
+        return line_break + 1
+    space = text.rfind(" ", half, BLOCK)  # word-level tokens begin with their space
+    return space if space >= 0 else BLOCK

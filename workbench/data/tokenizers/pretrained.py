@@ -9,18 +9,17 @@ never read, and Python files run only with `trust_remote_code`.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench.data.tokenizers import END_OF_TEXT, save_backend, without_surrogates
-from workbench.data.tokenizers.long_texts import BLOCK, text_blocks
+from workbench.config.references import nearest_file
+from workbench.data import tokenizers
+from workbench.data.tokenizers import END_OF_TEXT, save_backend, text_blocks, without_surrogates
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 from workbench.system.folders import expanded
@@ -90,8 +89,8 @@ class PretrainedTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        short = iter(self._encode([text for text in texts if len(text) <= BLOCK]))
-        return [next(short) if len(text) <= BLOCK else self._encode_long(text) for text in texts]
+        short = iter(self._encode([text for text in texts if len(text) <= tokenizers.BLOCK]))
+        return [next(short) if len(text) <= tokenizers.BLOCK else self._encode_long(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self.backend.decode(
@@ -114,7 +113,9 @@ class PretrainedTokenizer:
 
     def _encode_long(self, text: str) -> list[int]:
         ids: list[int] = []
-        for block in text_blocks(text[at : at + BLOCK] for at in range(0, len(text), BLOCK)):
+        for block in text_blocks(
+            text[at : at + tokenizers.BLOCK] for at in range(0, len(text), tokenizers.BLOCK)
+        ):
             ids += self._encode([block])[0]
         return ids
 
@@ -210,10 +211,10 @@ def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> 
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import silent_tqdm
 
-    nearest = _nearest(Path(name))
+    near = nearest_file(Path(name))
     programs = ["*.py"] if trust_remote_code else []
     patterns = [*OWN_FILES, "spiece*", "sentencepiece*", "config.json", *programs]
-    no_folder = f"{called}: there is no such folder{nearest}"
+    no_folder = f"{called}: there is no such folder{f' ({near})' if near else ''}"
     if name.startswith(("/", ".", "~")):
         raise ConfigurationError(no_folder)
     unreachable = hub.why_unreachable()
@@ -233,16 +234,6 @@ def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> 
             f"{no_folder}, the hub's cache does not have it, and {unreachable or error}; fetch it once where there is "
             f"a network (hf download {name}), or name a folder"
         ) from error
-
-
-def _nearest(path: Path) -> str:
-    """Return " (the nearest is 'PATH')" if a file beside `path` has a similar name, else nothing."""
-    try:
-        names = [entry.name for entry in os.scandir(path.absolute().parent)]
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f" (the nearest is {str(path.parent / near[0])!r})" if near else ""
 
 
 def _short(words: str, error: BaseException) -> str:
