@@ -41,6 +41,7 @@ def left_over(*arguments: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_freed_blocks_leave_the_process_once_the_heap_is_told() -> None:
     size = 2 * MAPPED_FROM_BYTES

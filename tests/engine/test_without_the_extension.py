@@ -77,6 +77,7 @@ def test_the_smaller_formats_are_refused() -> None:
         OffloadEngine(gpt2(), device="cpu", state_format="half")
 
 
+@pytest.mark.slow
 def test_a_run_says_so_at_its_start(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 200)

@@ -43,7 +43,7 @@ def parity(capability: str) -> dict[str, dict[str, float]]:
     return worst
 
 
-@pytest.mark.parametrize("capability", ["avx512", "avx2"])
+@pytest.mark.parametrize("capability", ["avx512", pytest.param("avx2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [*torch_parity.SETTINGS, *torch_parity.COUPLED])
 def test_moments_have_torchs_bits_and_the_parameter_is_within_the_truth(
     capability: str, settings: str
