@@ -19,7 +19,14 @@ from typing import Any, NoReturn
 from workbench import __version__
 from workbench.commands.table import COMMANDS, GROUPS, Command
 from workbench.commands.usage_errors import unknown_argument, unknown_command
-from workbench.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, ConfigurationError, WorkbenchError
+from workbench.errors import (
+    EXIT_DONE,
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    ConfigurationError,
+    ScreenError,
+    WorkbenchError,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,5 +153,5 @@ def _bug_report(error: Exception) -> str:
         place = f"the traceback is in {file.name}"
     except OSError as failure:
         place = f"the traceback could not be written: {failure.strerror}"
-    what = f"{type(error).__name__}: {error}".replace("\n", " ")
-    return f"workbench: this is a bug in workbench: {what} ({place})"
+    what = str(error) if isinstance(error, ScreenError) else f"{type(error).__name__}: {error}"
+    return f"workbench: this is a bug in workbench: {' '.join(what.splitlines())} ({place})"

@@ -38,3 +38,7 @@ class DivergedError(WorkbenchError):
     """Training left the finite numbers and was stopped; the last checkpoint stands."""
 
     exit_code = EXIT_DIVERGED
+
+
+class ScreenError(Exception):
+    """An exception that nobody expected ended the screen: a bug. Its text is "TYPE: MESSAGE" of that exception."""

@@ -1,95 +1,72 @@
-"""The host: the extension, cores and threads, memory, and what one process may take."""
+"""Packages, cores and threads, memory, limits, folders, the cached profile and the terminal."""
 
 from __future__ import annotations
 
-import math
+import errno
 import os
-import platform
 import resource
-import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from forged_machine import GIB, around, only
 
-from workbench.doctor import host_checks
-from workbench.doctor.findings import Outcome
-from workbench.doctor.host_checks import check_profile
-from workbench.doctor.torch_checks import check_extension
+from workbench.doctor import Context, Finding, Outcome, host_checks
+from workbench.doctor.host_checks import check_cache, check_disk, check_profile, check_runs, takes_direct
 from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.this_machine import cache_profile, machine_fingerprint
-
-MISSING = {
-    "extension": {
-        "missing": "the native extension workbench._native is missing (No module); build it with ..."
-    }
-}
-MEMINFO = (
-    "MemTotal:       67108864 kB\nSwapTotal: 8388608 kB\nSwapFree: 4194304 kB\nCommitLimit: 20971520 kB\n"
-)
+from workbench.system.free_space import Mount
 
 
-def test_an_extension_that_is_right_is_ok_and_names_its_instructions(tmp_path: Path) -> None:
-    extension, instructions = check_extension(around(tmp_path))
-    assert extension.status == instructions.status == "ok" and instructions.finding == "avx2"
+def test_python_is_named_with_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/home/one/.venv")
+    assert "virtual environment /home/one/.venv" in only(host_checks.check_python(around(tmp_path))).finding
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.setenv("CONDA_PREFIX", "/opt/conda")
+    assert "conda environment /opt/conda" in only(host_checks.check_python(around(tmp_path))).finding
 
 
-@pytest.mark.parametrize("compiler", ["/usr/bin/cc", None])
-def test_a_missing_extension_is_a_warning_with_its_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
+def test_own_requirements_are_installed_here(tmp_path: Path) -> None:
+    found = only(host_checks.check_packages(around(tmp_path)))
+    assert found.status == "ok"
+    assert {"torch", "transformers", "textual", "pydantic"} <= set(found.finding.replace(",", "").split())
+
+
+def test_a_package_that_is_missing_or_too_old_is_a_failure_with_its_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: compiler)
-    found = only(check_extension(around(tmp_path, trial=MISSING)))
+    versions = {"a": "2.9.1", "b": "2.11.0a0+git1", "c": "2.13.0+cu130"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    lines = [f"{name}>=2.11" for name in "abcd"] + ['ruff; extra == "dev"', "old>=2; python_version < '3'"]
+    monkeypatch.setattr(metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(metadata, "version", version)
+    old, missing, right = host_checks.check_packages(around(tmp_path))
+    assert (old.status, missing.status, right.status) == ("failure", "failure", "ok")
+    assert "2.9.1" in old.finding and '`python -m pip install "a>=2.11"`' in old.remedy
+    assert "d is not installed" in missing.finding
+    assert right.finding == "b 2.11.0a0+git1, c 2.13.0+cu130"
+
+
+def test_without_metadata_of_its_own_nothing_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    found = only(host_checks.check_packages(around(tmp_path)))
     assert found.status == "warning" and "pip install --editable ." in found.remedy
-    assert ("apt install gcc" in found.remedy) == (compiler is None)
-
-
-@pytest.mark.parametrize(
-    ("trial", "status", "remedy"),
-    [
-        ({"update": {"error": 1e-3}}, "failure", "pip install"),
-        ({"update": {"error": math.nan}}, "failure", "pip install"),
-        ({"update": Outcome(problem="the helper process was ended by SIGILL")}, "failure", "pip install"),
-        (
-            {"update": Outcome(problem="ValueError: WORKBENCH_ISA must be ...")},
-            "failure",
-            "`unset WORKBENCH_ISA`",
-        ),
-        ({"extension": Outcome(problem="AttributeError: wb_update")}, "failure", "pip install"),
-        (
-            {"extension": Outcome(problem="could not be started", reached=False)},
-            "warning",
-            "workbench doctor",
-        ),
-    ],
-)
-def test_an_extension_that_is_wrong_is_told(
-    tmp_path: Path, trial: dict[str, Any], status: str, remedy: str
-) -> None:
-    found = only(check_extension(around(tmp_path, trial=trial)))
-    assert found.status == status and remedy in found.remedy
-
-
-def test_an_extension_is_not_blamed_where_torch_is_missing(tmp_path: Path) -> None:
-    broken = Outcome(problem="ModuleNotFoundError: No module named 'torch'")
-    assert only(check_extension(around(tmp_path, trial={"torch": broken, "update": broken}))).status == "ok"
-
-
-@pytest.mark.parametrize(
-    ("chosen", "best", "machine", "remedy"),
-    [
-        ("scalar", "avx512", "x86_64", "`unset WORKBENCH_ISA`"),
-        ("scalar", "scalar", "x86_64", "-cpu host"),
-        ("scalar", "scalar", "aarch64", "offload.device_fraction"),
-    ],
-)
-def test_slow_instructions_are_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, best: str, machine: str, remedy: str
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    _, found = check_extension(around(tmp_path, trial={"update": {"instruction_set": chosen, "best": best}}))
-    assert found.status == "warning" and remedy in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -98,19 +75,16 @@ def test_slow_instructions_are_a_warning(
         (16, None, "", 16, "ok", "16 cores"),
         (16, None, "", 8, "ok", "torch takes 8"),  # half: two threads a core
         (4, None, "", 4, "ok", "4 of 16 cores, affinity allows 4"),
-        (16, "400000", "", 16, "warning", "quota 4"),
-        (16, "400000", "4", 4, "ok", "OMP_NUM_THREADS=4"),
+        (16, 4.0, "", 16, "warning", "quota 4"),
+        (16, 4.0, "4", 4, "ok", "OMP_NUM_THREADS=4"),
         (16, None, "1", 1, "warning", "idle"),
-        (16, None, "9", 12, "warning", "disagree"),
-        (16, None, "16,2", 16, "ok", "OMP_NUM_THREADS=16,2"),
-        (16, None, "many", 16, "warning", "not a number"),
     ],
 )
 def test_threads_are_held_to_the_cores_that_may_be_used(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     allowed: int,
-    quota: str | None,
+    quota: float | None,
     openmp: str,
     taken: int,
     status: str,
@@ -118,20 +92,14 @@ def test_threads_are_held_to_the_cores_that_may_be_used(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(host_checks, "affinity", lambda: allowed)
-    monkeypatch.setattr("workbench.system.processor.affinity", lambda: allowed)
-    files = {"proc/self/cgroup": "0::/\n"}
-    if quota is not None:
-        files["sys/fs/cgroup/cpu.max"] = f"{quota} 100000\n"
-    environ = {"OMP_NUM_THREADS": openmp} if openmp else {}
-    machine = around(tmp_path, files=files, environ=environ, trial={"torch": {"threads": taken}})
-    found = only(host_checks.check_threads(machine))
+    monkeypatch.setattr(host_checks, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(host_checks, "usable_cpus", lambda: int(quota or allowed))
+    monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+    found = only(host_checks.check_threads(around(tmp_path, {"torch": {"threads": taken}})))
     assert found.status == status and words in found.finding
     assert ("export OMP_NUM_THREADS=" in found.remedy) == (status == "warning")
-
-
-def test_cores_are_told_without_torch_and_without_cgroups(tmp_path: Path) -> None:
-    machine = around(tmp_path, trial={"torch": Outcome(problem="ImportError")})
-    assert only(host_checks.check_threads(machine)).status == "ok"
+    without_torch = around(tmp_path, {"torch": Outcome(problem="ImportError")})
+    assert only(host_checks.check_threads(without_torch)).status == "ok"
 
 
 @pytest.mark.parametrize(("free", "status"), [(40 * GIB, "ok"), (GIB, "warning"), (100 << 20, "failure")])
@@ -139,126 +107,221 @@ def test_memory_is_judged_by_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: str
 ) -> None:
     monkeypatch.setattr(host_checks, "free_host_bytes", lambda: free)
-    found = only(host_checks.check_memory(around(tmp_path, files={"proc/meminfo": MEMINFO})))
-    assert found.status == status and "of 64.0 GiB, 4.0 GiB of 8.0 GiB swap free" in found.finding
-    assert ("docker run --memory" in found.remedy) == (status != "ok")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=4 * GIB, total=8 * GIB))
+    monkeypatch.setattr(host_checks, "limits", lambda *_: [(tmp_path, 16 * GIB)])
+    texts = {"enabled": "always madvise [never]", "overcommit_memory": "2\n"}
+    monkeypatch.setattr(host_checks, "_read", lambda path: texts[Path(path).name])
+    found, overcommit = host_checks.check_memory(around(tmp_path))
+    assert found.status == status and ("docker run --memory" in found.remedy) == (status != "ok")
+    for words in ("of 64.0 GiB", "limit is 16.0 GiB", "4.0 GiB of 8.0 GiB swap", "huge pages off"):
+        assert words in found.finding
+    assert overcommit.status == "warning" and "sysctl vm.overcommit_memory=0" in overcommit.remedy
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("limits", "pids", "remedy"),
     [
-        {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": f"{16 * GIB}\n"},
-        {"proc/self/cgroup": "0::/docker/1\n", "sys/fs/cgroup/memory.max": f"{16 * GIB}\n"},
-        {
-            "proc/self/cgroup": "4:memory:/a\n0::/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": f"{16 * GIB}\n",
-        },
-    ],
-)
-def test_a_memory_limit_of_either_cgroup_version_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
-) -> None:
-    monkeypatch.setattr(host_checks, "free_host_bytes", lambda: 12 * GIB)
-    found = only(host_checks.check_memory(around(tmp_path, files={"proc/meminfo": MEMINFO, **files})))
-    assert "the cgroup's limit is 16.0 GiB" in found.finding
-
-
-def test_memory_is_told_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_checks, "free_host_bytes", lambda: 12 * GIB)
-    assert only(host_checks.check_memory(around(tmp_path))).finding == "12.0 GiB free"
-
-
-def test_settings_of_the_kernel_that_hinder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_checks, "free_host_bytes", lambda: 30 * GIB)
-    files = {
-        "proc/meminfo": MEMINFO + "Committed_AS: 10485760 kB\n",
-        "proc/sys/vm/overcommit_memory": "2\n",
-        "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n",
-    }
-    size, overcommit = host_checks.check_memory(around(tmp_path, files=files))
-    assert size.status == "ok" and "transparent huge pages off" in size.finding
-    assert overcommit.status == "warning" and "10.0 GiB more" in overcommit.finding
-    assert "sysctl vm.overcommit_memory=0" in overcommit.remedy
-
-
-def with_limits(monkeypatch: pytest.MonkeyPatch, **limits: tuple[int, int]) -> None:
-    kinds = {getattr(resource, f"RLIMIT_{name.upper()}"): pair for name, pair in limits.items()}
-    endless = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(host_checks.resource, "getrlimit", lambda kind: kinds.get(kind, endless))
-
-
-def test_limits_that_suffice_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_limits(monkeypatch, nofile=(1024, 4096), memlock=(8 << 20, 8 << 20))
-    found = only(host_checks.check_limits(around(tmp_path)))
-    assert found.status == "ok" and "1,024 (at most 4,096), memlock 8.0 MiB (does not bound" in found.finding
-    with_limits(monkeypatch)
-    assert (
-        only(host_checks.check_limits(around(tmp_path))).finding == "open files unlimited (at most unlimited)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("limits", "remedy"),
-    [
-        ({"nofile": (256, 4096)}, "`ulimit -n 4096`"),
-        ({"nofile": (256, 2048)}, "`ulimit -n 2048`"),
-        ({"nofile": (256, resource.RLIM_INFINITY)}, "`ulimit -n 4096`"),
-        ({"nofile": (256, 256)}, "limits.conf"),
-        ({"as": (8 * GIB, 8 * GIB)}, "`ulimit -v unlimited`"),
-        ({"fsize": (GIB, GIB)}, "`ulimit -f unlimited`"),
+        ({"nofile": (1024, 4096)}, 4096, ""),
+        ({"nofile": (256, 4096)}, 4096, "`ulimit -n 4096`"),
+        ({"nofile": (256, 2048)}, 4096, "`ulimit -n 2048`"),
+        ({"nofile": (256, resource.RLIM_INFINITY)}, 4096, "`ulimit -n 4096`"),
+        ({"nofile": (256, 256)}, 4096, "limits.conf"),
+        ({"as": (8 * GIB, 8 * GIB)}, 4096, "`ulimit -v unlimited`"),
+        ({"fsize": (GIB, GIB)}, 4096, "`ulimit -f unlimited`"),
+        ({}, 300, "--pids-limit"),
     ],
 )
 def test_a_limit_that_is_too_low_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, tuple[int, int]], remedy: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, tuple[int, int]],
+    pids: int,
+    remedy: str,
 ) -> None:
-    with_limits(monkeypatch, **limits)
+    kinds = {getattr(resource, f"RLIMIT_{name.upper()}"): pair for name, pair in limits.items()}
+    endless = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(host_checks.resource, "getrlimit", lambda kind: kinds.get(kind, endless))
+    (tmp_path / "pids.current").write_text("100\n")
+    monkeypatch.setattr(host_checks, "limits", lambda *_: [(tmp_path, pids)])
     found = only(host_checks.check_limits(around(tmp_path)))
-    assert found.status == "warning" and remedy in found.remedy
+    assert found.status == ("warning" if remedy else "ok") and remedy in found.remedy
 
 
-@pytest.mark.parametrize("folder", ["sys/fs/cgroup/a", "sys/fs/cgroup/pids/a"])
-@pytest.mark.parametrize(("limit", "status"), [("300", "warning"), ("4096", "ok"), ("max", "ok")])
-def test_a_cgroup_that_leaves_few_threads_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, limit: str, status: str
+# Folders
+
+
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the disk that every folder is on; a large local one at first."""
+
+    def be(*, kind: str = "ext4", free: int = 100 * GIB, direct: bool = True) -> None:
+        monkeypatch.setattr(host_checks, "mount_of", lambda folder: Mount("/dev/x", "/", kind))
+        monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+        monkeypatch.setattr(host_checks, "takes_direct", lambda folder: direct)
+
+    be()
+    return be
+
+
+def test_good_folders_are_ok_and_are_not_made(
+    tmp_path: Path, on_disk: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_limits(monkeypatch)
-    own = "3:pids:/a\n" if "pids" in folder else "0::/a\n"
-    files = {"proc/self/cgroup": own, f"{folder}/pids.max": limit, f"{folder}/pids.current": "100\n"}
-    found = only(host_checks.check_limits(around(tmp_path, files=files)))
-    assert found.status == status
-    assert ("--pids-limit" in found.remedy) == (status == "warning")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    found = only(check_runs(around(tmp_path)))
+    assert found.status == "ok" and "made by the first run" in found.finding
+    assert only(check_cache(around(tmp_path))).status == "ok"
+    assert not list(check_disk(around(tmp_path))), "no folder was named for the disk tier"
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").mkdir()
+    assert "made by" not in only(check_runs(around(tmp_path))).finding
+    disk = only(check_disk(around(tmp_path, disk=tmp_path)))
+    assert disk.status == "ok" and disk.finding.endswith("100.0 GiB free, ext4, direct I/O works")
 
 
-def test_a_profile_of_a_busy_machine_is_a_warning_with_its_remedy_and_another_machine_s_does_not_count(
+@pytest.mark.parametrize(
+    ("check", "status", "remedy"),
+    [
+        (check_runs, "failure", "--runs"),
+        (check_disk, "failure", "disk_path"),
+        (check_cache, "warning", "WORKBENCH_CACHE"),
+    ],
+)
+@pytest.mark.parametrize("reason", ["Read-only file system", "Not a directory"])
+def test_a_folder_that_cannot_be_written_is_told_with_the_setting_for_another(
+    tmp_path: Path,
+    on_disk: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    check: Callable[[Context], Iterator[Finding]],
+    status: str,
+    remedy: str,
+    reason: str,
+) -> None:
+    if reason == "Not a directory":
+        (tmp_path / "file").touch()
+    else:
+
+        def refuse(**_: Any) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file/cache"))
+    found = only(check(around(tmp_path / "file", disk=tmp_path / "file")))
+    assert found.status == status and reason in found.finding and remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("check", "disk", "status", "words"),
+    [
+        (check_runs, {"free": 5 * GIB}, "warning", "little room"),
+        (check_runs, {"free": 100 << 20}, "failure", "no room"),
+        (check_runs, {"kind": "tmpfs"}, "warning", "host memory"),
+        (check_runs, {"kind": "nfs4"}, "warning", "network"),
+        (check_runs, {"kind": "overlay"}, "ok", "overlay"),
+        (check_disk, {"direct": False}, "warning", "no direct I/O"),
+        (check_disk, {"kind": "tmpfs"}, "warning", "no disk"),
+        (check_disk, {"kind": "nfs4"}, "warning", "network"),
+        (check_disk, {"free": GIB}, "warning", "little room"),
+    ],
+)
+def test_a_poor_disk_is_told(
+    tmp_path: Path,
+    on_disk: Callable[..., None],
+    check: Callable[[Context], Iterator[Finding]],
+    disk: dict[str, Any],
+    status: str,
+    words: str,
+) -> None:
+    on_disk(**disk)
+    found = only(check(around(tmp_path, disk=tmp_path)))
+    assert found.status == status and words in found.finding
+    assert ("DIR" in found.remedy) == (status != "ok")
+
+
+def test_a_folder_of_the_disk_tier_that_is_not_there_is_to_be_made(
+    tmp_path: Path, on_disk: Callable[..., None]
+) -> None:
+    found = only(check_disk(around(tmp_path, disk=tmp_path / "a b")))
+    assert found.status == "failure" and found.remedy == f"`mkdir -p '{tmp_path}/a b'`"
+
+
+@pytest.mark.parametrize(("number", "takes"), [(errno.EINVAL, False), (errno.ENOSPC, None)])
+def test_direct_io_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, takes: bool | None
+) -> None:
+    assert takes_direct(tmp_path) in (True, False)
+
+    def refuse(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    if takes is None:
+        with pytest.raises(OSError, match="No space"):
+            takes_direct(tmp_path)
+    else:
+        assert takes_direct(tmp_path) is takes
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_measured_on_this_machine_has_a_line_each_and_a_busy_machine_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "not measured" in only(check_profile(around(tmp_path))).finding
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    changes = {"measured_at": "2026-02-03", "fingerprint": machine_fingerprint("cpu"), "disk": None}
-    profile = load_profile(Path("desktop-24gb")).model_copy(update=changes)
-    kept = cache_profile(profile, "cpu")
-    assert kept is not None
-    idle = only(check_profile(around(tmp_path)))
+    assert "not measured" in only(check_profile(around(tmp_path))).finding
+    folder = tmp_path / "fast disk"
+    shipped = load_profile(Path("desktop-24gb"))
+    assert shipped.disk is not None
+    changes = {
+        "measured_at": "2026-02-03",
+        "fingerprint": machine_fingerprint("cpu"),
+        "disk": shipped.disk.model_copy(update={"path": str(folder)}),
+    }
+    profile = shipped.model_copy(update=changes)
+    cached = cache_profile(profile, "cpu")
+    assert cached is not None
+    idle, disk = check_profile(around(tmp_path))
     assert (idle.status, idle.finding) == ("ok", "cpu, measured 2026-02-03")
-    cache_profile(profile.model_copy(update={"busy_cores": 3.0}), "cpu")
+    assert disk.status == "ok" and str(folder) in disk.finding
+    next((tmp_path / "cache" / "disks").iterdir()).write_text("{")
+    cache_profile(profile.model_copy(update={"busy_cores": 3.0, "disk": None}), "cpu")
     found = only(check_profile(around(tmp_path)))
     assert found.status == "warning" and "3.0 cores" in found.finding and "workbench probe" in found.remedy
-    kept.write_text(kept.read_text().replace(changes["fingerprint"], "another"))
+    cached.write_text(cached.read_text().replace(changes["fingerprint"], "another machine's"))
     assert "not measured" in only(check_profile(around(tmp_path))).finding
 
 
-def test_each_disk_that_was_measured_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "fast disk"
-    profile = load_profile(Path("desktop-24gb"))
-    assert profile.disk is not None
-    here = {"measured_at": "2026-02-03", "fingerprint": machine_fingerprint("cpu")}
-    disk = profile.disk.model_copy(update={"path": str(folder)})
-    cache_profile(profile.model_copy(update={**here, "disk": disk}), "cpu")
-    machine, found = check_profile(around(tmp_path))
-    assert machine.status == found.status == "ok" and str(folder) in found.finding
-    [kept] = (tmp_path / "cache" / "disks").iterdir()
-    for damage in (kept.read_text().replace(here["fingerprint"], "another"), "[]", '{"disk": 3}', "{"):
-        kept.write_text(damage)
-        assert only(check_profile(around(tmp_path))) == machine
+COLOURFUL = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+
+
+@pytest.mark.parametrize(
+    ("size", "encoding", "environ", "status", "words"),
+    [
+        ((120, 40), "utf-8", COLOURFUL, "ok", "120x40, UTF-8, TERM=xterm-256color, all colours"),
+        ((60, 16), "UTF8", {"TERM": "xterm"}, "ok", "60x16 (80x24 shows more), UTF-8, TERM=xterm, few colours"),
+        ((80, 24), "utf_8", {**COLOURFUL, "NO_COLOR": "1"}, "ok", "no colours, by NO_COLOR"),
+        ((80, 24), "utf-8", {"TERM": "screen-256color"}, "ok", "256 colours"),
+        (None, "", {}, "ok", "skipped"),
+        ((59, 40), "utf-8", COLOURFUL, "warning", "enlarge the window to 80x24"),
+        ((120, 15), "utf-8", COLOURFUL, "warning", "stty cols 80 rows 24"),
+        ((120, 40), "utf-8", {"TERM": "dumb"}, "warning", "`export TERM=xterm-256color`"),
+        ((120, 40), "utf-8", {}, "warning", "`export TERM=xterm-256color`"),
+        ((120, 40), "iso8859-1", COLOURFUL, "warning", "`export LANG=C.UTF-8`"),
+    ],
+)  # fmt: skip
+def test_a_terminal_is_judged_by_size_kind_and_encoding(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int] | None,
+    encoding: str,
+    environ: dict[str, str],
+    status: str,
+    words: str,
+) -> None:
+    for name in ("TERM", "COLORTERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host_checks, "terminal_size", lambda: size)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding=encoding))
+    found = only(host_checks.check_terminal(around(tmp_path)))
+    assert found.status == status and words in (found.remedy or found.finding)

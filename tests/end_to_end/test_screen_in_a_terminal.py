@@ -244,5 +244,5 @@ def test_without_a_terminal_nothing_is_drawn_and_what_to_do_is_said(
         RunDirectory.create(trainers.runs, "zz-any")
         refused = trainers.call(verb, cwd=terminals.folder, env=terminals.environment)
         assert (refused.returncode, refused.stdout) == (2, "")
-        assert refused.stderr.startswith(f"workbench: {verb}: this is no terminal; `workbench ")
+        assert f"{verb}: " in refused.stderr and "`workbench " in refused.stderr
         assert refused.stderr.count("\n") == 1

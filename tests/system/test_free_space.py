@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from workbench.system import free_space as machine
@@ -14,8 +16,6 @@ GIB = 1 << 30
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 64 GiB available, whose cgroups lie in a folder of ours."""
-    import psutil
-
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": 64 * GIB})())
     return tmp_path
 
@@ -128,3 +128,17 @@ def test_a_folder_that_may_not_be_looked_into_is_judged_by_the_one_above_it(
     monkeypatch.setattr(Path, "exists", forbidden)
     assert machine.free_disk_bytes(tmp_path / "secret" / "runs") > 0
     assert machine.same_disk(tmp_path / "secret" / "runs", tmp_path)
+
+
+def test_the_deepest_mount_decides_and_the_later_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = [
+        ("/", "ext4"),
+        ("/data", "xfs"),
+        ("/data/fast disk", "nfs4"),
+        ("/data", "btrfs"),
+        ("/dat", "tmpfs"),
+    ]
+    listed = [SimpleNamespace(device="any", mountpoint=point, fstype=kind) for point, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)
+    expected = {"/home": "ext4", "/data/a": "btrfs", "/data/fast disk/a": "nfs4", "/data": "btrfs"}
+    assert {folder: machine.mount_of(Path(folder)).kind for folder in expected} == expected

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.doctor import HELP as DOCTOR_HELP
+from workbench.errors import EXIT_WARNINGS
 
 
 class Argument(NamedTuple):
@@ -172,7 +172,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "doctor",
-        DOCTOR_HELP,
+        f"check everything a run needs and how to repair it (exit 0: all ok, {EXIT_WARNINGS}: warnings, 1: failures)",
         (
             argument(
                 "--disk",

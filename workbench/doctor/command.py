@@ -1,209 +1,126 @@
-"""`workbench doctor`: run every check at once, each in a thread and within a time limit, and print a line for each.
+"""`workbench doctor`: run the checks one after the other, each within a time limit, and print a line for each finding.
 
-Invariant: every check gives at least one line. One that raises or hangs becomes a warning.
+Invariant: a check that raises or hangs becomes a warning, and the others go on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from workbench.doctor import EXIT_WARNINGS, host_checks, torch_checks
-from workbench.doctor.findings import Context, Finding, Interpreter, Status, one_line, warning
-from workbench.doctor.folders import check_cache, check_disk, check_runs
-from workbench.doctor.nvidia import NvidiaSample, check_driver, sample
-from workbench.doctor.trial import LIMIT_S, TrialProcess
-from workbench.errors import EXIT_DONE, EXIT_ERROR
+from workbench.doctor import Context, Finding, Status, gpu_checks, host_checks, one_line, warning
+from workbench.doctor.trial import LIMIT_S, Trial
+from workbench.errors import EXIT_DONE, EXIT_ERROR, EXIT_WARNINGS
 from workbench.runs import runs_root
-from workbench.system.folders import cache_folder
+from workbench.system.folders import expanded
 
-CHECK_LIMIT_S = 20.0
-SILENT_S = 2.0
-"""After so long a terminal is told what the checks wait for."""
 COLOURS: dict[Status, str] = {"ok": "32", "warning": "33", "failure": "31"}
 """Green, yellow and red of ECMA-48's select graphic rendition."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A row of the registry. `name`: the first column of its lines, unless a finding has its own."""
+    """`name`: the first column of its lines, unless a finding has its own."""
 
     name: str
     look: Callable[[Context], Iterable[Finding]]
-    limit_s: float = CHECK_LIMIT_S
+    limit_s: float = 20.0
 
 
 _AFTER_TRIAL_S = LIMIT_S + 10.0
 CHECKS = (
     Check("python", host_checks.check_python),
     Check("packages", host_checks.check_packages),
-    Check("torch", torch_checks.check_torch, _AFTER_TRIAL_S),
-    Check("driver", check_driver),
-    Check("cuda", torch_checks.check_cuda, _AFTER_TRIAL_S),
-    Check("pinned memory", torch_checks.check_pinned_memory, _AFTER_TRIAL_S),
-    Check("extension", torch_checks.check_extension, _AFTER_TRIAL_S),
+    Check(
+        "driver", gpu_checks.check_driver
+    ),  # before the trial, which would be counted among the GPU's processes
+    Check("torch", gpu_checks.check_torch, _AFTER_TRIAL_S),
+    Check("cuda", gpu_checks.check_cuda, _AFTER_TRIAL_S),
+    Check("pinned memory", gpu_checks.check_pinned_memory, _AFTER_TRIAL_S),
+    Check("extension", gpu_checks.check_extension, _AFTER_TRIAL_S),
     Check("threads", host_checks.check_threads, _AFTER_TRIAL_S),
     Check("memory", host_checks.check_memory),
     Check("limits", host_checks.check_limits),
-    Check("runs", check_runs),
-    Check("disk tier", check_disk),
-    Check("cache", check_cache),
+    Check("runs", host_checks.check_runs),
+    Check("disk tier", host_checks.check_disk),
+    Check("cache", host_checks.check_cache),
     Check("profile", host_checks.check_profile),
     Check("terminal", host_checks.check_terminal),
 )
+_NAME_WIDTH = max(len(check.name) for check in CHECKS)
+_STATUS_WIDTH = max(map(len, COLOURS))
 
 
 def doctor(*, disk_path: Path | None = None, runs: Path | None = None, as_json: bool = False) -> int:
-    """Check this machine and print the findings to stdout, as a table or as JSON.
+    """Check this machine and print each finding to stdout as it is found, or all of them as JSON.
 
-    `disk_path`: a folder to try as `offload.disk_path`. `runs`: as `--runs` of other commands. Returns 0 where all is
-    ok, EXIT_WARNINGS where the worst is a warning, 1 where a check fails.
+    `disk_path`: a folder to try as `offload.disk_path`. `runs`: as `--runs` of other commands. Returns EXIT_DONE where
+    all is ok, EXIT_WARNINGS where the worst is a warning, EXIT_ERROR where a check fails.
     """
-    findings = check_machine(disk_path, runs)
+    findings = []
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    colour = sys.stdout is not None and sys.stdout.isatty() and not is_plain
+    for finding in check_machine(disk_path, runs):
+        findings.append(finding)
+        if not as_json:
+            print(as_text(finding, colour=colour), flush=True)
+    counted = Counter(finding.status for finding in findings)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:
-        print("\n".join(lines(findings, colour=_coloured())))
-    return exit_code(findings)
-
-
-def check_machine(disk_path: Path | None, runs: Path | None) -> list[Finding]:
-    """Run every check on this machine."""
-    with TrialProcess() as trial, _waiting_message():
-
-        @functools.cache
-        def ask_driver() -> NvidiaSample:
-            # The trial would be counted among the processes that use the GPU: it waits for this.
-            try:
-                return sample()
-            finally:
-                trial.use_gpu()
-
-        asking = threading.Lock()
-
-        def nvidia() -> NvidiaSample:
-            with asking:
-                return ask_driver()
-
-        context = Context(
-            environ=dict(os.environ),
-            python=Interpreter(),
-            runs=runs_root(runs),
-            cache=cache_folder(),
-            disk=None if disk_path is None else _expanded(disk_path),
-            terminal=host_checks.this_terminal(),
-            trial=trial.outcome,
-            nvidia=nvidia,
-        )
-        return run_checks(CHECKS, context)
-
-
-def _expanded(path: Path) -> Path:
-    """Return `path` without "~"; unchanged where there is no such home, and so no such folder."""
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        return path
-
-
-def run_checks(checks: Sequence[Check], context: Context) -> list[Finding]:
-    """Run all `checks` at the same time; return their lines in the order of the checks."""
-    results: list[list[Finding] | BaseException | None] = [None] * len(checks)
-
-    def run(index: int) -> None:
-        try:
-            results[index] = list(checks[index].look(context))
-        except BaseException as error:
-            results[index] = error
-
-    started = time.monotonic()
-    threads: list[threading.Thread | None] = []
-    for index, check in enumerate(checks):
-        # Daemon threads: one that hangs does not keep the process alive.
-        thread = threading.Thread(target=run, args=(index,), name=f"doctor-{check.name}", daemon=True)
-        try:
-            thread.start()
-            threads.append(thread)
-        except RuntimeError:  # no room for a thread: the line of the limits reports it
-            run(index)
-            threads.append(None)
-    found: list[Finding] = []
-    for index, check in enumerate(checks):
-        running = threads[index]
-        if running is not None:
-            running.join(max(0.0, started + check.limit_s - time.monotonic()))
-        result = results[index]
-        found += result if isinstance(result, list) else [_failed_check(check, result)]
-    return found
-
-
-def _failed_check(check: Check, error: BaseException | None) -> Finding:
-    if isinstance(error, ModuleNotFoundError):
-        return warning(
-            check.name,
-            one_line(f"the check needs a package that is missing: {error}"),
-            "install what the packages' line names: `python -m pip install NAME`",
-        )
-    if error is None:
-        finding = f"no answer within {check.limit_s:.0f} s"
-    else:
-        finding = one_line(f"the check failed: {type(error).__name__}: {error}")
-    return warning(
-        check.name, finding, "repair what the lines above and below say, and repeat `workbench doctor`"
-    )
-
-
-def exit_code(findings: Sequence[Finding]) -> int:
-    """Return EXIT_ERROR for a failure, else EXIT_WARNINGS for a warning, else EXIT_DONE."""
-    statuses = {finding.status for finding in findings}
-    if "failure" in statuses:
+        print("\n" + ", ".join(f"{counted[s]} {s}{'s' * (s != 'ok' and counted[s] != 1)}" for s in COLOURS))
+    if counted["failure"]:
         return EXIT_ERROR
-    return EXIT_WARNINGS if "warning" in statuses else EXIT_DONE
+    return EXIT_WARNINGS if counted["warning"] else EXIT_DONE
 
 
-def lines(findings: Sequence[Finding], *, colour: bool) -> Iterator[str]:
-    """Yield a line for each finding, its remedy on an indented line below, and a count of each status."""
-    status_width = max(map(len, COLOURS))
-    width = max((len(finding.check) for finding in findings), default=0)
-    for finding in findings:
-        status = f"{finding.status:<{status_width}}"
-        if colour:
-            status = f"\x1b[{COLOURS[finding.status]}m{status}\x1b[0m"
-        yield f"{status}  {finding.check:<{width}}  {finding.finding}"
-        if finding.remedy:
-            yield f"{'':<{status_width + width + 4}}-> {finding.remedy}"
-    counted = Counter(finding.status for finding in findings)
-    yield ""
-    yield ", ".join(f"{counted[s]} {s}{'s' * (s != 'ok' and counted[s] != 1)}" for s in COLOURS)
+def check_machine(disk_path: Path | None, runs: Path | None) -> Iterator[Finding]:
+    """Run every check on this machine; yield each finding as it is found."""
+    disk = None if disk_path is None else expanded(disk_path, "--disk")
+    with Trial() as trial:
+        driver = functools.cache(gpu_checks.ask_driver)
+        yield from run_checks(CHECKS, Context(runs_root(runs), disk, trial.outcome, driver))
 
 
-@contextlib.contextmanager
-def _waiting_message() -> Iterator[None]:
-    """Say on a terminal what the checks wait for, once it takes long."""
+def run_checks(checks: Sequence[Check], context: Context) -> Iterator[Finding]:
+    """Run `checks`, each in a thread that is left behind where it hangs."""
+    for check in checks:
+        result: list[list[Finding] | Exception] = []
 
-    def write() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            print(f"trying torch in a helper process; at most {LIMIT_S:.0f} s", file=sys.stderr, flush=True)
+        def look(check: Check = check, result: list[list[Finding] | Exception] = result) -> None:
+            try:
+                result.append(list(check.look(context)))
+            except Exception as error:
+                result.append(error)
 
-    timer = threading.Timer(SILENT_S, write)
-    timer.daemon = True
-    if sys.stderr is not None and sys.stderr.isatty():
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+        thread = threading.Thread(target=look, name=f"doctor-{check.name}", daemon=True)
+        thread.start()
+        thread.join(check.limit_s)
+        found = result[0] if result else TimeoutError(f"no answer within {check.limit_s:g} s")
+        yield from found if isinstance(found, list) else [_failed_check(check.name, found)]
 
 
-def _coloured() -> bool:
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout is not None and sys.stdout.isatty() and not plain
+def _failed_check(name: str, error: Exception) -> Finding:
+    if isinstance(error, ModuleNotFoundError):
+        remedy = "install what the packages' line names: `python -m pip install NAME`"
+        return warning(name, one_line(f"the check needs a package that is missing: {error}"), remedy)
+    remedy = "repair what the lines above and below say, and repeat `workbench doctor`"
+    return warning(name, one_line(f"the check failed: {type(error).__name__}: {error}"), remedy)
+
+
+def as_text(finding: Finding, *, colour: bool) -> str:
+    """Return the finding's line, with its remedy on an indented line below."""
+    status = f"{finding.status:<{_STATUS_WIDTH}}"
+    if colour:
+        status = f"\x1b[{COLOURS[finding.status]}m{status}\x1b[0m"
+    text = f"{status}  {finding.check:<{_NAME_WIDTH}}  {finding.finding}"
+    if finding.remedy:
+        text += f"\n{'':<{_STATUS_WIDTH + _NAME_WIDTH + 4}}-> {finding.remedy}"
+    return text

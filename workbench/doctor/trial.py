@@ -1,61 +1,65 @@
 """Trials that need torch, in a helper process: a broken driver may hang or kill that process and no other.
 
-Each stage writes one line of JSON when it begins and one when it ends, so that results before a crash survive and the
-crash has a place. Only the stages import torch. `TrialProcess` is the parent's side: the process has a time limit, and
-is never waited for without one.
+Only the stages import torch. `Trial` is the parent's side: it asks for one stage after the other within a time limit;
+a process that dies in a stage is replaced for the next one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
-from workbench.doctor.findings import Outcome, one_line
-from workbench.system.child_process import package_environment
+from workbench.doctor import Outcome, one_line
+from workbench.errors import WorkbenchError
+from workbench.system.child_process import CancelledError, ChildProcess, Report, serve
 
 LIMIT_S = 90.0
-"""The limit from the start; torch from a slow disk on a server of eight GPUs takes most of a minute."""
-KILLED_S = 2.0
-"""The wait for a killed process: one that hangs in a driver cannot be killed, and is left."""
-GATE_S = 10.0
-"""The longest wait of the CUDA stages until the parent has counted the processes on the GPU."""
+"""For all stages; torch from a slow disk on a server of eight GPUs takes most of a minute."""
 ELEMENTS = 65536 + 37
 STEPS = 3
 PINNED_BYTES = 64 << 20
 MATRIX = 64
 
 
-def main(descriptor: int, limit_s: int) -> None:
-    """Run the stages and write their lines to `descriptor`; end after `limit_s`, also where the parent is gone."""
-    signal.alarm(limit_s)
-    # Libraries print to stdout; the answers have a descriptor of their own.
-    os.dup2(2, 1)
-    with open(descriptor, "w", encoding="utf-8", buffering=1) as answers:
-        for name, stage in STAGES.items():
-            print(json.dumps({"stage": name}), file=answers)
+class Trial:
+    """The helper process, started by the first stage that is asked for. It ends with the `with` block."""
+
+    def __init__(self, *arguments: str, limit_s: float = LIMIT_S) -> None:
+        """`arguments`: another program to ask, as Python's own arguments."""
+        self._child = ChildProcess(*(arguments or ("-m", "workbench.doctor.trial")))
+        self._limit_s = limit_s
+        self._late = threading.Event()
+        self._timer = threading.Timer(limit_s, self._late.set)
+        self._timer.daemon = True
+        self._outcomes: dict[str, Outcome] = {}
+
+    def __enter__(self) -> Trial:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._child.stop()
+
+    def outcome(self, stage: str) -> Outcome:
+        """Return the outcome of `stage`; waits for it, until all time is used up."""
+        if stage not in self._outcomes:
             try:
-                line: dict[str, Any] = {"stage": name, "values": stage()}
-            except Exception as error:
-                line = {"stage": name, "problem": f"{type(error).__name__}: {error}"}
-            print(json.dumps(line), file=answers)
+                found = Outcome(self._child.ask({"stage": stage}, cancelled=self._late))
+            except CancelledError:
+                found = Outcome(problem=f"no answer within {self._limit_s:g} s")
+            except WorkbenchError as error:
+                found = Outcome(problem=one_line(str(error)))
+            self._outcomes[stage] = found
+        return self._outcomes[stage]
 
 
-def load_extension() -> dict[str, Any]:
-    """Load the native extension, without torch. `missing`: why it does not load, or None."""
-    from workbench.optimizer import missing_extension
-
-    return {"missing": missing_extension()}
+# In the helper process
 
 
 def import_torch() -> dict[str, Any]:
@@ -73,8 +77,14 @@ def import_torch() -> dict[str, Any]:
 def update() -> dict[str, Any]:
     """Run a few native updates of a small parameter beside the same in float64.
 
-    `error`: the largest difference of a weight, as a share of how far the weights moved on the average.
+    `missing`: why the extension does not load, or None. `error`: the largest difference of a weight, as a share of how
+    far the weights moved on the average.
     """
+    from workbench.optimizer import missing_extension
+
+    missing = missing_extension()
+    if missing is not None:
+        return {"missing": missing}
     import torch
 
     from workbench.optimizer import AdamW
@@ -98,16 +108,12 @@ def update() -> dict[str, Any]:
         chosen = optimizer.instruction_set
     moved = (truth.parameter - before.double()).abs().mean()
     error = (truth.parameter - master.double()).abs().max() / moved
-    return {
-        "instruction_set": chosen,
-        "best": choose_instruction_set(),
-        "error": float(error),
-    }
+    best = choose_instruction_set()
+    return {"missing": None, "instruction_set": chosen, "best": best, "error": float(error)}
 
 
 def try_cuda() -> dict[str, Any]:
     """Run a small matrix product on every device that torch sees; `devices` holds a `problem` or None for each."""
-    select.select([sys.stdin], [], [], GATE_S)
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
@@ -135,16 +141,6 @@ def pin_memory() -> dict[str, Any]:
     registered = memory.registered_bytes
     memory.close()
     return {"asked": PINNED_BYTES, "registered": registered}
-
-
-STAGES: dict[str, Callable[[], dict[str, Any]]] = {
-    "extension": load_extension,
-    "torch": import_torch,
-    "update": update,
-    "cuda": try_cuda,
-    "pinned memory": pin_memory,
-}
-"""In rising order of the risk that one ends the process."""
 
 
 def _why_not(warned: list[str]) -> str:
@@ -176,113 +172,17 @@ def _try_device(index: int) -> dict[str, Any]:
     return device
 
 
-class TrialProcess:
-    """The process; outcomes may be asked for by several threads. It ends with the `with` block.
-
-    `program`: Python that is given a descriptor for its answers and a number of seconds. Where it cannot be started,
-    every outcome says so.
-    """
-
-    def __init__(self, program: str | None = None, limit_s: float = LIMIT_S) -> None:
-        self._limit_s = limit_s
-        self._ends = time.monotonic() + limit_s
-        self._lock = threading.Lock()
-        self._outcomes: dict[str, Outcome] | None = None
-        self._ending = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._files = contextlib.ExitStack()
-        try:
-            self._answers = self._in_memory("answers")
-            self._errors = self._in_memory("errors")
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *(("-c", program) if program else ("-m", "workbench.doctor.trial")),
-                    str(self._answers.fileno()),
-                    str(int(limit_s) + 5),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                pass_fds=[self._answers.fileno()],
-                env=package_environment(),
-            )
-        except OSError as error:
-            self._outcomes = {}
-            self._ending = f"could not be started ({error.strerror or error})"
-
-    def __enter__(self) -> TrialProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-        self._files.close()
-
-    def use_gpu(self) -> None:
-        """Let the process go on to CUDA: the processes on the GPU have been counted."""
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._process.stdin.close()
-
-    def outcome(self, stage: str) -> Outcome:
-        """Return the outcome of `stage`; waits until the process ends or its time is up."""
-        with self._lock:
-            if self._outcomes is None:
-                self._ending = self._wait()
-                self._outcomes = self._read()
-        return self._outcomes.get(stage, Outcome(problem=self._died(), reached=False))
-
-    def _in_memory(self, name: str) -> BinaryIO:
-        """A file that is never full, and needs no folder that can be written."""
-        return self._files.enter_context(
-            os.fdopen(os.memfd_create(f"workbench-doctor-{name}"), "w+b", buffering=0)
-        )
-
-    def _wait(self) -> str:
-        """Wait for the end; return how it ended, as a predicate ("ended with code 3")."""
-        assert self._process is not None
-        try:
-            code = self._process.wait(max(0.0, self._ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._end()
-            return f"gave no answer within {self._limit_s:.0f} s"
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}{self._last_words()}"
-        return f"ended with code {code}{self._last_words()}"
-
-    def _end(self) -> None:
-        self.use_gpu()
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILLED_S)
-
-    def _read(self) -> dict[str, Outcome]:
-        outcomes = {}
-        for line in _text(self._answers).splitlines():
-            try:
-                answer: dict[str, Any] = json.loads(line)
-            except ValueError:  # cut off in the middle
-                continue
-            if "values" in answer:
-                outcomes[answer["stage"]] = Outcome(values=answer["values"])
-            else:
-                outcomes[answer["stage"]] = Outcome(problem=one_line(answer.get("problem", self._died())))
-        return outcomes
-
-    def _died(self) -> str:
-        return f"the helper process {self._ending}"
-
-    def _last_words(self) -> str:
-        lines = [line for line in _text(self._errors).splitlines() if line.strip()]
-        return f" ({one_line(lines[-1], 120)})" if lines else ""
+STAGES: dict[str, Callable[[], dict[str, Any]]] = {
+    "torch": import_torch,
+    "extension": update,
+    "cuda": try_cuda,
+    "pinned memory": pin_memory,
+}
 
 
-def _text(file: BinaryIO) -> str:
-    return os.pread(file.fileno(), 1 << 20, 0).decode("utf-8", errors="replace")
+def _answer(question: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    return STAGES[question["stage"]]()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    serve(_answer)

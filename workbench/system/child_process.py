@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 POLL_S = 0.05
+KILLED_S = 10.0
 PATIENCE_S = 3.0
 """Seconds that a question waits for an earlier, cancelled one to finish before the process is replaced."""
 
@@ -259,13 +260,14 @@ class _Running:
         return f"its process {how}{f': {lines[-1]}' if lines else ''}"
 
     def end(self) -> None:
-        """Kill the process, and wait until it is gone."""
+        """Kill the process and wait for its end, `KILLED_S` at most: one that hangs in a driver cannot be killed."""
         self._ended_here = True
         self.process.kill()
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(KILLED_S)
         self._reader.join(timeout=1.0)
         self._errors.close()
 

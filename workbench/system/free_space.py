@@ -27,16 +27,16 @@ def free_host_bytes(root: Path = Path("/")) -> int:
 
 def free_disk_bytes(path: Path) -> int:
     """Return the room on the disk that holds `path`, or would hold it."""
-    return shutil.disk_usage(_nearest(path)).free
+    return shutil.disk_usage(nearest_folder(path)).free
 
 
 def same_disk(one: Path, other: Path) -> bool:
     """True where two folders, which need not exist yet, are on one disk."""
-    return _nearest(one).stat().st_dev == _nearest(other).stat().st_dev
+    return nearest_folder(one).stat().st_dev == nearest_folder(other).stat().st_dev
 
 
-def _nearest(path: Path) -> Path:
-    """Return the nearest folder above `path`, or itself, that exists."""
+def nearest_folder(path: Path) -> Path:
+    """Return `path` where it exists, else the nearest of its parents that does."""
     there = path.absolute()
     while not _is_seen(there) and there != there.parent:
         there = there.parent

@@ -12,16 +12,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.errors import EXIT_DONE
+from workbench.errors import EXIT_DONE, ScreenError
 
 if TYPE_CHECKING:
     from workbench.monitor.sampler import Sampler
     from workbench.monitor.samples import MonitorSample
     from workbench.runs import RunDirectory
-
-
-class ScreenError(Exception):
-    """An exception in the screen that nobody expected. Its cause holds the traceback as text."""
 
 
 class LazySampler:
@@ -62,7 +58,7 @@ def show(
 ) -> int:
     """Show the screen until it is left, and return its exit code. `part`, `run`: see `WorkbenchApp`.
 
-    Raises ScreenError where an exception ended it.
+    Raises ScreenError where an exception ended it; its cause holds the traceback as text.
     """
     # Until the first picture next to nothing becomes garbage, and looking for it takes a tenth of that time.
     gc.disable()
