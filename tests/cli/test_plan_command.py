@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import main
-from workbench.commands import plan as verb
 from workbench.config import load_config
-from workbench.presets import find_preset
-from workbench.profiles.machine_profile import MachineProfile, load_profile
-from workbench.profiles.obtain import read_shipped
+from workbench.profiles.machine_profile import load_profile
 
 
 def test_the_large_preset_does_not_fit_a_24_gb_card_and_the_exit_code_says_so(
@@ -113,40 +110,22 @@ def test_where_nothing_fits_no_preset_is_written_and_that_is_said(
     assert not target.exists()
 
 
-@pytest.fixture
-def measured_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path | None]]:
-    """The devices and folders that would have been measured; each gives a shipped machine."""
-    asked: list[tuple[str, Path | None]] = []
-
-    def measured_machine(device: str, folder: Path | None) -> MachineProfile:
-        asked.append((device, folder))
-        return load_profile(Path("desktop-24gb"))
-
-    monkeypatch.setattr("workbench.profiles.probe_command.measured_machine", measured_machine)
-    return asked
-
-
-def test_a_folder_that_the_run_does_not_use_need_not_be_there(
-    measured_here: list[tuple[str, Path | None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verb, "obtain_times", lambda *_, **__: None)
-    assert main(["plan", "quickstart", "--set", "offload.disk_path=/nowhere"]) == 0
-    assert measured_here == [("auto", None)]
-
-
 @pytest.mark.parametrize(
-    ("named", "shared", "asked"),
+    ("named", "shared", "timed_on"),
     [("auto", False, "cuda"), ("auto", True, "cpu"), ("cuda:1", False, "cuda:1"), ("cpu", True, "cpu")],
 )
-def test_pieces_are_timed_on_the_device_that_was_measured(
-    named: str, shared: bool, asked: str, monkeypatch: pytest.MonkeyPatch
+def test_this_machine_is_measured_without_a_folder_that_is_not_used_and_timed_on_the_device_measured(
+    named: str, shared: bool, timed_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = load_profile(Path("desktop-24gb"))
-    device = profile.device.model_copy(update={"shared_memory": shared})
-    devices: list[str] = []
-    monkeypatch.setattr(verb, "obtain_times", lambda *_, device, **__: devices.append(device))
-    config = load_config(find_preset("quickstart"), [f"train.device={named}"])
-    model_profile = read_shipped(config.model.model_dump())
-    assert model_profile is not None
-    verb._times_here(config, model_profile, profile.model_copy(update={"device": device}))(1, 8, "float32")
-    assert devices == [asked]
+    shipped = load_profile(Path("desktop-24gb"))
+    device = shipped.device.model_copy(update={"shared_memory": shared})
+    profile = shipped.model_copy(update={"device": device})
+    measured: list[tuple[str, Path | None]] = []
+    timed: list[str] = []
+    monkeypatch.setattr(
+        "workbench.profiles.probe_command.measured_machine", lambda *of: measured.append(of) or profile
+    )
+    monkeypatch.setattr("workbench.plan.machine.obtain_times", lambda *_, device, **__: timed.append(device))
+    line = f"plan quickstart --set offload.disk_path=/nowhere --set train.device={named}"
+    assert main(line.split()) == 0
+    assert measured == [(named, None)] and set(timed) == {timed_on}
