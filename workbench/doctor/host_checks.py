@@ -331,7 +331,8 @@ def terminal_size() -> tuple[int, int] | None:
     """Return the columns and lines of the terminal of stdout, stderr or stdin; None where none of them is one."""
     for stream in (sys.stdout, sys.stderr, sys.stdin):
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            return tuple(os.get_terminal_size(stream.fileno()))
+            columns, lines = os.get_terminal_size(stream.fileno())
+            return columns, lines
     return None
 
 
