@@ -13,12 +13,11 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from workbench import __version__
 from workbench.commands.table import COMMANDS, GROUPS, Command
-from workbench.commands.usage_errors import unknown_argument, unknown_command
 from workbench.errors import (
     EXIT_DONE,
     EXIT_ERROR,
@@ -49,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+_ALONE = ("-h", "--help", "--version")
+"""Options that may stand before a command; `--ascii` may stand alone."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, as every other error is."""
 
@@ -77,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
                 groups[name] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
         added = _add_parser(groups[group[0]] if group else top, word, command.help)
         for argument in command.arguments:
-            added.add_argument(*argument.names, **argument.options)
+            added.add_argument(argument.name, **argument.options)
         added.set_defaults(command=command)
     return parser
 
@@ -112,14 +115,12 @@ def _dispatch(words: list[str]) -> int:
         return EXIT_DONE
     parser = build_parser()
     try:
-        wrong = unknown_command(words)
-        if wrong is not None:
-            raise ConfigurationError(wrong)
+        _check_command(words)
         arguments, rest = parser.parse_known_args(words)
         options = vars(arguments)
         command: Command = options.pop("command")
         if rest:
-            raise ConfigurationError(unknown_argument(command, rest))
+            raise ConfigurationError(_unknown_argument(command, rest))
         module, _, name = command.function.partition(":")
         code: int = getattr(importlib.import_module(module), name)(**options, **command.constants)
         return code
@@ -155,3 +156,61 @@ def _bug_report(error: Exception) -> str:
         place = f"the traceback could not be written: {failure.strerror}"
     what = str(error) if isinstance(error, ScreenError) else f"{type(error).__name__}: {error}"
     return f"workbench: this is a bug in workbench: {' '.join(what.splitlines())} ({place})"
+
+
+# Wrong command lines: argparse names neither the mistake nor the nearest right thing
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Raise ConfigurationError where the first word (or two) is no command."""
+    first, second = words[0], words[1] if len(words) > 1 else ""
+    if first in _ALONE:
+        return
+    names = list(dict.fromkeys(command.name.split()[0] for command in COMMANDS))
+    inner = [command.name for command in COMMANDS if command.name.startswith(f"{first} ")]
+    if first.startswith("-"):
+        option = first.split("=")[0]
+        if any(option in command.options() for command in COMMANDS):
+            raise ConfigurationError(f"{option} belongs behind a command: workbench COMMAND {option} ...")
+        near = _nearest(option, (*_ALONE, "--ascii"))
+        hint = near or "`workbench --help` lists the commands, which come first"
+        raise ConfigurationError(f'there is no option "{option}"; {hint}')
+    if first.endswith(".toml"):
+        raise ConfigurationError(
+            f'there is no command "{first}"; to train this preset: workbench run {first}'
+        )
+    if first not in names:
+        hint = _nearest(first, names) or f"the commands are {', '.join(names)}"
+        raise ConfigurationError(f'there is no command "{first}"; {hint}')
+    if inner and second not in _ALONE and f"{first} {second}" not in inner:
+        name = f"{first} {second}".strip()
+        hint = (second and _nearest(name, inner)) or f"the commands are {', '.join(inner)}"
+        raise ConfigurationError(f'there is no command "{name}"; {hint}')
+
+
+def _unknown_argument(command: Command, words: Sequence[str]) -> str:
+    """Return the message for the words of a line that `command` does not take."""
+    word = next((word for word in words if word.startswith("-")), words[0])
+    more = f"`workbench {command.name} --help` lists its options"
+    if not word.startswith("-") or word == "-":
+        return f"{command.name}: {word!r} is one word too many; {more}"
+    option, options = word.split("=")[0], command.options()
+    hint = _nearest(option, options) or more
+    if "--set" in options:
+        from workbench.config import fields  # imports pydantic: only for a line that is wrong
+
+        wanted = option.strip("-").replace("-", "_")
+        named = [field.name for field in fields() if wanted in (field.name, field.key)]
+        if named:
+            hint = "a field is set by " + " or ".join(f"--set {name}=VALUE" for name in named)
+    return f'{command.name}: there is no option "{option}"; {hint}'
+
+
+def _nearest(word: str, names: Iterable[str]) -> str:
+    """Return a question for the name that `word` begins or nearly is; empty where there is none."""
+    import difflib
+
+    names = list(names)
+    longer = [name for name in names if len(word) > 2 and name.startswith(word)]
+    near = next(iter(longer or difflib.get_close_matches(word, names, n=1)), None)
+    return f'did you mean "{near}"?' if near else ""

@@ -12,6 +12,7 @@ import pytest
 
 from workbench import __version__
 from workbench.cli import COMMANDS, GROUPS, build_parser, main
+from workbench.commands import runs
 from workbench.config import fields, parse_config
 
 
@@ -21,11 +22,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     command = ModuleType("workbench.training.command")
     command.run = lambda **asked_for: asked.append(asked_for) or 0  # type: ignore[attr-defined]
-    commands = ModuleType("workbench.commands.runs")
-    commands.runs = lambda **asked_for: asked.append(asked_for) or 0  # type: ignore[attr-defined]
-    commands.steer = commands.runs  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
-    monkeypatch.setitem(sys.modules, "workbench.commands.runs", commands)
+    for name in ("runs", "steer"):
+        monkeypatch.setattr(runs, name, command.run)
     return asked
 
 
@@ -132,9 +131,7 @@ def test_config_schema_names_every_field_with_its_help(capsys: pytest.CaptureFix
         assert " ".join(field.help.split()) in words
 
 
-def test_config_schema_as_json_has_every_field(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_config_schema_as_json_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema", "--json"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert [(field["table"], field["key"]) for field in schema] == [(f.table, f.key) for f in fields()]

@@ -68,7 +68,7 @@ def test_the_tutorials_case_fits_in_compact_and_says_why_exact_does_not(
         (["--set", "data.sequence_length=129"], "data.sequence_length = 129: the model has 128 positions"),
         (
             ["--set", "offload.disk_path=~nobody-here/x", "--fit"],
-            'offload.disk_path = "~nobody-here/x": there is no',
+            'offload.disk_path = "~nobody-here/x": user nobody-here has no home',
         ),
         (["--set", "offload.disk_path=/dev/null", "--set", "offload.state=auto"], "there is no such folder"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.commands.compare import compare, shared_steps
+from workbench.commands.results import compare, shared_steps
 from workbench.errors import ConfigurationError
 from workbench.runs import MetricsWriter, RunDirectory, Status, write_status
 from workbench.runs.comparing import read_curves

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.commands.metrics import metrics
+from workbench.commands.results import metrics
 from workbench.errors import ConfigurationError
 from workbench.runs import METRIC_COLUMNS, MetricsWriter, RunDirectory, record_resume
 

@@ -1,16 +1,13 @@
-"""The verbs about configurations: `config show`, `config check`, `config schema` and `presets`.
-
-Each prints its data to stdout and returns an exit code.
-"""
+"""The commands about configurations: `config show`, `config check`, `config schema` and `presets`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 
+from workbench.commands import report
 from workbench.config import fields, load_config, to_toml
 from workbench.config.toml_text import toml_value
 from workbench.errors import EXIT_DONE
@@ -34,15 +31,18 @@ def check(*, preset: str, overrides: Sequence[str]) -> int:
     path = find_preset(preset)
     config = load_config(path, overrides, look_for=REFERENCES)
     for sentence in warnings(config):
-        print(f"workbench: warning: {sentence}", file=sys.stderr)
-    print(f"workbench: not checked: {'; '.join(not_checked(config))}", file=sys.stderr)
+        report(f"warning: {sentence}")
+    report(f"not checked: {'; '.join(not_checked(config))}")
     print(f"{path}: ok")
     return EXIT_DONE
 
 
 def schema(*, as_json: bool) -> int:
     """Print every field: as a commented preset of defaults, or as a JSON array of objects."""
-    print(_schema_as_json() if as_json else "\n".join(_schema_as_toml()))
+    if as_json:
+        print(json.dumps([asdict(field) for field in fields()], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_schema_as_toml()))
     return EXIT_DONE
 
 
@@ -60,10 +60,6 @@ def presets(*, as_json: bool) -> int:
     return EXIT_DONE
 
 
-def _schema_as_json() -> str:
-    return json.dumps([asdict(field) for field in fields()], indent=2, ensure_ascii=False)
-
-
 def _schema_as_toml() -> Iterator[str]:
     table = ""
     for field in fields():
@@ -71,10 +67,6 @@ def _schema_as_toml() -> Iterator[str]:
             table = field.table
             yield f"\n[{table}]"
         unit = f" ({field.unit})" if field.unit else ""
-        yield from _comment(field.help)
-        yield from _comment(f"{field.must_be[0].upper()}{field.must_be[1:]}{unit}.")
+        for text in (field.help, f"{field.must_be[0].upper()}{field.must_be[1:]}{unit}."):
+            yield from wrap(text, width=100, initial_indent="# ", subsequent_indent="# ")
         yield f"{field.key} = {toml_value(field.default)}"
-
-
-def _comment(text: str) -> list[str]:
-    return wrap(text, width=100, initial_indent="# ", subsequent_indent="# ")

@@ -7,27 +7,24 @@ for, or when it is as an import left it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from workbench.commands import report
 from workbench.config.toml_text import on_one_line
 from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.imports import Imported, Verdict, import_file
 from workbench.imports.findings import JUDGEMENTS, shown
 from workbench.imports.preset_text import is_unedited, sealed
 from workbench.presets import is_shipped
+from workbench.system.files import write_atomically
 
 _WIDTH = 110
-_IS_THERE = (
-    "is there already, and not as an import wrote it; name another file, or add --force to write over it"
-)
 
 
 def import_(
@@ -56,23 +53,27 @@ def import_(
     if as_json:
         print(json.dumps(_as_dict(made, None if wrong else out), indent=2))
     elif made.refused or not wrong:
-        report = "\n".join(_report(made))
+        text = "\n".join(_as_text(made))
         if out is None:
-            report = "\n".join(f"# {line}".rstrip() for line in report.split("\n"))
-        print(report)
+            text = "\n".join(f"# {line}".rstrip() for line in text.split("\n"))
+        print(text)
         if out is None and made.preset:
             print("", made.preset, sep="\n", end="")
     if wrong:
         raise ConfigurationError("\n".join(wrong))
     if out is not None:
-        _write(out, sealed(made.preset), force)
+        try:
+            write_atomically(out, sealed(made.preset))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigurationError(f"--out {out}: cannot be written: {reason}") from error
     for line in _closing(made, out):
-        print(f"workbench: {line}", file=sys.stderr, flush=True)
+        report(line)
     return EXIT_DONE
 
 
 def _closing(made: Imported, out: Path | None) -> Iterator[str]:
-    """What to know and to do next; the commands work as they are printed."""
+    """Yield what to know and to do next; the commands work as they are printed."""
     unknown = [verdict for verdict in made.verdicts if verdict.judgement == "unknown" and not verdict.within]
     if unknown:
         keys = "1 key is" if len(unknown) == 1 else f"{len(unknown)} keys are"
@@ -95,13 +96,13 @@ def _closing(made: Imported, out: Path | None) -> Iterator[str]:
     yield f"next, with GPT-2 for a model: workbench plan {named} --set model.architecture=gpt2"
 
 
-def _report(made: Imported) -> Iterator[str]:
-    """Counts, repairs and verdicts, without what is refused; a section that is judged as a whole counts once."""
+def _as_text(made: Imported) -> Iterator[str]:
+    """Yield counts, repairs and verdicts, without what is refused; a section that is judged as one counts once."""
     judged = [verdict for verdict in made.verdicts if not verdict.within]
-    told = ", ".join(
+    counts = ", ".join(
         f"{sum(verdict.judgement == judgement for verdict in judged)} {judgement}" for judgement in JUDGEMENTS
     )
-    yield on_one_line(f"{made.name}: {len(judged)} keys: {told}")
+    yield on_one_line(f"{made.name}: {len(judged)} keys: {counts}")
     if made.repairs:
         yield ""
         yield "Mended:"
@@ -158,7 +159,7 @@ def _key_as_dict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _json_value(value: Any) -> Any:
-    """A value that strict JSON can hold: what is not finite, or too large for a reader, as text."""
+    """Return a value that strict JSON can hold: what is not finite, or too large for a reader, as text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return shown(value) if isinstance(value, (dict, list)) else value
     return value if abs(value) < 1e300 else shown(value)
@@ -168,7 +169,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _wrong_with_target(out: Path, force: bool) -> Iterator[str]:
-    """Why nothing can be written to this file; told together with what is wrong with the other one."""
+    """Yield why nothing can be written to this file; reported together with what is wrong with the other one."""
     if out.is_dir():
         yield f"--out {out}: is a folder; name a file"
     elif not out.parent.is_dir():
@@ -176,43 +177,15 @@ def _wrong_with_target(out: Path, force: bool) -> Iterator[str]:
     elif os.path.lexists(out) and is_shipped(out):
         yield f"--out {out}: comes with workbench and is not changed; name another file"
     elif os.path.lexists(out) and not force and not _is_as_imported(out):
-        yield f"--out {out}: {_IS_THERE}"
+        yield (
+            f"--out {out}: is there already, and not as an import wrote it; name another file, or add --force to "
+            "write over it"
+        )
 
 
 def _is_as_imported(out: Path) -> bool:
-    """Whether an import wrote the file, and nobody has edited it."""
+    """Return True where an import wrote the file, and nobody has edited it."""
     try:
         return out.is_file() and is_unedited(out.read_bytes().decode("utf-8"))
     except (OSError, ValueError):
         return False
-
-
-def _write(out: Path, text: str, force: bool) -> None:
-    """Put the preset at `out`, whole or not at all."""
-    temporary = out.with_name(f".{out.name[:100]}-{os.urandom(4).hex()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="")
-        if force or _is_as_imported(out):
-            temporary.replace(out)
-        else:
-            _link_or_move(temporary, out)
-    except FileExistsError:
-        raise ConfigurationError(f"--out {out}: {_IS_THERE}") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"--out {out}: cannot be written: {reason}") from error
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            temporary.unlink()
-
-
-def _link_or_move(temporary: Path, out: Path) -> None:
-    """A link fails where the file is there; a file system without links is looked at first."""
-    try:
-        os.link(temporary, out)
-    except FileExistsError:
-        raise
-    except OSError:
-        if os.path.lexists(out):
-            raise FileExistsError from None
-        temporary.replace(out)

@@ -6,14 +6,13 @@ but the preset that is asked for. Exit code 0: it fits, 3: it does not.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.commands import report
 from workbench.config import RunConfig, load_config
 from workbench.config.references import OF_THE_PLAN
 from workbench.config.rules import warnings
@@ -27,6 +26,7 @@ from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import model_table
 from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import runs_root
+from workbench.system.folders import expanded
 
 
 def plan(
@@ -55,7 +55,7 @@ def plan(
     path = find_preset(preset)
     config = load_config(path, overrides, look_for=OF_THE_PLAN)
     for sentence in warnings(config):
-        _tell(f"warning: {sentence}")
+        report(f"warning: {sentence}")
     check_keep(config, frozenset(keep))
     if write is not None:
         _check_target(write)
@@ -63,12 +63,13 @@ def plan(
     if profile is not None:
         target = planned_machine(profile)
         target.check_device(config)
-    model_profile = obtain_model_profile(model_table(config), _tell)
+    model_profile = obtain_model_profile(model_table(config), report)
     assert model_profile is not None, "it is taken where there is none"
     check_positions(config, model_profile)
     times_of: TimesOf | None = None
     if profile is None:
-        folder = _disk_folder(config) if search or _may_use_disk(config) else None
+        may_use_disk = search or {"disk", "auto"} & {config.offload.weights, config.offload.state}
+        folder = _disk_folder(config) if may_use_disk else None
         from workbench.profiles.probe_command import measured_machine
 
         profile = measured_machine(config.train.device, folder)
@@ -77,7 +78,7 @@ def plan(
         if device == "auto":
             # As it was measured: the driver may list a GPU that torch cannot use, or not list one that it can.
             device = "cpu" if target.shared_memory else "cuda"
-        times_of = MeasuredTimes(model_table(config), model_profile, target, device, _tell, take=True)
+        times_of = MeasuredTimes(model_table(config), model_profile, target, device, report, take=True)
     planner = Planner(model_profile, target, times_of)
     if search:
         found = fit(planner, config, frozenset(keep))
@@ -98,7 +99,7 @@ def plan(
 
 
 def _plan(planner: Planner, config: RunConfig) -> tuple[Plan, list[str]]:
-    """The plan, and where it does not fit the single changes with which it would."""
+    """Return the plan, and where it does not fit the single changes with which it would."""
     try:
         made = planner.plan(config)
     except DoesNotFitError:
@@ -107,59 +108,41 @@ def _plan(planner: Planner, config: RunConfig) -> tuple[Plan, list[str]]:
     return made, [] if made.fits else remedies(planner, made.config)
 
 
-# This machine
-
-
-def _may_use_disk(config: RunConfig) -> bool:
-    return bool({"disk", "auto"} & {config.offload.weights, config.offload.state})
-
-
 def _disk_folder(config: RunConfig) -> Path | None:
-    """Where the disk tier may lie; None where no folder is named.
-
-    Raises:
-        ConfigurationError: the folder is not there.
-    """
-    from workbench.profiles.this_machine import folder_of
-
+    """Return the folder of the disk tier; None where none is named. Raises ConfigurationError where it is not there."""
     named = config.offload.disk_path
     if not named:
         return None
-    with contextlib.suppress(ConfigurationError, OSError):
-        folder = folder_of(Path(named))
-        if folder.is_dir():
-            return folder
-    raise ConfigurationError(
-        f'offload.disk_path = "{named}": there is no such folder; make it, on a fast local disk'
-    )
+    folder = Path(os.path.realpath(expanded(named, "offload.disk_path")))
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f'offload.disk_path = "{named}": there is no such folder; make it, on a fast local disk'
+        )
+    return folder
 
 
 # What a search found
 
 
-def _check_target(target: Path) -> None:
-    """Refuse a file that is there, or cannot be, before anything is searched.
+_IS_THERE = "is there already; name a file that is not"
 
-    Raises:
-        ConfigurationError: as it says.
-    """
+
+def _check_target(target: Path) -> None:
+    """Raise ConfigurationError for a file that is there, or cannot be, before anything is searched."""
     if os.path.lexists(target):
-        raise ConfigurationError(f"--write {target}: is there already; name a file that is not")
+        raise ConfigurationError(f"--write {target}: {_IS_THERE}")
     if not target.parent.is_dir():
-        raise ConfigurationError(
-            f"--write {target}: there is no folder {target.parent}; make it, or name another"
-        )
+        wrong = f"there is no folder {target.parent}; make it, or name another"
+        raise ConfigurationError(f"--write {target}: {wrong}")
 
 
 def _write(path: Path, found: Fit, target: Path) -> None:
-    """The preset at `path` with all that differs from it now, its comments kept, as `target`, which must not be there;
-    nothing where nothing fits.
+    """Write the preset at `path` with all that differs from it now as the new file `target`; nothing if nothing fits.
 
-    Raises:
-        ConfigurationError: `target` is there, or cannot be written.
+    Raises ConfigurationError where `target` is there, or cannot be written.
     """
     if not found.fits:
-        _tell(f"nothing fits, so {target} is not written")
+        report(f"nothing fits, so {target} is not written")
         return
     before = load_config(path)
     text = changed_preset(path.read_bytes().decode("utf-8-sig"), before, found.plan.config)
@@ -167,23 +150,20 @@ def _write(path: Path, found: Fit, target: Path) -> None:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigurationError(f"--write {target}: is there already; name a file that is not") from None
+        raise ConfigurationError(f"--write {target}: {_IS_THERE}") from None
     except OSError as error:
         raise ConfigurationError(f"--write {target}: cannot be written: {error.strerror or error}") from error
-    _tell(f"written: {target}")
+    report(f"written: {target}")
 
 
 def _fit_as_dict(found: Fit) -> dict[str, Any]:
     return {
         "fits": found.fits,
         "changes": [
-            {"field": c.field, "before": c.before, "after": c.after, "note": c.note} for c in found.changes
+            {"field": each.field, "before": each.before, "after": each.after, "note": each.note}
+            for each in found.changes
         ],
         "advice": list(found.advice),
         "tried": found.tried,
         "plan": found.plan.as_dict(),
     }
-
-
-def _tell(message: str) -> None:
-    print(f"workbench: {message}", file=sys.stderr, flush=True)

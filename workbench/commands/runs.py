@@ -1,6 +1,6 @@
-"""The commands that list and steer runs: `runs`, and `stop`, `save`, `pause`, `resume`.
+"""The commands that start, list and steer runs: `run`, `runs`, and `stop`, `save`, `pause`, `resume`.
 
-They only read run directories and append commands to them; the trainer itself is another process.
+Those that list and steer only read run directories and append commands to them; the trainer is another process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from workbench.errors import EXIT_DONE, EXIT_ERROR
+from workbench.commands import print_table, report
+from workbench.errors import EXIT_DONE, EXIT_ERROR, ConfigurationError
 from workbench.formatting import duration
 from workbench.plan.outcome import compare
 from workbench.runs import (
@@ -37,6 +38,47 @@ _STARTABLE = ("stopped", "failed", "died", "unknown")
 """A run whose status cannot be read may have a checkpoint; whether it has a trainer, its lock knows."""
 
 
+def run(
+    *,
+    preset: str | None,
+    overrides: Sequence[str],
+    resume: str | None,
+    detach: bool,
+    runs: Path | None,
+    run_directory: Path | None,
+) -> int:
+    """Train and return the exit code; see `workbench.training.command.run`.
+
+    Raises:
+        ConfigurationError: neither a preset nor a run to resume is named.
+    """
+    if preset is None and resume not in (None, "auto") and not Path(resume).is_dir():
+        # In `run --resume PRESET`, argparse takes the preset for the value of --resume.
+        from workbench.presets import find_preset
+
+        try:
+            find_preset(resume)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"--resume {resume}: there is no such run folder, nor a preset\n{error}"
+            ) from None
+        preset, resume = resume, "auto"
+    if preset is None and resume in (None, "auto") and run_directory is None:
+        raise ConfigurationError(
+            "run: no preset is named; name one (`workbench presets` lists them), or --resume a run's folder"
+        )
+    from workbench.training.command import run as train
+
+    return train(
+        preset=preset,
+        overrides=overrides,
+        resume=resume if resume in (None, "auto") else Path(resume),
+        detach=detach,
+        runs=runs,
+        run_directory=run_directory,
+    )
+
+
 def runs(*, runs: Path | None, as_json: bool, plan: bool = False) -> int:
     """Print every run below `runs`, the newest last, as a table or as JSON; with `plan`, plan beside outcome."""
     folder = runs_root(runs)
@@ -48,16 +90,11 @@ def runs(*, runs: Path | None, as_json: bool, plan: bool = False) -> int:
         rows.append((run, status, liveness(status)))
     if as_json:
         print(json.dumps([_as_json(*row) for row in rows], indent=2))
-        return EXIT_DONE
-    if not rows:
+    elif not rows:
         print(f"There are no runs in {folder.absolute()}: {why_empty(folder)}", file=sys.stderr)
-        return EXIT_DONE
-    table = [("RUN", "STATE", "STEP", "LOSS", "TOKENS/S", "DURATION"), *(_as_row(*row) for row in rows)]
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    for cells in table:
-        left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
-        print("  ".join(left + right))
+    else:
+        header = ("RUN", "STATE", "STEP", "LOSS", "TOKENS/S", "DURATION")
+        print_table([header, *(_as_row(*row) for row in rows)], left=2)
     return EXIT_DONE
 
 
@@ -65,15 +102,11 @@ def _plans(folder: Path, as_json: bool) -> int:
     """Print every run's planned and measured figures."""
     found = [(run, compare(read_plan(run)[0])) for run in RunDirectory.list(folder)]
     if as_json:
-        print(
-            json.dumps(
-                [
-                    {"name": run.name, "figures": [{**asdict(row), "error": row.error} for row in rows]}
-                    for run, rows in found
-                ],
-                indent=2,
-            )
-        )
+        plans = [
+            {"name": run.name, "figures": [{**asdict(row), "error": row.error} for row in rows]}
+            for run, rows in found
+        ]
+        print(json.dumps(plans, indent=2))
         return EXIT_DONE
     if not found:
         print(f"There are no runs in {folder.absolute()}: {why_empty(folder)}", file=sys.stderr)
@@ -147,7 +180,7 @@ def _answer(events: list[Event], identity: str) -> Event | None:
 
 
 def _refuse(message: str) -> int:
-    print(f"workbench: {message}", file=sys.stderr)
+    report(message)
     return EXIT_ERROR
 
 
@@ -182,21 +215,12 @@ def _as_row(run: RunDirectory, status: Status, state: Liveness) -> tuple[str, ..
 
 def _as_json(run: RunDirectory, status: Status, state: Liveness) -> dict[str, object]:
     best = read_best(run.checkpoints)
+    told = ("phase", "step", "total_steps", "loss", "validation_loss", "tokens_per_s", "elapsed_s", "eta_s")
     return {
         "name": run.name,
         "path": str(run.path),
         "state": state,
-        "phase": status.phase,
-        "step": status.step,
-        "total_steps": status.total_steps,
-        "loss": status.loss,
-        "validation_loss": status.validation_loss,
+        **{key: getattr(status, key) for key in (*told, "exit_code", "message", "problem")},
         "best_step": None if best is None else best.step,
         "best_validation_loss": None if best is None else best.validation_loss,
-        "tokens_per_s": status.tokens_per_s,
-        "elapsed_s": status.elapsed_s,
-        "eta_s": status.eta_s,
-        "exit_code": status.exit_code,
-        "message": status.message,
-        "problem": status.problem,
     }

@@ -14,9 +14,9 @@ from workbench.errors import EXIT_WARNINGS
 
 
 class Argument(NamedTuple):
-    """An argument of a command: the names and options for argparse's `add_argument`."""
+    """An argument of a command: the name and the options for argparse's `add_argument`."""
 
-    names: tuple[str, ...]
+    name: str
     options: dict[str, Any]
 
 
@@ -33,11 +33,17 @@ class Command(NamedTuple):
     function: str
     constants: Mapping[str, str] = {}
 
+    def options(self) -> list[str]:
+        """Return the names of its options, as they are written."""
+        return [argument.name for argument in self.arguments if argument.name.startswith("-")]
 
-def argument(*names: str, **options: Any) -> Argument:
-    """Return the argument that `add_argument(*names, **options)` adds; a wrong number gets a plain message."""
+
+def argument(name: str, metavar: str, help: str, **options: Any) -> Argument:
+    """Return the argument that `add_argument` adds with these; a wrong number gets a plain message."""
     kind = options.get("type")
-    return Argument(names, {**options, "type": _number(kind)} if kind in _NUMBERS else options)
+    if kind in _NUMBERS:
+        options["type"] = _number(kind)
+    return Argument(name, {"metavar": metavar, "help": help, **options})
 
 
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
@@ -53,40 +59,40 @@ def _number(kind: Any) -> Callable[[str], Any]:
     return parse
 
 
-PRESET = argument("preset", metavar="PRESET", help="a preset's name, or the path of a TOML file")
-SET = argument(
+def flag(name: str, help: str, dest: str | None = None) -> Argument:
+    """Return an option that is given or not."""
+    return Argument(name, {"action": "store_true", "help": help} | ({"dest": dest} if dest else {}))
+
+
+def repeated(name: str, metavar: str, help: str, dest: str) -> Argument:
+    """Return an option that may be given several times."""
+    return argument(name, metavar, f"{help}; may be repeated", dest=dest, action="append", default=[])
+
+
+PRESET = argument("preset", "PRESET", "a preset's name, or the path of a TOML file")
+SET = repeated(
     "--set",
+    "TABLE.KEY=VALUE",
+    "change one value of the preset, for example train.steps=100",
     dest="overrides",
-    metavar="TABLE.KEY=VALUE",
-    action="append",
-    default=[],
-    help="change one value of the preset, for example train.steps=100; may be repeated",
 )
-SET_OF_RUN = argument(
+SET_OF_RUN = repeated(
     "--set",
+    "TABLE.KEY=VALUE",
+    "start it again under another value, for example offload.state=disk or train.steps=2000",
     dest="overrides",
-    metavar="TABLE.KEY=VALUE",
-    action="append",
-    default=[],
-    help="start it again under another value, for example offload.state=disk or train.steps=2000; may be repeated",
 )
-RUNS = argument(
-    "--runs", metavar="DIR", type=Path, help="folder of the runs (default: $WORKBENCH_RUNS, else ./runs)"
-)
+RUNS = argument("--runs", "DIR", "folder of the runs (default: $WORKBENCH_RUNS, else ./runs)", type=Path)
 RUN = argument(
-    "run",
-    metavar="RUN",
-    nargs="?",
-    help="the run's name, the start of it, or its folder (default: the latest)",
+    "run", "RUN", "the run's name, the start of it, or its folder (default: the latest)", nargs="?"
 )
-NAMED_RUN = argument("run", metavar="RUN", help="the run's name, the start of it, or its folder")
-STEP = argument("--step", metavar="N", type=int, help="the checkpoint of this step (default: the newest)")
-BEST = argument("--best", action="store_true", help="the checkpoint with the lowest validation loss")
-DEVICE = argument(
-    "--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
-)
-JSON = argument("--json", dest="as_json", action="store_true", help="print JSON")
-ASCII = argument("--ascii", dest="plain", action="store_true", help="draw with ASCII characters alone")
+NAMED_RUN = argument("run", "RUN", "the run's name, the start of it, or its folder")
+STEP = argument("--step", "N", "the checkpoint of this step (default: the newest)", type=int)
+BEST = flag("--best", "the checkpoint with the lowest validation loss")
+DEVICE = argument("--device", "DEVICE", "auto, cpu, cuda or cuda:N (default: auto)", default="auto")
+CHECK_HELP = "load what was written and compare its logits with the run's (default: yes)"
+JSON = flag("--json", "print JSON", dest="as_json")
+ASCII = flag("--ascii", "draw with ASCII characters alone", dest="plain")
 
 GROUPS = {"config": "show, check and explain configurations"}
 """Words that are followed by another word, with their help."""
@@ -96,24 +102,22 @@ COMMANDS: tuple[Command, ...] = (
         "run",
         "train a preset, in this terminal or detached from it",
         (
-            argument(
-                "preset", metavar="PRESET", nargs="?", help="a preset's name, or the path of a TOML file"
-            ),
+            argument("preset", "PRESET", "a preset's name, or the path of a TOML file", nargs="?"),
             SET,
             argument(
                 "--resume",
-                metavar="auto|RUN",
+                "auto|RUN",
+                "continue a run from its last good checkpoint: that of this name or in this folder, or with "
+                "auto (the default) the latest of this preset",
                 nargs="?",
                 const="auto",
-                help="continue a run from its last good checkpoint: that of this name or in this folder, or with "
-                "auto (the default) the latest of this preset",
             ),
-            argument("--detach", action="store_true", help="train in the background and return at once"),
+            flag("--detach", "train in the background and return at once"),
             RUNS,
             # The folder that a detached run was given by the process that started it.
-            argument("--run-directory", metavar="DIR", type=Path, help=argparse.SUPPRESS),
+            argument("--run-directory", "DIR", argparse.SUPPRESS, type=Path),
         ),
-        "workbench.commands.run:run",
+        "workbench.commands.runs:run",
     ),
     Command(
         "plan",
@@ -121,31 +125,15 @@ COMMANDS: tuple[Command, ...] = (
         (
             PRESET,
             SET,
-            argument(
-                "--fit",
-                dest="search",
-                action="store_true",
-                help="search for the fastest configuration that fits",
-            ),
-            argument(
-                "--keep",
-                metavar="TABLE.KEY",
-                action="append",
-                default=[],
-                help="with --fit: leave this field as it is; may be repeated",
-            ),
-            argument(
-                "--write",
-                metavar="FILE",
-                type=Path,
-                help="with --fit: write the preset with its changes here",
-            ),
+            flag("--fit", "search for the fastest configuration that fits", dest="search"),
+            repeated("--keep", "TABLE.KEY", "with --fit: leave this field as it is", dest="keep"),
+            argument("--write", "FILE", "with --fit: write the preset with its changes here", type=Path),
             argument(
                 "--machine",
-                metavar="FILE",
-                type=Path,
-                help="plan for another machine: a profile's file, or one of "
+                "FILE",
+                "plan for another machine: a profile's file, or one of "
                 "desktop-24gb, desktop-32gb, server-80gb, server-h200",
+                type=Path,
             ),
             RUNS,
             JSON,
@@ -157,15 +145,9 @@ COMMANDS: tuple[Command, ...] = (
         "measure how fast this machine is, in under a minute, for the plan",
         (
             DEVICE,
-            argument(
-                "--disk",
-                dest="disk_path",
-                metavar="DIR",
-                type=Path,
-                help="measure the disk of this folder too",
-            ),
-            argument("--fresh", action="store_true", help="measure again, whatever was measured before"),
-            argument("--quick", action="store_true", help="in some ten seconds, less exactly"),
+            argument("--disk", "DIR", "measure the disk of this folder too", dest="disk_path", type=Path),
+            flag("--fresh", "measure again, whatever was measured before"),
+            flag("--quick", "in some ten seconds, less exactly"),
             JSON,
         ),
         "workbench.profiles.probe_command:probe",
@@ -174,13 +156,7 @@ COMMANDS: tuple[Command, ...] = (
         "doctor",
         f"check everything a run needs and how to repair it (exit 0: all ok, {EXIT_WARNINGS}: warnings, 1: failures)",
         (
-            argument(
-                "--disk",
-                dest="disk_path",
-                metavar="DIR",
-                type=Path,
-                help="check this folder for the disk tier too",
-            ),
+            argument("--disk", "DIR", "check this folder for the disk tier too", dest="disk_path", type=Path),
             RUNS,
             JSON,
         ),
@@ -189,11 +165,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "runs",
         "list the runs and their states",
-        (
-            argument("--plan", action="store_true", help="show the planned figures beside the measured ones"),
-            RUNS,
-            JSON,
-        ),
+        (flag("--plan", "show the planned figures beside the measured ones"), RUNS, JSON),
         "workbench.commands.runs:runs",
     ),
     Command(
@@ -201,12 +173,7 @@ COMMANDS: tuple[Command, ...] = (
         "watch and steer a run on the screen",
         (
             RUN,
-            argument(
-                "--readonly",
-                dest="read_only",
-                action="store_true",
-                help="only watch: nothing can be steered or deleted",
-            ),
+            flag("--readonly", "only watch: nothing can be steered or deleted", dest="read_only"),
             ASCII,
             RUNS,
         ),
@@ -215,37 +182,22 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "compare",
         "show how runs differ: outcomes, losses by step, and fields of their configurations",
-        (
-            argument("run", metavar="RUN", nargs="+", help="two or more runs, by name or folder"),
-            RUNS,
-            JSON,
-        ),
-        "workbench.commands.compare:compare",
+        (argument("run", "RUN", "two or more runs, by name or folder", nargs="+"), RUNS, JSON),
+        "workbench.commands.results:compare",
     ),
     Command(
         "export",
         "write a run's model into a folder that from_pretrained loads, and check that it gives the same logits",
         (
             NAMED_RUN,
-            argument("target", metavar="DIR", type=Path, help="a new or an empty folder"),
+            argument("target", "DIR", "a new or an empty folder", type=Path),
             STEP,
             BEST,
-            argument(
-                "--dtype", metavar="bf16|fp16|fp32", help="round the weights to this (default: as they are)"
-            ),
-            argument(
-                "--merge", action="store_true", help="add an adapter to the weights that it was trained on"
-            ),
-            argument(
-                "--max-shard-size",
-                metavar="SIZE",
-                help="the largest file of weights, for example 5GB or 500MB",
-            ),
-            argument(
-                "--check",
-                action=argparse.BooleanOptionalAction,
-                default=True,
-                help="load what was written and compare its logits with the run's (default: yes)",
+            argument("--dtype", "bf16|fp16|fp32", "round the weights to this (default: as they are)"),
+            flag("--merge", "add an adapter to the weights that it was trained on"),
+            argument("--max-shard-size", "SIZE", "the largest file of weights, for example 5GB or 500MB"),
+            Argument(
+                "--check", {"action": argparse.BooleanOptionalAction, "default": True, "help": CHECK_HELP}
             ),
             RUNS,
             JSON,
@@ -257,49 +209,33 @@ COMMANDS: tuple[Command, ...] = (
         "continue a text with the model of a run's checkpoint",
         (
             RUN,
-            argument(
-                "--prompt",
-                metavar="TEXT",
-                help="the text to continue; - reads stdin (default: the run's own)",
-            ),
-            argument("--tokens", metavar="N", type=int, default=200, help="at most (default: 200)"),
-            argument(
-                "--temperature",
-                metavar="T",
-                type=float,
-                default=0.8,
-                help="0 takes the likeliest (default: 0.8)",
-            ),
+            argument("--prompt", "TEXT", "the text to continue; - reads stdin (default: the run's own)"),
+            argument("--tokens", "N", "at most (default: 200)", type=int, default=200),
+            argument("--temperature", "T", "0 takes the likeliest (default: 0.8)", type=float, default=0.8),
             argument(
                 "--top-p",
-                metavar="P",
+                "P",
+                "draw among the likeliest that together have this much (default: 1.0)",
                 type=float,
                 default=1.0,
-                help="draw among the likeliest that together have this much (default: 1.0)",
             ),
             argument(
-                "--top-k",
-                metavar="K",
-                type=int,
-                default=40,
-                help="draw among the K likeliest, 0: all (default: 40)",
+                "--top-k", "K", "draw among the K likeliest, 0: all (default: 40)", type=int, default=40
             ),
-            argument("--seed", metavar="S", type=int, default=0, help="of the draws (default: 0)"),
+            argument("--seed", "S", "of the draws (default: 0)", type=int, default=0),
             STEP,
             BEST,
-            argument(
-                "--chat", action="store_true", help="the prompt is what a user says; print the answer alone"
-            ),
+            flag("--chat", "the prompt is what a user says; print the answer alone"),
             DEVICE,
             RUNS,
         ),
-        "workbench.commands.sample:sample",
+        "workbench.commands.export:sample",
     ),
     Command(
         "metrics",
         "print the recorded metrics of a run, step by step, as CSV",
         (RUN, RUNS, JSON),
-        "workbench.commands.metrics:metrics",
+        "workbench.commands.results:metrics",
     ),
     Command(
         "top",
@@ -331,11 +267,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "resume",
         "wake a paused run, or start a stopped one from its last checkpoint in the background; attach watches it",
-        (
-            RUN,
-            SET_OF_RUN,
-            RUNS,
-        ),
+        (RUN, SET_OF_RUN, RUNS),
         "workbench.commands.runs:steer",
         {"verb": "resume"},
     ),
@@ -345,8 +277,8 @@ COMMANDS: tuple[Command, ...] = (
         (
             PRESET,
             SET,
-            argument("--full", action="store_true", help="verify the model itself, where memory allows"),
-            argument("--steps", metavar="N", type=int, help="optimizer steps of each training (default: 6)"),
+            flag("--full", "verify the model itself, where memory allows"),
+            argument("--steps", "N", "optimizer steps of each training (default: 6)", type=int),
             JSON,
         ),
         "workbench.verify.command:verify",
@@ -355,26 +287,25 @@ COMMANDS: tuple[Command, ...] = (
         "import",
         "make a preset of a DeepSpeed configuration, with a verdict on each of its keys",
         (
-            argument("file", metavar="FILE", type=Path, help="a DeepSpeed configuration, a JSON file"),
+            argument("file", "FILE", "a DeepSpeed configuration, a JSON file", type=Path),
             argument(
                 "--out",
-                metavar="PRESET.toml",
+                "PRESET.toml",
+                "write the preset here (default: it is printed, the rest as comments)",
                 type=Path,
-                help="write the preset here (default: it is printed, the rest as comments)",
             ),
-            argument(
+            flag(
                 "--force",
-                action="store_true",
-                help="with --out: write over a file that is there (a preset that was imported and never edited is "
+                "with --out: write over a file that is there (a preset that was imported and never edited is "
                 "replaced without)",
             ),
             argument(
                 "--architecture",
-                metavar="NAME",
+                "NAME",
+                "the model, which such a file does not name: an architecture in transformers",
                 default="",
-                help="the model, which such a file does not name: an architecture in transformers",
             ),
-            argument("--pretrained", metavar="NAME", default="", help="the same: a folder or hub id"),
+            argument("--pretrained", "NAME", "the same: a folder or hub id", default=""),
             SET,
             JSON,
         ),
