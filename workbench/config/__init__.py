@@ -13,24 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config.checking import Problem, check_values
-from workbench.config.schema import (
-    TABLES,
-    AdapterConfig,
-    CheckpointConfig,
-    DataConfig,
-    DocumentedField,
-    EvaluateConfig,
-    LogConfig,
-    LossScaleConfig,
-    ModelConfig,
-    OffloadConfig,
-    OptimizerConfig,
-    RunConfig,
-    SampleConfig,
-    ScheduleConfig,
-    TrainConfig,
-    fields,
-)
+from workbench.config.schema import TABLES, DataConfig, DocumentedField, RunConfig, TrainConfig, fields
 from workbench.config.toml_text import (
     KeyPath,
     as_written,
@@ -47,26 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = [
-    "AdapterConfig",
-    "CheckpointConfig",
-    "DataConfig",
-    "DocumentedField",
-    "EvaluateConfig",
-    "LogConfig",
-    "LossScaleConfig",
-    "ModelConfig",
-    "OffloadConfig",
-    "OptimizerConfig",
-    "RunConfig",
-    "SampleConfig",
-    "ScheduleConfig",
-    "TrainConfig",
-    "fields",
-    "load_config",
-    "parse_config",
-    "to_toml",
-]
+__all__ = ["DataConfig", "DocumentedField", "RunConfig", "fields", "load_config", "parse_config", "to_toml"]
 
 LARGEST_FILE_BYTES = 1 << 20
 """A preset is a page of text; anything above this is a file named by mistake."""
@@ -85,7 +49,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, look_for: Collecti
 def parse_config(
     text: str, name: str, overrides: Sequence[str] = (), *, look_for: Collection[str] = ()
 ) -> RunConfig:
-    """The same as `load_config` on a text; `name` stands for the file in messages."""
+    """Do the same as `load_config` with a text; `name` stands for the file in messages."""
     document = _Document(text, name)
     for override in overrides:
         document.set(override)
@@ -93,7 +57,7 @@ def parse_config(
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration with every field written out, in TOML that `parse_config` reads back to its equal.
+    """Return the configuration with every field, in TOML that `parse_config` reads back to its equal.
 
     Steps that nobody named are left out beside epochs, which decide them.
     """
@@ -165,7 +129,7 @@ class _Document:
             self._put(path, _value_of(written.strip()), override)
 
     def checked(self, look_for: Collection[str] = ()) -> RunConfig:
-        """The configuration; raises ConfigurationError with everything that is wrong."""
+        """Return the configuration. Raises ConfigurationError with everything that is wrong."""
         config, problems = check_values(self.values, look_for)
         if problems or self.complaints:
             ordered = sorted(problems, key=lambda problem: self._line(problem.path) or sys.maxsize)
@@ -208,7 +172,7 @@ class _Document:
         )
 
     def _line(self, path: KeyPath) -> int | None:
-        """The line of `path`, or of the nearest table around it; None when `--set` put it there."""
+        """Return the line of `path`, or of the nearest table around it; None when `--set` put it there."""
         if self._is_overridden(path):
             return None
         return next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)

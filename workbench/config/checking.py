@@ -12,17 +12,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from workbench.config.rules import broken_rules
+from workbench.config.rules import Problem, broken_rules
 from workbench.config.schema import TABLES, DocumentedField, RunConfig, fields
 from workbench.config.toml_text import KeyPath, value_at
-
-
-class Problem(NamedTuple):
-    """Something wrong at `path`, in two half sentences."""
-
-    path: KeyPath
-    wrong: str
-    right: str
 
 
 class Checked(NamedTuple):
@@ -40,33 +32,28 @@ def check_values(values: dict[str, Any], look_for: Collection[str] = ()) -> Chec
     except ValidationError as error:
         problems += problems_in(error, values)
         config = RunConfig.model_validate(_without(values, {problem.path for problem in problems}))
-    meant = [name for problem in problems for name in _meant_fields(problem.path, values)]
-    paths = [problem.path for problem in problems]
-    ill_formed = frozenset(name for path in (*paths, *meant) for name in _covered_fields(path))
-    for broken in broken_rules(config, ill_formed):
-        problems.append(Problem(tuple(broken.field.split(".")), broken.wrong, broken.right))
+    ill_formed = {name for problem in problems for name in _covered_fields(problem.path)}
+    if all(_is_known(problem.path) for problem in problems):  # else a field may lack what was misspelt
+        problems += list(broken_rules(config, ill_formed))
     if look_for:
         from workbench.config.references import missing_references
 
-        there = {name for name in look_for if name not in ill_formed}
         broken_at = {problem.path for problem in problems}
-        problems += [found for found in missing_references(config, there) if found.path not in broken_at]
+        found = missing_references(config, set(look_for) - ill_formed)
+        problems += [each for each in found if each.path not in broken_at]
     return Checked(config, problems)
 
 
-def _meant_fields(path: KeyPath, values: dict[str, Any]) -> Iterator[KeyPath]:
-    """Yield the fields that an unknown key or table was probably meant to be."""
+def _is_known(path: KeyPath) -> bool:
+    """Return True where a configuration has such a table or key."""
     first = str(path[0])
-    is_known = first in RunConfig.model_fields and (
-        len(path) == 1 or first not in TABLES or path[1] in TABLES[first].model_fields
-    )
-    if not is_known:
-        for name in meant_by(path, value_at(values, path)):
-            yield tuple(name.split("."))
+    if first not in TABLES:
+        return first in RunConfig.model_fields
+    return len(path) == 1 or path[1] in TABLES[first].model_fields
 
 
 def _without(values: dict[str, Any], paths: set[KeyPath], at: KeyPath = ()) -> dict[str, Any]:
-    """A copy of the document without what stands at `paths`."""
+    """Return a copy of the document without what stands at `paths`."""
     return {
         key: _without(value, paths, (*at, key)) if isinstance(value, dict) else value
         for key, value in values.items()
@@ -75,7 +62,7 @@ def _without(values: dict[str, Any], paths: set[KeyPath], at: KeyPath = ()) -> d
 
 
 def _covered_fields(path: KeyPath) -> Iterator[str]:
-    """The dotted names of the fields that an ill-formed `path` leaves without a value."""
+    """Yield the dotted names of the fields that an ill-formed `path` leaves without a value."""
     first = str(path[0])
     if len(path) > 1:
         yield f"{first}.{path[1]}"
@@ -86,7 +73,7 @@ def _covered_fields(path: KeyPath) -> Iterator[str]:
 
 
 def problems_in(error: ValidationError, document: dict[str, Any]) -> Iterator[Problem]:
-    """One problem for each field, key or table of `document` that `error` complains about."""
+    """Yield one problem for each field, key or table of `document` that `error` complains about."""
     documented = {field.name: field for field in fields()}
     kinds: dict[KeyPath, list[str]] = {}
     for detail in error.errors(include_url=False):
@@ -107,32 +94,18 @@ def problems_in(error: ValidationError, document: dict[str, Any]) -> Iterator[Pr
 
 
 def nearest(wrong: str, right: Iterable[str]) -> str | None:
-    """The one of `right` that `wrong` was probably meant to be, if any."""
+    """Return the one of `right` that `wrong` was probably meant to be, if any."""
     near = difflib.get_close_matches(wrong.lower(), list(right), n=1)
     return near[0] if near else None
 
 
-def meant_by(path: KeyPath, value: Any) -> Iterator[str]:
-    """The dotted names of the fields and tables that an unknown key or table was probably meant to be."""
-    name = str(path[-1])
-    if len(path) == 1 and isinstance(value, dict):
-        near = nearest(name, TABLES)
-        yield from [near] if near else []
-        return
-    model = TABLES[str(path[0])] if len(path) > 1 else RunConfig
-    near = nearest(name, model.model_fields)
-    if near:
-        yield f"{path[0]}.{near}" if len(path) > 1 else near
-    yield from (f"{table}.{name}" for table in _homes(name))
-
-
 def _homes(name: str) -> list[str]:
-    """The tables that have a key of this name."""
+    """Return the tables that have a key of this name."""
     return [table for table, model in TABLES.items() if name in model.model_fields]
 
 
 def _path_of(location: tuple[int | str, ...]) -> KeyPath:
-    """Table and key of an error, without the union members and places in arrays that pydantic appends."""
+    """Return table and key of an error, without the union members and places in arrays that pydantic appends."""
     if location[:2] == ("model", "config"):
         return location[:3]
     return location[:2] if location[0] in TABLES else location[:1]

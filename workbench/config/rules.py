@@ -6,13 +6,13 @@ that is probably a mistake, gets a warning and is never refused. Nothing is igno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from workbench.config.schema import TABLES, RunConfig
 from workbench.config.tokenizers import BPE, LARGEST, SMALLEST, bpe_size, is_made_here, made_size
-from workbench.config.toml_text import toml_value
+from workbench.config.toml_text import KeyPath, toml_value
 
 MULTIPLE = 64
 """Matrix products are fastest with a vocabulary of a multiple of it."""
@@ -20,10 +20,10 @@ SPARE = 1.1
 """Outputs of a model for each token of its tokenizer without a warning, where nobody named a vocabulary."""
 
 
-class Broken(NamedTuple):
-    """A rule that a configuration breaks; `field` is the dotted name of the field it is reported at."""
+class Problem(NamedTuple):
+    """Something wrong at `path`, in two half sentences."""
 
-    field: str
+    path: KeyPath
     wrong: str
     right: str
 
@@ -122,13 +122,14 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
 )
 
 
-def broken_rules(config: RunConfig, ill_formed: frozenset[str] = frozenset()) -> Iterator[Broken]:
-    """Every rule that `config` breaks, but for those about a field that is `ill_formed` (dotted names)."""
+def broken_rules(config: RunConfig, ill_formed: Collection[str] = ()) -> Iterator[Problem]:
+    """Yield a problem for every rule that `config` breaks, but for those about a field that is `ill_formed`."""
     for rule in CONTRADICTIONS:
-        if ill_formed.isdisjoint(rule.fields) and rule.broken(config):
+        if not set(ill_formed) & set(rule.fields) and rule.broken(config):
             first, *others = rule.fields
-            with_values = ", ".join(f"{other} = {toml_value(_value(config, other))}" for other in others)
-            yield Broken(first, f"{rule.wrong} ({with_values})" if others else rule.wrong, rule.right)
+            values = ", ".join(f"{other} = {toml_value(_value(config, other))}" for other in others)
+            wrong = f"{rule.wrong} ({values})" if others else rule.wrong
+            yield Problem(tuple(first.split(".")), wrong, rule.right)
 
 
 def _value(config: RunConfig, field: str) -> Any:
@@ -142,118 +143,109 @@ def _value(config: RunConfig, field: str) -> Any:
 
 
 class NoEffect(NamedTuple):
-    """`idle(run, shared_memory)`: whether `field` (its dotted name), which was changed, does nothing; `because` says
-    why."""
+    """A field (its dotted name) that does nothing where `idle(run, shared_memory)`, and why."""
 
     field: str
     idle: Callable[[RunConfig, bool], bool]
     because: str
 
 
-def _has_no_hub_dataset(run: RunConfig, shared: bool) -> bool:
-    return not any(source.startswith("hub:") for source in run.data.sources)
-
-
-def _takes_no_samples(run: RunConfig, shared: bool) -> bool:
-    return run.sample.tokens == 0
-
-
-def _does_not_warm_up(run: RunConfig, shared: bool) -> bool:
-    return run.schedule.warmup_steps == 0
-
-
-def _is_not_fp16(run: RunConfig, shared: bool) -> bool:
-    return run.train.precision != "fp16"
-
-
-def _has_a_fixed_scale(run: RunConfig, shared: bool) -> bool:
-    return not _is_not_fp16(run, shared) and run.loss_scale.fixed > 0
-
-
 _SEARCH = tuple(f"loss_scale.{key}" for key in ("initial_power", "window", "hysteresis", "minimum"))
+_SHARED = "the device computes in the host's memory"
+
+
+def _no_effect(*fields: str, idle: Callable[[RunConfig, bool], bool], because: str) -> list[NoEffect]:
+    return [NoEffect(field, idle, because) for field in fields]
+
 
 NO_EFFECT: tuple[NoEffect, ...] = (
-    NoEffect(
+    *_no_effect(
         "model.trust_remote_code",
-        lambda run, shared: not run.model.pretrained and is_made_here(run.data.tokenizer),
-        "nothing here comes with code",
+        idle=lambda run, shared: not run.model.pretrained and is_made_here(run.data.tokenizer),
+        because="nothing here comes with code",
     ),
-    *(
-        NoEffect(field, _has_no_hub_dataset, "data.source names no dataset of the hub")
-        for field in ("data.subset", "data.split")
+    *_no_effect(
+        "data.subset",
+        "data.split",
+        idle=lambda run, shared: not any(source.startswith("hub:") for source in run.data.sources),
+        because="data.source names no dataset of the hub",
     ),
-    NoEffect(
+    *_no_effect(
         "train.steps",
-        lambda run, shared: run.train.epochs > 0,
-        "train.epochs decides how many steps there are; leave one of the two out",
+        idle=lambda run, shared: run.train.epochs > 0,
+        because="train.epochs decides how many steps there are; leave one of the two out",
     ),
-    *(
-        NoEffect(field, _is_not_fp16, 'train.precision is not "fp16", and nothing else is scaled')
-        for field in ("loss_scale.fixed", *_SEARCH)
+    *_no_effect(
+        "loss_scale.fixed",
+        *_SEARCH,
+        idle=lambda run, shared: run.train.precision != "fp16",
+        because='train.precision is not "fp16", and nothing else is scaled',
     ),
-    *(NoEffect(field, _has_a_fixed_scale, "loss_scale.fixed never moves") for field in _SEARCH),
-    *(
-        NoEffect(field, _does_not_warm_up, "schedule.warmup_steps is 0")
-        for field in ("schedule.warmup_type", "schedule.warmup_ratio")
+    *_no_effect(
+        *_SEARCH,
+        idle=lambda run, shared: run.train.precision == "fp16" and run.loss_scale.fixed > 0,
+        because="loss_scale.fixed never moves",
     ),
-    NoEffect(
+    *_no_effect(
+        "schedule.warmup_type",
+        "schedule.warmup_ratio",
+        idle=lambda run, shared: run.schedule.warmup_steps == 0,
+        because="schedule.warmup_steps is 0",
+    ),
+    *_no_effect(
         "schedule.min_ratio",
-        lambda run, shared: run.schedule.type == "constant",
-        "a constant learning rate does not fall",
+        idle=lambda run, shared: run.schedule.type == "constant",
+        because="a constant learning rate does not fall",
     ),
-    NoEffect(
+    *_no_effect(
         "schedule.decay_fraction",
-        lambda run, shared: run.schedule.type != "wsd",
-        'schedule.type is not "wsd"',
+        idle=lambda run, shared: run.schedule.type != "wsd",
+        because='schedule.type is not "wsd"',
     ),
-    NoEffect(
+    *_no_effect(
         "offload.delay_warmup",
-        lambda run, shared: run.offload.overlap != "delayed",
-        'offload.overlap is not "delayed"',
+        idle=lambda run, shared: run.offload.overlap != "delayed",
+        because='offload.overlap is not "delayed"',
     ),
-    NoEffect(
+    *_no_effect(
         "offload.disk_path",
-        lambda run, shared: not {"disk", "auto"} & {run.offload.weights, run.offload.state},
-        "neither weights nor state are on disk",
+        idle=lambda run, shared: not {"disk", "auto"} & {run.offload.weights, run.offload.state},
+        because="neither weights nor state are on disk",
     ),
-    NoEffect(
-        "offload.activations",
-        lambda run, shared: shared,
-        "the device computes in the host's memory",
+    *_no_effect("offload.activations", idle=lambda run, shared: shared, because=_SHARED),
+    *_no_effect(
+        "offload.weights", idle=lambda run, shared: run.offload.weights == "host" and shared, because=_SHARED
     ),
-    NoEffect(
-        "offload.weights",
-        lambda run, shared: run.offload.weights == "host" and shared,
-        "the device computes in the host's memory",
-    ),
-    NoEffect(
+    *_no_effect(
         "offload.device_fraction",
-        lambda run, shared: shared and run.offload.state != "disk",
-        "the device computes in the host's memory",
+        idle=lambda run, shared: shared and run.offload.state != "disk",
+        because=_SHARED,
     ),
-    *(
-        NoEffect(field, _takes_no_samples, "sample.tokens = 0 turns samples off")
-        for field in ("sample.every", "sample.prompt")
+    *_no_effect(
+        "sample.every",
+        "sample.prompt",
+        idle=lambda run, shared: run.sample.tokens == 0,
+        because="sample.tokens = 0 turns samples off",
     ),
 )
 
 
 def idle_options(config: RunConfig, *, shared_memory: bool) -> Iterator[NoEffect]:
-    """The options that do nothing. `shared_memory`: the device computes in the host's memory."""
+    """Yield the options that do nothing. `shared_memory`: the device computes in the host's memory."""
     for row in NO_EFFECT:
         if _is_changed(config, row.field) and row.idle(config, shared_memory):
             yield row
 
 
 def without_effect(config: RunConfig, *, shared_memory: bool) -> Iterator[str]:
-    """A sentence for the options that do nothing, for each reason one; see `idle_options`."""
+    """Yield a sentence for the options that do nothing, one for each reason; see `idle_options`."""
     for because, rows in groupby(idle_options(config, shared_memory=shared_memory), lambda row: row.because):
         written = [f"{row.field} = {toml_value(_value(config, row.field))}" for row in rows]
         yield f"{', '.join(written)} {'has' if len(written) == 1 else 'have'} no effect: {because}"
 
 
 def _is_changed(config: RunConfig, field: str) -> bool:
-    """Whether it is not the default; of steps whether they were written, which all their values could be."""
+    """Return True for another value than the default; steps were written, or not: all their values could be."""
     if field == "train.steps":
         return "steps" in config.train.model_fields_set
     table, _, key = field.partition(".")
@@ -272,13 +264,13 @@ class FieldWarning(NamedTuple):
 
 
 def warnings(config: RunConfig) -> Iterator[str]:
-    """A sentence each: for who checks or plans `config`; a run tells them as it comes to know more."""
+    """Yield the sentences of `config check` and `plan`; a run warns as it comes to know more."""
     yield from without_effect(config, shared_memory=False)
     yield from (each.sentence for each in field_warnings(config))
 
 
 def field_warnings(config: RunConfig) -> Iterator[FieldWarning]:
-    """`warnings` without the options that do nothing, which a plan knows better."""
+    """Yield `warnings` without the options that do nothing, which a plan knows better."""
     if not config.train.epochs:
         yield from _short_run(config)
     sentence = vocabulary_warning(config, named_size(config, "vocab_size"), made_size(config.data.tokenizer))
@@ -331,5 +323,5 @@ def vocabulary_warning(config: RunConfig, outputs: int | None, tokens: int | Non
 
 
 def rounded_up(tokens: int) -> int:
-    """To a multiple of `MULTIPLE`."""
+    """Return `tokens` rounded up to a multiple of `MULTIPLE`."""
     return -(-tokens // MULTIPLE) * MULTIPLE

@@ -139,8 +139,7 @@ class TrainConfig(Table):
         "arithmetic computes 16-bit weights in fp32.",
     )
     activation_checkpointing: bool = documented(
-        True,
-        "Compute activations again in backward instead of keeping them: less memory, more time.",
+        True, "Compute activations again in backward instead of keeping them: less memory, more time."
     )
     seed: int = documented(
         1234,
@@ -305,8 +304,7 @@ class CheckpointConfig(Table):
         le=1_000_000_000,
     )
     keep_best: bool = documented(
-        False,
-        "Save a step with the lowest validation loss so far, and keep it until there is a better one.",
+        False, "Save a step with the lowest validation loss so far, and keep it until there is a better one."
     )
 
 

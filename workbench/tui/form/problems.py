@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.config import RunConfig
-from workbench.config.checking import Problem, check_values
+from workbench.config.checking import check_values
 from workbench.config.references import REFERENCES, missing_references
-from workbench.config.rules import field_warnings
+from workbench.config.rules import Problem, field_warnings
 from workbench.config.schema import TABLES
 from workbench.config.toml_text import KeyPath, as_written, toml_key, value_at
 from workbench.tui.form.fields import TABLE_NAMES, table_of
