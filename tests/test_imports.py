@@ -28,7 +28,6 @@ LIGHT = {
     "layout",
     "monitor",
     "plan",
-    "preset_names",
     "presets",
     "runs",
     "sizes",

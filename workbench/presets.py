@@ -10,14 +10,15 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from workbench.errors import ConfigurationError
-from workbench.preset_names import did_you_mean, near_names, place_of
+from workbench.system.files import write_atomically
 from workbench.system.folders import read_cached, write_cached
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ Origin = Literal["project", "user", "shipped"]
 
 LONGEST_NAME = 100
 MOST_RECENT = 50
+FIRST = "quickstart"
+"""Trains anywhere, in minutes, with nothing to fetch."""
 _RECENT = "recent-presets.json"
 _IN_A_NAME = frozenset(string.ascii_letters + string.digits + "._-")
 
@@ -42,7 +45,7 @@ class Preset(NamedTuple):
 
 
 def find_preset(name: str) -> Path:
-    """The file that `name` (a path, or a preset's name with or without .toml) means.
+    """Return the file that `name` (a path, or a preset's name with or without .toml) means.
 
     Raises ConfigurationError with the nearest names, or of a path with the nearest file, when there is none.
     """
@@ -62,24 +65,19 @@ def find_preset(name: str) -> Path:
 
 
 def _nearest_file(path: Path) -> str:
-    """What follows of a file that is not there: one beside it or a preset, if any is called nearly so."""
+    """Return how a message about a file that is not there goes on: a file or a preset that is called nearly so."""
     there = _is_folder(path.parent)
-    beside = []
-    if there:
-        with contextlib.suppress(OSError):  # a folder that may not be read
-            beside = sorted(each.name for each in path.parent.glob("*.toml"))
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    if near:
-        return f"; did you mean {path.parent / near[0]}?"
-    nowhere = "" if there else f", nor a folder {path.parent}"
-    called = near_names(path.stem, _named())
-    return (
-        f"{nowhere}; {did_you_mean(called) if called else '`workbench presets` lists those that have a name'}"
-    )
+    with contextlib.suppress(OSError):  # a folder that may not be read
+        beside = sorted(each.name for each in path.parent.glob("*.toml")) if there else []
+        if near := difflib.get_close_matches(path.name, beside, n=1):
+            return f"; did you mean {path.parent / near[0]}?"
+    names = _near_names(path.stem, _named())
+    hint = _did_you_mean(names) if names else "`workbench presets` lists those that have a name"
+    return f"; {hint}" if there else f", nor a folder {path.parent}; {hint}"
 
 
 def changed_preset(text: str, before: RunConfig, after: RunConfig) -> str:
-    """The preset `text`, which says `before`, so that it says `after`: its comments and its order are kept."""
+    """Return the preset `text`, which holds `before`, changed to hold `after`; comments and order are kept."""
     edits: dict[str, Any] = {}
     old_tables, new_tables = before.model_dump(), after.model_dump()
     for table, new in new_tables.items():
@@ -94,7 +92,7 @@ def changed_preset(text: str, before: RunConfig, after: RunConfig) -> str:
 
 
 def edited_preset(text: str, edits: Mapping[str, Any]) -> str:
-    """The preset `text` with the values of `edits`, by "table.key" or "key"; None takes one away.
+    """Return the preset `text` with the values of `edits`, by "table.key" or "key"; None takes one away.
 
     Comments and order are kept. `text` is valid TOML; whether it is a right preset does not matter.
     """
@@ -116,7 +114,7 @@ def edited_preset(text: str, edits: Mapping[str, Any]) -> str:
 
 
 def _put(table: Any, key: str, value: Any) -> None:
-    """Set a key; the comment behind it stays, and of an inner table the keys that are the same. None: take it away."""
+    """Set a key, or take it away (None). The comment behind it stays, and so do the same keys of an inner table."""
     if value is None:
         table.pop(key, None)
         return
@@ -131,7 +129,7 @@ def _put(table: Any, key: str, value: Any) -> None:
 
 
 def save_preset(name: str, text: str, *, replace: bool = False) -> Path:
-    """Keep `text` as the user's own preset `name`, whole or not at all; where it lies.
+    """Keep `text` as the user's own preset `name`, whole or not at all; return its path.
 
     Raises:
         ConfigurationError: the name cannot be a file's, is there already and not to be replaced, or cannot be written.
@@ -147,7 +145,7 @@ def save_preset(name: str, text: str, *, replace: bool = False) -> Path:
     path = folder / f"{name}.toml"
     if path.exists() and not replace:
         raise ConfigurationError(f"{path}: is there already; give another name")
-    _write_whole(path, text)
+    _write(path, text)
     return path
 
 
@@ -159,7 +157,7 @@ def overwrite_preset(path: Path, text: str) -> None:
     """
     if is_shipped(path):
         raise ConfigurationError(f"{path}: comes with workbench and is not changed; save it under a name")
-    _write_whole(path, text)
+    _write(path, text)
 
 
 def duplicate_preset(path: Path, name: str = "") -> Path:
@@ -176,7 +174,7 @@ def duplicate_preset(path: Path, name: str = "") -> Path:
 
 
 def free_name(name: str) -> str:
-    """A name like `name` that no preset has: "NAME-2" and on."""
+    """Return a name like `name` that no preset has: "NAME-2" and on."""
     taken = _named()
     return next(made for number in count(2) if (made := f"{name}-{number}") not in taken)
 
@@ -197,7 +195,7 @@ def delete_preset(path: Path) -> None:
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether the file is one of those that come with workbench."""
+    """Return True for a file that comes with workbench."""
     return path.resolve().parent == shipped_folder().resolve()
 
 
@@ -209,7 +207,7 @@ def remember_preset(path: Path) -> None:
 
 
 def recent_presets() -> list[Path]:
-    """The files of the presets used last, the newest first; they need not be there any more."""
+    """Return the files of the presets used last, the newest first; they need not be there any more."""
     try:
         known = json.loads(read_cached(_RECENT) or "[]")
     except ValueError:
@@ -218,16 +216,16 @@ def recent_presets() -> list[Path]:
 
 
 def nearest_presets(name: str) -> str:
-    """A half sentence that points from a name that is not there to those that are."""
-    names = sorted(_named(), key=place_of)
+    """Return a hint from a name that is not there to those that are."""
+    names = sorted(_named(), key=_place_of)
     if not names:
         return "no presets were found; name a TOML file"
-    near = near_names(name, names)
-    return did_you_mean(near) if near else f"the presets are {', '.join(names)}; or name a TOML file"
+    near = _near_names(name, names)
+    return _did_you_mean(near) if near else f"the presets are {', '.join(names)}; or name a TOML file"
 
 
 def list_presets() -> list[Preset]:
-    """Every preset that can be named, by family and size, but for the first to try, which comes first.
+    """Return every preset that can be named, by family and size, but for the first to try, which comes first.
 
     A broken one is listed with what is wrong with it.
     """
@@ -239,11 +237,11 @@ def list_presets() -> list[Preset]:
             presets.append(Preset(name, path, origin, load_config(path).description, None))
         except ConfigurationError as error:
             presets.append(Preset(name, path, origin, "", str(error)))
-    return sorted(presets, key=lambda preset: place_of(preset.name))
+    return sorted(presets, key=lambda preset: _place_of(preset.name))
 
 
 def user_folder() -> Path | None:
-    """WORKBENCH_PRESETS, else workbench/presets in the user's configuration folder; None without a home."""
+    """Return WORKBENCH_PRESETS, else workbench/presets in the user's configuration folder; None without a home."""
     named = os.environ.get("WORKBENCH_PRESETS")
     if named:
         return Path(named)
@@ -257,7 +255,7 @@ def user_folder() -> Path | None:
 
 
 def shipped_folder() -> Path:
-    """The presets that come with workbench: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the shipped presets: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).parent
     installed = package / "_presets"
     return installed if installed.is_dir() else package.parent / "presets"
@@ -275,7 +273,7 @@ def _folders() -> Iterator[tuple[Path, Origin]]:
 
 
 def _named() -> dict[str, tuple[Path, Origin]]:
-    """The file behind each name."""
+    """Return the file and the origin of each name."""
     named: dict[str, tuple[Path, Origin]] = {}
     for folder, origin in _folders():
         try:
@@ -287,15 +285,11 @@ def _named() -> dict[str, tuple[Path, Origin]]:
     return named
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8", newline="")
-        temporary.replace(path)
+        write_atomically(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
@@ -311,3 +305,28 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+# Names
+
+_PARTS = re.compile(r"(\d+(?:\.\d+)?)([mbt](?![a-z]))?|([^\d]+)")
+_SIZES = {"m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def _place_of(name: str) -> tuple[bool, list[tuple[int, float, str]]]:
+    """Return the key to sort by: the first to try, then by family and size ("gpt2-124m" before "gpt2-1.5b")."""
+    parts: list[tuple[int, float, str]] = []
+    for number, unit, text in _PARTS.findall(name.lower()):
+        parts.append((0, float(number) * _SIZES.get(unit, 1.0), unit) if number else (1, 0.0, text))
+    return name != FIRST, [*parts, (0, 0.0, name)]
+
+
+def _near_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return those of `names` that `name` may have meant, the likeliest first; at most three."""
+    return difflib.get_close_matches(name.lower(), sorted(names), n=3, cutoff=0.5)
+
+
+def _did_you_mean(near: list[str]) -> str:
+    """Return a question with the names of `near`, of which there is one at least."""
+    quoted = " or ".join(f'"{known}"' for known in near)
+    return f"did you mean {quoted}? (`workbench presets` lists them)"

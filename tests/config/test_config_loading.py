@@ -1,58 +1,87 @@
-"""What comes out of a good text, and that it survives being written and read again."""
+"""What comes out of a good text, that it survives being written and read again, and what is said of it."""
 
 from __future__ import annotations
 
+import random
+import re
+import sys
 from pathlib import Path
 
 import pytest
+from wrong_configurations import HUB, MODEL
 
-from workbench.config import RunConfig, load_config, parse_config, to_toml
+from workbench.cli import main
+from workbench.config import RunConfig, fields, load_config, parse_config, to_toml
+from workbench.config.references import REFERENCES, causal_models, not_checked
+from workbench.config.rules import NO_EFFECT, warnings
+from workbench.config.schema import TABLES
+from workbench.config.toml_text import key_lines
 from workbench.errors import ConfigurationError
 from workbench.presets import shipped_folder
 
-MINIMAL = '[model]\narchitecture = "gpt2"\n'
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
+FIELDS = list(fields())
 SHIPPED = sorted(shipped_folder().glob("*.toml"))
+
+# Fields
+
+
+def test_every_field_has_one_sentence_of_help_and_a_default_in_its_range() -> None:
+    for field in FIELDS:
+        assert re.fullmatch(r"[A-Z].*[^.]\.", field.help) and not re.search(r"\. [A-Z]", field.help), field
+        if field.type in ("a number", "a whole number"):
+            assert field.minimum is not None and field.range, field
+        assert not field.choices or field.default in field.choices, field
+        assert field.minimum is None or field.default >= field.minimum, field
+        assert field.maximum is None or field.default <= field.maximum, field
+
+
+def test_every_key_of_every_table_is_documented_with_the_default_that_applies() -> None:
+    assert ["description", *TABLES] == list(RunConfig.model_fields)
+    assert {(field.table, field.key) for field in FIELDS} == {("", "description")} | {
+        (table, key) for table, model in TABLES.items() for key in model.model_fields
+    }
+    resolved = parse_config(MODEL, "x")
+    written = to_toml(resolved)
+    for field in FIELDS:
+        if field.table not in ("", "adapter") and field.name != "model.architecture":
+            assert getattr(getattr(resolved, field.table), field.key) == field.default
+        if field.table != "adapter":
+            assert f"{field.key} = " in written or f"[{field.name}]" in written
+
+
+def test_counts_have_a_unit() -> None:
+    units = {field.name: field.unit for field in FIELDS}
+    assert {name for name, unit in units.items() if unit == "steps"} >= {"train.steps", "evaluate.every"}
+    assert (units["data.sequence_length"], units["offload.chunk_mib"]) == ("tokens", "MiB")
+
+
+# Texts
 
 
 def test_a_text_that_names_only_a_model_gets_every_other_value_by_default() -> None:
-    config = parse_config(MINIMAL, "minimal.toml")
-    assert config.model.architecture == "gpt2"
-    assert config.train.steps == 1000
+    config = parse_config(MODEL + "[train]\ngradient_clipping = 2\n", "minimal.toml")
+    assert (config.model.architecture, config.train.steps, config.adapter) == ("gpt2", 1000, None)
     assert config.optimizer.betas == (0.9, 0.95)
-    assert config.adapter is None
-
-
-def test_the_ten_billion_preset_has_the_values_of_the_design() -> None:
-    config = load_config(shipped_folder() / "gpt2-10b.toml")
-    assert config.model.config == {
-        "n_layer": 50,
-        "n_embd": 4096,
-        "n_head": 32,
-        "n_positions": 1024,
-        "vocab_size": 50304,
-    }
-    assert (config.train.micro_batch_size, config.optimizer.learning_rate) == (10, 1.5e-4)
-    assert (config.offload.weights, config.offload.state, config.offload.state_format) == (
-        "device",
-        "host",
-        "exact",
-    )
-
-
-def test_the_shipped_presets_are_there() -> None:
-    assert {path.stem for path in SHIPPED} >= {"quickstart", "gpt2-10b"}
+    assert config.train.gradient_clipping == 2.0, "a whole number is taken for a number"
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.steps = 5  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_preset_is_right_and_says_what_it_is_for(path: Path) -> None:
-    assert load_config(path).description
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_the_resolved_text_of_a_preset_reads_back_to_the_same_configuration(path: Path) -> None:
+def test_a_shipped_preset_is_right_survives_being_written_and_is_not_warned_of(path: Path) -> None:
     config = load_config(path)
+    assert config.description and not list(warnings(config))
     assert parse_config(to_toml(config), "resolved") == config
+    text = path.read_text(encoding="utf-8")
+    written = {(name,) for name in tomllib.loads(text)}
+    for name, table in tomllib.loads(text).items():
+        written |= {(name, key) for key in table} if isinstance(table, dict) else set()
+    assert written == {place for place in key_lines(text) if len(place) < 3}
 
 
 def test_awkward_texts_and_numbers_survive_being_written_and_read_again() -> None:
@@ -68,83 +97,232 @@ def test_awkward_texts_and_numbers_survive_being_written_and_read_again() -> Non
         eps = 1e-16
     """
     config = parse_config(text, "awkward.toml")
+    assert config.data.sources == ("one", "C:\\two")
     assert parse_config(to_toml(config), "resolved") == config
 
 
-def test_the_resolved_text_names_every_field() -> None:
-    written = to_toml(parse_config(MINIMAL, "minimal.toml"))
-    for table, model in RunConfig().model_dump().items():
-        if isinstance(model, dict):
-            assert all(f"\n{key} = " in written or f"[{table}.{key}]" in written for key in model)
+CHOICES = [
+    f"{field.name}={choice}" for field in FIELDS for choice in field.choices if field.table != "adapter"
+]
 
 
-def test_a_whole_number_is_accepted_where_a_number_is_wanted() -> None:
-    config = parse_config(MINIMAL + "[train]\ngradient_clipping = 2\n", "minimal.toml")
-    assert config.train.gradient_clipping == 2.0
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *([choice] for choice in CHOICES if not choice.endswith("=disk")),
+        *(
+            ["offload.state=disk", "offload.disk_path=/fast", f"offload.weights={weights}", more]
+            for weights in ("device", "host", "disk", "auto")
+            for more in (
+                "offload.state_format=exact",
+                "offload.state_format=half",
+                "offload.state_format=compact",
+            )
+        ),
+        ["offload.weights=host", "offload.state=auto", "offload.device_fraction=0.25"],
+        ["train.steps=10", "schedule.warmup_steps=11"],
+        ["loss_scale.minimum=64", "loss_scale.initial_power=6", "loss_scale.fixed=8"],
+    ],
+    ids=" ".join,
+)
+def test_every_choice_is_accepted_and_so_is_what_only_looks_odd(overrides: list[str]) -> None:
+    parse_config(MODEL, "my.toml", overrides)
 
 
-def test_sources_are_a_tuple_whether_one_or_several_are_written() -> None:
-    assert parse_config(MINIMAL + '[data]\nsource = "a"', "x").data.sources == ("a",)
-    assert parse_config(MINIMAL + '[data]\nsource = ["a", "b"]', "x").data.sources == ("a", "b")
+OVERRIDDEN = MODEL + "[model.config]\nn_layer = 4\n[train]\nsteps = 10\n"
 
 
-def test_a_configuration_cannot_be_changed() -> None:
-    config = parse_config(MINIMAL, "minimal.toml")
-    with pytest.raises(ValueError, match="frozen"):
-        config.train.steps = 5  # type: ignore[misc]
+@pytest.mark.parametrize(
+    ("overrides", "table", "expected"),
+    [
+        (["train.steps=20", "train.steps=30"], "train", {"steps": 30}),
+        (
+            ["train.deterministic=true", 'train.device="cpu"'],
+            "train",
+            {"deterministic": True, "device": "cpu"},
+        ),
+        (["optimizer.betas=[0.8, 0.9]"], "optimizer", {"betas": (0.8, 0.9)}),
+        (["model.config.n_embd=64"], "model", {"config": {"n_layer": 4, "n_embd": 64}}),
+        (["model.config={n_embd = 64}"], "model", {"config": {"n_embd": 64}}),
+        (["log.every=5"], "log", {"every": 5}),
+        *(
+            ([f"sample.prompt={text}"], "sample", {"prompt": text})
+            for text in ("stdlib", "a=b", "two words", "", "1\nx = 2", "[half", '"half')
+        ),
+    ],
+)
+def test_an_override_is_read_as_toml_or_as_the_text_that_it_is(
+    overrides: list[str], table: str, expected: dict[str, object]
+) -> None:
+    config = parse_config(OVERRIDDEN, "my.toml", [*overrides, "description=mine"])
+    assert config.description == "mine"
+    values = getattr(config, table).model_dump()
+    assert {key: values[key] for key in expected} == expected
+
+
+# Lines
+
+LINES = """# a comment with [brackets] and = signs
+title = "a # b = [c]"   # trailing
+[one]
+plain = 1
+"quoted key" = 'it "is"'
+dotted . key = 2
+text = '''
+[not.a.table]
+x = 1
+'''
+list = [
+  1,   # one
+  {deep = 4},
+]
+[ one . two ]  # comment
+inline = {a = 1, b = {c = 2}}
+"""
+
+
+def test_tables_and_keys_have_the_line_where_they_begin() -> None:
+    tomllib.loads(LINES)
+    assert key_lines(LINES) == {
+        ("title",): 2,
+        ("one",): 3,
+        ("one", "plain"): 4,
+        ("one", "quoted key"): 5,
+        ("one", "dotted"): 6,
+        ("one", "dotted", "key"): 6,
+        ("one", "text"): 7,
+        ("one", "list"): 11,
+        ("one", "two"): 15,
+        ("one", "two", "inline"): 16,
+    }
+
+
+def test_lines_of_a_text_that_is_not_toml_raise_nothing() -> None:
+    chance = random.Random(20)
+    for _ in range(500):
+        key_lines("".join(chance.choices("a.=[]{}\"'\\\n #,1", k=chance.randrange(40))))
+    key_lines("x = " + "[" * 100_000)
+
+
+# Files
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
     path = tmp_path / "windows.toml"
-    path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
+    path.write_bytes(b"\xef\xbb\xbf" + MODEL.replace("\n", "\r\n").encode())
     assert load_config(path).model.architecture == "gpt2"
 
 
-def test_a_misspelt_preset_file_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r'quickstrat\.toml: there is no such file; .*"quickstart"'):
-        load_config(tmp_path / "quickstrat.toml")
-
-
-def test_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is a folder"):
-        load_config(tmp_path)
-
-
-def test_a_device_is_refused_without_reading_it() -> None:
-    with pytest.raises(ConfigurationError, match="not a plain file"):
-        load_config(Path("/dev/zero"))
-
-
-def test_a_file_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "latin.toml"
-    path.write_bytes(b'# one\ndescription = "caf\xe9"\n')
-    with pytest.raises(ConfigurationError, match=r"latin\.toml:2: is not UTF-8"):
-        load_config(path)
-
-
-def test_a_file_far_too_large_for_a_preset_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(ConfigurationError, match="too large"):
-        load_config(path)
-
-
-def test_a_file_that_may_not_be_read_is_refused_with_the_reason(
+def test_a_file_that_is_no_preset_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "secret.toml"
-    path.write_text(MINIMAL)
+    (tmp_path / "latin.toml").write_bytes(b'# one\ndescription = "caf\xe9"\n')
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(1 << 40)
+    for path, words in (
+        (tmp_path / "quickstrat.toml", r'quickstrat\.toml: there is no such file; .*"quickstart"'),
+        (tmp_path, "is a folder"),
+        (Path("/dev/zero"), "no plain file"),
+        (tmp_path / "latin.toml", r"latin\.toml:2: is not UTF-8"),
+        (tmp_path / "weights", "too large"),
+        (tmp_path / "a\0b.toml", "cannot be read"),
+        (tmp_path / ("x" * 5000), "cannot be read"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            load_config(path)
 
     def refuse(self: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(ConfigurationError, match=r"secret\.toml: cannot be read: Permission denied"):
-        load_config(path)
+    with pytest.raises(ConfigurationError, match=r"latin\.toml: cannot be read: Permission denied"):
+        load_config(tmp_path / "latin.toml")
 
 
-@pytest.mark.parametrize("name", ["a\0b.toml", "x" * 5000 + ".toml"])
-def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError):
-        load_config(Path(name))
+# What is looked up, and what is warned of
+
+
+def test_what_may_be_on_the_hub_is_no_missing_folder_and_named_as_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bpe-2000").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = (
+        "gpt2",
+        "t5-small",
+        "bert-base-uncased",
+        "byt5-small",
+        "google/byt5-small",
+        "me/bpe-2000",
+        "bpe-2000",
+    )
+    for name in names:
+        overrides = [f"data.tokenizer={name}", "data.source=hub:owner/name"]
+        config = parse_config(HUB, "my.toml", overrides, look_for=REFERENCES)
+        unchecked = "; ".join(not_checked(config))
+        assert '"Qwen/Qwen3-0.6B"' in unchecked and '"hub:owner/name"' in unchecked
+        assert (f'"{name}"' in unchecked) == (name != "bpe-2000"), "a folder that is here"
+
+
+def test_config_check_prints_ok_and_what_it_did_not_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(MODEL)
+    assert main(["config", "check", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{path}: ok\n" and "not checked: " in printed.err
+
+
+def test_the_architectures_are_those_of_transformers_own_table() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert causal_models() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def warned(*overrides: str, text: str = MODEL + "[model.config]\nvocab_size = 320\n") -> list[str]:
+    return list(warnings(parse_config(text, "my.toml", overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.epochs=2", "train.steps=1000"], "train.steps = 1000 has no effect"),
+        (
+            ["loss_scale.window=5", "loss_scale.hysteresis=3"],
+            "loss_scale.window = 5, loss_scale.hysteresis = 3 have no effect",
+        ),
+        (
+            ["train.precision=fp16", "loss_scale.fixed=8", "loss_scale.window=5"],
+            "loss_scale.window = 5 has no",
+        ),
+        (["schedule.decay_fraction=0.5"], "schedule.decay_fraction = 0.5 has no effect"),
+        (["schedule.type=constant", "schedule.min_ratio=0"], "schedule.min_ratio = 0.0 has no effect"),
+        (["schedule.warmup_type=log"], 'schedule.warmup_type = "log" has no effect'),
+        (["data.subset=x"], 'data.subset = "x" has no effect'),
+        (["sample.tokens=0", "sample.prompt=x"], 'sample.prompt = "x" has no effect'),
+        (["schedule.warmup_steps=2000"], "schedule.warmup_steps = 2,000: the run ends at step 1,000"),
+        (["offload.overlap=delayed", "train.steps=9"], "offload.delay_warmup = 40: the run ends at step 9"),
+        (["data.tokenizer=bpe:8192"], "vocab_size = 8192"),
+    ],
+)
+def test_what_was_hardly_meant_is_warned_of(overrides: list[str], words: str) -> None:
+    (line,) = warned(*overrides)
+    assert words in line
+    assert {row.field for row in NO_EFFECT} <= {field.name for field in FIELDS}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.epochs=2"],
+        ["train.precision=fp16", "loss_scale.window=5"],
+        ["schedule.type=wsd", "schedule.decay_fraction=0.5"],
+        ["schedule.warmup_steps=2000", "train.epochs=2"],
+        ["model.config.vocab_size=50257"],
+        ["data.tokenizer=some/folder"],
+    ],
+)
+def test_nothing_is_said_of_what_may_well_be_meant(overrides: list[str]) -> None:
+    assert warned(*overrides) == []
+    assert warned(text=to_toml(parse_config(MODEL, "my.toml", overrides))) == []

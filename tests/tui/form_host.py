@@ -36,7 +36,7 @@ SMALL = shipped_folder() / "quickstart.toml"
 
 def ship_two_presets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let copies of LARGE and SMALL in `folder` be all the presets that come with workbench."""
-    monkeypatch.setattr("workbench.preset_names.FIRST", "")
+    monkeypatch.setattr("workbench.presets.FIRST", "")
     folder.mkdir()
     for preset in (LARGE, SMALL):
         (folder / preset.name).write_bytes(preset.read_bytes())

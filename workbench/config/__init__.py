@@ -82,10 +82,11 @@ def _pairs(values: dict[str, Any]) -> Iterator[str]:
 
 def _read(path: Path) -> str:
     try:
-        if path.is_dir():
-            raise ConfigurationError(f"{path}: is a folder; name a preset file in it")
         if path.exists() and not path.is_file():
-            raise ConfigurationError(f"{path}: is not a plain file; name a preset file")
+            what = (
+                "a folder; name a preset file in it" if path.is_dir() else "no plain file; name a preset file"
+            )
+            raise ConfigurationError(f"{path}: is {what}")
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise ConfigurationError(f"{path}: is too large for a preset; name a TOML file")
         return path.read_bytes().decode("utf-8-sig")
@@ -123,7 +124,7 @@ class _Document:
             self._complain_of(override, "has no name before the '='; write table.key=value")
         elif len(path) == 1 and path[0] in TABLES:
             self._complain_of(override, f"[{path[0]}] is a table; set one of its keys, {path[0]}.key=value")
-        elif not _is_text(override):
+        elif any("\ud800" <= letter <= "\udfff" for letter in override):  # bytes that are no UTF-8
             self._complain_of(ascii(override), "is not valid text")
         else:
             self._put(path, _value_of(written.strip()), override)
@@ -203,11 +204,3 @@ def _value_of(written: str) -> Any:
     except (ValueError, RecursionError):
         return written
     return parsed["value"] if len(parsed) == 1 else written
-
-
-def _is_text(override: str) -> bool:
-    try:
-        override.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -76,69 +76,60 @@ def _architecture(config: RunConfig) -> Iterator[Problem]:
 
 
 def _pretrained(config: RunConfig) -> Iterator[Problem]:
-    at, name = ("model", "pretrained"), config.model.pretrained
-    if not name:
-        return
-    path, wrong = _looked_up(name)
-    if wrong:
-        yield Problem(at, wrong, "name a folder or a hub id")
-    elif path is not None and path.is_file():
-        yield Problem(at, "is a file", "name the folder that holds it, with its config.json")
-    elif path is not None and not path.exists() and not _may_be_on_hub(name):
-        hint = nearest_file(path) or 'name a folder, or a hub id such as "Qwen/Qwen3-0.6B"'
-        yield Problem(at, "there is no such folder", hint)
+    name = config.model.pretrained
+    if name and not _may_be_on_hub(name):
+        right = 'name a folder with a config.json, or a hub id such as "Qwen/Qwen3-0.6B"'
+        yield from _path_problems(("model", "pretrained"), name, right, folder=True)
 
 
 def _tokenizer(config: RunConfig) -> Iterator[Problem]:
     at, name = ("data", "tokenizer"), config.data.tokenizer
     if is_made_here(name):
         return
-    path, wrong = _looked_up(name)
-    right = f'name a folder, a hub id, "bytes" or "{USUAL}"'
-    if wrong:
-        yield Problem(at, wrong, right)
-    elif path is None or path.exists():
-        return
-    elif form := meant_form(name):  # the hub's ids of one word are few, and none is like these
+    path, _ = _looked_up(name)
+    form = meant_form(name)
+    if (
+        form and path is not None and not path.exists()
+    ):  # the hub's ids of one word are few, and none is like these
         yield Problem(at, "is no tokenizer that is made here, nor a folder", f'did you mean "{form}"?')
     elif not _may_be_on_hub(name):
-        yield Problem(at, "there is no such folder", nearest_file(path) or right)
+        yield from _path_problems(at, name, f'name a folder, a hub id, "bytes" or "{USUAL}"')
 
 
 def _source(config: RunConfig) -> Iterator[Problem]:
-    written = config.data.source
     for index, name in enumerate(config.data.sources):
-        at: KeyPath = ("data", "source") if isinstance(written, str) else ("data", "source", index)
-        if name == "stdlib" or name.startswith(HUB_DATASET):
-            continue
-        path, wrong = _looked_up(name)
-        if wrong:
-            yield Problem(at, wrong, "name a file or a folder")
-        elif path is not None and not path.exists():
-            is_hub = name.count("/") == 1 and HUB_ID.fullmatch(name)
-            hub = f'a dataset of the hub is written "{HUB_DATASET}{name}"' if is_hub else ""
-            yield Problem(
-                at,
-                "there is no such file or folder",
-                nearest_file(path) or hub or 'name one that is there, or "stdlib"',
-            )
-        elif path is not None and not os.access(path, os.R_OK):
-            yield Problem(at, "may not be read", "give yourself the right to, or name another")
+        at: KeyPath = ("data", "source", index)
+        if isinstance(config.data.source, str):
+            at = ("data", "source")
+        if name != "stdlib" and not name.startswith(HUB_DATASET):
+            right = 'name one that is there, or "stdlib"'
+            if name.count("/") == 1 and HUB_ID.fullmatch(name):
+                right = f'a dataset of the hub is written "{HUB_DATASET}{name}"'
+            yield from _path_problems(at, name, right)
 
 
 def _disk_path(config: RunConfig) -> Iterator[Problem]:
-    at, offload = ("offload", "disk_path"), config.offload
-    if not offload.disk_path or not {"disk", "auto"} & {offload.weights, offload.state}:
-        return
-    path, wrong = _looked_up(offload.disk_path)
-    if wrong:
-        yield Problem(at, wrong, "name a folder on a fast local disk")
-    elif path is not None and not path.exists():
-        yield Problem(at, "there is no such folder", nearest_file(path) or "make it, on a fast local disk")
-    elif path is not None and not path.is_dir():
-        yield Problem(at, "is not a folder", "name one on a fast local disk")
-    elif path is not None and not os.access(path, os.W_OK | os.X_OK):
-        yield Problem(at, "may not be written", "give yourself the right to, or name another")
+    offload = config.offload
+    if offload.disk_path and {"disk", "auto"} & {offload.weights, offload.state}:
+        at, right = ("offload", "disk_path"), "make it, or name another, on a fast local disk"
+        yield from _path_problems(at, offload.disk_path, right, folder=True, access=os.W_OK | os.X_OK)
+
+
+def _path_problems(
+    at: KeyPath, name: str, right: str, *, folder: bool = False, access: int = os.R_OK
+) -> Iterator[Problem]:
+    """Yield a problem where there is no file or folder `name`, or it cannot be used so."""
+    path, wrong = _looked_up(name)
+    if path is None:
+        yield Problem(at, wrong, right)
+    elif not path.exists():
+        what = "folder" if folder else "file or folder"
+        yield Problem(at, f"there is no such {what}", nearest_file(path) or right)
+    elif folder and not path.is_dir():
+        yield Problem(at, "is not a folder", right)
+    elif not os.access(path, access):
+        wrong = "may not be read" if access == os.R_OK else "may not be written"
+        yield Problem(at, wrong, "give yourself the right to, or name another")
 
 
 def _tensorboard(config: RunConfig) -> Iterator[Problem]:
@@ -158,7 +149,7 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
 
 
 def _vocabulary(config: RunConfig) -> Iterator[Problem]:
-    """Of a BPE there may be fewer tokens than were asked for; all bytes and the end of a text are always there."""
+    """A BPE may have fewer tokens than were asked for; all bytes and the end of a text are always there."""
     outputs, least = named_size(config, "vocab_size"), SMALLEST
     if outputs is not None and outputs < least and is_made_here(config.data.tokenizer):
         yield Problem(
@@ -202,7 +193,7 @@ OF_THE_PLAN = frozenset({"model.architecture", "model.config", "data.sequence_le
 
 
 def nearest_file(path: Path) -> str:
-    """A half sentence that points from a path that is not there to the nearest beside it; empty where none is near."""
+    """Return a question for the file nearest to a path that is not there; empty where none is near."""
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except (OSError, ValueError):
@@ -212,7 +203,7 @@ def nearest_file(path: Path) -> str:
 
 
 def _looked_up(name: str) -> tuple[Path | None, str]:
-    """The path called `name`, with its home written out, or else what is wrong with it."""
+    """Return the path called `name`, with its home written out, or else what is wrong with it."""
     try:
         path = Path(name).expanduser()
         path.stat()

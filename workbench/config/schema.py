@@ -23,9 +23,14 @@ LARGEST_INTEGER = 2**63 - 1
 def documented(
     default: Any, help: str, *, unit: str = "", must_be: str = "", strict: bool | None = None, **bounds: Any
 ) -> Any:
-    """A field with one sentence of help; `must_be` replaces the sentence derived from type and bounds."""
+    """Return a field with one sentence of help; `must_be` replaces the sentence derived from type and bounds."""
     notes: dict[str, JsonValue] = {"unit": unit, "must_be": must_be}
     return Field(default=default, description=help, json_schema_extra=notes, strict=strict, **bounds)
+
+
+def step_count(default: int, help: str, *, least: int = 0) -> Any:
+    """Return a field that counts optimizer steps."""
+    return documented(default, help, unit="steps", ge=least, le=1_000_000_000)
 
 
 class Table(BaseModel):
@@ -113,7 +118,7 @@ class TrainConfig(Table):
         pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$",
         must_be='"auto", "cpu", "cuda", or a numbered GPU such as "cuda:1"',
     )
-    steps: int = documented(1000, "Optimizer steps in the whole run.", unit="steps", ge=1, le=1_000_000_000)
+    steps: int = step_count(1000, "Optimizer steps in the whole run.", least=1)
     epochs: float = documented(
         0.0,
         "Passes over the training data, which then decide how many steps there are; 0 goes by steps.",
@@ -183,9 +188,7 @@ class LossScaleConfig(Table):
         0.0, "A scale that never moves; 0 searches it while training.", ge=0, le=2.0**32
     )
     initial_power: int = documented(16, "Power of two that the search starts from.", ge=0, le=32)
-    window: int = documented(
-        1000, "Steps without an overflow after which the scale doubles.", unit="steps", ge=1, le=1_000_000_000
-    )
+    window: int = step_count(1000, "Steps without an overflow after which the scale doubles.", least=1)
     hysteresis: int = documented(
         2, "Overflows tolerated before the scale is halved.", unit="overflows", ge=1, le=1_000_000
     )
@@ -198,9 +201,7 @@ class ScheduleConfig(Table):
     type: Literal["constant", "linear", "cosine", "wsd"] = documented(
         "cosine", "Shape of the learning rate after warm-up: wsd is constant with a decay at the end."
     )
-    warmup_steps: int = documented(
-        0, "Steps over which the learning rate rises.", unit="steps", ge=0, le=1_000_000_000
-    )
+    warmup_steps: int = step_count(0, "Steps over which the learning rate rises.")
     warmup_type: Literal["linear", "log"] = documented(
         "linear", "Shape of the rise: linear, or with the logarithm of the step."
     )
@@ -213,12 +214,8 @@ class ScheduleConfig(Table):
     decay_fraction: float = documented(
         0.2, "Share of all steps, at the end, over which wsd decays.", gt=0, le=1
     )
-    total_steps: int = documented(
-        0,
-        "Step at which the shape ends, and the learning rate stays; 0 is the last step of the run.",
-        unit="steps",
-        ge=0,
-        le=1_000_000_000,
+    total_steps: int = step_count(
+        0, "Step at which the shape ends, and the learning rate stays; 0 is the last step of the run."
     )
 
 
@@ -244,9 +241,7 @@ class OffloadConfig(Table):
         "exact",
         'How the update overlaps with training: "exact" gives the bits of "serial"; "delayed" lags one step.',
     )
-    delay_warmup: int = documented(
-        40, "Steps before delayed overlap begins.", unit="steps", ge=0, le=1_000_000_000
-    )
+    delay_warmup: int = step_count(40, "Steps before delayed overlap begins.")
     activations: Literal["device", "host"] = documented(
         "device", "Place of the activations that backward needs."
     )
@@ -267,9 +262,7 @@ class OffloadConfig(Table):
 class EvaluateConfig(Table):
     """When the validation loss is measured."""
 
-    every: int = documented(
-        100, "Steps between evaluations; 0 evaluates only at the end.", unit="steps", ge=0, le=1_000_000_000
-    )
+    every: int = step_count(100, "Steps between evaluations; 0 evaluates only at the end.")
     tokens: int = documented(
         65_536, "Validation tokens that one evaluation reads.", unit="tokens", ge=1, le=LARGEST_INTEGER
     )
@@ -278,9 +271,7 @@ class EvaluateConfig(Table):
 class SampleConfig(Table):
     """When the model writes some text to be looked at."""
 
-    every: int = documented(
-        0, "Steps between samples; 0 writes one only at the end.", unit="steps", ge=0, le=1_000_000_000
-    )
+    every: int = step_count(0, "Steps between samples; 0 writes one only at the end.")
     prompt: str = documented("", "Text that a sample continues; empty starts from the end-of-text token.")
     tokens: int = documented(
         200, "Tokens generated for a sample; 0 turns samples off.", unit="tokens", ge=0, le=1_048_576
@@ -290,18 +281,12 @@ class SampleConfig(Table):
 class CheckpointConfig(Table):
     """When the run is saved."""
 
-    every: int = documented(
-        200, "Steps between checkpoints; 0 saves only at the end.", unit="steps", ge=0, le=1_000_000_000
-    )
+    every: int = step_count(200, "Steps between checkpoints; 0 saves only at the end.")
     keep: int = documented(
         2, "Newest checkpoints that are kept; older ones are deleted.", unit="checkpoints", ge=1, le=1_000_000
     )
-    keep_every: int = documented(
-        0,
-        "Steps between checkpoints that are kept for good; 0 keeps only the newest.",
-        unit="steps",
-        ge=0,
-        le=1_000_000_000,
+    keep_every: int = step_count(
+        0, "Steps between checkpoints that are kept for good; 0 keeps only the newest."
     )
     keep_best: bool = documented(
         False, "Save a step with the lowest validation loss so far, and keep it until there is a better one."
@@ -311,7 +296,7 @@ class CheckpointConfig(Table):
 class LogConfig(Table):
     """Progress lines and metrics."""
 
-    every: int = documented(1, "Steps between progress lines.", unit="steps", ge=1, le=1_000_000_000)
+    every: int = step_count(1, "Steps between progress lines.", least=1)
     tensorboard: bool = documented(False, "Also write metrics as TensorBoard events.")
 
 
@@ -394,7 +379,7 @@ class DocumentedField:
 
 
 def fields() -> Iterator[DocumentedField]:
-    """Every field of a configuration, in the order of a preset."""
+    """Yield every field of a configuration, in the order of a preset."""
     yield _document("", "description", RunConfig.model_fields["description"])
     for table, model in TABLES.items():
         for key, info in model.model_fields.items():
