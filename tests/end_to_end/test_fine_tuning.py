@@ -1,5 +1,5 @@
 """A folder that transformers saved is fine-tuned on chats, stopped, resumed elsewhere and exported: what comes out is,
-to the bit, what an engine that trained it without a pause has, and speaks through the verbs."""
+to the bit, what an engine that trained it without a pause has, and speaks through the commands."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.random_state import seed_everything
 from workbench.training.engine_options import engine_options, learning_rate_schedule
 from workbench.training.evaluation import batch_loss
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 FURTHER = 3
@@ -90,7 +92,7 @@ def _as_the_trainers(trainers: Trainers) -> Iterator[None]:
 
 
 def workbench(*words: object) -> str:
-    """What a verb prints that trains nothing and can do its work here."""
+    """Return what a command prints that trains nothing and can do its work here."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main([str(word) for word in words]) == 0
     return out.getvalue()
@@ -197,13 +199,7 @@ def llama(trainers: Trainers) -> Tuned:
     return fine_tune(trainers, "llama", "fp32")
 
 
-def test_a_fine_tuned_llama_that_moved_on_its_way_is_the_one_that_never_stopped(llama: Tuned) -> None:
-    assert llama.told["checked"] == "loaded: its logits are the run's"
-    check_weights_and_logits(trained_without_a_pause(llama), llama)
-    check_weights_and_logits(resumed_here(llama), llama)
-
-
-def test_its_verbs_speak_of_it(llama: Tuned) -> None:
+def test_sample_and_metrics_speak_of_it(llama: Tuned) -> None:
     question = ("--chat", "--prompt", "How many are two?", "--device", "cpu", "--tokens", 8)
     spoken = workbench("sample", llama.run.name, *question)
     assert spoken.strip() and "How many" not in spoken
@@ -213,10 +209,9 @@ def test_its_verbs_speak_of_it(llama: Tuned) -> None:
     assert float(last["loss"]) == read_run_metrics(llama.run).last()["loss"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_comes_out_as_the_engine_has_it_and_two_runs_are_compared(
+def test_a_fine_tuned_model_that_moved_on_its_way_is_the_one_that_never_stopped_and_two_are_compared(
     trainers: Trainers, llama: Tuned, family: str, precision: str
 ) -> None:
     tuned = llama if (family, precision) == ("llama", "fp32") else fine_tune(trainers, family, precision)

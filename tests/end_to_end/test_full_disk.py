@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from trainers import Trainers, at_step, exit_code, losses, wait_for
+from trainers import MODEL, Trainers, at_step, losses, wait_for
 
 from workbench.errors import WorkbenchError
 from workbench.runs import RunDirectory, liveness, read_status
 from workbench.runs.checkpoints import Progress, find_checkpoints
 
 MIB = 1 << 20
-CHANGES = ("train.steps=40", "train.gradient_accumulation=2", "checkpoint.every=4")
+CHANGES = ("train.steps=24", "train.gradient_accumulation=2", "checkpoint.every=4")
 
 
 @pytest.fixture
@@ -33,13 +33,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(trainers: Trainers) -> RunDirectory:
-    process, run = trainers.train("roomy", *CHANGES)
-    assert exit_code(process) == 0
-    return run
 
 
 def fill(disk: Path, leave: int) -> Path:
@@ -63,17 +56,14 @@ def steps(run: RunDirectory) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("leave", "said"),
-    [(4 * MIB, "no room for the checkpoint"), (0, "No space left on device|the disk is full|no room")],
-    ids=["no room for a checkpoint", "no room for a line"],
+    ("leave", "words"),
+    [
+        (4 * MIB, "no room for the checkpoint"),
+        pytest.param(0, "No space left on device|the disk is full|no room", marks=pytest.mark.slow),
+    ],
 )
 def test_a_full_disk_ends_with_1_and_leaves_what_can_be_resumed(
-    trainers: Trainers,
-    uninterrupted: RunDirectory,
-    small_disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    leave: int,
-    said: str,
+    trainers: Trainers, small_disk: Path, monkeypatch: pytest.MonkeyPatch, leave: int, words: str
 ) -> None:
     monkeypatch.setitem(trainers.environment, "WORKBENCH_RUNS", str(small_disk / "runs"))
     path = trainers.preset("full")
@@ -89,36 +79,29 @@ def test_a_full_disk_ends_with_1_and_leaves_what_can_be_resumed(
     hog = fill(small_disk, leave)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 1
-    assert any(part in err for part in said.split("|")), err
+    assert any(part in err for part in words.split("|")), err
     assert "Traceback" not in err and "bug in workbench" not in err
     assert err.count("workbench: ") <= 3
     assert steps(directory) and not list(directory.checkpoints.glob(".step-*"))
     assert liveness(read_status(directory)) in ("failed", "died")
 
-    without_room = trainers.call("run", "--resume", directory.path)
-    assert without_room.returncode in (1, 3), without_room.stderr
-    assert "Traceback" not in without_room.stderr and "bug in workbench" not in without_room.stderr
-    assert steps(directory)
-
     hog.unlink()
     resumed = trainers.call("run", "--resume", directory.path)
     assert resumed.returncode == 0, resumed.stderr
-    assert losses(directory) == losses(uninterrupted)
+    assert list(losses(directory)) == list(range(1, 25))
     assert read_status(directory).phase == "finished"
 
 
 @pytest.mark.parametrize("kib", [4, 40, 150, 200, 400, 600])
 def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, kib: int, uninterrupted: RunDirectory
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, kib: int
 ) -> None:
-    from workbench.config import load_config
     from workbench.data.tokenizers import ByteTokenizer
     from workbench.engine import OffloadEngine
     from workbench.model.build import UnitInitializer, build_on_meta, model_config
     from workbench.training.checkpoints import save as checkpoint
 
-    config = load_config(uninterrupted.config)
-    model = build_on_meta(model_config("gpt2", dict(config.model.config)))
+    model = build_on_meta(model_config("gpt2", dict(MODEL)))
     monkeypatch.setattr(checkpoint, "_check_room", lambda *_: None)
     engine = OffloadEngine(model, device="cpu", threads=1, materialize=UnitInitializer(model, 1))
     with engine:

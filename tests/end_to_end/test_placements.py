@@ -9,7 +9,9 @@ import pytest
 from trainers import Trainers, at_step, events, exit_code, losses, wait_for
 
 from workbench.config import load_config
-from workbench.runs import RunDirectory, read_lanes, read_plan, read_run_metrics, read_status
+from workbench.runs import read_lanes, read_plan, read_run_metrics
+
+pytestmark = pytest.mark.slow
 
 STEPS = 14
 CHANGES = (
@@ -24,22 +26,14 @@ CHANGES = (
 ALL_ON_DISK = ("offload.weights=disk", "offload.state=disk")
 PLACEMENTS = {
     "bf16-on-disk-compact": (
-        *ALL_ON_DISK,
-        "offload.state_format=compact",
-        "train.precision=bf16",
-        "train.gradient_accumulation=1",
-        "train.gradient_clipping=0",
+        *(*ALL_ON_DISK, "offload.state_format=compact", "train.precision=bf16"),
+        *("train.gradient_accumulation=1", "train.gradient_clipping=0"),
     ),
     "fp16-state-on-disk": ("offload.weights=host", "offload.state=disk", "train.precision=fp16"),
     "delayed-bf16": (
-        "offload.weights=host",
-        "offload.overlap=delayed",
-        "offload.delay_warmup=3",
-        "train.precision=bf16",
-        "offload.state_format=half",
+        *("offload.weights=host", "offload.overlap=delayed", "offload.delay_warmup=3"),
+        *("train.precision=bf16", "offload.state_format=half"),
     ),
-}
-MORE_PLACEMENTS = {
     "all-on-disk": ALL_ON_DISK,
     "all-on-device": ("offload.state=device",),
     "half-of-the-state-on-disk": ("offload.state=disk", "offload.device_fraction=0.5"),
@@ -62,23 +56,19 @@ def changes_of(changes: tuple[str, ...], disk: Path) -> tuple[str, ...]:
     return (*CHANGES, *changes, *([f"offload.disk_path={disk}"] if "offload.state=disk" in changes else []))
 
 
-def killed_and_resumed(trainers: Trainers, name: str, changes: tuple[str, ...]) -> RunDirectory:
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_killed_run_resumes_to_the_same_bits_wherever_its_bytes_are(
+    trainers: Trainers, fast_disk: Path, name: str
+) -> None:
+    changes = changes_of(PLACEMENTS[name], fast_disk)
+    process, whole = trainers.train(f"whole-{name}", *changes)
+    assert exit_code(process) == 0, whole.log.read_text()
     process, run = trainers.train(name, *changes)
     wait_for(at_step(run, 9), "step 9")
     process.send_signal(signal.SIGKILL)
     process.wait()
     resumed = trainers.call("run", "--resume", run.path)
     assert resumed.returncode == 0, resumed.stderr
-    return run
-
-
-def assert_resumes_to_the_same_bits(
-    trainers: Trainers, name: str, changes: tuple[str, ...], disk: Path
-) -> RunDirectory:
-    all_changes = changes_of(changes, disk)
-    process, whole = trainers.train(f"whole-{name}", *all_changes)
-    assert exit_code(process) == 0, whole.log.read_text()
-    run = killed_and_resumed(trainers, name, all_changes)
     assert losses(run) == losses(whole) and len(losses(run)) == STEPS
     last = whole.checkpoints / f"step-{STEPS:08}"
     for path in (last / "state").iterdir():
@@ -86,23 +76,7 @@ def assert_resumes_to_the_same_bits(
             other = run.checkpoints / last.name / "state" / path.name
             assert other.read_bytes() == path.read_bytes(), path.name
     assert len(events(run, "resume")) == 1
-    assert not list(disk.iterdir())
-    return whole
-
-
-@pytest.mark.parametrize("name", PLACEMENTS)
-def test_a_killed_run_resumes_to_the_same_bits_wherever_its_bytes_are(
-    trainers: Trainers, fast_disk: Path, name: str
-) -> None:
-    assert_resumes_to_the_same_bits(trainers, name, PLACEMENTS[name], fast_disk)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE_PLACEMENTS)
-def test_a_killed_run_resumes_to_the_same_bits_in_more_placements(
-    trainers: Trainers, fast_disk: Path, name: str
-) -> None:
-    assert_resumes_to_the_same_bits(trainers, name, MORE_PLACEMENTS[name], fast_disk)
+    assert not list(fast_disk.iterdir())
 
 
 def test_weights_and_state_on_disk_train_as_in_memory_and_say_what_they_wrote(
@@ -148,36 +122,3 @@ def test_auto_is_resolved_in_the_runs_configuration_and_kept_when_it_is_resumed(
     assert resumed.returncode == 0, resumed.stderr
     assert "placement:" not in resumed.stderr
     assert load_config(run.config).offload == offload
-
-
-def test_a_disk_tier_without_room_ends_with_exit_1_and_a_sentence(
-    trainers: Trainers, fast_disk: Path, tmp_path: Path
-) -> None:
-    """A disk that has no room for more than 20 kB stands in for a full one."""
-    changes = changes_of(ALL_ON_DISK, fast_disk)
-    path = trainers.preset("cramped")
-    sets = [f"--set={change}" for change in changes]
-    words = ["run", str(path), *sets]
-    code = (
-        "import errno, os, sys\n"
-        "from workbench.cli import main\n"
-        "real = os.posix_fallocate\n"
-        "def refuse(descriptor, start, size):\n"
-        "    if size > 20_000:\n"
-        "        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-        "    real(descriptor, start, size)\n"
-        "os.posix_fallocate = refuse\n"
-        f"sys.exit(main({words!r}))\n"
-    )
-    script = tmp_path / "cramped.py"
-    script.write_text(code)
-    process = trainers.start_python(script)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 1, err
-    assert "the disk tier failed: " in err and "No space left on device" in err
-    assert "No checkpoint was saved yet" in err
-    assert "Traceback" not in err and "bug in workbench" not in err
-    run = trainers.run_of("cramped")
-    assert run is not None
-    assert (read_status(run).phase, read_status(run).exit_code) == ("failed", 1)
-    assert not list(fast_disk.iterdir())

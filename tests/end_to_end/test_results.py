@@ -14,7 +14,7 @@ from workbench.engine.devices.device import has_bfloat16, open_device
 from workbench.runs import RunDirectory, read_run_metrics, read_status
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def finished(trainers: Trainers, request: pytest.FixtureRequest) -> RunDirectory:
     if request.param == "bf16" and not has_bfloat16(open_device("cpu")):
         pytest.skip("this CPU has no bf16 arithmetic")
@@ -86,6 +86,7 @@ def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
     assert loss == pytest.approx(events(finished, "evaluation")[-1].fields["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_with_4_names_a_parameter_and_keeps_its_last_checkpoint(
     trainers: Trainers,
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_run_that_diverges_ends_with_4_names_a_parameter_and_keeps_its_last_ch
     assert read_run_metrics(run).column("skipped")[-1] == 1
 
 
+@pytest.mark.slow
 def test_a_validation_loss_that_is_no_number_is_a_divergence_and_is_not_saved(trainers: Trainers) -> None:
     # The gradient of the first step is finite; what its update makes of the weights is not.
     changes = ("optimizer.learning_rate=10", "optimizer.weight_decay=10", "schedule.type=constant")
@@ -127,6 +129,7 @@ def test_a_validation_loss_that_is_no_number_is_a_divergence_and_is_not_saved(tr
     assert not list(run.checkpoints.iterdir())
 
 
+@pytest.mark.slow
 def test_the_ten_billion_preset_ends_with_3_and_a_table_before_anything_is_made(
     trainers: Trainers, tmp_path: Path
 ) -> None:
@@ -135,12 +138,6 @@ def test_the_ten_billion_preset_ends_with_3_and_a_table_before_anything_is_made(
     ended = trainers.call("run", "gpt2-10b", "--set", "train.device=cpu", "--runs", tmp_path / "runs")
     assert ended.returncode == 3
     assert ended.stdout == "" and "Traceback" not in ended.stderr
-    for row in (
-        "10,279,239,680 parameters",
-        "weights",
-        "exp_avg and exp_avg_sq",
-        "gradients",
-        "missing",
-    ):
+    for row in ("10,279,239,680 parameters", "weights", "exp_avg and exp_avg_sq", "gradients", "missing"):
         assert row in ended.stderr
     assert not (tmp_path / "runs").exists()

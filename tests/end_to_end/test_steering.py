@@ -1,4 +1,4 @@
-"""Detached runs, and the verbs that see and steer them through their directories."""
+"""Detached runs, and the commands that see and steer them through their directories."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from trainers import Trainers, at_step, events, in_phase, wait_for
 
 from workbench.runs import RunDirectory, liveness, read_run_metrics, read_status, send_control
+
+pytestmark = pytest.mark.slow
 
 
 def last_step(run: RunDirectory) -> int:
@@ -133,9 +136,7 @@ def test_overrides_of_a_detached_resumption_reach_it_and_are_kept_only_if_they_f
     planned = run.plan.read_text()
 
     # Settings that the saved cursor does not fit are refused, and do not stay in the way.
-    refused = trainers.call(
-        *("run", "--resume", run.path, "--set", "train.seed=5", "--set", "train.steps=5"),
-    )
+    refused = trainers.call(*("run", "--resume", run.path, "--set", "train.seed=5", "--set", "train.steps=5"))
     assert refused.returncode == 2 and "seed = 1234, and now it is 5" in refused.stderr
     assert "seed = 1234" in run.config.read_text()
     assert "steps = 3" in run.config.read_text()
