@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.config.checking import Problem, check_values
+from workbench.config.checking import check_values
+from workbench.config.rules import Problem
 from workbench.config.schema import TABLES, DataConfig, DocumentedField, RunConfig, TrainConfig, fields
 from workbench.config.toml_text import (
     KeyPath,
