@@ -17,7 +17,7 @@ from workbench.profiles.machine_profile import load_profile
 from workbench.runs import RunDirectory
 from workbench.tui.app import WorkbenchApp
 from workbench.tui.context import AppContext
-from workbench.tui.form.sources import Here
+from workbench.tui.form.planner import ThisMachine
 from workbench.tui.screens.configure import ConfigureScreen
 from workbench.tui.screens.presets import PresetsScreen
 
@@ -25,10 +25,10 @@ PRESET = shipped_folder() / "gpt2-10b.toml"
 FIELD = "train.micro_batch_size"
 
 
-class Known(Here):
+class Known(ThisMachine):
     """Plans stand on the profile of a desktop instead of this machine."""
 
-    def ground(self, device: str, disk_path: str) -> Machine:
+    def machine(self, device: str, disk_path: str) -> Machine:
         return planned_machine(load_profile(Path("desktop-32gb")))
 
 

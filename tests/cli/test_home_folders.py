@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from workbench.training.disk_folder import disk_folder
+from workbench.tui.run.optimizer_speed import disk_folder as recorded_disk_folder
 
 from workbench.cli import main
 from workbench.config import parse_config
@@ -13,9 +15,7 @@ from workbench.data.sources import find_documents
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory
 from workbench.system.folders import expanded, runs_root
-from workbench.training.fitting import disk_folder
-from workbench.tui.form.sources import Here
-from workbench.tui.run.reading import disk_folder as recorded_disk_folder
+from workbench.tui.form.planner import ThisMachine
 
 NOBODYS = "~no-such-user-here/runs"
 
@@ -30,7 +30,7 @@ def test_a_home_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ("named", "use"),
     [
         ("--runs", lambda: runs_root(Path(NOBODYS))),
-        ("offload.disk_path", lambda: Here(Path("runs")).ground("cpu", NOBODYS)),
+        ("offload.disk_path", lambda: ThisMachine(Path("runs")).machine("cpu", NOBODYS)),
         (
             "offload.disk_path",
             lambda: disk_folder(

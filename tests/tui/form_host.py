@@ -22,11 +22,12 @@ from workbench.plan.placement import lacking
 from workbench.plan.planner import Plan, Planner
 from workbench.presets import shipped_folder
 from workbench.profiles.machine_profile import load_profile
-from workbench.profiles.model_profile import ModelProfile, ModelTimes
+from workbench.profiles.model_profile import ModelProfile
 from workbench.profiles.obtain import read_shipped
 from workbench.system.child_process import CancelledError
+from workbench.tui.app import WorkbenchApp
 from workbench.tui.context import AppContext
-from workbench.tui.form.sources import Sizes, Tell
+from workbench.tui.form.planner import Report, ThisMachine
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.messages import OpenPreset, StartRun
 
@@ -51,7 +52,7 @@ def shipped_model_profile(preset: Path) -> ModelProfile:
 
 def large_plan() -> Plan:
     """The plan of the large preset on the planned machine, on which it does not fit."""
-    return Planner(shipped_model_profile(LARGE), PlannedMachine().machine).plan(load_config(LARGE))
+    return Planner(shipped_model_profile(LARGE), PlannedMachine().now).plan(load_config(LARGE))
 
 
 def large_lacks() -> str:
@@ -59,20 +60,20 @@ def large_lacks() -> str:
     return f"lacks {lacking(large_plan().memory)}"
 
 
-class PlannedMachine:
+class PlannedMachine(ThisMachine):
     """Sources that know the shipped model profiles; another model's has to be taken, and is the small one's.
 
     `asked`: the tables whose model profile was taken. With `hold` taking waits until it is let go or called off.
     """
 
     def __init__(self, profile: str | None = "desktop-32gb") -> None:
-        machine = load_profile(Path(profile or "desktop-32gb"))
-        known = planned_machine(machine)
-        self.machine = known if profile else Machine(known.name, known.free, known.has_bfloat16, None)
+        super().__init__(Path("runs"))
+        known = planned_machine(load_profile(Path(profile or "desktop-32gb")))
+        self.now = known if profile else Machine(known.name, known.free, known.has_bfloat16, None)
         self.measured = known
         self.asked: list[dict[str, Any]] = []
         self.cancels: list[Event] = []
-        self.grounds = 0
+        self.looks = 0
         self.refusal: WorkbenchError | None = None
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -82,19 +83,19 @@ class PlannedMachine:
     def hold(self) -> None:
         self.may_answer.clear()
 
-    def make_ready(self) -> None:
+    def start_profiler(self) -> None:
         self.is_ready = True
 
-    def let_go(self) -> None:
+    def stop_profiler(self) -> None:
         self.is_ready = False
 
     def known_model_profile(self, model: Mapping[str, Any]) -> ModelProfile | None:
         return read_shipped(model)
 
-    def take_model_profile(self, model: Mapping[str, Any], tell: Tell, cancelled: Event) -> ModelProfile:
+    def take_model_profile(self, model: Mapping[str, Any], report: Report, cancelled: Event) -> ModelProfile:
         self.asked.append(dict(model))
         self.cancels.append(cancelled)
-        tell("taking the model profile, as a test")
+        report("taking the model profile, as a test")
         while not self.may_answer.wait(0.005):
             if cancelled.is_set():
                 raise CancelledError
@@ -102,22 +103,17 @@ class PlannedMachine:
             raise self.refusal
         return shipped_model_profile(SMALL).model_copy(update={"positions": None})  # whatever the sequences
 
-    def ground(self, device: str, disk_path: str) -> Machine:
-        self.grounds += 1
-        return self.machine
+    def machine(self, device: str, disk_path: str) -> Machine:
+        self.looks += 1
+        return self.now
 
-    def times(
-        self, model: Mapping[str, Any], model_profile: ModelProfile, ground: Machine, sizes: Sizes
-    ) -> ModelTimes | None:
-        return None
-
-    def measure(self, device: str, disk_path: str, tell: Tell, cancelled: Event) -> None:
+    def measure(self, device: str, disk_path: str, report: Report, cancelled: Event) -> None:
         self.cancels.append(cancelled)
-        tell("the memory's speed")
+        report("the memory's speed")
         while not self.may_answer.wait(0.005):
             if cancelled.is_set():
                 raise CancelledError
-        self.machine = self.measured
+        self.now = self.measured
 
 
 def context(runs: Path, glyphs: Glyphs = BLOCKS, **others: Any) -> AppContext:
@@ -126,6 +122,8 @@ def context(runs: Path, glyphs: Glyphs = BLOCKS, **others: Any) -> AppContext:
 
 class OneScreen(App[None]):
     """Shows one screen and keeps what it asks for."""
+
+    CSS_PATH = WorkbenchApp.CSS_PATH
 
     def __init__(self, screen: Screen[Any]) -> None:
         super().__init__()

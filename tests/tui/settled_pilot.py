@@ -9,16 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from screen_host import text_of
+from textual.app import App
 from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.worker import Worker, get_current_worker
 
 LONGEST_S = 60.0
 SOON_S = 0.1
 """A timer that ends so soon after it was set is part of what is going on."""
 _once = Pilot.pause
+_push_screen_wait = App.push_screen_wait
+_asking: set[Worker[Any]] = set()
+"""The workers that wait for the user's answer."""
+
+
+async def push_screen_wait(app: App[Any], screen: Screen[Any] | str) -> Any:
+    """Push a screen and return its answer; `settled` does not wait for the calling worker meanwhile."""
+    worker = get_current_worker()
+    _asking.add(worker)
+    try:
+        return await _push_screen_wait(app, screen)
+    finally:
+        _asking.discard(worker)
 
 
 async def pause(pilot: Pilot[Any], delay: float | None = None) -> None:
@@ -33,17 +49,16 @@ async def pause(pilot: Pilot[Any], delay: float | None = None) -> None:
         assert time.monotonic() < deadline, "the screen does not come to rest"
 
 
-async def settled(pilot: Pilot[Any], but: Collection[str] = ()) -> None:
-    """Pause until no worker runs either, and no timer that ends in a moment.
+async def settled(pilot: Pilot[Any]) -> None:
+    """Pause until no worker runs either, but those that wait for the user's answer, and no timer ends in a moment.
 
-    `but`: groups of workers that wait for an answer, and are not waited for. A worker posts what it found before it has
-    ended, so that nothing is left to come when none is there after a pause.
+    A worker posts what it found before it has ended, so that nothing is left to come when none is there after a pause.
     """
     deadline = time.monotonic() + LONGEST_S
     before = None
     while pilot.app.return_code is None:
         await pause(pilot)
-        busy = [each for each in pilot.app.workers if not each.is_finished and each.group not in but]
+        busy = [each for each in pilot.app.workers if not each.is_finished and each not in _asking]
         picture = None if busy or pilot.app.return_code is not None else text_of(pilot.app)
         if picture is not None and picture == before:
             return
@@ -62,3 +77,6 @@ def and_then_pause(act: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
         return result
 
     return acted
+
+
+App.push_screen_wait = push_screen_wait  # type: ignore[method-assign,assignment]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,11 @@ from textual.widgets import Input
 from workbench import presets
 from workbench.presets import recent_presets, remember_preset
 from workbench.tui.form.meter import FitMeter
-from workbench.tui.form.preset_list import PresetAbout
 from workbench.tui.glyphs import PLAIN
 from workbench.tui.messages import OpenPreset, StartRun
-from workbench.tui.screens.presets import PresetsScreen
+from workbench.tui.screens.presets import PresetAbout, PresetsScreen
 
 SIZES = [(80, 24), (60, 16)]
-Scenario = Callable[[PresetsScreen, Pilot[None], OneScreen], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -34,29 +32,24 @@ def user(own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return own_folders
 
 
-def on_screen(
-    scenario: Scenario,
+@asynccontextmanager
+async def shown(
     tmp_path: Path,
     size: tuple[int, int] = (80, 24),
     machine: PlannedMachine | None = None,
     *,
     wait: bool = True,
     **others: Any,
-) -> OneScreen:
-    """Play a scenario on the presets, all planned where it is to `wait`."""
+) -> AsyncIterator[tuple[PresetsScreen, Pilot[None], OneScreen]]:
+    """Show the presets, all planned where it is to `wait`."""
     machine = machine or PlannedMachine()
     screen = PresetsScreen(context(tmp_path / "runs", **others), machine)
     app = OneScreen(screen)
-
-    async def play() -> None:
-        async with app.run_test(size=size) as pilot:
-            if wait:
-                await settled(pilot)
-            await scenario(screen, pilot, app)
-            machine.may_answer.set()
-
-    asyncio.run(play())
-    return app
+    async with app.run_test(size=size) as pilot:
+        if wait:
+            await settled(pilot)
+        yield screen, pilot, app
+        machine.may_answer.set()
 
 
 def names(screen: PresetsScreen) -> list[str]:
@@ -69,8 +62,10 @@ def here(screen: PresetsScreen) -> str:
 
 
 @pytest.mark.parametrize("size", [*SIZES, (120, 40), (200, 60)])
-def test_each_preset_has_its_parameters_and_whether_it_fits(size: tuple[int, int], tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_each_preset_has_its_parameters_and_whether_it_fits(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
+    async with shown(tmp_path, size) as (_screen, _pilot, app):
         lines = text_of(app).splitlines()
         (large,) = [line for line in lines if "▸" in line]
         (small,) = [line for line in lines if "quickstart" in line and "FIT" not in line]
@@ -79,32 +74,27 @@ def test_each_preset_has_its_parameters_and_whether_it_fits(size: tuple[int, int
         assert "GPT-2" in large or size[0] == 60
         assert large_lacks() in text_of(app)
 
-    on_screen(scenario, tmp_path, size)
-
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_preview_follows_the_cursor(size: tuple[int, int], tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_the_preview_follows_the_cursor(size: tuple[int, int], tmp_path: Path) -> None:
+    async with shown(tmp_path, size) as (screen, pilot, app):
         meter, about = screen.query_one(FitMeter), screen.query_one(PresetAbout)
         assert here(screen) == "gpt2-10b" and meter.plan is not None and not meter.plan.fits
         await pilot.press("down")
-        await pilot.pause()
         assert here(screen) == "quickstart" and meter.plan.fits
         assert "quickstart" in str(about.border_title) and "1 million parameters" in text_of(app)
         await pilot.press("end", "home")
         assert here(screen) == "gpt2-10b"
 
-    on_screen(scenario, tmp_path, size)
 
-
-def test_rows_are_there_before_they_are_planned_and_a_model_profile_does_not_hold_the_others_up(
+async def test_rows_are_there_before_they_are_planned_and_a_model_profile_does_not_hold_the_others_up(
     user: Path, tmp_path: Path
 ) -> None:
     (user / "a-new-one.toml").write_text(SMALL.read_text().replace("n_layer = 4", "n_layer = 5"))
     machine = PlannedMachine()
     machine.hold()
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path, machine=machine, wait=False) as (screen, pilot, app):
         await until(pilot, lambda: bool(machine.asked))
         rows = {row.preset.name: row for row in screen.preset_table.shown}
         assert rows["quickstart"].verdict == "fits" and rows["gpt2-10b"].verdict == "no"
@@ -115,208 +105,155 @@ def test_rows_are_there_before_they_are_planned_and_a_model_profile_does_not_hol
             next(row for row in screen.preset_table.shown if row.preset.name == "a-new-one").verdict == "fits"
         )
 
-    on_screen(scenario, tmp_path, machine=machine, wait=False)
 
-
-def test_leaving_the_screen_calls_the_model_profile_off(user: Path, tmp_path: Path) -> None:
+async def test_leaving_the_screen_calls_the_model_profile_off(user: Path, tmp_path: Path) -> None:
     (user / "a-new-one.toml").write_text(SMALL.read_text().replace("n_layer = 4", "n_layer = 5"))
     machine = PlannedMachine()
     machine.hold()
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path, machine=machine, wait=False) as (_screen, pilot, app):
         await until(pilot, lambda: bool(machine.asked))
         app.pop_screen()
         await settled(pilot)
         assert machine.cancels[0].is_set()
 
-    on_screen(scenario, tmp_path, machine=machine, wait=False)
-
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_typed_filters_and_escape_gives_all_back(size: tuple[int, int], tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_what_is_typed_filters_and_escape_gives_all_back(size: tuple[int, int], tmp_path: Path) -> None:
+    async with shown(tmp_path, size) as (screen, pilot, app):
         await pilot.press("q", "s")
-        await pilot.pause()
         assert screen.query_one(Input).value == "qs" and names(screen) == ["quickstart"]
         await pilot.press("z")
-        await pilot.pause()
         assert names(screen) == [] and 'No preset answers to "qsz"' in text_of(app)
         await pilot.press("escape")
-        await pilot.pause()
         assert names(screen) == ["gpt2-10b", "quickstart"] and screen.preset_table.has_focus
 
-    on_screen(scenario, tmp_path, size)
 
-
-def test_a_filter_begins_with_any_letter_after_a_slash(tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_a_filter_begins_with_any_letter_after_a_slash(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
         await pilot.press("slash", "r")
-        await pilot.pause()
         assert screen.query_one(Input).value == "r" and not app.asked
         await pilot.press("down")
         assert screen.preset_table.has_focus
 
-    on_screen(scenario, tmp_path)
 
-
-def test_enter_opens_the_preset_from_the_list_and_from_the_filter(tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_enter_opens_the_preset_from_the_list_and_from_the_filter(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (_screen, pilot, app):
         await pilot.press("enter")
-        await pilot.pause()
         await pilot.press("q", "u", "enter")
-        await pilot.pause()
-
-    app = on_screen(scenario, tmp_path)
     opened = [message.path for message in app.asked if isinstance(message, OpenPreset)]
     large, small = presets.shipped_folder() / "gpt2-10b.toml", presets.shipped_folder() / "quickstart.toml"
     assert opened == [large, small]
     assert recent_presets() == [small, large]
 
 
-def test_recent_presets_come_first(tmp_path: Path) -> None:
+async def test_recent_presets_come_first(tmp_path: Path) -> None:
     remember_preset(presets.shipped_folder() / "quickstart.toml")
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path) as (screen, _pilot, _app):
         assert names(screen) == ["quickstart", "gpt2-10b"]
 
-    on_screen(scenario, tmp_path)
 
-
-def test_r_runs_what_fits_and_asks_about_what_does_not(tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_r_runs_what_fits_and_asks_about_what_does_not(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (_screen, pilot, app):
         await pilot.press("down", "r")
-        await pilot.pause()
         (asked,) = app.asked
         assert isinstance(asked, StartRun)
         assert (asked.name, asked.text) == ("quickstart", SMALL.read_text())
         await pilot.press("up", "r")
-        await pilot.pause()
         assert large_lacks() in " ".join(text_of(app).split())
         await pilot.press("enter")
-        await pilot.pause()
         assert len(app.asked) == 1
         await pilot.press("r")
-        await pilot.pause()
         await pilot.press("y")
-        await pilot.pause()
         assert len(app.asked) == 2
 
-    on_screen(scenario, tmp_path)
 
-
-def test_a_preset_with_errors_is_listed_with_them_not_run_and_can_be_opened(
+async def test_a_preset_with_errors_is_listed_with_them_not_run_and_can_be_opened(
     user: Path, tmp_path: Path
 ) -> None:
     (user / "a-broken-one.toml").write_text("[model]\narchitecture = 3\n")
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
         assert here(screen) == "a-broken-one" and "✗ broken" in text_of(app)
         assert "model.architecture = 3" in text_of(app)
         await pilot.press("r")
-        await pilot.pause()
         assert not app.asked and "has errors" in app.told[0]
         await pilot.press("enter")
-        await pilot.pause()
         assert isinstance(app.asked[0], OpenPreset)
 
-    on_screen(scenario, tmp_path)
 
-
-def test_d_copies_into_the_users_folder_and_goes_to_the_copy(user: Path, tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_d_copies_into_the_users_folder_and_goes_to_the_copy(user: Path, tmp_path: Path) -> None:
+    async with shown(tmp_path) as (screen, pilot, _app):
         await pilot.press("down", "d")
-        await settled(pilot)
         assert (user / "quickstart-2.toml").read_text() == SMALL.read_text()
         assert here(screen) == "quickstart-2"
 
-    on_screen(scenario, tmp_path)
 
-
-def test_x_deletes_ones_own_after_a_question_and_nothing_of_the_house(user: Path, tmp_path: Path) -> None:
+async def test_x_deletes_ones_own_after_a_question_and_nothing_of_the_house(
+    user: Path, tmp_path: Path
+) -> None:
     own = user / "a-own.toml"
     own.write_text(SMALL.read_text())
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
         assert here(screen) == "a-own"
         await pilot.press("x")
-        await pilot.pause()
         assert "gone for good" in text_of(app)
         await pilot.press("enter")  # the focus is on no
-        await pilot.pause()
         assert own.exists()
         await pilot.press("x")
-        await pilot.pause()
         await pilot.press("y")
-        await settled(pilot)
         assert not own.exists() and names(screen) == ["gpt2-10b", "quickstart"]
         await pilot.press("x")
-        await pilot.pause()
         assert app.screen is screen and "is not deleted" in app.told[-1]
-
-    on_screen(scenario, tmp_path)
     assert (presets.shipped_folder() / "quickstart.toml").exists()
 
 
-def test_a_read_only_look_changes_nothing(user: Path, tmp_path: Path) -> None:
+async def test_a_read_only_look_changes_nothing(user: Path, tmp_path: Path) -> None:
     (user / "a-own.toml").write_text(SMALL.read_text())
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path, read_only=True) as (screen, pilot, app):
         for key in ("r", "d", "x"):
             await pilot.press(key)
-            await pilot.pause()
             await pilot.press("escape")
         assert app.screen is screen and not app.asked
-
-    on_screen(scenario, tmp_path, read_only=True)
     assert [path.name for path in user.iterdir()] == ["a-own.toml"]
 
 
-def test_a_click_chooses_and_a_second_one_opens(tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_a_click_chooses_and_a_second_one_opens(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
         y = next(number for number, line in enumerate(text_of(app).splitlines()) if "quickstart" in line)
         await pilot.click(offset=(10, y))
         assert here(screen) == "quickstart" and not app.asked
         await pilot.click(offset=(10, y))
-        await pilot.pause()
         assert isinstance(app.asked[0], OpenPreset)
 
-    on_screen(scenario, tmp_path)
 
-
-def test_a_click_on_a_key_of_the_last_line_is_that_key(tmp_path: Path) -> None:
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+async def test_a_click_on_a_key_of_the_last_line_is_that_key(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (_screen, pilot, app):
         last = text_of(app).splitlines()[-1]
         await pilot.click(offset=(last.index("Open"), 23))
-        await pilot.pause()
         assert isinstance(app.asked[0], OpenPreset)
-
-    on_screen(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("size", [*SIZES, (120, 40)])
-def test_ascii_mode_draws_nothing_else(size: tuple[int, int], user: Path, tmp_path: Path) -> None:
+async def test_ascii_mode_draws_nothing_else(size: tuple[int, int], user: Path, tmp_path: Path) -> None:
     (user / "a-broken-one.toml").write_text('[model]\narchitecture = "ä"\nx = 1\n')
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path, size, glyphs=PLAIN) as (_screen, pilot, app):
         assert text_of(app).isascii()
         await pilot.press("down")
-        await pilot.pause()
         assert text_of(app).isascii()
 
-    on_screen(scenario, tmp_path, size, glyphs=PLAIN)
 
-
-def test_a_hundred_presets_scroll(user: Path, tmp_path: Path) -> None:
+async def test_a_hundred_presets_scroll(user: Path, tmp_path: Path) -> None:
     for number in range(100):
         (user / f"z{number:02}.toml").write_text(SMALL.read_text())
 
-    async def scenario(screen: PresetsScreen, pilot: Pilot[None], app: OneScreen) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
         assert len(names(screen)) == 102
         await pilot.press("end")
-        await pilot.pause()
         assert here(screen) == "z99" and "z99" in text_of(app)
         await pilot.press("pageup", "home")
-        await pilot.pause()
         assert here(screen) == "gpt2-10b" and "gpt2-10b" in text_of(app)
-
-    on_screen(scenario, tmp_path)

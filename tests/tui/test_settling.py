@@ -11,6 +11,7 @@ from settled_pilot import settled
 from textual import on, work
 from textual.app import App, ComposeResult
 from textual.message import Message
+from textual.screen import ModalScreen
 from textual.widgets import Static
 
 LINKS = 7
@@ -28,17 +29,17 @@ class Chain(App[None]):
         super().__init__()
         self.may_end = threading.Event()
         self.restless = restless
+        self.shown = Static("nothing yet")
+        self.answer: str | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static("nothing yet")
+        yield self.shown
 
     def on_mount(self) -> None:
         self._read(1)
         if self.restless:
             self.may_end.set()
-            self.set_interval(
-                0.001, lambda: self.query_one(Static).update(f"{asyncio.get_running_loop().time()}")
-            )
+            self.set_interval(0.001, lambda: self.shown.update(f"{asyncio.get_running_loop().time()}"))
 
     @work(thread=True, group="read")
     def _read(self, number: int) -> None:
@@ -48,6 +49,10 @@ class Chain(App[None]):
     def wait(self) -> None:
         self.may_end.wait()
 
+    @work(group="ask")
+    async def ask(self) -> None:
+        self.answer = await self.push_screen_wait(ModalScreen[str]())
+
     @on(Link)
     def _go_on(self, event: Link) -> None:
         if event.number < 3:
@@ -56,7 +61,7 @@ class Chain(App[None]):
             self._read(event.number + 1)
         else:
             self.may_end.set()
-            self.set_timer(0.05, lambda: self.query_one(Static).update("all of it"))
+            self.set_timer(0.05, lambda: self.shown.update("all of it"))
 
 
 def test_a_chain_of_threads_and_timers_is_waited_for_to_its_end() -> None:
@@ -65,10 +70,12 @@ def test_a_chain_of_threads_and_timers_is_waited_for_to_its_end() -> None:
         async with app.run_test(size=(20, 2)) as pilot:
             await settled(pilot)
             assert text_of(app).startswith("all of it") and not len(app.workers)
-            app.may_end.clear()
-            app.wait()
-            await settled(pilot, but=("alone",))  # one that waits for an answer holds nobody up
-            app.may_end.set()
+            app.ask()
+            await settled(pilot)  # a worker that waits for an answer holds nobody up
+            assert app.answer is None and len(app.workers) == 1
+            app.screen.dismiss("yes")
+            await settled(pilot)
+            assert app.answer == "yes"
 
     asyncio.run(play())
 

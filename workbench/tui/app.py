@@ -28,9 +28,8 @@ from textual.screen import Screen
 from textual.scrollbar import ScrollBar, ScrollBarRender
 
 from workbench.errors import WorkbenchError
-from workbench.tui.context import AppContext
+from workbench.tui.context import AppContext, read_ui_state, write_ui_state
 from workbench.tui.messages import CompareRuns, HidePanels, OpenPreset, OpenRun, ResumeRun, StartRun
-from workbench.tui.ui_state import read_ui_state, write_ui_state
 
 if TYPE_CHECKING:
     from workbench.runs import RunDirectory
@@ -286,16 +285,17 @@ class WorkbenchApp(App[None]):
         if len(self.screen_stack) > 1:
             await self.pop_screen()
 
-    def action_leave(self) -> None:
+    async def action_leave(self) -> None:
         """Go back where there is something to go back to, else quit."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
         else:
-            self._quit()
+            await self.action_quit()
 
     async def action_quit(self) -> None:
-        """End the application; a form with changes and a run that is watched are asked about first."""
-        self._quit()
+        """End the application; a form with changes and a run that is watched are asked about first, once."""
+        if not any(worker.group == "quit" and not worker.is_finished for worker in self.workers):
+            self._quit()
 
     @work(group="quit")
     async def _quit(self) -> None:

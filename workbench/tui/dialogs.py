@@ -1,15 +1,21 @@
-"""Questions that must be answered first: yes or no, one of several, and a text.
+"""Questions that must be answered first: yes or no, one of several, a text, and the text of a file in an editor.
 
 Invariant: Escape and a click beside the box change nothing, and neither does Enter where the answer is dangerous.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import ClassVar, TypeVar
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual import events
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
@@ -17,7 +23,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from workbench.config.toml_text import as_written
+from workbench.errors import WorkbenchError
+from workbench.tui.form.meter import verdict_words
 from workbench.tui.glyphs import BLOCKS, Glyphs
+from workbench.tui.panels.panel import clean
+
+if TYPE_CHECKING:
+    from workbench.plan.fit import Fit
 
 Answer = TypeVar("Answer")
 
@@ -210,3 +223,95 @@ class AskText(Dialog["str | None"]):
         self.query_one("#wrong", Static).update(Content(problem))
         if not problem:
             self.dismiss(text)
+
+
+class FitDialog(Dialog["str | None"]):
+    """Lists what a search found, field by field. Returns "apply", "keep" (search again with the state format kept as
+    it is), or None.
+    """
+
+    DEFAULT_CSS = """
+    FitDialog > Vertical { max-width: 90; max-height: 95%; }
+    FitDialog .buttons { width: 100%; align-horizontal: right; }
+    FitDialog Button { margin: 0 0 0 1; }
+    FitDialog Button:focus { text-style: bold; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n", "cancel", "Cancel", id="fit.cancel", show=False),
+        Binding("y", "answer('apply')", "Apply", id="fit.apply"),
+        Binding("k", "answer('keep')", "Keep the state's format", id="fit.keep"),
+        Binding("left", "app.focus_previous", "Previous", id="dialog.previous", show=False),
+        Binding("right", "app.focus_next", "Next", id="dialog.next", show=False),
+    ]
+
+    def __init__(self, found: Fit, glyphs: Glyphs) -> None:
+        text = "\n".join(clean(line, glyphs) for line in fit_lines(found))
+        super().__init__("Make it fit", text, glyphs=glyphs)
+        self.found = found
+        self._answers: dict[str, str] = {}
+        if found.changes:
+            self._answers["apply"] = "Apply" if found.fits else "Apply anyway"
+        if any(change.field == "offload.state_format" for change in found.changes):
+            self._answers["keep"] = "Keep the state's format"
+
+    def compose_inputs(self) -> ComposeResult:
+        with Horizontal(classes="buttons"):
+            for name, label in self._answers.items():
+                yield Button(label, "primary" if name == "apply" else "default", id=name, compact=True)
+            yield Button("Cancel" if self._answers else "Close", id="none", compact=True)
+
+    def action_answer(self, answer: str) -> None:
+        if answer in self._answers:
+            self.dismiss(answer)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        self.dismiss(None if event.button.id == "none" else event.button.id)
+
+
+def fit_lines(found: Fit) -> list[str]:
+    """Return the result of a search as lines of text."""
+    if found.fits:
+        head = (
+            "The fastest that fits changes:"
+            if found.changes
+            else "As it stands this is the fastest that fits."
+        )
+    else:
+        head = (
+            "Nothing fits. The nearest changes:"
+            if found.changes
+            else "Nothing fits, and this is the nearest."
+        )
+    lines = [head]
+    for change in found.changes:
+        lines.append(f"  {change.field}: {as_written(change.before)} -> {as_written(change.after)}")
+        lines += wrap(change.note, 76, initial_indent="      ", subsequent_indent="      ")
+    lines += ["", f"After it: {verdict_words(found.plan.memory)}"]
+    if found.plan.time is not None:
+        time = found.plan.time
+        lines.append(f"A step: {time.step_s:,.3g} s, {time.tokens_per_s:,.0f} tokens a second")
+    return [*lines, "", *found.advice] if found.advice else lines
+
+
+def edit_text(app: App[object], text: str, name: str) -> str:
+    """Open `text` as a file `name` in $VISUAL, $EDITOR or vi, and return what was saved. Blocks until the editor ends.
+
+    Raises:
+        WorkbenchError: the terminal cannot be lent, there is no such editor, or it failed.
+    """
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8", newline="")
+        try:
+            with app.suspend():
+                code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
+            after = path.read_bytes().decode("utf-8-sig")
+        except SuspendNotSupported:
+            raise WorkbenchError("this terminal cannot be lent to an editor") from None
+        except (OSError, ValueError) as error:
+            raise WorkbenchError(f"{editor}: {error}") from error
+    if code:
+        raise WorkbenchError(f"{editor} ended with code {code}; its changes were not taken over")
+    return after

@@ -13,13 +13,14 @@ from typing import NoReturn
 
 import pytest
 from screen_host import text_of, until
-from whole_app import House, settled
+from settled_pilot import settled
+from whole_app import House
 
 from workbench.tui import command
 from workbench.tui.app import ENDING, WorkbenchApp
-from workbench.tui.form.preset_list import PresetTable
 from workbench.tui.messages import OpenPreset, OpenRun
 from workbench.tui.screens.configure import ConfigureScreen
+from workbench.tui.screens.presets import PresetTable
 
 
 @pytest.mark.parametrize("key", ["escape", "q"])
@@ -166,7 +167,7 @@ async def test_quitting_asks_where_a_form_has_changes_that_are_not_saved(
         form = app.screen
         assert isinstance(form, ConfigureScreen)
         form.draft.set("train.steps", 77)
-        form.draft_changed()
+        form._update()
         form.set_focus(None)  # where letters are typed, M is one
         await pilot.press(*keys)
         await until(pilot, lambda: app.shown == "Confirm")

@@ -6,11 +6,12 @@ from typing import Any
 
 from screen_host import text_of as screen_text
 from screen_host import until
+from settled_pilot import settled
 from textual.binding import ActiveBinding
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input, Markdown, Static
-from whole_app import App, House, settled
+from whole_app import App, House
 
 from workbench.tui.form.choice import Choice
 from workbench.tui.glyphs import PLAIN

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from screen_host import until
-from whole_app import House, settled
+from settled_pilot import settled
+from whole_app import House
 
 from workbench.tui.keymap import FILE_NAME, Keymap, bindings_of, bound_classes, places, read_keymap
 

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 from screen_host import until
+from settled_pilot import settled
 from textual.app import SystemCommand
 from textual.command import CommandPalette, Provider
-from whole_app import App, House, settled
+from whole_app import App, House
 
 from workbench.tui.messages import OpenPreset, OpenRun
 from workbench.tui.palette import PresetsAndRuns

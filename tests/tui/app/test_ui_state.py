@@ -10,8 +10,8 @@ from screen_host import until
 from textual.constants import DEFAULT_THEME
 from whole_app import App, House
 
+from workbench.tui.context import UI_STATE_FILE, UiState, read_ui_state, write_ui_state
 from workbench.tui.screens.top import TopScreen
-from workbench.tui.ui_state import FILE_NAME, UiState, read_ui_state, write_ui_state
 
 
 async def test_theme_and_part_come_back_the_next_time(house: House) -> None:
@@ -68,11 +68,11 @@ async def test_a_part_that_was_asked_for_is_not_the_one_remembered(house: House)
 )
 async def test_a_damaged_memory_costs_nothing_but_the_memory(house: House, tmp_path: Path, text: str) -> None:
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / FILE_NAME).write_text(text)
+    (tmp_path / "cache" / UI_STATE_FILE).write_text(text)
 
     async with house.shown() as (app, _):
         assert (app.shown, app.theme) == ("PresetsScreen", "textual-dark")
-    assert json.loads((tmp_path / "cache" / FILE_NAME).read_text())["mode"] == "presets"
+    assert json.loads((tmp_path / "cache" / UI_STATE_FILE).read_text())["mode"] == "presets"
 
 
 async def test_panels_of_another_version_and_all_panels_hidden_leave_something_to_see(house: House) -> None:

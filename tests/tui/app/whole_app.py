@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import settled_pilot
 from form_host import PlannedMachine
 from screen_host import NEVER_S, NoMonitor, until
+from settled_pilot import settled
 from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.pilot import Pilot
@@ -127,11 +127,6 @@ def house(folder: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     monkeypatch.chdir(folder)
     machine = PlannedMachine()
-    for module in ("form.sources", "screens.configure"):
-        monkeypatch.setattr(f"workbench.tui.{module}.Here", lambda root: machine)
+    for module in ("form.planner", "screens.configure"):
+        monkeypatch.setattr(f"workbench.tui.{module}.ThisMachine", lambda root: machine)
     return House(folder)
-
-
-async def settled(pilot: Pilot[None]) -> None:
-    """Until nothing goes on any more but workers that wait for an answer."""
-    await settled_pilot.settled(pilot, but=("quit", "leave", "stop"))

@@ -11,7 +11,7 @@ from form_host import SMALL, PlannedMachine, ship_two_presets
 from workbench import presets
 from workbench.presets import Preset, remember_preset
 from workbench.tui.form.planner import ConfigPlanner
-from workbench.tui.form.preset_list import PresetRow, forecast, match_score, preset_rows
+from workbench.tui.screens.presets import PresetRow, forecast, match_score, preset_rows
 
 
 @pytest.fixture(autouse=True)

@@ -169,7 +169,7 @@ def photograph(
             "WORKBENCH_CACHE": str(folder / "cache"),
             "WORKBENCH_RUNS": None,
         }
-        few = patch("workbench.tui.form.preset_list.list_presets", _few_presets)
+        few = patch("workbench.tui.screens.presets.list_presets", _few_presets)
         by_name = patch("workbench.presets.FIRST", "")  # what a scene goes to by its keys stays where it is
         with _environment(variables), _in_folder(folder), few, by_name:
             if prepare is not None:

@@ -1,17 +1,14 @@
-"""The facts beside a form, kept up to date in the background: the plan of what it says, and the references in it.
-
-Objects that a screen holds. They run coroutines as workers of the screen, and whatever blocks in threads. `show` is
-called in the screen's own thread whenever there is something else to show.
+"""The plan of a form that is edited, and the profiles that it needs, kept up to date in the background.
 
 Invariants: of several edits only the last one is planned, at most one model profile is taken, for the model as it is
-now, and one thread at a time looks at the disk.
+now, and whatever blocks runs in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from textual.screen import Screen
@@ -22,18 +19,16 @@ from workbench.plan.fit import Fit
 from workbench.plan.planner import Plan
 from workbench.system import child_process
 from workbench.tui.form.planner import ConfigPlanner, PlanResult
-from workbench.tui.form.problems import References, check_references
-
-Show = Callable[[], None]
+from workbench.tui.screens.live_screen import Reader
 
 
 class LivePlan:
-    """The plan of a configuration that changes with every key."""
+    """The plan of a configuration that changes with every key. `show` is called after each change of it."""
 
     profile_after_s = 0.4
-    """A model profile is taken when there was no edit for so long."""
+    """A model profile is taken when the model was not edited for so long."""
 
-    def __init__(self, screen: Screen[None], planner: ConfigPlanner, show: Show) -> None:
+    def __init__(self, screen: Screen[None], planner: ConfigPlanner, show: Callable[[], None]) -> None:
         self.planner = planner
         self.config: RunConfig | None = None
         """None while the form has problems."""
@@ -44,10 +39,10 @@ class LivePlan:
         self.plan: Plan | None = None
         """The last plan, of `config` or of an earlier one."""
         self.status = ""
-        """What goes on, in a sentence."""
+        """The work that goes on, in a sentence."""
         self._screen = screen
         self._show = show
-        self._turn = threading.Lock()
+        self._reader = Reader(screen, planner.plan, self._take_result)
         self._profiled: RunConfig | None = None
         """The configuration whose model profile is being taken."""
         self._measuring = False
@@ -55,15 +50,14 @@ class LivePlan:
     def update(self, config: RunConfig | None) -> None:
         """Plan `config` in the place of the one before."""
         self.config, self.result = config, None
-        if self._profiled is not None and config is not None and not _same_model(self._profiled, config):
+        if self._profiled is not None and not _same_model(self._profiled, config):
             self._cancel("profile")
         if self._profiled is None and not self._measuring:
             self.status = ""
         if config is None:
-            self._cancel("plan")
             self._show()
         else:
-            self._run(self._plan(config), "plan")
+            self._reader.read(config)
 
     def update_machine(self) -> None:
         """Plan again on the machine as it is now."""
@@ -95,45 +89,37 @@ class LivePlan:
         self._run(self._measure(config), "measure")
         return True
 
-    # Coroutines
-
-    async def _plan(self, config: RunConfig) -> None:
-        result = await asyncio.to_thread(self._plan_if_newest, config)
-        if result is None:
-            return
+    def _take_result(self, result: PlanResult) -> None:
+        if result.config is not self.config:
+            return  # edited meanwhile
         self.result = self.newest = result
         self.plan = result.plan or self.plan
-        wants_profile = result.needs_profile and self._profiled is None and not self._measuring
-        if wants_profile:
+        if result.needs_profile and self._profiled is None and not self._measuring:
+            self._profiled = result.config
             self.status = "the model profile is taken in a moment"
+            self._run(self._take_profile(result.config), "profile")
         self._show()
-        if wants_profile:
-            await asyncio.sleep(self.profile_after_s)
-            self._profiled = config
-            self._run(self._take_profile(config), "profile")
-
-    def _plan_if_newest(self, config: RunConfig) -> PlanResult | None:
-        with self._turn:
-            return self.planner.plan(config) if config is self.config else None
 
     async def _take_profile(self, config: RunConfig) -> None:
+        await asyncio.sleep(self.profile_after_s)
         try:
-            await self._in_child(self.planner.take_profile, config, "taking the model profile")
+            await self._in_thread(self.planner.take_profile, config, "taking the model profile")
         finally:
-            self._profiled = None
+            if self._profiled is config:
+                self._profiled = None
         self.update(self.config)
 
     async def _measure(self, config: RunConfig) -> None:
         self._measuring = True
         try:
-            await self._in_child(self.planner.measure, config, "measuring this machine, up to a minute")
+            await self._in_thread(self.planner.measure, config, "measuring this machine, up to a minute")
         except (WorkbenchError, OSError) as error:
             self._screen.notify(str(error), severity="error", markup=False)
         finally:
             self._measuring = False
         self.update(self.config)
 
-    async def _in_child(
+    async def _in_thread(
         self,
         job: Callable[[RunConfig, Callable[[str], None], threading.Event], None],
         config: RunConfig,
@@ -160,7 +146,7 @@ class LivePlan:
             cancelled.set()
             self.status = ""
 
-    def _run(self, coroutine: Any, group: str) -> None:
+    def _run(self, coroutine: Coroutine[Any, Any, None], group: str) -> None:
         self._screen.run_worker(coroutine, group=group, exclusive=True, exit_on_error=False)
 
     def _cancel(self, group: str) -> None:
@@ -169,45 +155,5 @@ class LivePlan:
             self._profiled = None
 
 
-class LiveReferences:
-    """The files, packages and architectures that a form names and that are missing, and its warnings.
-
-    Looked for in a thread: a folder on a network that is gone may take a minute to answer.
-    """
-
-    def __init__(self, screen: Screen[None], values: Callable[[], dict[str, Any]], show: Show) -> None:
-        """`values`: returns the values of the form as they are now."""
-        self.found = References()
-        """Found last, perhaps for the values before one key."""
-        self._screen = screen
-        self._values = values
-        self._show = show
-        self._is_looking = False
-        self._is_stale = False
-
-    def update(self) -> None:
-        """Look again, as soon as the look that goes on has ended."""
-        self._is_stale = True
-        if not self._is_looking:
-            self._is_looking = True
-            self._screen.run_worker(self._look(), group="references")
-
-    async def check_now(self) -> bool:
-        """Look once; return False where the values were edited meanwhile."""
-        values = self._values()
-        self.found = await asyncio.to_thread(check_references, values)
-        self._show()
-        return values == self._values()
-
-    async def _look(self) -> None:
-        while self._is_stale:
-            self._is_stale = False
-            found = await asyncio.to_thread(check_references, self._values())
-            if found != self.found:
-                self.found = found
-                self._show()
-        self._is_looking = False
-
-
-def _same_model(one: RunConfig, other: RunConfig) -> bool:
-    return (one.model, one.adapter) == (other.model, other.adapter)
+def _same_model(one: RunConfig, other: RunConfig | None) -> bool:
+    return other is not None and (one.model, one.adapter) == (other.model, other.adapter)

@@ -7,14 +7,11 @@ of runs that go on, only what is new.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from workbench.formatting import NOT_KNOWN, duration
 from workbench.runs import RunDirectory
@@ -29,7 +26,7 @@ from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.panel import Line, Panel, clean, cut
 from workbench.tui.panels.status_line import KeyLine
 from workbench.tui.run.charts import SMOOTHING
-from workbench.tui.screens.live_screen import LiveScreen
+from workbench.tui.screens.live_screen import LiveScreen, Reader
 
 _LEAST_VALUE = 8
 _GAP = "  "
@@ -40,8 +37,7 @@ def letter(place: int) -> str:
     return chr(ord("A") + place % 26)
 
 
-@dataclass
-class ComparisonRead(Message):
+class Comparison(NamedTuple):
     """What is new of the runs, in their order. `differences` is None where they are as before."""
 
     curves: list[tuple[Curves, bool]]
@@ -90,7 +86,7 @@ class CompareScreen(LiveScreen):
         self._readers = [CurveReader(run) for run in self.runs]
         self._drawn = [_Drawn() for _ in self.runs]
         self.differences: Differences | None = None
-        self._reading = False
+        self._reader = Reader(self, self._read, self._show)
 
     def compose(self) -> ComposeResult:
         glyphs = self.context.glyphs
@@ -113,33 +109,28 @@ class CompareScreen(LiveScreen):
     # Reading.
 
     def look(self) -> None:
-        if not self._reading:
-            self._reading = True
-            self._read()
+        self._reader.read_if_idle(self.context.clock())
 
-    @work(thread=True, group="look", exit_on_error=False)
-    def _read(self) -> None:
-        now = self.context.clock()
+    def _read(self, now: float) -> Comparison:
         curves = [reader.read() for reader in self._readers]
         rows = [summarize(run, now) for run in self.runs]
         # A configuration changes only with a resumption.
         anew = any(whole for _, whole in curves)
-        self.post_message(ComparisonRead(curves, rows, config_differences(self.runs) if anew else None))
+        return Comparison(curves, rows, config_differences(self.runs) if anew else None)
 
-    def on_comparison_read(self, event: ComparisonRead) -> None:
-        self._reading = False
-        self.differences = event.differences or self.differences
+    def _show(self, found: Comparison) -> None:
+        self.differences = found.differences or self.differences
         if self.differences is not None:
-            self.query_one("#table", DifferenceTable).show(event.rows, self.differences)
+            self.query_one("#table", DifferenceTable).show(found.rows, self.differences)
         anew = False
-        for place, (curves, whole) in enumerate(event.curves):
+        for place, (curves, whole) in enumerate(found.curves):
             if whole and (len(curves) or len(self._drawn[place].loss)):
                 self._drawn[place] = _Drawn()
                 anew = True
             self._drawn[place].add(curves)
         if anew:
             self._show_curves()
-        elif any(len(curves) for curves, _ in event.curves):
+        elif any(len(curves) for curves, _ in found.curves):
             for chart in self.query(Chart):
                 chart.changed()
 

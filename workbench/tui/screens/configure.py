@@ -10,7 +10,6 @@ loses a change without a question.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,8 +18,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.content import Content
-from textual.screen import Screen
-from textual.timer import Timer
 from textual.widgets import Static
 
 from workbench.config import RunConfig
@@ -28,32 +25,35 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.fit import Fit
 from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
 from workbench.tui.context import AppContext
-from workbench.tui.dialogs import AskText, Confirm
+from workbench.tui.dialogs import AskText, Confirm, FitDialog, edit_text
 from workbench.tui.form.choice import Choice, TableTabs
 from workbench.tui.form.draft import Draft
-from workbench.tui.form.editor import edit_text
 from workbench.tui.form.field_row import FieldHelp, FieldRow, Form
 from workbench.tui.form.fields import FIELDS, TABLE_NAMES, table_of
-from workbench.tui.form.fit_dialog import FitDialog
-from workbench.tui.form.live import LivePlan, LiveReferences
+from workbench.tui.form.live import LivePlan
 from workbench.tui.form.meter import FitMeter, verdict_words
-from workbench.tui.form.planner import ConfigPlanner
-from workbench.tui.form.problems import FieldProblem, FormMessages, form_messages
-from workbench.tui.form.sources import Here, Sources
+from workbench.tui.form.planner import ConfigPlanner, ThisMachine
+from workbench.tui.form.problems import (
+    FieldProblem,
+    FormMessages,
+    References,
+    check_references,
+    form_messages,
+)
 from workbench.tui.messages import StartRun
 from workbench.tui.panels.panel import clean
 from workbench.tui.panels.status_line import KeyLine
+from workbench.tui.screens.live_screen import Reader, WorkbenchScreen
 
-CHANGING_ACTIONS = ("start", "save", "measure")
-"""The actions that read-only mode leaves out."""
 TYPED_KEYS = frozenset({"question_mark"})
 """Keys that most fields take as text; the key line shows the other key of the same action."""
 
 
-class ConfigureScreen(Screen[None]):
-    """The form of the preset at `path`. `sources` gives plans their facts; this machine where it is not given."""
+class ConfigureScreen(WorkbenchScreen):
+    """The form of the preset at `path`. `machine`: the facts of plans; this machine where it is not given."""
 
     TITLE = "Configure"
+    CHANGING = ("start", "save", "measure")
     AUTO_FOCUS = ""
     # Textual declares these two as an instance's.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (130, "-widest")]  # noqa: RUF012
@@ -62,32 +62,20 @@ class ConfigureScreen(Screen[None]):
     ConfigureScreen #title { height: 1; color: $text; background: $panel; padding: 0 1; }
     ConfigureScreen #above { height: auto; max-height: 3; color: $error; padding: 0 1; display: none; }
     ConfigureScreen #above.-some { display: block; }
-    ConfigureScreen #body { height: 1fr; layout: horizontal; }
     ConfigureScreen #tables { dock: top; height: 1; min-height: 1; border: none; }
     ConfigureScreen #form {
         width: 1fr; height: 1fr; border: round $foreground 30%; border-title-color: $foreground;
     }
-    ConfigureScreen #side { width: 40%; max-width: 70; height: 1fr; }
-    ConfigureScreen #side > * { border: round $foreground 30%; padding: 0 1; }
-    ConfigureScreen #meter { height: 1fr; }
-    ConfigureScreen #help { height: 9; }
 
     ConfigureScreen.-widest #tables { dock: left; width: 22; height: 1fr; border: round $foreground 30%; }
     ConfigureScreen.-widest #tables:focus { border: round $accent; border-title-style: reverse; }
 
-    ConfigureScreen.-narrow #body { layout: vertical; }
     ConfigureScreen.-narrow #form { border: none; }
-    ConfigureScreen.-narrow #side { width: 1fr; max-width: 100%; height: auto; }
-    ConfigureScreen.-narrow #side > * { border: none; }
-    ConfigureScreen.-narrow #help { height: 2; background: $panel; }
-    ConfigureScreen.-narrow #meter { height: 2; }
-    ConfigureScreen.-narrow.-high #help { height: 3; }
-    ConfigureScreen.-narrow.-high #meter { height: 4; }
 
-    ConfigureScreen.-ascii #form, ConfigureScreen.-ascii #side > * { border: ascii $foreground 30%; }
+    ConfigureScreen.-ascii #form { border: ascii $foreground 30%; }
     ConfigureScreen.-ascii.-widest #tables { border: ascii $foreground 30%; }
     ConfigureScreen.-ascii.-widest #tables:focus { border: ascii $accent; }
-    ConfigureScreen.-ascii.-narrow #form, ConfigureScreen.-ascii.-narrow #side > * { border: none; }
+    ConfigureScreen.-ascii.-narrow #form { border: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "Back", id="form.leave"),
@@ -109,26 +97,23 @@ class ConfigureScreen(Screen[None]):
     """Free memory is asked for again when the screen comes back after so long."""
     ready_after_s = 1.0
     """The process that takes model profiles is started so long after the first picture, which must not wait for it."""
-    release_after_s = 60.0
-    """It is ended when nobody has seen the screen for so long: a run may want its memory."""
 
-    def __init__(self, context: AppContext, path: Path, sources: Sources | None = None) -> None:
-        super().__init__(classes="-ascii" if context.glyphs.ascii else None)
-        self.context = context
-        self.sources = sources or Here(context.runs_root)
+    def __init__(self, context: AppContext, path: Path, machine: ThisMachine | None = None) -> None:
+        super().__init__(context)
+        self.machine = machine or ThisMachine(context.runs_root)
         self.path = path
         text, error = read_text(path)
         self.draft = Draft(text, str(path))
         self.draft.unreadable = error or self.draft.unreadable
-        self.live = LivePlan(self, ConfigPlanner(self.sources), self._show_plan)
-        self.references = LiveReferences(self, lambda: self.draft.values(), self._show_messages)
+        self.live = LivePlan(self, ConfigPlanner(self.machine), self._show_plan)
+        self.references = References()
+        """The files, packages and architectures that are missing, looked for last, perhaps before one key."""
+        self._reference_reader = Reader(self, check_references, self._take_references)
         self._messages: FormMessages | None = None
         self._saved_text = text
         self._started_text = ""
         """The text of the run that was started last, which is kept there."""
-        self._is_asking_to_quit = False
         self._looked_at = context.clock()
-        self._release: Timer | None = None
 
     def compose(self) -> ComposeResult:
         glyphs = self.context.glyphs
@@ -143,33 +128,22 @@ class ConfigureScreen(Screen[None]):
         yield KeyLine(glyphs, unless=TYPED_KEYS)
 
     async def on_mount(self) -> None:
-        self.set_timer(self.ready_after_s, self._make_ready)
+        self.set_timer(self.ready_after_s, self.machine.start_profiler)
         await self._show_table(TABLE_NAMES[0])
         self._update()
 
-    def on_screen_suspend(self) -> None:
-        self._release = self.set_timer(self.release_after_s, self.release_memory)
-
     def on_screen_resume(self) -> None:
-        if self._release is not None:
-            self._release.stop()
-            self._release = None
-            self._make_ready()
         if self.context.clock() - self._looked_at > self.stale_after_s:
             self._looked_at = self.context.clock()
             self.live.update_machine()
-            self.references.update()
+            self._reference_reader.read(self.draft.values())
 
     def on_unmount(self) -> None:
         self.release_memory()
 
-    def _make_ready(self) -> None:
-        if self.is_current:
-            self.sources.make_ready()
-
     def release_memory(self) -> None:
         """End the process that takes model profiles; the next one starts it again."""
-        self.sources.let_go()
+        self.machine.stop_profiler()
 
     # Tables and fields
 
@@ -221,7 +195,7 @@ class ConfigureScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "drop_unknown":
             return self.draft.has_unknown
-        return not (self.context.read_only and action in CHANGING_ACTIONS)
+        return super().check_action(action, parameters)
 
     # From a key to the picture
 
@@ -235,7 +209,7 @@ class ConfigureScreen(Screen[None]):
         """Show the messages of the draft, plan it, and look for the files that it names."""
         self._show_messages()
         self.live.update(self.draft.config)
-        self.references.update()
+        self._reference_reader.read(self.draft.values())
 
     def _show_draft(self, draft: Draft) -> None:
         """Show another draft, or this one after it was changed elsewhere than in its inputs."""
@@ -245,7 +219,7 @@ class ConfigureScreen(Screen[None]):
 
     def _show_messages(self) -> None:
         # The newest result stays until there is another, so that rows do not jump at each key.
-        messages = form_messages(self.draft, self.live.newest, self.references.found)
+        messages = form_messages(self.draft, self.live.newest, self.references)
         self.form.show_messages(messages)
         if messages == self._messages:
             return
@@ -258,6 +232,11 @@ class ConfigureScreen(Screen[None]):
             above.update(Content("\n".join(clean(words, self.context.glyphs) for words in messages.above)))
             self.refresh_bindings()
         self._show_help()
+
+    def _take_references(self, found: References) -> None:
+        if found != self.references:
+            self.references = found
+            self._show_messages()
 
     def _show_title(self, messages: FormMessages) -> None:
         glyphs = self.context.glyphs
@@ -298,7 +277,7 @@ class ConfigureScreen(Screen[None]):
 
     def action_drop_unknown(self) -> None:
         dropped = self.draft.drop_unknown()
-        self.notify(f"{dropped} dropped: saving or starting leaves them out")
+        self.report(f"{dropped} dropped: saving or starting leaves them out")
         self._show_draft(self.draft)
 
     async def action_edit(self) -> None:
@@ -307,7 +286,7 @@ class ConfigureScreen(Screen[None]):
         try:
             after = edit_text(self.app, before, f"{self.path.stem}.toml")
         except WorkbenchError as error:
-            self.notify(str(error), severity="warning", markup=False)
+            self.report(str(error), severity="warning")
             return
         if after != before:
             was_hidden = bool(self.draft.unreadable)
@@ -325,9 +304,13 @@ class ConfigureScreen(Screen[None]):
     @work(group="start", exclusive=True)
     async def _check_and_start(self) -> None:
         """Files may have come or gone since the form was opened."""
-        config = self.draft.config
-        unedited = await self.references.check_now()
-        if config is None or self._refuse(self.references.found.missing, "started") or not unedited:
+        config, values = self.draft.config, self.draft.values()
+        self._take_references(await asyncio.to_thread(check_references, values))
+        if (
+            config is None
+            or self._refuse(self.references.missing, "started")
+            or values != self.draft.values()
+        ):
             return
         result = self.live.result
         if result is None:
@@ -335,10 +318,10 @@ class ConfigureScreen(Screen[None]):
         if config != self.draft.config:
             return  # edited meanwhile
         if result.refused:
-            self.notify(result.refused, severity="error", markup=False)
+            self.report(result.refused, severity="error")
         elif result.plan is not None and not result.plan.fits:
             text = f"{verdict_words(result.plan.memory)}. F6 looks for what does. Such a run ends at once."
-            self._confirm("It does not fit", text, "Start anyway", "Cancel", self._start)
+            self.confirm("It does not fit", text, "Start anyway", "Cancel", self._start)
         else:
             self._start()
 
@@ -353,14 +336,10 @@ class ConfigureScreen(Screen[None]):
         if problems:
             first = problems[0]
             at = f"{first.field}: " if first.field else ""
-            self.notify(f"not {action}: {at}{first.words}", severity="error", markup=False)
+            self.report(f"not {action}: {at}{first.words}", severity="error")
             if first.field:
                 self.call_later(self.go_to, first.field)
         return bool(problems)
-
-    def _confirm(self, title: str, text: str, yes: str, no: str, do: Callable[[], None]) -> None:
-        dialog = Confirm(title, text, yes, no, danger=True, glyphs=self.context.glyphs)
-        self.app.push_screen(dialog, lambda sure: do() if sure else None)
 
     # Make it fit, measure
 
@@ -369,7 +348,7 @@ class ConfigureScreen(Screen[None]):
         if self._refuse(self.draft.check().problems, "searched"):
             return
         if self.live.result is None or self.live.result.plan is None:
-            self.notify("there is no plan yet to start from", severity="warning")
+            self.report("there is no plan yet to start from", severity="warning")
         else:
             self._search(self.live.result.config)
 
@@ -378,7 +357,7 @@ class ConfigureScreen(Screen[None]):
         try:
             found = await self.live.search(config, keep)
         except ConfigurationError as error:
-            self.notify(str(error), severity="warning", markup=False)
+            self.report(str(error), severity="warning")
             return
         if found is None:
             return
@@ -398,7 +377,7 @@ class ConfigureScreen(Screen[None]):
         if self.draft.config is None:
             self._refuse(self.draft.check().problems, "measured")
         elif not self.live.toggle_measuring(self.draft.config):
-            self.notify("measuring was cancelled")
+            self.report("measuring was cancelled")
 
     # Save
 
@@ -425,17 +404,17 @@ class ConfigureScreen(Screen[None]):
         except ConfigurationError as error:
             if "is there already" in str(error):
                 question = f"There is a preset {name} already. Put this one in its place?"
-                self._confirm(
+                self.confirm(
                     "Replace it?", question, "Replace", "Cancel", lambda: self._save(name, replace=True)
                 )
             else:
-                self.notify(str(error), severity="error", markup=False)
+                self.report(str(error), severity="error")
             return
         self.path = path
         self._saved_text = text
         self._messages = None
         remember_preset(path)
-        self.notify(f"saved: {path}", markup=False)
+        self.report(f"saved: {path}")
         self._show_draft(Draft(text, str(path)))
 
     # Leave
@@ -452,7 +431,7 @@ class ConfigureScreen(Screen[None]):
     def action_leave(self) -> None:
         if self.unsaved:
             text = self.unsaved[:1].upper() + self.unsaved[1:]
-            self._confirm("Leave the form?", text, "Leave", "Stay", self._close)
+            self.confirm("Leave the form?", text, "Leave", "Stay", self._close)
         else:
             self._close()
 
@@ -461,16 +440,12 @@ class ConfigureScreen(Screen[None]):
 
     async def may_quit(self) -> bool:
         """Return whether the application may end; asks where changes would be lost. For a worker: it waits."""
-        if self._is_asking_to_quit or not self.unsaved:
-            return not self._is_asking_to_quit
-        self._is_asking_to_quit = True
-        try:
-            text = f"In the form of {self.path.stem} {self.unsaved}"
-            dialog = Confirm("Quit?", text, "Quit", "Stay", danger=True, glyphs=self.context.glyphs)
-            answer: bool | None = await self.app.push_screen_wait(dialog)
-            return bool(answer)
-        finally:
-            self._is_asking_to_quit = False
+        if not self.unsaved:
+            return True
+        text = f"In the form of {self.path.stem} {self.unsaved}"
+        dialog = Confirm("Quit?", text, "Quit", "Stay", danger=True, glyphs=self.context.glyphs)
+        answer: bool | None = await self.app.push_screen_wait(dialog)
+        return bool(answer)
 
 
 def read_text(path: Path) -> tuple[str, str]:

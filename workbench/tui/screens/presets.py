@@ -1,74 +1,211 @@
 """The presets: find one, see whether it fits here, open it, run it, copy it, and delete one's own.
 
-Presets are read and planned in threads, row by row. Invariant: what comes with workbench is never changed or deleted.
+Presets are read and planned in threads, row by row; the plan is imported there, after the first picture. Invariants:
+what comes with workbench is never changed or deleted, and a verdict is a word beside its sign.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.text import Text
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
-from textual.notifications import SeverityLevel
-from textual.widget import Widget
-from textual.widgets import Input
+from textual.content import Content
+from textual.fuzzy import Matcher
+from textual.widgets import Input, Static
 
 from workbench.errors import ConfigurationError
-from workbench.presets import delete_preset, duplicate_preset, remember_preset
-from workbench.tui.context import AppContext
-from workbench.tui.form.meter import FitMeter
-from workbench.tui.form.preset_list import (
-    PresetAbout,
-    PresetRow,
-    PresetTable,
-    forecast,
-    match_score,
-    preset_rows,
+from workbench.presets import (
+    Preset,
+    delete_preset,
+    duplicate_preset,
+    list_presets,
+    recent_presets,
+    remember_preset,
 )
+from workbench.tui.charts.scale import short
+from workbench.tui.context import AppContext
+from workbench.tui.form.meter import MUTED, FitMeter, Verdict, mark_of, verdict, verdict_words
+from workbench.tui.glyphs import Glyphs
 from workbench.tui.messages import OpenPreset, StartRun
+from workbench.tui.panels.panel import clean
 from workbench.tui.panels.status_line import KeyLine
-from workbench.tui.screens.filter_field import FilteredScreen, FilterField
+from workbench.tui.screens.live_screen import WorkbenchScreen
+from workbench.tui.screens.row_table import FilteredScreen, FilterField, RowTable
 
 if TYPE_CHECKING:
-    from workbench.tui.form.planner import ConfigPlanner
-    from workbench.tui.form.sources import Sources
-
-CHANGING_ACTIONS = ("run", "duplicate", "delete")
-"""The actions that read-only mode leaves out."""
+    from workbench.plan.planner import Plan
+    from workbench.tui.form.planner import ConfigPlanner, ThisMachine
 
 
-class PresetsScreen(FilteredScreen):
+LONGEST_NAME = 28
+LONG_VERDICT_WIDTH, ORIGIN_WIDTH = 100, 70
+"""Cells of a list that has room for verdicts of more than a word, and for the column FROM."""
+_VERDICT_STYLES: dict[Verdict, str] = {"fits": "good", "tight": "warning", "no": "bad"}
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    """One preset. `pending`: its forecast is being made. `words`: the verdict in words, or why there is none."""
+
+    preset: Preset
+    parameters: int | None = None
+    plan: Plan | None = None
+    verdict: Verdict | None = None
+    words: str = ""
+    pending: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.preset.path
+
+
+def preset_rows() -> list[PresetRow]:
+    """Return every preset without a forecast: those used last first, the others as `list_presets` orders them."""
+    recent = {path: place for place, path in enumerate(recent_presets())}
+    rows = [PresetRow(preset, pending=preset.error is None) for preset in list_presets()]
+    return sorted(rows, key=lambda row: recent.get(row.path.absolute(), len(recent)))
+
+
+def forecast(
+    row: PresetRow, planner: ConfigPlanner, take_profile: threading.Event | None = None
+) -> PresetRow:
+    """Return the row with its parameters, plan and verdict.
+
+    With `take_profile`, the model profile is taken where there is none, until that event is set; without it the row
+    stays pending there.
+
+    Raises:
+        CancelledError: `take_profile` was set.
+    """
+    from workbench.config import load_config
+
+    try:
+        config = load_config(row.path)
+    except ConfigurationError as error:  # it was changed meanwhile
+        return PresetRow(row.preset._replace(error=str(error), description=""))
+    result = planner.plan(config)
+    if result.needs_profile and take_profile is not None:
+        planner.take_profile(config, lambda sentence: None, take_profile)
+        result = planner.plan(config)
+    if result.plan is None:
+        words = result.refused or "the model profile is taken first"
+        return PresetRow(row.preset, planner.parameters(config), words=words, pending=result.needs_profile)
+    memory = result.plan.memory
+    return PresetRow(row.preset, memory.parameters, result.plan, verdict(memory), verdict_words(memory))
+
+
+def match_score(query: str, row: PresetRow) -> float:
+    """Return how well a row matches the filter: by letters of the name in their order, or by whole words; 0: not."""
+    preset = row.preset
+    query = query.strip().lower()
+    if not query:
+        return 1.0
+    by_name = Matcher(query.replace(" ", "")).match(preset.name)
+    if by_name:
+        return 2.0 + by_name
+    text = f"{preset.name} {preset.description} {preset.origin}".lower()
+    return float(all(word in text for word in query.split()))
+
+
+class PresetTable(RowTable[PresetRow]):
+    """The presets, one a row, the best match first."""
+
+    TITLE = "Presets"
+    RIGHT = ("PARAMS",)
+    HELP = """\
+Presets that come with workbench, your own and the project's; the ones used last come first.
+
+- **fits**: every tier has room; **tight**: less than 5 % of a tier is left; **no**: what is missing
+- **broken**: the file has errors; open it to see them at their fields
+"""
+
+    def identity(self, row: PresetRow) -> Path:
+        return row.path
+
+    def columns_for(self, width: int) -> dict[str, int]:
+        names = (len(row.preset.name) for row in self.shown)
+        verdicts = (len(self._verdict(row)) for row in self.shown)
+        columns = {
+            "  NAME": 2 + min(LONGEST_NAME, max(names, default=0)),
+            "PARAMS": 6,
+            "FIT": max(3, *verdicts) if self.shown else 3,
+        }
+        if self.size.width >= ORIGIN_WIDTH:
+            columns["FROM"] = 7
+        columns["DESCRIPTION"] = max(11, width - sum(columns.values()) - 2 * len(columns) - 1)
+        return columns
+
+    def cells(self, row: PresetRow) -> dict[str, Text]:
+        preset = row.preset
+        parameters = short(row.parameters) if row.parameters is not None else "..." if row.pending else "-"
+        return {
+            "  NAME": self.text(f"{self.mark(row)} {self.glyphs.cut(preset.name, LONGEST_NAME)}"),
+            "PARAMS": self.text(parameters),
+            "FIT": self._verdict(row),
+            "FROM": self.text(preset.origin, "dim"),
+            "DESCRIPTION": self.text((preset.error or preset.description).replace("\n", " "), "dim"),
+        }
+
+    def _verdict(self, row: PresetRow) -> Text:
+        long = self.size.width >= LONG_VERDICT_WIDTH
+        if row.preset.error is not None:
+            return self.text(f"{self.glyphs.bad} broken", "bad")
+        if row.verdict is not None:
+            mark = mark_of(row.verdict, self.glyphs)
+            return self.text(f"{mark} {row.words if long else row.verdict}", _VERDICT_STYLES[row.verdict])
+        if row.pending:
+            return self.text("...", "dim")
+        return self.text(f"? {row.words}" if long else "?", "dim")
+
+
+class PresetAbout(Static):
+    """The description of a preset, its placement here, its file, and its errors."""
+
+    DEFAULT_CSS = """
+    PresetAbout { border-title-color: $foreground; }
+    """
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.border_title = "About"
+        self._glyphs = glyphs
+
+    def show(self, row: PresetRow | None) -> None:
+        """Describe `row`."""
+        self.border_title = Content("About" if row is None else f"About {row.preset.name}")
+        self.update(Content("\n").join(self._lines(row)) if row is not None else "", layout=False)
+
+    def _lines(self, row: PresetRow) -> list[Content]:
+        preset = row.preset
+        lines = [(line, "$error bold") for line in (preset.error or "").splitlines()]
+        lines = lines or [(preset.description or preset.name, "$foreground")]
+        if row.verdict is None and row.words:
+            lines.append((row.words, MUTED))
+        if row.plan is not None:
+            offload = row.plan.config.offload
+            placed = f"weights on {offload.weights}, state on {offload.state} ({offload.state_format})"
+            lines.append((f"{row.parameters:,} parameters, {placed}", MUTED))
+        lines.append(("comes with workbench" if preset.origin == "shipped" else str(preset.path), MUTED))
+        return [Content.styled(clean(text, self._glyphs), style) for text, style in lines]
+
+
+class PresetsScreen(WorkbenchScreen, FilteredScreen):
     """Every preset that can be named. It posts `OpenPreset` and `StartRun`."""
 
     TITLE = "Presets"
+    CHANGING = ("run", "duplicate", "delete")
     # Textual declares these two as an instance's.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (22, "-high")]  # noqa: RUF012
-    # Not CSS: for a screen's own style, Textual parses all style anew before the first picture.
-    DEFAULT_CSS = """
-    PresetsScreen #body { height: 1fr; layout: horizontal; }
-    PresetsScreen #presets { width: 1fr; height: 1fr; }
-    PresetsScreen #side { width: 40%; max-width: 70; height: 1fr; }
-    PresetsScreen #side > * { border: round $foreground 30%; padding: 0 1; }
-    PresetsScreen.-ascii #side > * { border: ascii $foreground 30%; }
-    PresetsScreen #about { height: 9; }
-    PresetsScreen #meter { height: 1fr; }
-
-    PresetsScreen.-narrow #body { layout: vertical; }
-    PresetsScreen.-narrow #side { width: 1fr; max-width: 100%; height: auto; }
-    PresetsScreen.-narrow #side > * { border: none; }
-    PresetsScreen.-narrow #about { height: 2; background: $panel; }
-    PresetsScreen.-narrow #meter { height: 2; }
-    PresetsScreen.-narrow.-high #about { height: 3; }
-    PresetsScreen.-narrow.-high #meter { height: 4; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open", id="presets.open"),
         Binding("r", "run", "Run", id="presets.run"),
@@ -77,20 +214,18 @@ class PresetsScreen(FilteredScreen):
         Binding("x", "delete", "Delete", id="presets.delete"),
     ]
 
-    def __init__(self, context: AppContext, sources: Sources | None = None) -> None:
-        super().__init__(classes="-ascii" if context.glyphs.ascii else None)
-        self.context = context
-        self._sources = sources
+    def __init__(self, context: AppContext, machine: ThisMachine | None = None) -> None:
+        super().__init__(context)
+        self._machine = machine
         self._rows: dict[Path, PresetRow] | None = None
         """In the order in which they are shown; None before they have been read."""
 
     @cached_property
     def planner(self) -> ConfigPlanner:
         """For threads: importing it takes longer than the first picture."""
-        from workbench.tui.form.planner import ConfigPlanner
-        from workbench.tui.form.sources import Here
+        from workbench.tui.form.planner import ConfigPlanner, ThisMachine
 
-        return ConfigPlanner(self._sources or Here(self.context.runs_root))
+        return ConfigPlanner(self._machine or ThisMachine(self.context.runs_root))
 
     def compose(self) -> ComposeResult:
         glyphs = self.context.glyphs
@@ -106,12 +241,8 @@ class PresetsScreen(FilteredScreen):
     def preset_table(self) -> PresetTable:
         return self.query_one(PresetTable)
 
-    @property
-    def filtered_list(self) -> Widget:
-        return self.preset_table
-
     def on_mount(self) -> None:
-        self.preset_table.show((), None, "Reading the presets ...")
+        self.preset_table.show((), "Reading the presets ...")
         self.preset_table.focus()
 
     def on_screen_resume(self) -> None:
@@ -119,9 +250,6 @@ class PresetsScreen(FilteredScreen):
 
     def on_screen_suspend(self) -> None:
         self.workers.cancel_group(self, "presets")
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return not (self.context.read_only and action in CHANGING_ACTIONS)
 
     # Reading
 
@@ -144,7 +272,7 @@ class PresetsScreen(FilteredScreen):
         finally:
             cancelled.set()
             if "planner" in self.__dict__:
-                self.planner.sources.let_go()
+                self.planner.source.stop_profiler()
 
     async def _forecast(
         self, rows: list[PresetRow], planner: ConfigPlanner, cancelled: threading.Event
@@ -167,10 +295,8 @@ class PresetsScreen(FilteredScreen):
         rows = [self._rows[path] for path in sorted(scores, key=lambda path: -scores[path]) if scores[path]]
         if from_top and rows:
             cursor = rows[0].path
-        elif cursor is None and table.highlighted is not None:
-            cursor = table.highlighted.path
         note = f'No preset answers to "{query}".' if self._rows else "There are no presets."
-        table.show(rows, cursor, note)
+        table.show(rows, note, cursor)
         self._show_side()
 
     @on(PresetTable.RowHighlighted)
@@ -219,10 +345,10 @@ class PresetsScreen(FilteredScreen):
             return
         name = row.preset.name
         if row.preset.error is not None:
-            self._notify(f"{name}: has errors; open it to see them", "warning")
+            self.report(f"{name}: has errors; open it to see them", severity="warning")
         elif row.verdict == "no":
             text = f"{name}: {row.words}. Such a run ends at once; the form looks for what fits (F6)."
-            self._confirm("It does not fit", text, "Start anyway", lambda: self._start(row))
+            self.confirm("It does not fit", text, "Start anyway", "Cancel", lambda: self._start(row))
         else:
             self._start(row)
 
@@ -230,7 +356,7 @@ class PresetsScreen(FilteredScreen):
         try:
             text = row.path.read_bytes().decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            self._notify(f"{row.path}: cannot be read: {error}", "error")
+            self.report(f"{row.path}: cannot be read: {error}", severity="error")
             return
         remember_preset(row.path)
         self.post_message(StartRun(text, row.preset.name))
@@ -245,9 +371,9 @@ class PresetsScreen(FilteredScreen):
         try:
             path = duplicate_preset(row.path)
         except ConfigurationError as error:
-            self._notify(str(error), "error")
+            self.report(str(error), severity="error")
             return
-        self._notify(f"copied to {path}")
+        self.report(f"copied to {path}")
         self.look(path)
 
     def action_delete(self) -> None:
@@ -255,25 +381,16 @@ class PresetsScreen(FilteredScreen):
         if row is None:
             return
         if row.preset.origin == "shipped":
-            self._notify(f"{row.preset.name}: comes with workbench and is not deleted", "warning")
+            self.report(f"{row.preset.name}: comes with workbench and is not deleted", severity="warning")
             return
         text = f"Delete {row.path}? It will be gone for good; its runs stay."
-        self._confirm("Delete", text, "Delete", lambda: self._delete(row))
+        self.confirm("Delete", text, "Delete", "Cancel", lambda: self._delete(row))
 
     def _delete(self, row: PresetRow) -> None:
         try:
             delete_preset(row.path)
         except ConfigurationError as error:
-            self._notify(str(error), "error")
+            self.report(str(error), severity="error")
             return
-        self._notify(f"{row.preset.name} is deleted")
+        self.report(f"{row.preset.name} is deleted")
         self.look()
-
-    def _confirm(self, title: str, text: str, yes: str, do: Callable[[], None]) -> None:
-        from workbench.tui.dialogs import Confirm
-
-        dialog = Confirm(title, text, yes, "Cancel", danger=True, glyphs=self.context.glyphs)
-        self.app.push_screen(dialog, lambda sure: do() if sure else None)
-
-    def _notify(self, message: str, severity: SeverityLevel = "information") -> None:
-        self.notify(message, severity=severity, markup=False)

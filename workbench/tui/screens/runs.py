@@ -1,56 +1,231 @@
 """The history of runs: see, filter, open, steer, resume, compare and delete them.
 
 It reads run directories in a thread, and only what has changed; it writes to them through `control.jsonl`, and
-deletes them, each after a key of the user. Invariant: in read-only mode nothing of the kind is offered or done.
+deletes them, each after a key of the user. Invariants: in read-only mode nothing of the kind is offered or done, and
+the state of a run is a word beside its sign, so that colour is never needed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.widgets import Input
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.formatting import amount
+from workbench.formatting import amount, duration
 from workbench.runs import RunDirectory
 from workbench.runs.control import Answer
 from workbench.runs.deleting import delete_run, plan_deletion
 from workbench.runs.launch import exit_reason
 from workbench.runs.summary import RunSummaries, RunSummary
 from workbench.system.folders import expanded
+from workbench.tui.charts.scale import short
 from workbench.tui.context import AppContext
 from workbench.tui.dialogs import AskText, Confirm
+from workbench.tui.glyphs import Glyphs
 from workbench.tui.messages import CompareRuns, OpenRun
+from workbench.tui.panels.panel import Line, Panel, clean, keep
 from workbench.tui.panels.status_line import KeyLine
 from workbench.tui.run.steering import GOES_ON, SteeringScreen
-from workbench.tui.screens.filter_field import FilteredScreen, FilterField
-from workbench.tui.screens.run_list import RunDetail, RunList
+from workbench.tui.screens.live_screen import Reader
+from workbench.tui.screens.row_table import FilteredScreen, FilterField, RowTable
 
 _LAST_LINES = 12
 _LONG_TOAST_S = 20.0
 """A toast with a path in it that somebody may want to read."""
 
 
-@dataclass
-class RunsRead(Message):
-    """One look at the runs' folder."""
+_STYLES = {
+    "running": "good",
+    "finished": "good",
+    "paused": "warning",
+    "stale": "warning",
+    "failed": "bad",
+    "died": "bad",
+}
 
-    rows: tuple[RunSummary, ...]
+
+class _Column(NamedTuple):
+    title: str
+    width: int
+    """Cells; 0: what is left."""
+    right: bool
+    text: Callable[[RunSummary], str]
 
 
-@dataclass
-class LastLinesRead(Message):
-    """The last lines of a run's log."""
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
-    row: RunSummary
-    lines: tuple[str, ...]
+
+def _steps(row: RunSummary) -> str:
+    if row.state in ("unknown", "foreign"):
+        return "-"
+    return f"{row.step}/{row.total_steps}" if row.total_steps else f"{row.step}"
+
+
+def _begun(row: RunSummary) -> str:
+    return "-" if row.started is None else time.strftime("%m-%d %H:%M", time.localtime(row.started))
+
+
+def _taken(row: RunSummary) -> str:
+    return "-" if row.state in ("unknown", "foreign") else duration(row.duration_s)
+
+
+_COLUMNS = (
+    _Column("PRESET", 0, False, lambda row: row.preset or row.name),
+    _Column("STEP", 13, True, _steps),
+    _Column("LOSS", 7, True, lambda row: _number(row.loss)),
+    _Column("TIME", 7, True, _taken),
+    _Column("BEGUN", 11, True, _begun),
+    _Column("TOKENS", 7, True, lambda row: "-" if row.tokens is None else short(row.tokens)),
+    _Column("TOK/S", 9, True, lambda row: "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"),
+    _Column("VALID.", 7, True, lambda row: _number(row.validation_loss)),
+    _Column("RUN", 44, False, lambda row: row.name),
+)
+"""The last ones are left out first."""
+_STATE = "  STATE"
+_STATE_WIDTH = 12
+_LEAST_NAME = 12
+
+
+class RunList(RowTable[RunSummary]):
+    """One row a run, with marks."""
+
+    TITLE = "Runs"
+    RIGHT = tuple(column.title for column in _COLUMNS if column.right)
+    HELP = """\
+Every folder in the runs' folder, the newest run first.
+
+- **stale**: its process lives, but gave no sign for two minutes, or lives on another machine
+- **died**: its process is gone without a word
+- **unknown**: its status cannot be read; **foreign**: the folder is no run
+"""
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        self.marks: set[RunDirectory] = set()
+
+    def identity(self, row: RunSummary) -> RunDirectory:
+        return row.run
+
+    @property
+    def marked(self) -> tuple[RunSummary, ...]:
+        """The marked rows that are shown, in their order."""
+        return tuple(row for row in self.shown if row.run in self.marks)
+
+    def toggle_mark(self) -> None:
+        """Mark the run under the cursor, or unmark it, and go on to the next."""
+        if self.highlighted is not None:
+            self.marks ^= {self.highlighted.run}
+            self.update([self.cursor_row])
+            self.action_cursor_down()
+
+    # Drawing
+
+    def heading(self) -> str:
+        living = sum(row.active for row in self.shown)
+        return f"{super().heading()} {self.glyphs.separator} {living} living" if living else super().heading()
+
+    def footing(self) -> str:
+        return f"{len(self.marks)} marked" if self.marks else ""
+
+    def columns_for(self, width: int) -> dict[str, int]:
+        left = width - (_STATE_WIDTH + 2) - (_LEAST_NAME + 2)
+        columns = {_STATE: _STATE_WIDTH, "PRESET": _LEAST_NAME}
+        for column in _COLUMNS[1:]:
+            left -= column.width + 2
+            if left < 0:
+                break
+            columns[column.title] = column.width
+        columns["PRESET"] = max(1, width - sum(columns.values()) - 2 * len(columns) + _LEAST_NAME)
+        return columns
+
+    def cells(self, row: RunSummary) -> dict[str, Text]:
+        sign = "*" if row.run in self.marks else " "
+        style = "warning" if row.problem else _STYLES.get(row.state, "dim")
+        state = self.text(f"{self._sign(row)} {row.state}", style)
+        cells = {_STATE: self.text(f"{self.mark(row)}{sign}", "mark").append_text(state)}
+        for column in _COLUMNS:
+            width = self.widths.get(column.title, 0)
+            cells[column.title] = self.text(column.text(row), width=width)
+        return cells
+
+    def _sign(self, row: RunSummary) -> str:
+        """Return the character that says the same as the state's colour."""
+        glyphs = self.glyphs
+        if row.state != "foreign" and row.problem:
+            return glyphs.warning
+        signs = {
+            "foreign": "?",
+            "stale": glyphs.warning,
+            "unknown": glyphs.warning,
+            "running": glyphs.dot,
+            "finished": glyphs.good,
+            "failed": glyphs.bad,
+            "died": glyphs.bad,
+            "paused": "=",
+        }
+        return signs.get(row.state, glyphs.separator)
+
+
+class RunDetail(Panel):
+    """The run under the cursor: its folder, its progress, what is wrong with it, the end of its log."""
+
+    TITLE = "Run"
+    HELP: ClassVar[str | None] = """\
+The run under the cursor: its folder, how far it is, what it says of itself and what is wrong with its folder. Of a run
+that failed or died, the last lines of its log.
+"""
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        self._row: RunSummary | None = None
+        self._words: tuple[str, ...] = ()
+
+    def show(self, row: RunSummary | None, exit_reason: tuple[str, ...] = ()) -> None:
+        if (row, exit_reason) != (self._row, self._words):
+            if self._row is None or row is None or row.run != self._row.run:
+                self.first_row = 0
+            self._row, self._words = row, exit_reason
+            self.changed()
+
+    def heading(self) -> tuple[str, ...]:
+        return (self._row.name,) if self._row else ()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        row = self._row
+        if row is None:
+            return []
+        facts = [
+            f"{row.state}: {row.phase}" if row.active else row.state,
+            row.progress,
+            "" if row.exit_code is None else f"exit code {row.exit_code}",
+            "" if row.eta_s is None or not row.active else f"ETA {duration(row.eta_s)}",
+        ]
+        written = [self.write(fact, "" if rank else "strong") for rank, fact in enumerate(facts) if fact]
+        lines = [keep(width, list(enumerate(written)))]
+        if row.problem:
+            lines += self._sentence(row.problem, width, "warning")
+        if row.message:
+            lines += self._sentence(row.message, width, "bad" if row.state == "failed" else "")
+        if self._words:  # the very last ones first of all
+            room = max(1, height - len(lines))
+            lines += [self.write(clean(line, self.glyphs)) for line in self._words[-room:]]
+        if len(lines) < height:
+            lines.append(self.write(clean(str(row.run.path), self.glyphs), "dim"))
+        return lines
+
+    def _sentence(self, text: str, width: int, pen: str) -> list[Line]:
+        noted = self.note(clean(text, self.glyphs), width)
+        return [self.write("".join(segment.text for segment in line), pen) for line in noted]
 
 
 class RunsScreen(SteeringScreen, FilteredScreen):
@@ -84,8 +259,8 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         self.summaries = RunSummaries(context.runs_root)
         self.rows: tuple[RunSummary, ...] | None = None
         """None before the first look."""
-        self._reading = False
-        self._look_again = False
+        self._reader = Reader(self, self.summaries.read, self._show_runs)
+        self._log_reader = Reader(self, _last_lines, self._show_last_lines)
         self._offers_resume = False
 
     def compose(self) -> ComposeResult:
@@ -121,28 +296,16 @@ class RunsScreen(SteeringScreen, FilteredScreen):
     # Reading.
 
     def look(self) -> None:
-        if not self._reading:
-            self._reading = True
-            self._read()
+        self._reader.read_if_idle(self.context.clock())
 
     def look_after_change(self) -> None:
         """Look again: a look that goes on may have missed the change."""
-        self._look_again = self._reading
-        self.look()
+        self._reader.read(self.context.clock())
 
-    @work(thread=True, group="look", exit_on_error=False)
-    def _read(self) -> None:
-        rows = self.summaries.read(self.context.clock())
-        self.post_message(RunsRead(rows))
-
-    def on_runs_read(self, event: RunsRead) -> None:
-        self._reading = False
-        if self._look_again:
-            self._look_again = False
-            self.look()
-        if event.rows != self.rows:
-            self.rows = event.rows
-            self.run_list.marks &= {row.run for row in event.rows}
+    def _show_runs(self, rows: tuple[RunSummary, ...]) -> None:
+        if rows != self.rows:
+            self.rows = rows
+            self.run_list.marks &= {row.run for row in rows}
             self._show()
 
     def _show(self) -> None:
@@ -155,24 +318,22 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         else:
             note = f"There are no runs in {self.summaries.root} yet: start one from a preset."
         self.run_list.show(rows, note)
+        self._show_detail()
 
-    @on(RunList.Highlighted)
-    def _show_detail(self, event: RunList.Highlighted) -> None:
-        row = event.row
+    @on(RunList.RowHighlighted)
+    def _show_detail(self) -> None:
+        row = self.run_list.highlighted
         self.query_one(RunDetail).show(row)
         if self._may_resume != self._offers_resume:
             self._offers_resume = self._may_resume
             self.refresh_bindings()
         if row is not None and row.state in ("failed", "died"):
-            self._read_last_lines(row)
+            self._log_reader.read(row)
 
-    @work(thread=True, group="last lines", exclusive=True, exit_on_error=False)
-    def _read_last_lines(self, row: RunSummary) -> None:
-        self.post_message(LastLinesRead(row, exit_reason(row.run, _LAST_LINES).lines))
-
-    def on_last_lines_read(self, event: LastLinesRead) -> None:
-        if event.row == self.run_list.highlighted:
-            self.query_one(RunDetail).show(event.row, event.lines)
+    def _show_last_lines(self, found: tuple[RunSummary, tuple[str, ...]]) -> None:
+        row, lines = found
+        if row == self.run_list.highlighted:
+            self.query_one(RunDetail).show(row, lines)
 
     # Filtering.
 
@@ -188,17 +349,14 @@ class RunsScreen(SteeringScreen, FilteredScreen):
 
     # Looking closer.
 
-    @on(RunList.Chosen)
-    def _chosen(self) -> None:
-        self.action_open()
-
+    @on(RunList.RowSelected)
     def action_open(self) -> None:
         row = self._run("open")
         if row is not None:
             self.post_message(OpenRun(row.run))
 
     def action_mark(self) -> None:
-        self.run_list.mark()
+        self.run_list.toggle_mark()
 
     def action_compare(self) -> None:
         rows = [row for row in self.run_list.marked if row.state != "foreign"]
@@ -286,7 +444,6 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         except WorkbenchError as error:
             self.report(str(error), severity="error")
             return
-        self.run_list.unmark({run})
         self.report(f"{run.name} is deleted: {amount(gone.bytes)} freed.")
         self.look_after_change()
 
@@ -304,3 +461,7 @@ class RunsScreen(SteeringScreen, FilteredScreen):
 def _text(row: RunSummary) -> str:
     """Return the text that a filter looks at."""
     return f"{row.name} {row.state} {row.phase}".lower()
+
+
+def _last_lines(row: RunSummary) -> tuple[RunSummary, tuple[str, ...]]:
+    return row, exit_reason(row.run, _LAST_LINES).lines

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pynvml
 import pytest
 from form_host import LARGE, SMALL, PlannedMachine, shipped_model_profile
 
@@ -17,10 +18,10 @@ from workbench.plan.fit import fit, with_field
 from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.this_machine import Gpu
 from workbench.system.child_process import CancelledError, ChildProcess
-from workbench.tui.form import sources
-from workbench.tui.form.planner import ConfigPlanner, plan_or_nearest
-from workbench.tui.form.sources import Here
+from workbench.tui.form import planner as planning
+from workbench.tui.form.planner import ConfigPlanner, ThisMachine, plan_or_nearest
 
 
 def reference(preset: Path = LARGE, profile: str = "desktop-32gb") -> Planner:
@@ -81,15 +82,15 @@ def test_facts_are_asked_for_once_for_each_model_and_place() -> None:
     same = with_model(config, revision="")
     for wanted in (config, config, same, with_fields(config, train__steps=7)):
         assert planner.plan(wanted).plan is not None
-    assert machine.grounds == 1 and planner.plan(other).needs_profile and not machine.asked
+    assert machine.looks == 1 and planner.plan(other).needs_profile and not machine.asked
     take(planner, other)
     assert planner.plan(other).plan is not None and planner.plan(config).plan is not None
     assert [table["config"]["n_layer"] for table in machine.asked] == [3]
     planner.plan(with_fields(config, train__device="cuda:1"))
     planner.plan(with_fields(config, offload__disk_path="/tmp"))
-    assert machine.grounds == 3
+    assert machine.looks == 3
     planner.forget_machine()
-    assert planner.plan(other).plan is not None and machine.grounds == 4 and len(machine.asked) == 1
+    assert planner.plan(other).plan is not None and machine.looks == 4 and len(machine.asked) == 1
 
 
 REFUSALS = {
@@ -170,13 +171,13 @@ def test_this_machine_is_looked_at_without_measuring_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    here = Here(tmp_path / "runs")
-    ground = here.ground("cpu", "")
+    here = ThisMachine(tmp_path / "runs")
+    ground = here.machine("cpu", "")
     assert ground.profile is None and ground.free.host > 0 and ground.free.device is None
     assert ground.free.disk > 0 and ground.free.disk_tier is None
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigurationError, match=r"offload\.disk_path .* there is no such folder"):
-        here.ground("cpu", str(tmp_path / "nowhere"))
+        here.machine("cpu", str(tmp_path / "nowhere"))
 
 
 def test_a_model_profile_is_asked_of_one_process_that_stays_and_is_kept(
@@ -191,17 +192,17 @@ def test_a_model_profile_is_asked_of_one_process_that_stays_and_is_kept(
             print(json.dumps({{"answer": json.loads({model_profile.model_dump_json()!r})}}), flush=True)
         """
     child = ChildProcess("-c", textwrap.dedent(program))
-    monkeypatch.setattr(sources, "profiling_process", lambda *, warm: child)
-    here, said = Here(tmp_path / "runs"), list[str]()
+    monkeypatch.setattr(planning, "profiling_process", lambda *, warm: child)
+    here, said = ThisMachine(tmp_path / "runs"), list[str]()
     tables = [{"architecture": "gpt2", "config": {"n_layer": layers}} for layers in (1, 2)]
     try:
         for table in tables:
             assert here.take_model_profile(table, said.append, Event()) == model_profile
         monkeypatch.setattr("workbench.plan.machine.free_host_bytes", lambda: 1 << 30)
-        assert here.ground("cpu", "").free.host > 1 << 30, "it ends before a run begins"
+        assert here.machine("cpu", "").free.host > 1 << 30, "it ends before a run begins"
     finally:
-        here.let_go()
-    assert here.ground("cpu", "").free.host == 1 << 30
+        here.stop_profiler()
+    assert here.machine("cpu", "").free.host == 1 << 30
     processes = {sentence for sentence in said if sentence.startswith("process ")}
     assert len(processes) == 1 and len(said) == 4
     assert here.known_model_profile(tables[1]) == model_profile
@@ -209,10 +210,28 @@ def test_a_model_profile_is_asked_of_one_process_that_stays_and_is_kept(
 
 def test_a_question_that_is_called_off_ends_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "profiling_process", lambda *, warm: ChildProcess("-c", "input(); input()"))
-    here, cancelled = Here(tmp_path / "runs"), Event()
+    monkeypatch.setattr(planning, "profiling_process", lambda *, warm: ChildProcess("-c", "input(); input()"))
+    here, cancelled = ThisMachine(tmp_path / "runs"), Event()
     try:
         with pytest.raises(CancelledError):
             here.take_model_profile({"architecture": "gpt2"}, lambda _: cancelled.set(), cancelled)
     finally:
-        here.let_go()
+        here.stop_profiler()
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_a_gpu_that_was_not_measured_is_planned_by_what_its_driver_says(
+    capability: tuple[int, int], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    gpu = Gpu("a GPU", 24 << 30, 20 << 30, "1.0")
+    for module in ("workbench.plan.machine", "workbench.profiles.this_machine"):
+        monkeypatch.setattr(f"{module}.visible_gpus", lambda: [gpu])
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle: capability)
+    ground = ThisMachine(tmp_path).machine("cuda:0", "")
+    assert (ground.free.device, ground.has_bfloat16, ground.profile) == (20 << 30, expected, None)
+    with pytest.raises(ConfigurationError, match=r'train\.device = "cuda:1": this machine has no such GPU'):
+        ThisMachine(tmp_path).machine("cuda:1", "")
