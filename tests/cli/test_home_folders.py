@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from workbench.training.disk_folder import disk_folder
-from workbench.tui.run.optimizer_speed import disk_folder as recorded_disk_folder
 
 from workbench.cli import main
 from workbench.config import parse_config
@@ -15,7 +13,9 @@ from workbench.data.sources import find_documents
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory
 from workbench.system.folders import expanded, runs_root
+from workbench.training.fitting import disk_folder
 from workbench.tui.form.planner import ThisMachine
+from workbench.tui.run.reading import disk_folder as recorded_disk_folder
 
 NOBODYS = "~no-such-user-here/runs"
 
