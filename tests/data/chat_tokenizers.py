@@ -111,10 +111,7 @@ def chat_tokenizer(template: str | None, *, adds_front: bool = False) -> Pretrai
         rust.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     make: Any = PreTrainedTokenizerFast
     backend = make(
-        tokenizer_object=rust,
-        bos_token="<s>",
-        eos_token="</s>",
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=rust, bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
     )
     backend.chat_template = template
     return PretrainedTokenizer("a folder", backend)

@@ -121,10 +121,7 @@ def test_positions_begin_again_at_each_document_and_at_the_padding() -> None:
     assert batch.position_ids is not None
     expected = [place for length in (5, 4, 3) for place in range(length)]
     ids = batch.input_ids[0].tolist()
-    assert batch.position_ids[0].tolist() == [
-        *(expected[token] for token in ids[:12]),
-        *range(4),
-    ]
+    assert batch.position_ids[0].tolist() == [*(expected[token] for token in ids[:12]), *range(4)]
 
 
 @pytest.mark.parametrize("seed", range(12))

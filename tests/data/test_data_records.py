@@ -56,10 +56,7 @@ def in_loss(template: str, record: dict[str, Any], **options: Any) -> list[str]:
         ("PLAIN", [" nothing but the answer\n\n", " good bye\n\n</s>"]),
         ("MARKED", ["nothing but the answer<|im_end|>", "good bye<|im_end|>"]),
         ("OPENING_THOUGHT", [" nothing but the answer</s>", " good bye</s>"]),
-        (
-            "THINKING",
-            ["nothing but the answer<|im_end|>", "<think>\n\n</think>\n\ngood bye<|im_end|>"],
-        ),
+        ("THINKING", ["nothing but the answer<|im_end|>", "<think>\n\n</think>\n\ngood bye<|im_end|>"]),
         ("QWEN3", ["nothing but the answer<|im_end|>", "<think>\n\n</think>\n\ngood bye<|im_end|>"]),
         ("RETURNING", ["<|stop|>nothing but the answer<|eot|>", "<|stop|>good bye<|return|>"]),
         ("DROPPING", ["nothing but the answer<|eot|>", "good bye<|eot|>"]),
@@ -198,7 +195,7 @@ def test_plain_text_is_in_the_loss_whole_and_ends_with_the_end_of_text() -> None
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "words"),
     [
         ({"txt": "a"}, 'write "txt" as "text"'),
         ({"instruction": "a", "output": "b"}, 'write "instruction" as "prompt" and "output" as "completion"'),
@@ -221,10 +218,10 @@ def test_plain_text_is_in_the_loss_whole_and_ends_with_the_end_of_text() -> None
         ({"messages": [{"role": "user", "content": 3}]}, '"content" is a number'),
     ],
 )
-def test_a_record_that_cannot_be_read_is_refused_with_what_would_be_right(record: Any, said: str) -> None:
+def test_a_record_that_cannot_be_read_is_refused_with_what_would_be_right(record: Any, words: str) -> None:
     with pytest.raises(RecordError) as error:
         encoder(chat_tokenizer(templates.CHATML)).encode(record)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_chat_that_the_tokenizer_cannot_take_is_refused_with_the_reason() -> None:
@@ -237,17 +234,17 @@ def test_a_chat_that_the_tokenizer_cannot_take_is_refused_with_the_reason() -> N
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "words"),
     [
         ("bytes", 'name the folder of one with a "chat_template.jinja"'),
         ("bpe:2000", 'name the folder of one with a "chat_template.jinja"'),
         ("openai-community/gpt2", "hf download openai-community/gpt2 --local-dir DIR"),
     ],
 )
-def test_how_a_tokenizer_gets_a_chat_template_depends_on_where_it_is(spec: str, said: str) -> None:
+def test_how_a_tokenizer_gets_a_chat_template_depends_on_where_it_is(spec: str, words: str) -> None:
     tokenizer = chat_tokenizer(None)
     tokenizer.spec = spec
-    with pytest.raises(RecordError, match=re.escape(said)):
+    with pytest.raises(RecordError, match=re.escape(words)):
         encoder(tokenizer).encode({"messages": CHAT})
 
 

@@ -167,15 +167,15 @@ def test_a_base_that_is_gone_is_one_message(adapter: RunDirectory, base: Path, t
     assert not any(tmp_path.iterdir())
 
 
-def test_a_checkpoint_whose_weights_cannot_be_read_is_passed_over_with_a_warning(
+def test_a_checkpoint_whose_weights_cannot_be_read_is_skipped_with_a_warning(
     broken: RunDirectory, tmp_path: Path
 ) -> None:
-    said: list[str] = []
+    log: list[str] = []
     exported = export(
-        broken, tmp_path / "out", options=ExportOptions(dtype="bf16", check=True), log=said.append
+        broken, tmp_path / "out", options=ExportOptions(dtype="bf16", check=True), log=log.append
     )
     assert exported.step == 2
-    assert any("warning: checkpoint step-00000004 is skipped" in sentence for sentence in said)
+    assert any("warning: checkpoint step-00000004 is skipped" in sentence for sentence in log)
     assert export(broken, tmp_path / "copy", options=ExportOptions(check=True)).step == 2, (
         "looked at, a copy is too"
     )
@@ -240,13 +240,13 @@ def test_no_room_is_said_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_verb_tells_path_step_and_how_it_was_found(
+def test_the_command_prints_path_step_and_the_result_of_the_check(
     whole: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(whole, tmp_path / "out", "--best", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["path"] == str(tmp_path / "out") and told["step"] in (2, 4)
-    assert told["checked"] == "loaded: its logits are the run's"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["path"] == str(tmp_path / "out") and printed["step"] in (2, 4)
+    assert printed["checked"] == "loaded: its logits are the run's"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("verb", ["export", "sample"])
-def test_a_checkpoint_with_a_flipped_bit_is_passed_over(
+def test_a_checkpoint_with_a_flipped_bit_is_skipped(
     whole: RunDirectory, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = RunDirectory(Path(shutil.copytree(whole.path, tmp_path / "damaged")))

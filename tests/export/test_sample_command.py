@@ -111,8 +111,8 @@ def test_a_chat_goes_through_the_tokenizer_s_template_and_only_the_answer_is_pri
     path.write_text(json.dumps(described))
     monkeypatch.setattr(generate, "_fitted", keep := Kept(generate._fitted))
     sizes = json.loads(manifest.read_text())
-    for said in ("model_files", "model_checksums"):
-        assert sizes[said].pop("tokenizer_config.json")
+    for table in ("model_files", "model_checksums"):
+        assert sizes[table].pop("tokenizer_config.json")
     text = json.dumps(sizes).encode()
     manifest.write_bytes(text)
     done = run.checkpoints / "step-00000004" / "DONE"

@@ -16,8 +16,8 @@ NAMES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 
 def imported(*sizes: Any) -> Imported:
-    said = {name: size for name, size in zip(NAMES, sizes, strict=True) if size is not None}
-    return import_text(json.dumps(said or {"dump_state": False}), "ds.json", architecture="gpt2")
+    given = {name: size for name, size in zip(NAMES, sizes, strict=True) if size is not None}
+    return import_text(json.dumps(given or {"dump_state": False}), "ds.json", architecture="gpt2")
 
 
 def sizes_of(made: Imported) -> tuple[int, int]:

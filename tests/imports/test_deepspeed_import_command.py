@@ -50,23 +50,25 @@ def test_the_tutorials_fragment_is_mended_line_by_line(
     path = tmp_path / "fragment.json"
     path.write_text(TUTORIAL)
     assert main(["import", str(path), "--architecture", "gpt2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {repair["what"].split(" ")[0] for repair in told["repairs"]} == {"put", "added", "moved"}
-    assert {each["key"]: each["verdict"] for each in told["keys"]} == {
+    report = json.loads(capsys.readouterr().out)
+    assert {repair["what"].split(" ")[0] for repair in report["repairs"]} == {"put", "added", "moved"}
+    assert {each["key"]: each["verdict"] for each in report["keys"]} == {
         "zero_optimization.stage": "mapped",
         "zero_optimization.offload_optimizer.device": "mapped",
         "zero_optimization.contiguous_gradients": "meaningless here",
         "zero_optimization.overlap_comm": "mapped",
     }
-    assert parse_config(told["preset"], "preset").offload.state == "host"
+    assert parse_config(report["preset"], "preset").offload.state == "host"
 
 
 def test_json_is_strict_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "odd.json"
     path.write_text('{"steps_per_print": Infinity, "train_batch_size": 2, "x": [1e999], "y": NaN}')
     assert main(["import", str(path), "--architecture", "gpt2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert {"file", "repairs", "keys", "assumed", "refused", "preset", "out"} == told.keys()
+    report = json.loads(
+        capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
+    )
+    assert {"file", "repairs", "keys", "assumed", "refused", "preset", "out"} == report.keys()
 
 
 def test_without_a_model_the_preset_says_where_to_name_one(
@@ -152,12 +154,12 @@ def test_what_is_wrong_with_file_target_and_settings_is_told_at_once(
     path.write_text('{"optimizer": {"type": "Lamb"}}')
     out.write_text("mine")
     assert main(["import", str(path), "--out", str(out), "--set", "train.stepps=3"]) == 2
-    told = capsys.readouterr().err
-    assert all(words in told for words in ("Lamb", "train.stepps", "is there already"))
+    printed = capsys.readouterr().err
+    assert all(words in printed for words in ("Lamb", "train.stepps", "is there already"))
     path.write_text("nothing")
     assert main(["import", str(path), "--out", str(out)]) == 2
-    told = capsys.readouterr().err
-    assert all(words in told for words in ("JSON", "is there already"))
+    printed = capsys.readouterr().err
+    assert all(words in printed for words in ("JSON", "is there already"))
 
 
 def test_unknown_keys_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,10 +192,10 @@ def test_a_file_that_is_no_configuration_gets_one_message(
     if content is not None:
         path.write_bytes(content)
     code = main(["import", str(path)])
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert code == (2 if words else 0)
-    assert words in told
-    assert "bug" not in told
+    assert words in printed
+    assert "bug" not in printed
 
 
 def test_a_folder_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,8 +71,8 @@ def test_stage_and_devices_decide_the_tiers(zero: Any, weights: str, state: str)
 )
 def test_what_is_placed_elsewhere_than_it_says_is_told(zero: dict[str, Any], words: str) -> None:
     made = imported(zero)
-    told = [verdict.reason for verdict in made.verdicts] + [assumed.reason for assumed in made.assumed]
-    assert any(words in reason for reason in told)
+    reasons = [verdict.reason for verdict in made.verdicts] + [assumed.reason for assumed in made.assumed]
+    assert any(words in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,8 @@ def test_what_is_refused_keeps_nothing_else_from_being_read() -> None:
         },
         "amp": {"enabled": True},
     }
-    told = dict(line.removeprefix("ds.json:1: ").split(" = ", 1) for line in imported(**mistakes).refused)
-    assert list(told) == [
+    reasons = dict(line.removeprefix("ds.json:1: ").split(" = ", 1) for line in imported(**mistakes).refused)
+    assert list(reasons) == [
         "train_batch_size",
         "optimizer.type",
         *(f"optimizer.params.{key}" for key in ("lr", "betas", "max_grad_norm")),
@@ -207,7 +207,7 @@ def test_what_is_refused_keeps_nothing_else_from_being_read() -> None:
         f"{ZERO}.offload_param.device",
         "amp",
     ]
-    assert "without quotes; and was written for 8 GPUs" in told["train_batch_size"]
+    assert "without quotes; and was written for 8 GPUs" in reasons["train_batch_size"]
 
 
 def test_a_preset_that_config_check_would_refuse_is_never_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,13 +290,13 @@ def test_loss_scaling_is_taken_over_field_by_field() -> None:
 
 def test_the_reading_of_a_dated_default_is_told() -> None:
     made = imported(bf16={"enabled": True}, **{ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
-    told = {assumed.key: assumed.reason for assumed in made.assumed}
+    assumptions = {assumed.key: assumed.reason for assumed in made.assumed}
     checked = imported(bf16={"enabled": True, "check_grad_overflow": False})
     assert verdict_on(checked, "bf16.check_grad_overflow")[0] == "mapped"
     assert config_of(made).train.gradient_clipping == 1.0
-    assert "since 2026-06-23" in told["gradient_clipping"]
-    assert "since 2026-06-26" in told["bf16.check_grad_overflow"]
-    assert "since 2026-08-07" in told[f"{ZERO}.offload_optimizer.pin_memory"]
+    assert "since 2026-06-23" in assumptions["gradient_clipping"]
+    assert "since 2026-06-26" in assumptions["bf16.check_grad_overflow"]
+    assert "since 2026-08-07" in assumptions[f"{ZERO}.offload_optimizer.pin_memory"]
     assert "2026-06-23" in made.preset
 
 

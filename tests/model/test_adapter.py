@@ -167,9 +167,7 @@ def test_a_saved_adapter_is_loaded_by_peft(tmp_path: Path, family: str) -> None:
                 parameter.copy_(known)
     expected = model(IDS).logits
     save_model(
-        model,
-        ({n: p.detach() for n, p in s.parameters.items()} for s in find_units(model)),
-        tmp_path / "out",
+        model, ({n: p.detach() for n, p in s.parameters.items()} for s in find_units(model)), tmp_path / "out"
     )
     loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "out")).eval()
     assert torch.equal(loaded(IDS).logits, expected)

@@ -29,13 +29,13 @@ print(json.dumps({"above": peak - resident(), "unit": unit, "held": sum(t.nbytes
 @pytest.mark.slow
 @pytest.mark.parametrize("parameters", [200_000_000])
 def test_a_load_peaks_at_one_unit_above_what_stays(tmp_path: Path, parameters: int) -> None:
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), str(parameters)],
         check=True,
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
     )
-    found = json.loads(said.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found["held"] > 10 * parameters
     assert found["above"] <= found["unit"] + 64 * MIB, found

@@ -139,21 +139,13 @@ WRONG: dict[str, tuple[str, Callable[[Path], None], str]] = {
         lambda d: edit(d / "config.json", hidden_size="wide"),
         r"config\.json describes no model: ",
     ),
-    "empty file": (
-        "one",
-        lambda d: cut(d / ONE, 0),
-        r"no whole safetensors file \(0 bytes",
-    ),
+    "empty file": ("one", lambda d: cut(d / ONE, 0), r"no whole safetensors file \(0 bytes"),
     "text": (
         "one",
         lambda d: (d / ONE).write_text("version https://git-lfs"),
         r"no whole safetensors file \(23 bytes",
     ),
-    "cut in its header": (
-        "one",
-        lambda d: cut(d / ONE, 200),
-        r"no whole safetensors file \(200 bytes",
-    ),
+    "cut in its header": ("one", lambda d: cut(d / ONE, 200), r"no whole safetensors file \(200 bytes"),
     "cut in its tensors": (
         "one",
         lambda d: cut(d / ONE, 30_000),

@@ -335,9 +335,7 @@ def test_trainable_weights_that_are_overwritten_anyway_are_not_read(
     read: list[str] = []
     carry_out = conversion.Conversion.carry_out
     monkeypatch.setattr(
-        conversion.Conversion,
-        "carry_out",
-        lambda own, *rest: read.append(own.first) or carry_out(own, *rest),
+        conversion.Conversion, "carry_out", lambda own, *rest: read.append(own.first) or carry_out(own, *rest)
     )
     for unit in find_units(model):
         units(unit)

@@ -1,1 +1,1 @@
-"""What comes out of a run: its model exported, its adapter merged, text sampled from it."""
+"""Export a run's model, merge its adapter, sample text from it."""

@@ -1,4 +1,4 @@
-"""What an import has found: a verdict for every key of the file, and the settings of the preset that come of them.
+"""The findings of an import: a verdict for every key of the file, and the settings of the preset.
 
 The readers of the sections write here and nowhere else. Every key gets one verdict; whoever judges again replaces it,
 but a refusal stays, and a second one joins it. A value that Workbench's own field does not take is refused here, so
@@ -246,7 +246,7 @@ class Findings:
         return None
 
     def assume(self, key: str, reason: str) -> None:
-        """Say what was taken for something that the file does not say."""
+        """Note a value that was assumed because the file does not have it."""
         self.assumed.append(Assumed(key, reason))
 
     def refused(self) -> list[Verdict]:

@@ -29,13 +29,13 @@ _NO_DATA = (
 
 
 def preset_text(settings: Mapping[str, Setting], source: str) -> str:
-    """The preset of `settings` ("table.key", or "description"), imported from the file named `source`.
+    """Return the preset of `settings` ("table.key", or "description"), imported from the file named `source`.
 
-    Without a model it says where to name one, and is right but for that.
+    Without a model, commented lines show where to name one.
     """
-    said = settings.get("description")
+    description = settings.get("description")
     lines = [
-        f"description = {toml_value(said.value if said else f'Imported from {on_one_line(source)}')}",
+        f"description = {toml_value(description.value if description else f'Imported from {on_one_line(source)}')}",
         "",
         *_comment(
             "Made by `workbench import` from a DeepSpeed configuration. What it does not speak of has its default."
@@ -53,12 +53,12 @@ def preset_text(settings: Mapping[str, Setting], source: str) -> str:
 
 
 def names_a_model(settings: Mapping[str, Setting]) -> bool:
-    """Whether the preset of `settings` says what to train."""
+    """Return True if `settings` name a model to train."""
     return "model.architecture" in settings or "model.pretrained" in settings
 
 
 def _missing(table: str, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """The places to fill in what no DeepSpeed file says."""
+    """Yield the lines in which to write what no DeepSpeed file has."""
     if table == "model" and not names_a_model(settings):
         yield from _comment(_NO_MODEL)
         yield '# pretrained = "a folder or hub id"'
@@ -82,12 +82,12 @@ def _plain(value: Any) -> Any:
 
 
 def sealed(preset: str) -> str:
-    """The preset with a line at its end that holds for this very text alone."""
+    """Return the preset with the checksum of its text on a line at its end."""
     return f"{preset}\n{_SEAL}{_checksum(preset)}{_SEAL_MEANS}\n"
 
 
 def is_unedited(text: str) -> bool:
-    """Whether a file's text is a preset as `sealed` gave it."""
+    """Return True if a file's text is a preset as `sealed` gave it."""
     preset, mark, _ = text.rpartition(f"\n{_SEAL}")
     return bool(mark) and text == sealed(preset)
 

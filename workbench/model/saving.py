@@ -27,11 +27,7 @@ Tensors = dict[str, Tensor]
 
 
 def save_model(
-    model: nn.Module,
-    units: Iterable[Tensors],
-    folder: Path,
-    *,
-    largest_file_bytes: int = LARGEST_FILE_BYTES,
+    model: nn.Module, units: Iterable[Tensors], folder: Path, *, largest_file_bytes: int = LARGEST_FILE_BYTES
 ) -> dict[str, Spans]:
     """Write safetensors with their index, `config.json` and the generation configuration into an empty `folder`.
 

@@ -86,10 +86,7 @@ def _with_warning(tokenizer: PretrainedTokenizer, size: int) -> PretrainedTokeni
 
 
 def _train(
-    config: DataConfig,
-    source: SourceFiles,
-    size: int,
-    progress: Callable[[str, int, int], None] | None,
+    config: DataConfig, source: SourceFiles, size: int, progress: Callable[[str, int, int], None] | None
 ) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -164,12 +164,12 @@ MEANINGLESS = _meaningless()
 
 
 class Harm(NamedTuple):
-    """Why a key may not be ignored, and values with which it does nothing; an object says so by `enabled`."""
+    """The reason to refuse a key; with a value of `harmless`, or as an object that is not `enabled`, it is off."""
 
     reason: str
     harmless: tuple[Any, ...] = (False, None, "auto")
     used: str = ""
-    """What a harmless value says that is done here; empty if it only says that something is off."""
+    """The verdict's words for a harmless value that asks for what is done anyway; else empty."""
 
 
 _ON = (True, None, "auto")
