@@ -54,6 +54,11 @@ DROPPING = (  # opens a thought in the header of an answer, and drops the though
     "{% else %}{{ m.content }}{% endif %}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant<|stop|><think>\n{% endif %}"
 )
+LAST_SYSTEM = (  # as Mistral's: the system message stands in a question that is the last message, and nowhere else
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+    "[INST] {% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }} {% endif %}{{ m.content }}"
+    "[/INST]{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
 RETURNING = (  # ends the last answer otherwise than those before it
     "{% for m in messages %}<|start|>{{ m.role }}<|stop|>{{ m.content }}"
     "{% if loop.last and m.role == 'assistant' %}<|return|>{% else %}<|eot|>{% endif %}{% endfor %}"

@@ -113,6 +113,15 @@ def test_answers_around_a_tool_are_found_though_their_thoughts_go_when_a_questio
     assert in_loss(templates.QWEN3, record) == ["<think>\n\n</think>\n\ngood bye<|im_end|>"]
 
 
+def test_a_system_message_that_moves_hides_no_answer_even_where_a_question_has_its_words() -> None:
+    system = {"role": "system", "content": "be brief"}
+    repeated = [CHAT[0], {**CHAT[0], "role": "assistant"}, *CHAT[2:]]
+    assert in_loss(templates.LAST_SYSTEM, {"messages": [system, *repeated]}) == [
+        " what is it?</s>",
+        " good bye</s>",
+    ]
+
+
 def test_an_answer_that_cannot_be_found_is_refused_with_the_ways_out() -> None:
     with pytest.raises(RecordError, match=r"message 2: .*cannot be found.*data\.loss_on") as error:
         encoder(chat_tokenizer(templates.NUMBERED)).encode({"messages": CHAT})

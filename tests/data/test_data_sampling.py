@@ -78,7 +78,7 @@ def test_a_batch_reaches_over_the_end_of_an_epoch_without_a_loss() -> None:
     assert many.state()["epoch"] >= 5
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_cursor_resumes_exactly_where_it_was_taken(seed: int) -> None:
     choose = random.Random(seed)
     tokens = counting(choose.randint(20, 2000))
@@ -93,15 +93,6 @@ def test_a_cursor_resumes_exactly_where_it_was_taken(seed: int) -> None:
     assert resumed.state() == state
     assert all(torch.equal(resumed.next().input_ids, batch) for batch in expected)
     assert all(type(value) is int for value in state.values())
-
-
-def test_a_cursor_of_an_earlier_version_is_read() -> None:
-    sampler = WindowSampler(counting(1000), LENGTH, 1, seed=1)
-    sampler.load_state({"epoch": 2, "position": 7, "seed": 1, "sequence_length": LENGTH, "tokens": 1000})
-    ahead = WindowSampler(counting(1000), LENGTH, 1, seed=1)
-    while (ahead.state()["epoch"], ahead.state()["position"]) != (2, 7):
-        ahead.next()
-    assert starts(sampler, 5) == starts(ahead, 5)
 
 
 def test_sampling_neither_reads_nor_moves_the_global_generator() -> None:

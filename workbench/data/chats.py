@@ -125,6 +125,10 @@ class _Chat:
         end = 0
         for index, message in enumerate(self._messages):
             if message["role"] != ASSISTANT:
+                # The words of an answer may be in the question too. A system message may be moved anywhere.
+                words = _words(message) if message["role"] != "system" else ""
+                place = self._text.find(words, end)
+                end = end if place < 0 else place + len(words)
                 continue
             begin = self._begin_of(index, end)
             end = self._end_of(index, begin)
@@ -142,7 +146,7 @@ class _Chat:
         return mask
 
     def _begin_of(self, index: int, after: int) -> int:
-        """Return the first character of answer `index`, behind its header; the answer before it ends at `after`."""
+        """Return the first character of answer `index`, behind its header; the message before it ends at `after`."""
         before = self._rendered(index) if index else ""
         header = self._rendered(index, header=True) or before
         if header is not None and self._text.startswith(header):
@@ -150,7 +154,8 @@ class _Chat:
         if before is not None and header is not None and header.startswith(before):
             if self._text.startswith(before):  # the header opens a thought that this answer does not have
                 pairs = enumerate(zip(header, self._text, strict=False))
-                return max(next(at for at, (a, b) in pairs if a != b), len(before), after)
+                shared = next((at for at, (a, b) in pairs if a != b), len(self._text))
+                return max(shared, len(before), after)
             opening = header[len(before) :]
             place = self._text.find(opening, after) if opening else -1
             if place >= 0:
@@ -197,7 +202,7 @@ class _Chat:
 
 
 def _words(message: Message) -> str:
-    """Return the text of an answer without its thoughts, which a template may drop."""
+    """Return the text of a message without an answer's thoughts, which a template may drop."""
     content = message.get("content")
     return content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
 
