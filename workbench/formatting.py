@@ -20,7 +20,7 @@ def known(value: float | None) -> float | None:
 
 
 def amount(size: float | None) -> str:
-    """Bytes in a binary unit, the largest of which is the GiB: "81.0 GiB", "3,500 GiB", "512 B"."""
+    """Return bytes in a binary unit, the largest of which is the GiB: "81.0 GiB", "3,500 GiB", "512 B"."""
     value = known(size)
     if value is None:
         return NOT_KNOWN
@@ -31,23 +31,23 @@ def amount(size: float | None) -> str:
 
 
 def gib(size: float) -> str:
-    """Bytes with two digits, in GiB, or in MiB below a tenth of one: "1.25 GiB", "64.00 MiB"."""
+    """Return bytes with two digits, in GiB, or in MiB below a tenth of one: "1.25 GiB", "64.00 MiB"."""
     return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / MIB:,.1f} MiB"
 
 
 def decimal_bytes(size: float) -> str:
-    """Bytes as disks count them, in the largest unit of which there is a tenth: 1.20 TB, 0.35 GB, 3.10 MB."""
+    """Return bytes as disks count them, in the largest unit of which there is a tenth: 1.20 TB, 0.35 GB, 3.10 MB."""
     unit, name = next((known for known in _DECIMAL if size >= known[0] / 10), _DECIMAL[-1])
     return f"{size / unit:,.2f} {name}"
 
 
 def rate(bytes_per_s: float | None) -> str:
-    """Bytes a second: "24.8 GiB/s"."""
+    """Return bytes a second: "24.8 GiB/s"."""
     return NOT_KNOWN if known(bytes_per_s) is None else f"{amount(bytes_per_s)}/s"
 
 
 def of(used: float | None, total: float | None, between: str = " of ") -> str:
-    """Two sizes in the unit of the second: "81.0 of 139.8 GiB"."""
+    """Return two sizes in the unit of the second: "81.0 of 139.8 GiB"."""
     whole = known(total)
     if whole is None or whole <= 0:
         return amount(used)
@@ -58,7 +58,7 @@ def of(used: float | None, total: float | None, between: str = " of ") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span in its two largest units: "2d03h", "2h10m", "4m05s", "12s"."""
+    """Return a time span in its two largest units: "2d03h", "2h10m", "4m05s", "12s"."""
     value = known(seconds)
     if value is None or value < 0:
         return NOT_KNOWN
@@ -72,24 +72,24 @@ def duration(seconds: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A short time in s, in ms below a tenth of one: "1.25 s", "8.21 ms"."""
+    """Return a short time in s, in ms below a tenth of one: "1.25 s", "8.21 ms"."""
     return f"{value:,.2f} s" if value >= 0.1 else milliseconds(value)
 
 
 def milliseconds(value: float) -> str:
-    """Seconds written in ms: "8.21 ms", "1,234.5 ms"."""
+    """Return seconds written in ms: "8.21 ms", "1,234.5 ms"."""
     value *= 1000
     return f"{value:,.{2 if value < 100 else 1}f} ms"
 
 
 def percent(share: float | None) -> str:
-    """A share between 0 and 1 as "87 %"."""
+    """Return a share between 0 and 1 as "87 %"."""
     value = known(share)
     return NOT_KNOWN if value is None else f"{100 * value:.0f} %"
 
 
 def share(value: float | None, whole: float | None) -> float | None:
-    """`value / whole` between 0 and 1; None where it is not known."""
+    """Return `value / whole` between 0 and 1; None where it is not known."""
     part, total = known(value), known(whole)
     if part is None or total is None or total <= 0:
         return None
@@ -97,20 +97,20 @@ def share(value: float | None, whole: float | None) -> float | None:
 
 
 def number(value: float | None, digits: int = 0, unit: str = "") -> str:
-    """A number with its unit: "1,980 MHz"."""
+    """Return a number with its unit: "1,980 MHz"."""
     finite = known(value)
     return NOT_KNOWN if finite is None else f"{finite:,.{digits}f}{' ' if unit else ''}{unit}"
 
 
 def pair(value: float | None, limit: float | None, unit: str, between: str = " of ") -> str:
-    """A number and its limit: "410 of 700 W"; without the limit where that is not known."""
+    """Return a number and its limit: "410 of 700 W"; without the limit where that is not known."""
     if known(limit) is None:
         return number(value, 0, unit)
     return f"{number(value)}{between}{number(limit, 0, unit)}"
 
 
 def ranges(values: tuple[int, ...]) -> str:
-    """Whole numbers, in order, as ranges: "0-31,64-95"."""
+    """Return whole numbers, in order, as ranges: "0-31,64-95"."""
     out: list[str] = []
     start = 0
     for i in range(1, len(values) + 1):
@@ -122,11 +122,11 @@ def ranges(values: tuple[int, ...]) -> str:
 
 
 def in_sentence(title: str) -> str:
-    """A title as it stands within a sentence: "A desktop" becomes "a desktop"; names keep their capitals."""
+    """Return a title as it stands within a sentence: "A desktop" becomes "a desktop"; names keep their capitals."""
     article, blank, rest = title.partition(" ")
     return f"{article.lower()}{blank}{rest}" if article in ("A", "An", "The") and rest else title
 
 
 def _digits(value: float, beside: float | None = None) -> str:
-    """One digit behind the point; none for thousands, or beside them."""
+    """Return a number with one digit behind the point; none for thousands, or beside them."""
     return f"{value:,.0f}" if abs(value if beside is None else beside) >= 1000 else f"{value:.1f}"

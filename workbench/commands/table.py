@@ -243,26 +243,13 @@ COMMANDS: tuple[Command, ...] = (
         (ASCII, RUNS, JSON),
         "workbench.commands.screen:top",
     ),
-    Command(
-        "stop",
-        "finish the step, save a checkpoint and end the run",
-        (RUN, RUNS),
-        "workbench.commands.runs:steer",
-        {"verb": "stop"},
-    ),
-    Command(
-        "save",
-        "save a checkpoint now and go on",
-        (RUN, RUNS),
-        "workbench.commands.runs:steer",
-        {"verb": "save"},
-    ),
-    Command(
-        "pause",
-        "hold the run after this step until it is resumed",
-        (RUN, RUNS),
-        "workbench.commands.runs:steer",
-        {"verb": "pause"},
+    *(
+        Command(verb, help, (RUN, RUNS), "workbench.commands.runs:steer", {"verb": verb})
+        for verb, help in (
+            ("stop", "finish the step, save a checkpoint and end the run"),
+            ("save", "save a checkpoint now and go on"),
+            ("pause", "hold the run after this step until it is resumed"),
+        )
     ),
     Command(
         "resume",

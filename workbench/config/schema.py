@@ -105,7 +105,7 @@ class DataConfig(Table):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """`source` as a tuple, whether one or several were written."""
+        """Return `source` as a tuple, also where one text was written."""
         return (self.source,) if isinstance(self.source, str) else tuple(self.source)
 
 
@@ -367,7 +367,7 @@ class DocumentedField:
 
     @property
     def name(self) -> str:
-        """The dotted name that `--set` takes."""
+        """Return the dotted name that `--set` takes."""
         return f"{self.table}.{self.key}" if self.table else self.key
 
     @property

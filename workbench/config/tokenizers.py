@@ -21,7 +21,7 @@ def is_made_here(spec: str) -> bool:
 
 
 def bpe_size(spec: str) -> int | None:
-    """The vocabulary that "bpe:SIZE" asks for; None where it is no number or out of range."""
+    """Return the vocabulary that "bpe:SIZE" asks for; None where it is no number or out of range."""
     try:
         size = int(spec.removeprefix(BPE).replace("_", ""))
     except ValueError:
@@ -30,7 +30,7 @@ def bpe_size(spec: str) -> int | None:
 
 
 def made_size(spec: str) -> int | None:
-    """The tokens of a tokenizer that is made here: at most, of a BPE. None of any other, or a size that cannot be."""
+    """Return the tokens of a tokenizer made here, the most that a BPE may have; None for any other, or a wrong size."""
     if spec == "bytes":
         return SMALLEST
     return bpe_size(spec) if spec.startswith(BPE) else None
@@ -42,7 +42,7 @@ _FORMS = {"bytes": "bytes", "byte": "bytes", "bpe": BPE}
 
 
 def meant_form(spec: str) -> str | None:
-    """The form of a tokenizer made here that `spec`, which is none, was probably meant to be ("bpe-2k": "bpe:2000").
+    """Return the form of a tokenizer made here that `spec` was probably meant to be ("bpe-2k": "bpe:2000").
 
     None where it looks like something else: a form is one word with at most a number behind it.
     """

@@ -43,7 +43,7 @@ def _names(dotted: str) -> KeyPath:
 
 
 def value_at(document: dict[str, Any], path: KeyPath) -> Any:
-    """The value at `path`, or None where the document does not say."""
+    """Return the value at `path`, or None where the document does not say."""
     value: Any = document
     for name in path:
         if isinstance(value, list) and isinstance(name, int) and name < len(value):
@@ -56,18 +56,18 @@ def value_at(document: dict[str, Any], path: KeyPath) -> Any:
 
 
 def as_written(value: Any) -> str:
-    """A value as TOML writes it, on one line and not too long."""
+    """Return a value as TOML writes it, on one line and not too long."""
     text = toml_value(value)
     return text if len(text) <= LONGEST_VALUE_SHOWN else text[: LONGEST_VALUE_SHOWN - 1] + "…"
 
 
 def on_one_line(message: str) -> str:
-    """A message whose line ends and control characters are spelt out, whatever a user's text holds."""
+    """Return a message with its line ends and control characters spelt out."""
     return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in message)
 
 
 def toml_value(value: Any) -> str:
-    """A value in TOML, on one line; dates, which no field takes, as they print."""
+    """Return a value in TOML, on one line; dates, which no field takes, as they print."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -80,6 +80,6 @@ def toml_value(value: Any) -> str:
 
 
 def toml_key(key: str) -> str:
-    """A key in TOML, quoted only where it must be."""
+    """Return a key in TOML, quoted only where it must be."""
     bare = key and all(letter.isascii() and (letter.isalnum() or letter in "_-") for letter in key)
     return key if bare else toml_value(key)

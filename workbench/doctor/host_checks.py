@@ -221,19 +221,19 @@ def try_folder(path: Path) -> Folder:
 def check_runs(context: Context) -> Iterator[Finding]:
     """Yield the line of the folder for runs and their checkpoints."""
     folder = try_folder(context.runs)
-    other = "`--runs DIR`, or `export WORKBENCH_RUNS=DIR`, with DIR"
-    larger = f"make room, or {other} on a larger disk"
+    remedy = (
+        "`--runs DIR`, or `export WORKBENCH_RUNS=DIR`, with DIR on a local disk with room that you may write"
+    )
     if folder.problem:
-        yield failure("runs", folder.problem, f"{other} a folder that you may write")
+        yield failure("runs", folder.problem, remedy)
     elif folder.free_bytes < NO_ROOM:
-        yield failure("runs", f"{folder}: no room for checkpoints", larger)
+        yield failure("runs", f"{folder}: no room for checkpoints", remedy)
     elif folder.kind in IN_MEMORY:
-        finding = f"{folder}: is host memory and goes with the next reboot"
-        yield warning("runs", finding, f"{other} on a disk that lasts")
+        yield warning("runs", f"{folder}: is host memory and goes with the next reboot", remedy)
     elif folder.kind in REMOTE:
-        yield warning("runs", f"{folder}: checkpoints cross the network", f"{other} on a local disk")
+        yield warning("runs", f"{folder}: checkpoints cross the network", remedy)
     elif folder.free_bytes < LITTLE_ROOM:
-        yield warning("runs", f"{folder}: little room for checkpoints", larger)
+        yield warning("runs", f"{folder}: little room for checkpoints", remedy)
     else:
         yield ok("runs", str(folder))
 
@@ -243,24 +243,25 @@ def check_disk(context: Context) -> Iterator[Finding]:
     path = context.disk
     if path is None:
         return
-    other = "`--set offload.disk_path=DIR`, with DIR a folder on a fast local disk (NVMe, ext4 or xfs)"
     folder = try_folder(path)
+    wrong = ""
+    if folder.kind in IN_MEMORY:
+        wrong = "is host memory and no disk: what moves there takes the memory that it is to save"
+    elif folder.kind in REMOTE:
+        wrong = "lies across a network: every step waits for it"
+    elif folder.free_bytes < LITTLE_ROOM:
+        wrong = "little room for state"
+    elif folder.there and not folder.problem and not takes_direct(path):
+        wrong = "takes no direct I/O, so that everything passes through the page cache"
+    remedy = (
+        "`--set offload.disk_path=DIR`, with DIR on a fast local disk (NVMe, ext4 or xfs) that you may write"
+    )
     if folder.problem:
-        yield failure("disk tier", folder.problem, f"{other} that you may write")
+        yield failure("disk tier", folder.problem, remedy)
     elif not folder.there:
         yield failure("disk tier", f"{path}: there is no such folder", f"`mkdir -p {shlex.quote(str(path))}`")
-    elif folder.kind in IN_MEMORY:
-        finding = (
-            f"{folder}: is host memory and no disk: what moves there takes the memory that it is to save"
-        )
-        yield warning("disk tier", finding, other)
-    elif folder.kind in REMOTE:
-        yield warning("disk tier", f"{folder}: lies across a network: every step waits for it", other)
-    elif not takes_direct(path):
-        finding = f"{folder}: takes no direct I/O, so that everything passes through the page cache"
-        yield warning("disk tier", finding, other)
-    elif folder.free_bytes < LITTLE_ROOM:
-        yield warning("disk tier", f"{folder}: little room for state", f"make room, or {other}")
+    elif wrong:
+        yield warning("disk tier", f"{folder}: {wrong}", remedy)
     else:
         yield ok("disk tier", f"{folder}, direct I/O works")
 

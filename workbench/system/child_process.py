@@ -86,7 +86,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's number; None where none runs."""
+        """Return the process's number; None where none runs."""
         running = self._running
         return None if running is None or running.process.poll() is not None else running.process.pid
 

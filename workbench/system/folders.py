@@ -14,7 +14,7 @@ from workbench.system.files import write_atomically
 
 
 def runs_root(option: Path | None) -> Path:
-    """The folder that runs lie in: `option` (--runs), else WORKBENCH_RUNS, else ./runs.
+    """Return the folder that runs lie in: `option` (--runs), else WORKBENCH_RUNS, else ./runs.
 
     Raises ConfigurationError where it begins with a home that is not there.
     """
@@ -24,7 +24,7 @@ def runs_root(option: Path | None) -> Path:
 
 
 def expanded(path: str | Path, named: str) -> Path:
-    """`path` with its home folder written out; `named` is what gave it, as messages call it: "offload.disk_path".
+    """Return `path` with its home folder written out; `named`: the option or field that gave it ("--runs").
 
     Raises:
         ConfigurationError: it begins with "~" and there is no such home.
@@ -46,7 +46,7 @@ NOWHERE = Path(os.devnull, "workbench")
 
 
 def cache_folder() -> Path:
-    """The folder, which need not be there yet; one that can never be where this user has no home to put it in."""
+    """Return the folder of the cache, which need not exist; without a home, one that can never exist."""
     named = os.environ.get("WORKBENCH_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -58,7 +58,7 @@ def cache_folder() -> Path:
 
 
 def read_cached(name: str) -> str | None:
-    """The text kept as `name` ("model profiles/abc.json"); None where there is none that can be read."""
+    """Return the text cached as `name` ("model profiles/abc.json"); None where it cannot be read."""
     try:
         return (cache_folder() / name).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def read_cached(name: str) -> str | None:
 
 
 def write_cached(name: str, text: str) -> Path | None:
-    """Keep `text` as `name`, whole or not at all; its path, or None where the folder cannot be written."""
+    """Cache `text` as `name`; return its path, or None where the folder cannot be written."""
     path = cache_folder() / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ _BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16"))
 
 
 def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor multiplies bf16 matrices; False where it does not tell."""
+    """Return True where the processor multiplies bf16 matrices; False also where the system does not say."""
     try:
         with cpuinfo.open(encoding="ascii", errors="replace") as lines:
             flags = next((line for line in lines if line.startswith("flags")), "")
@@ -24,21 +24,21 @@ def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """The number of CPUs, at least 1. `root` is where `proc` and `sys` lie (tests bring their own)."""
+    """Return the number of CPUs, at least 1. `root` is where `proc` and `sys` lie (tests bring their own)."""
     quota = cgroup_quota(root)
     allowed = affinity()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def affinity() -> int:
-    """The CPUs that the calling thread may run on."""
+    """Return the number of CPUs that the calling thread may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """The tightest CPU quota among this process's cgroup and its parents, in CPUs; `None` without one.
+    """Return the tightest CPU quota among this process's cgroup and its parents, in CPUs; `None` without one.
 
     Version 2 writes `cpu.max` ("quota period", or "max"); version 1 writes `cpu.cfs_quota_us` (-1: none) and
     `cpu.cfs_period_us`.
@@ -60,7 +60,7 @@ def _quota_in(folder: Path) -> float | None:
 
 
 def limits(root: Path, controller: str, names: tuple[str, ...]) -> Iterator[tuple[Path, int]]:
-    """(folder, limit) of each cgroup from this process's own up to the top of the mount.
+    """Yield (folder, limit) of each cgroup from this process's own up to the top of the mount.
 
     `names`: what the file with the limit of `controller` is called ("memory.max", "memory.limit_in_bytes"). In a
     container the path that `proc/self/cgroup` names often does not exist; the container's own group is then the top.
@@ -73,7 +73,7 @@ def limits(root: Path, controller: str, names: tuple[str, ...]) -> Iterator[tupl
 
 
 def number(path: Path) -> int | None:
-    """The number in a file; None where there is none, or the word max."""
+    """Return the number in a file; None where there is none, or the word max."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -81,7 +81,7 @@ def number(path: Path) -> int | None:
 
 
 def folders(root: Path, controller: str) -> list[Path]:
-    """This process's groups of `controller` ("cpu", "memory", "pids"), each with its parents up to the mount's top.
+    """Return this process's cgroups of `controller` ("cpu", "memory", "pids"), each with its parents up to the top.
 
     `root` is where `proc` and `sys` lie (tests bring their own).
     """
