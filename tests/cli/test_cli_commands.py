@@ -28,30 +28,41 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-NOTHING = {"overrides": [], "resume": None, "detach": False, "runs": None, "run_directory": None}
+RUN: dict[str, Any] = {
+    "preset": "p",
+    "overrides": [],
+    "resume": None,
+    "detach": False,
+    "runs": None,
+    "run_directory": None,
+}
+STEER: dict[str, Any] = {"run": None, "runs": None}
+LIST: dict[str, Any] = {"runs": None, "as_json": False, "plan": False}
 
 
 @pytest.mark.parametrize(
     ("line", "asked"),
     [
-        ("run quickstart", {"preset": "quickstart"}),
-        ("run p --set a.b=1 --set c.d=x", {"preset": "p", "overrides": ["a.b=1", "c.d=x"]}),
-        ("run p --resume", {"preset": "p", "resume": "auto"}),
-        ("run p --resume auto", {"preset": "p", "resume": "auto"}),
-        ("run p --resume some/run", {"preset": "p", "resume": Path("some/run")}),
-        ("run --resume quickstart", {"preset": "quickstart", "resume": "auto"}),
-        ("run p --detach --runs there", {"preset": "p", "detach": True, "runs": Path("there")}),
-        ("run p --run-directory there/one", {"preset": "p", "run_directory": Path("there/one")}),
+        ("run p --set a.b=1 --set c.d=x", {**RUN, "overrides": ["a.b=1", "c.d=x"]}),
+        ("run p --resume", {**RUN, "resume": "auto"}),
+        ("run p --resume auto", {**RUN, "resume": "auto"}),
+        ("run p --resume some/run", {**RUN, "resume": Path("some/run")}),
+        ("run --resume quickstart", {**RUN, "preset": "quickstart", "resume": "auto"}),
+        ("run --resume .", {**RUN, "preset": None, "resume": Path()}),
+        ("run p --detach --runs there", {**RUN, "detach": True, "runs": Path("there")}),
+        ("run p --run-directory there/one", {**RUN, "run_directory": Path("there/one")}),
+        *((f"{verb} a-run", {**STEER, "verb": verb, "run": "a-run"}) for verb in ("stop", "save", "pause")),
+        ("stop --runs there", {**STEER, "verb": "stop", "runs": Path("there")}),
+        ("resume", {**STEER, "verb": "resume", "overrides": []}),
+        ("resume --set train.steps=9", {**STEER, "verb": "resume", "overrides": ["train.steps=9"]}),
+        ("runs", LIST),
+        ("runs --json --runs there", {**LIST, "as_json": True, "runs": Path("there")}),
+        ("runs --plan", {**LIST, "plan": True}),
     ],
 )
-def test_run_hands_on_what_was_written(line: str, asked: dict[str, Any], calls: list[Any]) -> None:
+def test_a_command_gets_what_was_written(line: str, asked: dict[str, Any], calls: list[Any]) -> None:
     assert main(line.split()) == 0
-    assert calls == [{**NOTHING, **asked}]
-
-
-def test_a_run_directory_needs_no_preset_to_be_resumed(tmp_path: Path, calls: list[Any]) -> None:
-    assert main(["run", "--resume", str(tmp_path)]) == 0
-    assert calls == [{**NOTHING, "preset": None, "resume": tmp_path}]
+    assert calls == [asked]
 
 
 @pytest.mark.parametrize("line", ["run", "run --resume", "run --resume auto"])
@@ -71,37 +82,6 @@ def test_resuming_what_is_neither_a_run_nor_a_preset_is_refused(
     assert "no such run folder" in told
     assert '"quickstart"' in told
     assert not calls
-
-
-@pytest.mark.parametrize("verb", ["stop", "save", "pause"])
-def test_a_run_is_steered_by_name_in_the_folder_given(verb: str, calls: list[Any]) -> None:
-    assert main([verb, "a-run", "--runs", "there"]) == 0
-    assert calls == [{"verb": verb, "run": "a-run", "runs": Path("there")}]
-
-
-def test_a_run_is_resumed_with_what_is_to_be_otherwise(calls: list[Any]) -> None:
-    assert main(["resume", "a-run", "--runs", "there", "--set", "train.steps=9"]) == 0
-    assert calls == [
-        {"verb": "resume", "run": "a-run", "runs": Path("there"), "overrides": ["train.steps=9"]}
-    ]
-
-
-@pytest.mark.parametrize("verb", ["stop", "save", "pause", "resume"])
-def test_the_latest_run_is_steered_when_none_is_named(verb: str, calls: list[Any]) -> None:
-    assert main([verb]) == 0
-    (options,) = calls
-    assert not options.pop("overrides", []) and options == {"verb": verb, "run": None, "runs": None}
-
-
-def test_runs_are_listed_as_text_or_json(calls: list[Any]) -> None:
-    assert main(["runs"]) == 0
-    assert main(["runs", "--json", "--runs", "there"]) == 0
-    assert main(["runs", "--plan"]) == 0
-    assert calls == [
-        {"runs": None, "as_json": False, "plan": False},
-        {"runs": Path("there"), "as_json": True, "plan": False},
-        {"runs": None, "as_json": False, "plan": True},
-    ]
 
 
 def test_config_show_prints_a_configuration_that_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
