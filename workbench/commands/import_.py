@@ -1,7 +1,7 @@
 """`workbench import`: a DeepSpeed configuration becomes a preset, with a verdict on each of its keys.
 
 Without --out the whole output is the preset, and the verdicts are comments in it, so that it can be redirected to a
-file. What is refused is told on stderr alone, each once. A file that is there is written over only when that is asked
+file. What is refused goes to stderr alone, each once. A file that is there is written over only when that is asked
 for, or when it is as an import left it.
 """
 

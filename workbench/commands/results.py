@@ -49,13 +49,13 @@ def compare(*, run: Sequence[str], runs: Path | None, as_json: bool) -> int:
     if not as_json:
         _print_comparison(rows, curves, differences, steps)
         return EXIT_DONE
-    told = {
+    comparison = {
         "runs": [{"path": str(row.run.path), **{key: getattr(row, key) for key in _OUTCOME}} for row in rows],
         "losses": [{"step": step, "values": [loss_at(curve, step) for curve in curves]} for step in steps],
         "differences": [{"field": each.name, "values": list(each.values)} for each in differences.fields],
         "compared_fields": differences.compared,
     }
-    print(json.dumps(told, indent=2, allow_nan=False))
+    print(json.dumps(comparison, indent=2, allow_nan=False))
     return EXIT_DONE
 
 

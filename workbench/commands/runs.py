@@ -37,6 +37,12 @@ _LOOK_EVERY_S = 0.1
 _STARTABLE = ("stopped", "failed", "died", "unknown")
 """A run whose status cannot be read may have a checkpoint; whether it has a trainer, its lock knows."""
 
+_STATUS = (
+    *("phase", "step", "total_steps", "loss", "validation_loss", "tokens_per_s", "elapsed_s", "eta_s"),
+    *("exit_code", "message", "problem"),
+)
+"""What JSON says of a run, by the names of `Status`."""
+
 
 def run(
     *,
@@ -185,14 +191,14 @@ def _refuse(message: str) -> int:
 
 
 def _why(state: Liveness, status: Status) -> str:
-    told = f" ({status.message.splitlines()[0]})" if status.message else ""
+    message = f" ({status.message.splitlines()[0]})" if status.message else ""
     where = f"at step {status.step} of {status.total_steps}"
     if state == "finished":
-        return f"it finished {where}{told}"
+        return f"it finished {where}{message}"
     if state == "stopped":
-        return f"it was stopped {where}{told}; `workbench resume` goes on from its last checkpoint"
+        return f"it was stopped {where}{message}; `workbench resume` goes on from its last checkpoint"
     if state == "failed":
-        return f"it failed {where}{told}"
+        return f"it failed {where}{message}"
     if state == "died":
         return (
             f"its process {status.pid} is gone since step {status.step} of {status.total_steps}; "
@@ -215,12 +221,11 @@ def _as_row(run: RunDirectory, status: Status, state: Liveness) -> tuple[str, ..
 
 def _as_json(run: RunDirectory, status: Status, state: Liveness) -> dict[str, object]:
     best = read_best(run.checkpoints)
-    told = ("phase", "step", "total_steps", "loss", "validation_loss", "tokens_per_s", "elapsed_s", "eta_s")
     return {
         "name": run.name,
         "path": str(run.path),
         "state": state,
-        **{key: getattr(status, key) for key in (*told, "exit_code", "message", "problem")},
+        **{key: getattr(status, key) for key in _STATUS},
         "best_step": None if best is None else best.step,
         "best_validation_loss": None if best is None else best.validation_loss,
     }
