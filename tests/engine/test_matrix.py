@@ -1,7 +1,8 @@
 """Every family of models, placement, overlap and option trains what plain torch trains.
 
-The normal suite runs a selection in which every two values meet; `-m slow` runs the whole product. `exact` has the bits
-of `serial` in the same placement, and `delayed` has its own bits again under another timing.
+The normal suite runs a selection of three families in which every two values meet, and each other family once;
+`-m slow` runs one of all families, and the whole product. `exact` has the bits of `serial` in the same placement, and
+`delayed` has its own bits again under another timing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "memory": ("shared", "separate"),
 }
 SELECTION = cover_pairs(FACTORS, seed=4)
+FEW = cover_pairs({**FACTORS, "family": ("gpt2", "gemma", "mixtral")}, seed=4)
+OTHERS = [name for name in FAMILIES if name not in ("gpt2", "gemma", "mixtral")]
+QUICK = [*FEW, *({**row, "family": name} for name, row in zip(OTHERS, FEW, strict=False))]
 STEPS = 5
 DELAY_WARMUP = 2
 LENGTHS = (24, 9, 17)  # of the micro-batches of a step: each weighs by its tokens
@@ -105,6 +109,14 @@ def test_every_two_values_of_the_matrix_meet_in_the_selection() -> None:
     assert len(SELECTION) <= 80
 
 
+@pytest.mark.parametrize("row", QUICK, ids=label)
+def test_a_quick_selection_of_the_matrix_trains_what_torch_trains(
+    row: dict[str, Any], tmp_path: Path
+) -> None:
+    check(row, tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("row", SELECTION, ids=label)
 def test_a_selection_of_the_matrix_trains_what_torch_trains(row: dict[str, Any], tmp_path: Path) -> None:
     check(row, tmp_path)

@@ -77,7 +77,7 @@ class StepExecution:
         self._launch([t.index for t in self.timeline.tasks if not t.waits and t.kind not in COMPUTED])
 
     def complete(self, index: int) -> None:
-        """Event a task as done and start what it alone held back. Completing a task twice is a bug."""
+        """Mark a task as done and start what it alone held back. Completing a task twice is a bug."""
         inline: list[int] = []
         with self._changed:
             assert not self._done[index], f"task {index} completed twice"

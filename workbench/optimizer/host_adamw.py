@@ -18,8 +18,7 @@ from torch.autograd.graph import increment_version
 
 from workbench.layout import MOMENTS, StateFormat
 from workbench.optimizer import AdamW
-from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
-from workbench.optimizer.pieces import GRADIENT_TYPES
+from workbench.optimizer.host import GRADIENT_TYPES, HostOptimizer, Piece, PieceTable
 from workbench.optimizer.state_conversion import (
     CODES,
     SCALES,
@@ -34,7 +33,6 @@ __all__ = ["HostAdamW"]
 
 Group = dict[str, Any]
 OWN_KEYS = {"step", *CODES, *CODES.values(), *SCALES, "low", "master"}
-LISTED_BY_TORCH = ("params", "state_format")
 
 
 class HostAdamW(torch.optim.Optimizer):
@@ -135,7 +133,7 @@ class HostAdamW(torch.optim.Optimizer):
         for number, (group, saved) in enumerate(
             zip(self.param_groups, state_dict["param_groups"], strict=False)
         ):
-            _check_group(number, {**saved, **{key: group[key] for key in LISTED_BY_TORCH}})
+            _check_group(number, {**saved, "params": group["params"], "state_format": group["state_format"]})
             for index, (parameter, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
                 entry = state_dict["state"].get(key)
                 if entry:

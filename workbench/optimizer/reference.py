@@ -26,11 +26,11 @@ class ReferenceParameter:
 
     @classmethod
     def fresh(cls, parameter: Tensor, *, decay: bool = True) -> ReferenceParameter:
-        """A copy of the parameter, before its first step."""
+        """Return a copy of the parameter, before its first step."""
         return cls(parameter.clone(), torch.zeros_like(parameter), torch.zeros_like(parameter), decay=decay)
 
     def update(self, gradient: Tensor | None, settings: AdamW, gradient_scale: float = 1.0) -> None:
-        """One step of AdamW (Loshchilov and Hutter, 2019, algorithm 2), or of Adam with L2 regularisation, in place.
+        """Take one step of AdamW (Loshchilov and Hutter, 2019, algorithm 2), or of Adam with L2 decay, in place.
 
         Without a gradient nothing changes and no step is counted.
         """
@@ -63,13 +63,13 @@ def split_float32(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join_float32(high: Tensor, low: Tensor) -> Tensor:
-    """The float32 that `split_float32` was given."""
+    """Return the float32 that `split_float32` was given."""
     bits = (high.contiguous().view(torch.int16).long() << 16) + low.long()
     return _low_bits(bits, 32).view(torch.float32)
 
 
 def _low_bits(values: Tensor, bits: int) -> Tensor:
-    """int64 reduced modulo 2**bits into the signed type of that width."""
+    """Return int64 values reduced modulo 2**bits, in the signed type of that width."""
     half = 1 << (bits - 1)
     wrapped = ((values + half) & ((1 << bits) - 1)) - half
     return wrapped.to(torch.int16 if bits == 16 else torch.int32)

@@ -70,7 +70,7 @@ class LearningRateSchedule:
             raise ValueError(f"decay_fraction must be above 0 and up to 1, not {self.decay_fraction!r}")
 
     def at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0; beyond the last step, the last one's."""
+        """Return the learning rate of a step, counted from 0; beyond the last step, the last one's."""
         if step < 0:
             raise ValueError(f"step must be at least 0, not {step}")
         if step < self.warmup_steps:
@@ -78,7 +78,7 @@ class LearningRateSchedule:
         return self.learning_rate * self._factor(self._progress(step))
 
     def _risen(self, step: int) -> float:
-        """The rate in the warm-up where that starts from 0."""
+        """Return the rate in the warm-up where that starts from 0."""
         if self.warmup_type == "linear":
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.warmup_steps == 1:
@@ -86,7 +86,7 @@ class LearningRateSchedule:
         return self.learning_rate * (math.log(step + 1) / math.log(self.warmup_steps))
 
     def _progress(self, step: int) -> float:
-        """From 0 where the rate begins to fall to 1 at the last step."""
+        """Return how far the rate has fallen: 0 where it begins to fall, 1 at the last step."""
         peak: float = max(self.warmup_steps - 1, 0)
         last = self.total_steps - 1
         if self.kind == "wsd":

@@ -2,7 +2,7 @@
 
 All that knows CUDA is behind it, in `cuda_device.py`. A lane's copy returns when it is done, whatever the device, so
 that a finished task is finished for every lane; overlap comes from the lanes being threads of their own. Only what
-compute has issued is not yet done when its hook runs, and a copy beside compute may go on after its call: a `Event`
+compute has issued is not yet done when its hook runs, and a copy beside compute may go on after its call: an `Event`
 stands for either.
 """
 
