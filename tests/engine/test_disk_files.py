@@ -67,16 +67,6 @@ def test_records_take_whole_pages_and_are_counted_so(tier: DiskTier) -> None:
     assert file.record_bytes == SIZES
 
 
-def test_a_record_is_rewritten_in_place_without_touching_its_neighbours(tier: DiskTier) -> None:
-    file, buffers = written(tier)
-    buffers[2] = filled(SIZES[2], seed=50)
-    file.write(2, buffers[2])
-    for record, buffer in enumerate(buffers):
-        out = page_aligned(SIZES[record])
-        file.read(record, out)
-        assert torch.equal(out[: SIZES[record]], buffer[: SIZES[record]])
-
-
 def test_buffers_may_be_of_any_dtype_and_longer_than_the_record(tier: DiskTier) -> None:
     file = tier.create("state", [6000])
     values = page_aligned(4 * PAGE_BYTES).view(torch.float32)
@@ -86,16 +76,6 @@ def test_buffers_may_be_of_any_dtype_and_longer_than_the_record(tier: DiskTier) 
     file.read(0, out)
     assert torch.equal(out.view(torch.float32)[:1500], values[:1500])
     assert not out.view(torch.uint8)[padded(6000) :].any()
-
-
-def test_the_padding_is_not_under_the_checksum(tier: DiskTier) -> None:
-    file = tier.create("state", [5])
-    file.write(0, filled(5, seed=0))
-    path = path_of(tier)
-    with path.open("r+b") as raw:
-        raw.seek(5)
-        raw.write(b"else")
-    file.read(0, page_aligned(5))
 
 
 def test_unwritten_records_read_as_zeros_without_touching_the_disk(
@@ -121,27 +101,6 @@ def test_empty_records_and_files_are_no_special_case(tier: DiskTier) -> None:
     out = page_aligned(10)
     file.read(1, out)
     assert torch.equal(out[:10], buffer[:10])
-
-
-def test_large_records_go_in_calls_of_limited_size(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "LARGEST_CALL_BYTES", 2 * PAGE_BYTES)
-    sizes: list[int] = []
-
-    def noted(real: Transfer) -> Transfer:
-        def transfer(descriptor: int, buffers: list[Any], offset: int) -> int:
-            sizes.append(sum(len(b) for b in buffers))
-            return real(descriptor, buffers, offset)
-
-        return transfer
-
-    monkeypatch.setattr(os, "pwritev", noted(os.pwritev))
-    monkeypatch.setattr(os, "preadv", noted(os.preadv))
-    file, (buffer,) = written(tier, (5 * PAGE_BYTES - 7,))
-    out = page_aligned(5 * PAGE_BYTES)
-    file.read(0, out)
-    assert torch.equal(out, buffer)
-    assert sizes == [2 * PAGE_BYTES, 2 * PAGE_BYTES, PAGE_BYTES] * 2
-    assert disk.LARGEST_CALL_BYTES % PAGE_BYTES == 0
 
 
 def test_many_threads_on_random_records_each_find_what_was_last_written(tier: DiskTier) -> None:
@@ -190,7 +149,7 @@ def test_written_per_day_is_the_rate_since_the_first_write_began(
 # What the disk does wrong
 
 
-def test_short_transfers_are_continued_at_a_page_where_they_are_direct(
+def test_transfers_are_of_limited_size_and_short_ones_are_continued_at_a_page_where_they_are_direct(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets: list[int] = []
@@ -198,10 +157,12 @@ def test_short_transfers_are_continued_at_a_page_where_they_are_direct(
     def short(real: Transfer) -> Transfer:
         def transfer(descriptor: int, buffers: list[Any], offset: int) -> int:
             offsets.append(offset)
-            return min(real(descriptor, [buffers[0][: 2 * PAGE_BYTES]], offset), PAGE_BYTES + 100)
+            assert len(buffers[0]) <= disk.LARGEST_CALL_BYTES
+            return min(real(descriptor, buffers, offset), PAGE_BYTES + 100)
 
         return transfer
 
+    monkeypatch.setattr(disk, "LARGEST_CALL_BYTES", 2 * PAGE_BYTES)
     monkeypatch.setattr(os, "pwritev", short(os.pwritev))
     monkeypatch.setattr(os, "preadv", short(os.preadv))
     file, (buffer,) = written(tier, (5 * PAGE_BYTES,))
@@ -330,12 +291,6 @@ def test_a_record_that_is_not_there_is_refused(tier: DiskTier, record: int) -> N
     with pytest.raises(ValueError, match=f"no {record}"):
         file.write(record, page_aligned(10))
     assert path_of(tier).stat().st_size == file.nbytes
-
-
-def test_a_record_of_negative_length_is_refused_before_a_file_is_made(tier: DiskTier) -> None:
-    with pytest.raises(ValueError, match="cannot have -1 bytes"):
-        tier.create("state", [10, -1])
-    assert [p.name for p in tier.folder.iterdir()] == [disk.LOCK]
 
 
 def test_names_that_no_file_could_have_and_equal_names_are_taken(tier: DiskTier) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from disk_records import SIZES, filled, open_descriptors, path_of, refused, written
+from disk_records import SIZES, open_descriptors, path_of, refused, written
 
 from workbench.engine import disk_files as disk
 from workbench.engine.devices.buffers import page_aligned
@@ -52,40 +52,6 @@ def test_a_disk_that_is_full_says_what_is_needed_and_free_and_keeps_nothing(
     with pytest.raises(DiskError, match=r"64\.00 GiB cannot be allocated .*5\.00 GiB are free"):
         tier.create("state", [64 << 30])
     assert [p.name for p in tier.folder.iterdir()] == [disk.LOCK]
-
-
-def test_a_small_disk_of_its_own_fills_up(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root mounts")
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True
-    ).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        tier = DiskTier(tmp_path)
-        first = tier.create("first", [1 << 20])
-        tier.require(2 << 20)
-        with pytest.raises(DiskError, match=r"needs 16\.00 MiB"):
-            tier.require(16 << 20)
-        with pytest.raises(DiskError, match=r"second: 16\.00 MiB cannot be allocated"):
-            tier.create("second", [16 << 20])
-        tier.require(2 << 20)
-        buffer = filled(1 << 20, seed=5)
-        first.write(0, buffer)
-        out = page_aligned(1 << 20)
-        first.read(0, out)
-        assert torch.equal(out, buffer)
-        tier.close()
-        assert not any(tmp_path.iterdir())
-    finally:
-        subprocess.run(["umount", "--lazy", tmp_path], check=True)
-
-
-def test_room_can_be_asked_for_ahead(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 0, 5 << 30))
-    tier.require(5 << 30)
-    with pytest.raises(DiskError, match=r"needs 6\.00 GiB and the disk has 5\.00 GiB free"):
-        tier.require(6 << 30)
 
 
 # What stays behind

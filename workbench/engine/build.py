@@ -155,9 +155,7 @@ class AdoptedUnits:
         """Return the bytes of the units' own memory by tier and by name."""
         found: Breakdown = {"device": {}, "host": {}, "disk": {}}
         for memory, frozen in zip(self.memories, self.frozen, strict=True):
-            for tier, named in memory.memory_breakdown().items():
-                for name, size in named.items():
-                    add(found, tier, name, size)
+            memory.add_memory(found)
             streamed = self.streamed.get(memory.unit.index)
             if streamed is None:
                 add(found, "device", "frozen weights", sum(parameter.nbytes for _, parameter in frozen))

@@ -78,15 +78,6 @@ class DiskTier:
                 f"{folder} cannot be written ({_reason(error)}); make room, or name another disk_path"
             ) from error
 
-    def require(self, nbytes: int) -> None:
-        """Raises DiskError where less than `nbytes` is free."""
-        free = shutil.disk_usage(self.folder).free
-        if free < nbytes:
-            raise DiskError(
-                f"{self.folder.parent}: the disk tier needs {_size(nbytes)} and the disk has {_size(free)} free; "
-                "make room, or name another disk_path"
-            )
-
     def create(self, name: str, record_bytes: Sequence[int]) -> RecordFile:
         """Return a file of records of these lengths, allocated in full. Names need not be unique, nor fit for a file.
 
@@ -130,8 +121,6 @@ class RecordFile:
     """
 
     def __init__(self, tier: DiskTier, path: Path, name: str, record_bytes: tuple[int, ...]) -> None:
-        if any(size < 0 for size in record_bytes):
-            raise ValueError(f"{name}: a record cannot have {min(record_bytes):,} bytes")
         self.name = name
         self.record_bytes = record_bytes
         self._tier = tier

@@ -104,11 +104,6 @@ class NonFiniteSteps:
         self._in_a_row = 0
 
     @property
-    def scales_loss(self) -> bool:
-        """Updates need to know the check for the loss scale's sake."""
-        return self._scale is not None
-
-    @property
     def loss_scale(self) -> float:
         """The factor of the loss; 1 unless fp16."""
         return 1.0 if self._scale is None else self._scale.value

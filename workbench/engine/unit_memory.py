@@ -25,9 +25,10 @@ from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
 from workbench.engine.precision import DTYPES
-from workbench.layout import Chunk, Region, Segment, Unit, padded
-from workbench.sizes import WORKING_KIND, UnitRoute, name_of, state_tensors
+from workbench.layout import WEIGHT_TENSORS, Chunk, Region, Segment, Unit, padded
+from workbench.sizes import WORKING_KIND, Breakdown, UnitRoute, add, filed_tensors, name_of, state_tensors
 
+WEIGHT_KINDS = frozenset(tensor.kind for tensors in WEIGHT_TENSORS.values() for tensor in tensors)
 STALE_WEIGHTS = "stale_weights"
 """The kind of the weights that a delayed engine's next forward reads, an update behind the state's own."""
 
@@ -96,7 +97,7 @@ class UnitMemory:
             kept = {
                 kind: in_tier(-(-region.elements // per), dtype)
                 for kind, (dtype, per) in state_kinds(region).items()
-                if not self.is_filed(kind, region)
+                if not route.is_filed(kind, region.dtype)
             }
             # Gaps of alignment are saved and copied with the rest: they hold zeros, not what memory held before.
             for tensor in kept.values():
@@ -115,10 +116,6 @@ class UnitMemory:
         if route.placement.state == "disk":
             assert disk is not None, "the engine opens a disk tier where a placement needs one"
             self._create_files(disk, sets)
-
-    def is_filed(self, kind: str, region: Region) -> bool:
-        """Return True where a kind of a region's state is on disk."""
-        return self.route.is_filed(kind, region.dtype)
 
     def _create_files(self, disk: DiskTier, sets: int) -> None:
         name = f"{self.unit.index:04d}-{self.unit.name}"
@@ -144,12 +141,8 @@ class UnitMemory:
 
     def filed_kinds(self, chunk: Chunk) -> dict[str, tuple[torch.dtype, int]]:
         """Return the kinds of a chunk's state that are on disk: dtype and elements."""
-        region = self.unit.regions[chunk.region]
-        return {
-            kind: (dtype, -(-chunk.elements // per))
-            for kind, (dtype, per) in state_kinds(region).items()
-            if self.is_filed(kind, region)
-        }
+        filed = filed_tensors(self.unit.regions[chunk.region], self.route)
+        return {t.kind: (getattr(torch, t.dtype), t.count(chunk.elements)) for t in filed}
 
     def stage(self, chunk: Chunk, buffer: Tensor) -> dict[str, Tensor]:
         """Return places in `buffer` (uint8, page aligned) for a chunk's kinds on disk, each padded to whole pages."""
@@ -181,14 +174,13 @@ class UnitMemory:
             if self.files:
                 assert buffer is not None
                 staged = self.stage(chunk, buffer)
-                for kind in ("high", "low", "master", "working"):
-                    if kind in staged:
-                        staged[kind].zero_()
+                for kind in staged.keys() & WEIGHT_KINDS:
+                    staged[kind].zero_()
             for part, views in zip(chunk.slices, self.views(chunk, staged), strict=True):
                 _set_values(views, values[part.segment][part.start : part.start + part.count], arithmetic)
             for kind, place in staged.items():
                 # Moments stay unwritten: such a record reads as zeros.
-                if kind in ("high", "low", "master", "working"):
+                if kind in WEIGHT_KINDS:
                     self.files[kind].write(chunk.index, place)
         self.push_weights()
         if not self.route.streamed:
@@ -325,29 +317,23 @@ class UnitMemory:
 
     # What it all takes
 
-    def memory_breakdown(self) -> dict[str, dict[str, int]]:
-        """Return the bytes by tier and by name."""
+    def add_memory(self, found: Breakdown) -> None:
+        """Add the unit's bytes to `found`."""
         tier = "device" if self.route.on_device else "host"
-        memory_breakdown: dict[str, dict[str, int]] = {"device": {}, "host": {}, "disk": {}}
-
-        def add(where: str, name: str, size: int) -> None:
-            memory_breakdown[where][name] = memory_breakdown[where].get(name, 0) + size
-
         for memory in self.regions:
             if memory.weights is not None:
-                add("device", "weights", memory.weights.nbytes)
+                add(found, "device", "weights", memory.weights.nbytes)
             if memory.stale_weights is not None:
-                add("host", "weights", memory.stale_weights.nbytes)
+                add(found, "host", "weights", memory.stale_weights.nbytes)
             for kind, tensor in memory.kept.items():
                 if tensor is not memory.weights:
-                    add(tier, name_of(kind), tensor.nbytes)
+                    add(found, tier, name_of(kind), tensor.nbytes)
             for gradient in memory.gradients:
-                add(tier, "gradients", gradient.nbytes)
+                add(found, tier, "gradients", gradient.nbytes)
         for kind, file in self.files.items():
-            add("disk", name_of(kind), file.nbytes)
+            add(found, "disk", name_of(kind), file.nbytes)
         for file in self.gradient_files:
-            add("disk", "gradients", file.nbytes)
-        return memory_breakdown
+            add(found, "disk", "gradients", file.nbytes)
 
 
 @torch.no_grad()

@@ -51,9 +51,7 @@ NATIVE_FORMATS: dict[StateFormat, int] = {
     "half": lib.WB_HALF,
     "compact": lib.WB_COMPACT,
 }
-ADDRESSES = tuple(
-    ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "master", "high", "low", "emit"]
-)
+ADDRESSES = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "master", "high", "low", "emit")
 
 
 @dataclass(frozen=True)

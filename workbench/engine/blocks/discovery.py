@@ -7,7 +7,6 @@ to none of the blocks where it is also read outside of one: a block's weights ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -184,8 +183,4 @@ def _is_block(member: nn.Module) -> bool:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    return next(_parameters(module), None) is not None
-
-
-def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    return module.parameters()
+    return next(module.parameters(), None) is not None
