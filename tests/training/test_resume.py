@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tiny_training import SETTINGS, build_engine, train
 
 from workbench.cli import main
@@ -19,16 +18,16 @@ from workbench.errors import ConfigurationError
 from workbench.model.build import build_on_meta, model_config
 from workbench.runs import MetricsWriter, RunDirectory, Status, write_status
 from workbench.runs.checkpoints import NotResumableError, Progress, check_resumable
-from workbench.training import run_choice, session
-from workbench.training.checkpoints import resume_check
+from workbench.training import batches, resume_check, session
 from workbench.training.checkpoints.load import Conversion
-from workbench.training.checkpoints.resume_check import (
+from workbench.training.checkpoints.save import save_checkpoint
+from workbench.training.resume_check import (
     changed_settings,
     check_resume,
+    check_same_model,
     resume_line,
     settings_of,
 )
-from workbench.training.checkpoints.save import save_checkpoint
 
 PRESET = '[model]\narchitecture = "gpt2"\n[train]\nsteps = 9\n'
 CURSOR = {"tokens": 100}
@@ -60,7 +59,7 @@ def check(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, **settings: Any) -
     """`check_resume` with the tiny model under other settings; the cursors that its sampler was given."""
     cursors: list[object] = []
     sampler = SimpleNamespace(load_state=cursors.append)
-    monkeypatch.setattr(resume_check, "training_sampler", lambda config, data: sampler)
+    monkeypatch.setattr(batches, "training_sampler", lambda config, data: sampler)
     model = build_on_meta(model_config("gpt2", {**SETTINGS, **settings}))
     nothing: Any = None
     check_resume(run, nothing, model, nothing)
@@ -110,9 +109,9 @@ MODEL = '[model]\narchitecture = "gpt2"\n'
 ROUNDED = Conversion(formats=frozenset({("exact", "half")}))
 
 
-def between(*overrides: str, dtype: torch.dtype = torch.float32) -> dict[str, list[object]]:
-    before = settings_of(parse_config(MODEL, "p"), torch.float32)
-    return changed_settings(before, settings_of(parse_config(MODEL, "p", overrides), dtype))
+def between(*overrides: str, precision: str = "fp32") -> dict[str, list[object]]:
+    before = settings_of(parse_config(MODEL, "p"), "fp32")
+    return changed_settings(before, settings_of(parse_config(MODEL, "p", overrides), precision))
 
 
 def test_each_change_is_told_with_what_it_was_and_that_the_state_is_the_same() -> None:
@@ -124,7 +123,7 @@ def test_each_change_is_told_with_what_it_was_and_that_the_state_is_the_same() -
 
 
 def test_what_was_rounded_is_told_and_a_precision_by_the_configurations_word() -> None:
-    changed = between("offload.state_format=half", dtype=torch.bfloat16)
+    changed = between("offload.state_format=half", precision="bf16")
     assert changed["train.precision"] == ["fp32", "bf16"]
     line = resume_line("step-00000003", changed, ROUNDED)
     assert line.endswith(": exp_avg and exp_avg_sq are converted from exact to half, rounded once")
@@ -153,17 +152,17 @@ def test_a_run_with_a_checkpoint_is_not_given_another_model(
 ) -> None:
     run = RunDirectory(tmp_path / "the-run")
     stored, wanted = parse_config(text, "p"), parse_config(text, "p", [override])
-    run_choice.check_same_model(run, stored, wanted)  # nothing is saved yet
+    check_same_model(run, stored, wanted)  # nothing is saved yet
     saved = SimpleNamespace(path=Path("step-00000003"))
-    monkeypatch.setattr(run_choice, "newest_checkpoint", lambda root: saved)
-    run_choice.check_same_model(run, stored, stored)
+    monkeypatch.setattr(resume_check, "newest_checkpoint", lambda root: saved)
+    check_same_model(run, stored, stored)
     if not refused:
-        run_choice.check_same_model(run, stored, wanted)
+        check_same_model(run, stored, wanted)
         return
     with pytest.raises(
         ConfigurationError, match=re.escape(override.split("=")[0].split(".rank")[0]) + ".*step-00000003"
     ):
-        run_choice.check_same_model(run, stored, wanted)
+        check_same_model(run, stored, wanted)
 
 
 def saved_twice(run: RunDirectory) -> None:

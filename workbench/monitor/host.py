@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", category=RuntimeWarning, module="psutil")
 
 _NODE = re.compile(r"node(\d+)")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""What version 2 and 1 of the cgroups call a group's limit."""
+"""Names of a group's limit in versions 2 and 1 of the cgroups."""
 _SHORTEST_S = 0.1
 """Between readings closer than this too few clock ticks have been counted: the last shares and rates are kept."""
 _LIMITS_STAND_S = 10.0
@@ -171,7 +171,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def _group_memory(folder: Path, limit: int) -> tuple[int, int, int, int] | None:
-    """Return total, used, cached and available bytes of a cgroup with this limit; None where it does not tell."""
+    """Return total, used, cached and available bytes of a cgroup with this limit; None where they cannot be read."""
     usage, prefix = number(folder / "memory.current"), ""
     if usage is None:
         usage, prefix = number(folder / "memory.usage_in_bytes"), "total_"

@@ -1,4 +1,4 @@
-"""`system.bin`: what the machine did during a run, one record every few seconds, in the manner of `metrics.bin`.
+"""`system.bin`: the machine's load during a run, one record every few seconds, in the manner of `metrics.bin`.
 
 The trainer's process records itself, in threads of its own. Invariant: recording never ends or delays a run; where it
 cannot write it says so once.
@@ -40,7 +40,7 @@ SYSTEM_COLUMNS = (
     Column("disk_read_bytes_per_s", "B/s"),
     Column("disk_written_bytes_per_s", "B/s"),
 )
-"""What is recorded. `step`: the record's own number, which the writer asks for. `time`: of the last look.
+"""The columns of `system.bin`. `step`: the record's own number, which the writer asks for. `time`: of the last look.
 
 Of the looks since the record before: the mean, of sizes and the temperature the highest. `gpu_*`: the trainer's GPU.
 `host_busy`: of the cores that the trainer may use. `disk_*`: of all disks under the run's folders.
@@ -140,7 +140,7 @@ class SystemRecording:
 
 
 def read_system(run: RunDirectory) -> Metrics:
-    """What was recorded of the machine. Never raises; see `problem`."""
+    """Return the recorded values of the machine. Never raises; see `problem`."""
     return read_metrics(run.system)
 
 
@@ -191,7 +191,7 @@ def _values(sample: MonitorSample, gpu: int | str | None) -> dict[str, float | N
 
 
 def _own_gpu(gpus: Sequence[GpuSample], gpu: int | str | None) -> GpuSample:
-    """The trainer's; one without any values where it is not there."""
+    """Return the trainer's GPU; one without any values where it is not there."""
     if gpu is None:
         return GpuSample(-1)
     wanted = gpu if isinstance(gpu, int) else f"GPU-{gpu.removeprefix('GPU-')}"

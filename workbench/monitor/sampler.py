@@ -27,7 +27,7 @@ SILENT_S = 5.0
 _CORES_WITHIN = 5
 """Samples after which a host without busy shares is taken to give none."""
 _ENDING_S = 0.5
-"""How long `stop` waits for the PCIe counters, and then for all the rest."""
+"""Longest wait of `stop` for the PCIe counters, and then for all the rest."""
 
 T = TypeVar("T")
 
@@ -227,7 +227,7 @@ class _Threads:
             source.start()
 
     def stop(self) -> None:
-        """The GPUs' last, which closes NVML: no counter should be waited for in it then."""
+        """Stop the GPUs' thread last: it closes NVML, in which no counter should be waited for then."""
         for source in (self._pcie, self._disks, self._samples):
             source.stop()
         self._pcie.join(_ENDING_S)
@@ -237,7 +237,7 @@ class _Threads:
             join(deadline - time.monotonic())
 
     def wake(self) -> None:
-        """Something else is watched now."""
+        """Read now: something else is watched."""
         self._disks.wake()
         self._samples.wake()
 
@@ -279,7 +279,7 @@ class _Threads:
         return {str(disk.folder): disk.read() for disk in self._sampler.disks}
 
     def _read_pcie(self) -> None:
-        """Every GPU in turn, each kept at once: one that hangs takes nothing from those before it."""
+        """Read every GPU in turn and keep each value at once: one that hangs takes nothing from those before it."""
         gpus = self._gpus.latest
         for gpu in () if gpus is None else gpus.value.gpus:
             if self._pcie.stopping:

@@ -1,4 +1,4 @@
-"""What is sampled, as plain frozen values. None means that it is not known here.
+"""Samples of the machine as plain frozen values. None means that a value is not known here.
 
 Shares lie between 0 and 1; rates are bytes a second over the sampling interval.
 """
@@ -41,11 +41,11 @@ class GpuSample:
     memory_clock_mhz: int | None = None
     memory_clock_limit_mhz: int | None = None
     throttled_by: tuple[str, ...] | None = None
-    """Why its clocks are held down, in words; empty: they are not."""
+    """Reasons for which its clocks are held down, in words; empty: they are not."""
     pcie_generation: int | None = None
     pcie_width: int | None = None
     pcie_limit_bytes_per_s: float | None = None
-    """What the link carries each way at its present generation and width."""
+    """Bandwidth of the link each way at its present generation and width."""
     pcie_received_bytes_per_s: float | None = None
     """From the host to the GPU."""
     pcie_sent_bytes_per_s: float | None = None
@@ -122,7 +122,7 @@ class DiskSample:
 
 @dataclass(frozen=True)
 class MonitorSample:
-    """All of one moment."""
+    """One moment of the whole machine."""
 
     time: float
     """Unix seconds."""

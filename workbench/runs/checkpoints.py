@@ -99,7 +99,7 @@ class Progress:
     """The state of every random number generator."""
     best: BestStep | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    """Those that decide how the state lies and is updated, by dotted name."""
+    """The settings that decide the state's layout and its updates, by dotted name."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class Damage(NamedTuple):
 
 
 class NotResumableError(WorkbenchError):
-    """None of a run's checkpoints is whole: a line for each, the newest first, and what can be done."""
+    """No checkpoint of a run is whole: a line for each, the newest first, and what can be done."""
 
     def __init__(self, run: RunDirectory, damaged: Sequence[Damage]) -> None:
         ways = ["put whole copies of these files in their places, and resume it again"]

@@ -22,7 +22,7 @@ from workbench.runs.writing import append_line, read_lines
 CONTROL_VERSION = 1
 VERBS = ("stop", "save", "pause", "resume")
 ANSWER_S = 30.0
-"""How long an answer is waited for; a step may take longer."""
+"""Longest wait for an answer; a step may take longer."""
 _LOOK_EVERY_S = 0.1
 
 

@@ -53,7 +53,7 @@ class Event:
 class Events(NamedTuple):
     events: list[Event]
     offset: int
-    """Where the next reading starts."""
+    """The byte where the next reading starts."""
     problems: list[str]
 
 
@@ -65,7 +65,7 @@ def append_event(run: RunDirectory, kind: str, **fields: object) -> None:
 
 
 def read_events(run: RunDirectory, offset: int = 0) -> Events:
-    """The events from byte `offset` on, without a torn last line. Never raises; see `problems`."""
+    """Return the events from byte `offset` on, without a torn last line. Never raises; see `problems`."""
     lines = read_lines(run.events, offset)
     events = []
     problems = list(lines.problems)

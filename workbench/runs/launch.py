@@ -1,7 +1,7 @@
 """Start a training in a process and a session of its own, and find out how it ended; nothing heavy is imported for it.
 
 The screen and `run --detach` share it. Invariant: the trainer needs nothing of whoever started it: no terminal, no
-pipe, no process group; and from the moment `start` returns, the run's status names its process.
+pipe, no process group; and from the moment that `start` returns, the run's status names its process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class ExitReason:
-    """How a run ended, as far as it is known."""
+    """The end of a run, as far as it is known."""
 
     exit_code: int | None
     """As a shell has it: 128 and the signal's number where a signal ended it. None: not known, or not ended."""

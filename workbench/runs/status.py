@@ -77,7 +77,7 @@ class Status:
     message: str = ""
     """One sentence for the user: why it stopped, what it waits for."""
     progress: str = ""
-    """How far the present phase is, in words: "unit 12 of 50"."""
+    """The progress of the present phase, in words: "unit 12 of 50"."""
     version: int = STATUS_VERSION
     problem: str = ""
     """A sentence on what is wrong with the file that this was read from; never written."""

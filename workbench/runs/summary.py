@@ -38,7 +38,7 @@ class RunSummary:
     """When the run was begun, unix seconds, by its name."""
     phase: str = "unknown"
     progress: str = ""
-    """How far the present phase is, in words."""
+    """The progress of the present phase, in words."""
     step: int = 0
     total_steps: int = 0
     loss: float | None = None

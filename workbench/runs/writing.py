@@ -1,4 +1,4 @@
-"""How a run's files are written and read so that nobody ever sees half of one.
+"""Write and read a run's files so that nobody ever sees half of one.
 
 A whole file is replaced by a temporary one and a rename; a line is appended with a single `write`. A process may die at
 any instruction and a disk may fill up: what is left is the old file, or the new one, or a torn last line that the next
@@ -24,7 +24,7 @@ class Lines(NamedTuple):
     records: list[tuple[int, dict[str, Any]]]
     """(offset of the line, the object on it), for every line that holds one."""
     offset: int
-    """Where the next reading starts: behind the last whole line."""
+    """The byte where the next reading starts: behind the last whole line."""
     problems: list[str]
     """One sentence for each line that could not be read."""
 

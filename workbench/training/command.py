@@ -14,7 +14,8 @@ from workbench.runs import LogTee, RunDirectory, runs_root, write_config
 from workbench.runs.checkpoints import check_resumable, step_folders
 from workbench.runs.launch import start_trainer
 from workbench.training.heartbeat import StartupStatus
-from workbench.training.run_choice import RunChoice, check_same_model, choose_run, stored_config
+from workbench.training.resume_check import check_resume, check_same_model
+from workbench.training.run_choice import RunChoice, choose_run, stored_config
 from workbench.training.signals import Requests, StopBeforeTraining
 
 
@@ -80,8 +81,6 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
             )
             requests.raise_if_stopped()
             if directory is not None and choice.resuming:
-                from workbench.training.checkpoints.resume_check import check_resume
-
                 check_resume(directory, prepared.config, prepared.model, prepared.data)
         if directory is None:
             directory = RunDirectory.create(choice.root, choice.name)

@@ -30,7 +30,7 @@ REMEMBERED_STEPS = 6
 
 
 class EngineFailedError(WorkbenchError):
-    """The engine could not go on; what it was is chained as the cause."""
+    """The engine could not go on; its own error is chained as the cause."""
 
 
 def explain(error: BaseException, held: Breakdown | None, checkpoints: Path) -> EngineFailedError | None:

@@ -1,4 +1,4 @@
-"""Everything before memory is taken: the model's shape, the text, the device, and whether it all fits.
+"""Prepare a run before memory is taken: the model's shape, the text, the device, and the plan that must fit.
 
 Whatever a user can have wrong about model, data or machine is found here, before a run directory exists. Invariant: a
 token without an output never reaches the model.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.rules import rounded_up, short_run, vocabulary_warning, without_effect
@@ -41,7 +41,6 @@ from workbench.training.fitting import (
 from workbench.training.starting_model import Materialize, StartingModel, give_token_ids, starting_model
 from workbench.training.tensorboard import check_tensorboard
 
-READ_TOKENS = 1 << 24
 _PROGRESS_EVERY_S = 5.0
 
 
@@ -243,12 +242,8 @@ def _with_tokenizer(config: RunConfig, directory: RunDirectory, report: Callable
 def _largest_id(config: RunConfig, data: TokenData) -> int:
     """Return the largest id that the model is given in training, evaluation and samples."""
     prompt = data.tokenizer.encode(config.sample.prompt) if config.sample.tokens else []
-    parts = [part for side in (data.train, data.validation) for part in _parts(side)]
-    return max(data.tokenizer.end_of_text, *prompt, *(int(part.numpy().max()) for part in parts))
-
-
-def _parts(side: Tensor) -> Iterator[Tensor]:
-    return (part for part in side.split(READ_TOKENS) if len(part))
+    sides = [side.numpy() for side in (data.train, data.validation) if len(side)]
+    return max(data.tokenizer.end_of_text, *prompt, *(int(side.max()) for side in sides))
 
 
 def _device(config: RunConfig) -> Device:

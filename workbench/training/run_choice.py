@@ -1,7 +1,4 @@
-"""Which run `workbench run` trains: a new one of a preset, or one that goes on. No torch.
-
-Invariant: a run that goes on keeps its model, for its checkpoints hold what is trained.
-"""
+"""Choose the run that `workbench run` trains: a new one of a preset, or one that goes on. No torch."""
 
 from __future__ import annotations
 
@@ -9,15 +6,12 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from workbench.config import RunConfig, load_config, parse_config
 from workbench.config.references import REFERENCES
-from workbench.config.toml_text import as_written
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.presets import find_preset
 from workbench.runs import ACTIVE, RunDirectory, liveness, read_status
-from workbench.runs.checkpoints import newest_checkpoint
 
 
 @dataclass(frozen=True)
@@ -98,41 +92,6 @@ def stored_config(
     # Stored steps are what epochs came to; epochs that are asked for now come to others.
     named = config.train.model_dump(exclude={"steps"}, exclude_unset=True)
     return config.model_copy(update={"train": type(config.train)(**named)})
-
-
-def check_same_model(directory: RunDirectory, stored: RunConfig, wanted: RunConfig) -> None:
-    """Refuse a `wanted` configuration whose model is another than the `stored` one's, once there is a checkpoint.
-
-    Raises:
-        ConfigurationError: naming the first field that differs.
-    """
-    before, now = _fixed_fields(stored, stored, wanted), _fixed_fields(wanted, stored, wanted)
-    name = next((name for name in before if before[name] != now[name]), None)
-    saved = newest_checkpoint(directory.checkpoints) if name else None
-    if name is None or saved is None:
-        return
-    under = f"under {name} = {as_written(before[name])}" if before[name] else "without it"
-    raise ConfigurationError(
-        f"--set {name} = {as_written(now[name])}: run {directory.name} goes on with the model that its checkpoint "
-        f"{saved.path.name} holds, saved {under}; leave it out, or start a new run with it"
-    )
-
-
-def _fixed_fields(config: RunConfig, stored: RunConfig, wanted: RunConfig) -> dict[str, Any]:
-    """Return the fields of `config` that must agree in `stored` and `wanted`; all others may change at a resumption."""
-    model, adapter = config.model, config.adapter
-    fields: dict[str, Any] = {"model.architecture": model.architecture}
-    # An adapter's checkpoints have nothing of the model beneath it, which may have moved.
-    if stored.adapter is None or not stored.model.pretrained:
-        fields |= {"model.pretrained": model.pretrained, "model.revision": model.revision}
-    # A model that came from no files is built of its settings, of which some (dropout) may change.
-    if stored.model.pretrained:
-        fields["model.config"] = model.config
-    if stored.adapter is None or wanted.adapter is None:
-        fields["adapter"] = {} if adapter is None else adapter.model_dump()
-    elif adapter is not None:
-        fields |= {"adapter.rank": adapter.rank, "adapter.targets": adapter.targets}
-    return fields
 
 
 def _resumed(

@@ -34,7 +34,6 @@ from workbench.runs.checkpoints import (
 from workbench.sizes import Breakdown
 from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.random_state import seed_everything
-from workbench.training.checkpoints.resume_check import changed_settings, resume_line
 from workbench.training.checkpoints.retention import Removal
 from workbench.training.checkpoints.save import remove_leftovers, set_aside_after
 from workbench.training.engine_options import engine_options
@@ -42,6 +41,7 @@ from workbench.training.failures import EngineFailedError, explain
 from workbench.training.journal import Journal
 from workbench.training.peak_memory import forget_peak, peak_host_bytes
 from workbench.training.prepare import Prepared, check_extension
+from workbench.training.resume_check import changed_settings, resume_line
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.throughput import SKIPPED_FIRST_STEPS
 from workbench.training.trainer import Trainer

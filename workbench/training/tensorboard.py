@@ -1,6 +1,7 @@
 """A run's metrics as TensorBoard events in its folder `tensorboard/`: every column of `metrics.bin`, and evaluations.
 
-Invariant: it only repeats what the run directory holds. What cannot be written is warned of once and never ends a run.
+Invariant: it only repeats what the run directory holds. An event that cannot be written is warned of once and never
+ends a run.
 """
 
 from __future__ import annotations

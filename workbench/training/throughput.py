@@ -1,4 +1,4 @@
-"""How fast a step was: the work of a token, its share of the device's peak (MFU), and when the run will end.
+"""Measure the speed of steps: the work of a token, its share of the device's peak (MFU), and the remaining time.
 
 Peaks are from the vendors' datasheets: dense (without structured sparsity), with sums in fp32, of the part as it is
 sold, not as it is clocked. Invariant: a device that is not known has no peak; none is guessed.

@@ -20,19 +20,19 @@ from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
 from workbench.engine.loss.chunked_loss import CHECK_ROWS, CHECK_TOKENS, ChunkedLoss
-from workbench.engine.precision import dtype_name
+from workbench.engine.precision import PRECISIONS, dtype_name
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.runs import Command, ControlReader, write_sample
 from workbench.runs.checkpoints import BestStep, Progress, checkpoint_name
 from workbench.training.batches import training_sampler, validation_batches
 from workbench.training.checkpoints.random_state import capture_random_state, restore_random_state
-from workbench.training.checkpoints.resume_check import settings_of
 from workbench.training.checkpoints.retention import Removal, best_before, name_best, remove_old
 from workbench.training.checkpoints.save import save_checkpoint
 from workbench.training.engine_options import learning_rate_schedule
 from workbench.training.evaluation import batch_loss, check_separation, continued, generate, validation_loss
 from workbench.training.failures import RecentSteps, diverged
 from workbench.training.journal import Journal, StepRecord
+from workbench.training.resume_check import settings_of
 from workbench.training.signals import Requests
 from workbench.training.throughput import RemainingTime, device_peak, model_flops_per_token
 
@@ -98,7 +98,8 @@ class Trainer:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that decide how the state lies and is updated."""
-        return settings_of(self._config, self._engine.dtype)
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == self._engine.dtype)
+        return settings_of(self._config, precision)
 
     def progress(self) -> Progress:
         """Return what a checkpoint holds of the loop."""

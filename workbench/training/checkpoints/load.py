@@ -10,7 +10,6 @@ Invariant: a conversion writes nothing before every file was read to its end and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,7 +151,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _SavedParameter:
-    """Where one parameter's state lies: `start` is its first element in the tensors of its region."""
+    """The place of one parameter's saved state: `start` is its first element in the tensors of its region."""
 
     dtype: str
     state_format: StateFormat
@@ -254,7 +253,7 @@ def _fill(
 
 
 def _conversion(stored: dict[str, _SavedParameter], layout: Layout, *, delayed: bool) -> Conversion:
-    pairs = list(_pairs(stored, layout))
+    pairs = [(stored[s.name], unit.regions[s.region]) for unit in layout.units for s in unit.segments]
     was_delayed = any(STALE_WEIGHTS in parameter.files for parameter in stored.values())
     pending = ""
     if was_delayed and not delayed:
@@ -268,9 +267,3 @@ def _conversion(stored: dict[str, _SavedParameter], layout: Layout, *, delayed: 
         ),
         pending,
     )
-
-
-def _pairs(stored: dict[str, _SavedParameter], layout: Layout) -> Iterator[tuple[_SavedParameter, Region]]:
-    for unit in layout.units:
-        for segment in unit.segments:
-            yield stored[segment.name], unit.regions[segment.region]
