@@ -13,6 +13,7 @@ from workbench.errors import DoesNotFitError, WorkbenchError
 from workbench.runs import (
     RunDirectory,
     Status,
+    append_event,
     read_events,
     read_status,
     write_status,
@@ -67,6 +68,24 @@ def test_a_preparation_that_ends_the_run_says_how(
     assert (status.phase, status.exit_code, status.message, status.step) == (phase, code, message, 4)
     [event] = read_events(run).events
     assert (event.kind, event.fields["exit_code"]) == ("finished", code)
+
+
+def test_a_run_that_was_done_stays_done_when_the_preparation_to_go_on_fails(run: RunDirectory) -> None:
+    append_event(run, "resume", from_step=3, record=2)
+    append_event(run, "finished", phase="finished", exit_code=0, message="9 steps", step=9)
+    for _ in range(2):
+        write_status(run, Status(phase="starting", step=9, total_steps=20))
+        with pytest.raises(DoesNotFitError), StartupStatus(run, print):
+            raise DoesNotFitError("12 GiB are missing")
+        status = read_status(run)
+        assert (status.phase, status.step, status.total_steps, status.exit_code) == ("finished", 9, 9, 0)
+        assert "could not go on: 12 GiB are missing" in status.message
+    warnings = [event.fields["message"] for event in read_events(run).events if event.kind == "warning"]
+    assert len(warnings) == 2 and "12 GiB are missing" in warnings[-1]
+    with Journal(run, 20) as journal:
+        journal.begin_at(9)
+        journal.end("failed", 1, "why")
+    assert read_status(run).phase == "failed"
 
 
 def test_a_run_that_nobody_announced_is_not_written(run: RunDirectory) -> None:

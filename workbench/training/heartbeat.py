@@ -1,7 +1,7 @@
 """The status of a run while its process works: written at every change, and every few seconds by a thread.
 
 A reader can so tell a slow run from a dead one. No torch: a process that was announced as a run's trainer shows its
-progress before it imports that.
+progress before it imports that. Invariant: a run that had done all its steps stays finished until it trains again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from workbench.runs import (
     RunDirectory,
     Status,
     append_event,
+    read_events,
     read_status,
     write_status,
 )
@@ -30,6 +31,8 @@ class Heartbeat:
 
     def __init__(self, run: RunDirectory, status: Status, *, timed: bool = True) -> None:
         self.run = run
+        self.stays_finished = _is_done(run)
+        """True where all steps were done before, until training begins anew."""
         self.written = 0.0
         """When the status was last written, on the monotonic clock."""
         self._status = status
@@ -62,8 +65,14 @@ class Heartbeat:
 
     def end(self, phase: str, exit_code: int, message: str) -> None:
         """Record how the run ended. Raises WorkbenchError where the disk refuses."""
-        self.update(durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None)
         step = self._status.step
+        if self.stays_finished:
+            append_event(
+                self.run, "warning", message=f"the run could not go on, and stays finished: {message}"
+            )
+            phase, exit_code, message = "finished", 0, f"{step} steps; it could not go on: {message}"
+            self.update(write=False, total_steps=step)
+        self.update(durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None)
         append_event(self.run, "finished", phase=phase, exit_code=exit_code, message=message, step=step)
 
     def _renew(self) -> None:
@@ -71,6 +80,12 @@ class Heartbeat:
             # A full disk is met by the next real write, on the thread that can stop the run.
             with contextlib.suppress(WorkbenchError):
                 self.update()
+
+
+def _is_done(run: RunDirectory) -> bool:
+    """Return True where the last session of `run` did all its steps. By its events: each start rewrites the status."""
+    last = next((e for e in reversed(read_events(run).events) if e.kind in ("finished", "resume")), None)
+    return last is not None and last.fields.get("phase") == "finished"
 
 
 class StartupStatus:

@@ -113,6 +113,7 @@ class Journal:
 
     def begin_at(self, step: int) -> None:
         """Begin training after `step`."""
+        self.heartbeat.stays_finished = False
         self.heartbeat.update(durable=True, step=step)
         if self._board is not None:
             self._board.open(step)

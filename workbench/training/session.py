@@ -58,7 +58,8 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
     with Journal(run, config.train.steps, tensorboard=config.log.tensorboard) as journal:
         plan: dict[str, Any] = prepared.plan.as_dict()
         try:
-            write_plan(run, plan)
+            if not resuming:
+                write_plan(run, plan)
             forget_peak()
             with _recorded(run, prepared, journal):
                 code, steps, memory = _train(run, config, prepared, requests, journal, resuming=resuming)
@@ -126,6 +127,7 @@ def _train(
                 _resume(run, engine, trainer, journal)
                 # Only now: settings that do not fit the saved state must not hinder a later attempt.
                 write_config(run, to_toml(config))
+                write_plan(run, prepared.plan.as_dict())
             code = trainer.train()
             _report_disk_wear(engine, journal)
             return code, trainer.step, engine.memory()
