@@ -86,6 +86,16 @@ def test_a_core_that_is_switched_off_keeps_the_others_at_their_numbers(root: Pat
     assert busy(root, *moments) == (0.5, 0.0, 0.0, 1.0)
 
 
+def test_shares_stand_where_too_little_time_has_passed_to_tell_others(root: Path) -> None:
+    clock = Clock()
+    reader = HostReader(root, clock)
+    for later_s, ticks in ((0.0, 0), (0.5, 25), (0.01, 26)):
+        clock.now += later_s
+        write(root, {"proc/stat": core_times((ticks, 0, min(ticks, 25), 0))})
+        cores = reader.read().cores
+    assert cores == (0.5,)
+
+
 def test_without_a_cgroup_the_memory_is_the_machines(root: Path) -> None:
     sample = HostReader(root).read()
     assert sample.memory_total_bytes == 16_000_000 * KIB

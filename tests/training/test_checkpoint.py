@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiny_training
 import torch
-from tiny_training import build_engine, train
+from tiny_training import PLACEMENTS, build_engine, placed, train
 
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
@@ -107,31 +107,19 @@ def test_a_resumed_engine_gives_the_losses_of_one_that_never_stopped(
         assert train(model, engine, 3, seed=7) == expected
 
 
-PLACEMENTS = {
-    "device": {"weights": "device", "state": "device"},
-    "state on the host": {"weights": "device", "state": "host"},
-    "host": {"weights": "host", "state": "host"},
-    "state on disk": {"weights": "device", "state": "disk"},
-    "disk": {"weights": "disk", "state": "disk"},
-}
-
-
-def placed(folder: Path, placement: str, **options: Any) -> dict[str, Any]:
-    """Engine options for one of `PLACEMENTS`."""
-    on_disk = {"disk_path": str(folder)} if PLACEMENTS[placement]["state"] == "disk" else {}
-    return {**PLACEMENTS[placement], **on_disk, **options}
-
-
 def copy_of(state: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:
     return {n: t.clone() if isinstance(t, torch.Tensor) else t.read(0, t.numel()) for n, t in state}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("second", PLACEMENTS)
-@pytest.mark.parametrize("first", PLACEMENTS)
+WHOLE_PLACEMENTS = [name for name in PLACEMENTS if name != "partly-on-device"]
+
+
+@pytest.mark.parametrize("second", WHOLE_PLACEMENTS)
+@pytest.mark.parametrize("first", WHOLE_PLACEMENTS)
 def test_a_checkpoint_of_one_placement_goes_on_in_any_other(
-    tmp_path: Path, root: Path, first: str, second: str, precision: str
+    tmp_path: Path, root: Path, first: str, second: str
 ) -> None:
+    precision = "bf16"
     model, engine = build_engine(**placed(tmp_path, first, precision=precision))
     with engine:
         train(model, engine, 2)
@@ -182,7 +170,7 @@ def test_a_checkpoint_goes_on_in_chunks_of_another_size(
     assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", WHOLE_PLACEMENTS)
 def test_the_saved_folder_has_the_weights_that_were_trained_wherever_they_live(
     tmp_path: Path, root: Path, placement: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import build_engine, train
+from tiny_training import build_engine, placed, train
 from torch import Tensor
 
 from workbench.data.tokenizers import ByteTokenizer
@@ -20,21 +20,7 @@ from workbench.runs.checkpoints import DamagedFileError, Progress, SavedStep, fi
 from workbench.training.checkpoints.load import Conversion, load_state
 from workbench.training.checkpoints.save import save_checkpoint
 
-PLACEMENTS = {
-    "device": {"weights": "device", "state": "device"},
-    "state-on-host": {"weights": "device", "state": "host"},
-    "partly-on-device": {"weights": "device", "state": "host", "device_fraction": 0.5},
-    "host": {"weights": "host", "state": "host"},
-    "state-on-disk": {"weights": "device", "state": "disk"},
-    "disk": {"weights": "disk", "state": "disk"},
-}
-FORMATS = ("exact", "half", "compact")
 PRECISIONS = ("fp32", "bf16", "fp16")
-
-
-def options_of(folder: Path, placement: str, **options: Any) -> dict[str, Any]:
-    places: dict[str, Any] = dict(PLACEMENTS[placement])
-    return {**places, "disk_path": str(folder), "chunk_bytes": 1 << 14, **options}
 
 
 def save(root: Path, step: int, model: Any, engine: OffloadEngine) -> None:
@@ -124,7 +110,7 @@ def test_a_checkpoint_goes_on_wherever_and_however_it_is_kept(was: str, now: str
     sides = [
         dict(zip(("placement", "state_format", "precision"), s.split(), strict=True)) for s in (was, now)
     ]
-    before_options, after_options = (options_of(tmp_path, **side) for side in sides)
+    before_options, after_options = (placed(tmp_path, **side) for side in sides)
     model, engine = build_engine(**before_options)
     with engine:
         train(model, engine, 3)
@@ -200,12 +186,12 @@ def test_overlap_and_threads_may_change_and_the_losses_are_the_same_to_the_bit(
 def test_updates_that_begin_to_lag_at_a_checkpoint_are_those_of_a_run_that_had_lagged_from_there(
     tmp_path: Path, placement: str, precision: str
 ) -> None:
-    places = options_of(tmp_path, placement, precision=precision)
+    places = placed(tmp_path, placement, precision=precision)
     model, engine = build_engine(**places, overlap="delayed", delay_warmup=3)
     with engine:
         train(model, engine, 3)
         expected = train(model, engine, 3, seed=7)
-    model, engine = build_engine(**options_of(tmp_path, "state-on-host", precision=precision))
+    model, engine = build_engine(**placed(tmp_path, "state-on-host", precision=precision))
     with engine:
         train(model, engine, 3)
         save(tmp_path / "checkpoints", 3, model, engine)
@@ -229,7 +215,7 @@ def test_an_update_that_lagged_is_in_the_weights_when_updates_no_longer_lag(
         newest_weights = {name: w.clone() for unit in engine.weights() for name, w in unit.items()}
         read_by_forward = {name: p.detach().clone() for name, p in model.named_parameters()}
     assert any(not torch.equal(newest_weights[n], read_by_forward[n]) for n in reference)
-    model, engine = build_engine(seed=99, **options_of(tmp_path, placement))
+    model, engine = build_engine(seed=99, **placed(tmp_path, placement))
     with engine:
         conversion = load_state(newest(tmp_path / "checkpoints"), engine)
         assert "pending is applied before the next forward" in conversion.sentences()[0]
@@ -252,13 +238,13 @@ def loss_with(model: Any, weights: dict[str, Tensor], seed: int) -> float:
 
 def test_a_lagging_run_goes_on_lagging_in_another_placement_to_the_bit(tmp_path: Path) -> None:
     options = {"overlap": "delayed", "delay_warmup": 1, "precision": "bf16", "state_format": "half"}
-    model, engine = build_engine(**options_of(tmp_path, "state-on-host", **options))
+    model, engine = build_engine(**placed(tmp_path, "state-on-host", **options))
     with engine:
         train(model, engine, 3)
         save(tmp_path / "checkpoints", 3, model, engine)
         expected = train(model, engine, 3, seed=7)
     for placement in ("host", "state-on-disk"):
-        model, engine = build_engine(seed=99, **options_of(tmp_path, placement, **options))
+        model, engine = build_engine(seed=99, **placed(tmp_path, placement, **options))
         with engine:
             load_state(newest(tmp_path / "checkpoints"), engine)
             assert train(model, engine, 3, seed=7) == expected

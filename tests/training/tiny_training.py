@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,21 @@ SETTINGS: dict[str, Any] = {
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,
 }
+
+
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "device": {"weights": "device", "state": "device"},
+    "state-on-host": {"weights": "device", "state": "host"},
+    "partly-on-device": {"weights": "device", "state": "host", "device_fraction": 0.5},
+    "host": {"weights": "host", "state": "host"},
+    "state-on-disk": {"weights": "device", "state": "disk"},
+    "disk": {"weights": "disk", "state": "disk"},
+}
+
+
+def placed(folder: Path, placement: str, **options: Any) -> dict[str, Any]:
+    """Engine options for one of `PLACEMENTS`, whose disk tier is in `folder`."""
+    return {**PLACEMENTS[placement], "disk_path": str(folder), "chunk_bytes": 1 << 14, **options}
 
 
 def build_engine(seed: int = 1, **options: Any) -> tuple[Any, OffloadEngine]:

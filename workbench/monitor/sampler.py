@@ -94,11 +94,6 @@ class Sampler:
         threads = self._threads
         return (None if threads is None else threads.latest) or self._last
 
-    @property
-    def problem(self) -> str:
-        """The error of sampling itself; empty where there is none, as should be."""
-        return "" if self._threads is None else self._threads.problem
-
     def sample_once(self, settle_s: float = 0.2, timeout_s: float = 3.0) -> MonitorSample:
         """Return a whole sample with its rates, over `settle_s`; after `timeout_s` what there is by then.
 
