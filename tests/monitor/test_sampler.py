@@ -109,9 +109,12 @@ def test_it_can_be_started_again(library: RecordedNvml) -> None:
         assert len(own_threads()) == 4
         before = sampler.latest
         assert soon(lambda before=before: sampler.latest is not before)
+        assert soon(lambda: newest(sampler).gpus)
         sampler.stop()
         sampler.stop()
         assert not own_threads()
+        assert sampler.latest is not None and sampler.latest.gpus, "the last sample stays"
+        assert library.opened == 0
 
 
 def test_a_driver_that_hangs_delays_no_value_of_the_host(
@@ -210,6 +213,16 @@ def test_a_disk_that_hangs_leaves_only_its_own_values_unknown(
         assert soon(lambda: newest(sampler).host.cores)
         assert newest(sampler).disks == (DiskSample(str(tmp_path)),)
         letting_go.set()
+
+
+def test_a_reading_that_raises_ends_no_sampling(library: RecordedNvml) -> None:
+    class Broken(GpuReader):
+        def read(self) -> GpuReading:
+            raise RuntimeError("a mistake of ours")
+
+    with Sampler(interval_s=TICK_S, gpu_reader=Broken) as sampler:
+        before = newest(sampler)
+        assert soon(lambda: newest(sampler) is not before)
 
 
 def test_the_monitor_brings_in_neither_torch_nor_textual() -> None:
