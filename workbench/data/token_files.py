@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -28,6 +27,7 @@ import numpy as np
 from workbench.data.split import Sides, choose_sides
 from workbench.data.tokenizers import Tokenizer
 from workbench.errors import ConfigurationError
+from workbench.system.files import sync, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -293,15 +293,8 @@ def _fingerprint(folder: Path, tokenizer: Tokenizer, sides: Sequence[_Side]) -> 
 def _write_header(folder: Path, header: Header) -> None:
     """Write tokens.json when everything else in `folder` has reached the disk. Raises OSError."""
     for name in header.sizes():
-        descriptor = os.open(folder / name, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    with (folder / "tokens.json").open("w", encoding="utf-8") as text:
-        json.dump(asdict(header), text, indent=1)
-        text.flush()
-        os.fsync(text.fileno())
+        sync(folder / name)
+    write_atomically(folder / "tokens.json", json.dumps(asdict(header), indent=1), durable=True)
 
 
 def read_header(folder: Path) -> Header | None:
