@@ -85,10 +85,10 @@ class TokenStream:
         return stop - first > 1 and (self.loss_mask is None or bool(self.loss_mask[first + 1 : stop].any()))
 
     def row(self, spans: Sequence[Span], length: int, *, separate: bool, padding: int) -> Row:
-        """Spanes side by side, then `padding` up to `length`. With `separate`, documents are kept apart.
+        """Return `spans` side by side as one row, filled up to `length` with `padding`.
 
-        The first token of a span is not predicted from the span before it, and with `separate` that of no
-        document from the document before it.
+        The first token of a span is not predicted from the span before it. With `separate`, documents inside a span are
+        kept apart in the same way.
         """
         input_ids = np.full(length, padding, np.int64)
         labels = np.full(length, IGNORED, np.int64)
