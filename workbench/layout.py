@@ -157,6 +157,11 @@ class Region:
         return self.stop - self.start
 
 
+def state_tensors(region: Region) -> tuple[StateTensor, ...]:
+    """Return the tensors of a region's state: its weights as the state keeps them, then its moments."""
+    return WEIGHT_TENSORS[region.dtype] + MOMENTS[region.state_format]
+
+
 @dataclass(frozen=True)
 class Unit:
     """The parameters that move together. `frozen` ones have weights and no place in the state."""

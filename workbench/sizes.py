@@ -15,9 +15,7 @@ from typing import Literal
 
 from workbench.layout import (
     ITEM_BYTES,
-    MOMENTS,
     NORM_BLOCK,
-    WEIGHT_TENSORS,
     Chunk,
     Layout,
     Placement,
@@ -25,6 +23,7 @@ from workbench.layout import (
     StateTensor,
     Unit,
     padded,
+    state_tensors,
 )
 from workbench.timeline import Overlap, UnitFlow
 
@@ -225,11 +224,6 @@ class BufferSizes:
         """Bytes of all host buffers between memory and disk; one more for state is there while no step runs."""
         pools = (self.fetch, self.state, self.gradients, self.first_sums)
         return self.state.nbytes + sum(pool.total for pool in pools)
-
-
-def state_tensors(region: Region) -> tuple[StateTensor, ...]:
-    """Return the tensors of a region's state: its weights as the state keeps them, then its moments."""
-    return WEIGHT_TENSORS[region.dtype] + MOMENTS[region.state_format]
 
 
 def filed_tensors(region: Region, route: UnitRoute) -> tuple[StateTensor, ...]:

@@ -25,8 +25,8 @@ from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
 from workbench.engine.precision import DTYPES
-from workbench.layout import WEIGHT_TENSORS, Chunk, Region, Segment, Unit, padded
-from workbench.sizes import WORKING_KIND, Breakdown, UnitRoute, add, filed_tensors, name_of, state_tensors
+from workbench.layout import WEIGHT_TENSORS, Chunk, Region, Segment, Unit, padded, state_tensors
+from workbench.sizes import WORKING_KIND, Breakdown, UnitRoute, add, filed_tensors, name_of
 
 WEIGHT_KINDS = frozenset(tensor.kind for tensors in WEIGHT_TENSORS.values() for tensor in tensors)
 STALE_WEIGHTS = "stale_weights"

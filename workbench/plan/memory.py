@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.formatting import GIB
-from workbench.layout import ITEM_BYTES, Layout, Unit, place
+from workbench.layout import ITEM_BYTES, Layout, Unit, place, state_tensors
 from workbench.plan.activations import HEAP_BLOCK_BYTES, AutogradGradients, heap_reserve, model_rows
 from workbench.plan.machine import Free
 from workbench.plan.workload import Workload
@@ -25,7 +25,6 @@ from workbench.sizes import (
     add,
     buffer_sizes,
     route_unit,
-    state_tensors,
     unit_breakdown,
 )
 
