@@ -18,7 +18,8 @@ from workbench.model.build import build_on_meta, model_config
 from workbench.model.loading import PretrainedUnits
 from workbench.model.pretrained import check_description, files_in, find_pretrained, pretrained_config
 
-ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, ONE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SECOND = "model-00002-of-00004.safetensors"
 
 
 def load(folder: Path) -> PretrainedUnits:
@@ -67,99 +68,66 @@ def to_pickle(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
 
 
-WRONG: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "no config": (
+WRONG: list[tuple[str, Callable[[Path], None], str]] = [
+    ("one", lambda d: (d / CONFIG).unlink(), r"has no config\.json; name a folder that save_pret"),
+    ("one", lambda d: cut(d / CONFIG, 20), r"config\.json is no JSON: .*get it again"),
+    ("one", lambda d: (d / ONE).unlink(), r"has neither model\.safetensors nor model\.safetensors\.in"),
+    ("one", to_pickle, r"pickle files only \(pytorch_model\.bin\), which can run any code.*save_pretrained"),
+    (
         "one",
-        lambda d: (d / "config.json").unlink(),
-        r"has no config\.json; name a folder that save_pret",
-    ),
-    "config is no JSON": (
-        "one",
-        lambda d: cut(d / "config.json", 20),
-        r"config\.json is no JSON: .*get it again",
-    ),
-    "no weights": (
-        "one",
-        lambda d: (d / ONE).unlink(),
-        r"has neither model\.safetensors nor model\.safetensors\.in",
-    ),
-    "pickle": (
-        "one",
-        to_pickle,
-        r"pickle files only \(pytorch_model\.bin\), which can run any code.*save_pretrained",
-    ),
-    "another architecture": (
-        "one",
-        lambda d: edit(d / "config.json", model_type="vit"),
+        lambda d: edit(d / CONFIG, model_type="vit"),
         r"model_type = 'vit' is no causal language model that transformers \d",
     ),
-    "no architecture": (
-        "one",
-        lambda d: edit(d / "config.json", model_type=...),
-        r"model_type = None is no causal",
-    ),
-    "code of its own": (
+    ("one", lambda d: edit(d / CONFIG, model_type=...), r"model_type = None is no causal"),
+    (
         "one",
         lambda d: edit(
-            d / "config.json",
+            d / CONFIG,
             model_type="mine",
             auto_map={"AutoConfig": "my_config.C", "AutoModelForCausalLM": "my.M"},
         ),
         r"brings code of its own.*\(my\.py, my_config\.py\).*model\.trust_remote_code = true",
     ),
-    "quantised": (
+    (
         "one",
-        lambda d: edit(d / "config.json", quantization_config={"quant_method": "gptq"}),
+        lambda d: edit(d / CONFIG, quantization_config={"quant_method": "gptq"}),
         r"quantised \(gptq\), which are not trained from",
     ),
-    "a value that is refused": (
+    ("one", lambda d: edit(d / CONFIG, hidden_size="wide"), r"config\.json describes no model: "),
+    ("one", lambda d: cut(d / ONE, 0), r"no whole safetensors file \(0 bytes"),
+    ("one", lambda d: cut(d / ONE, 30_000), r"no whole safetensors file \(30,000 bytes"),
+    ("one", other_dtype, r"stored as float8_e4m3fn"),
+    (
         "one",
-        lambda d: edit(d / "config.json", hidden_size="wide"),
-        r"config\.json describes no model: ",
-    ),
-    "empty file": ("one", lambda d: cut(d / ONE, 0), r"no whole safetensors file \(0 bytes"),
-    "cut off": ("one", lambda d: cut(d / ONE, 30_000), r"no whole safetensors file \(30,000 bytes"),
-    "eight bits": ("one", other_dtype, r"stored as float8_e4m3fn"),
-    "another shape": (
-        "one",
-        lambda d: edit(d / "config.json", vocab_size=70),
+        lambda d: edit(d / CONFIG, vocab_size=70),
         r"tensor (lm_head|model\.embed_tokens)\.weight has the shape \[67, 24\], and config\.json .* \[70, 24\]",
     ),
-    "a file is missing": (
+    (
         "many",
-        lambda d: (d / "model-00002-of-00004.safetensors").unlink(),
+        lambda d: (d / SECOND).unlink(),
         r"model-00002-of-00004\.safetensors is missing: .*index\.json has \d+ tensors in it, one of them model\.",
     ),
-    "index is no JSON": ("many", lambda d: cut(d / INDEX, 9), r"index\.json is no JSON"),
-    "index without a map": (
-        "many",
-        lambda d: edit(d / INDEX, weight_map={}),
-        r"no weight_map from tensors to files",
-    ),
-    "index leads outside": (
+    ("many", lambda d: cut(d / INDEX, 9), r"index\.json is no JSON"),
+    ("many", lambda d: edit(d / INDEX, weight_map={}), r"no weight_map from tensors to files"),
+    (
         "many",
         lambda d: edit(d / INDEX, weight_map={"a": "../x.safetensors"}),
         r'names "\.\./x\.safetensors", which is no safetensors file beside it',
     ),
-    "index has more": (
+    (
         "many",
         lambda d: edit(
-            d / INDEX,
-            weight_map={
-                **json.loads((d / INDEX).read_text())["weight_map"],
-                "more": "model-00002-of-00004.safetensors",
-            },
+            d / INDEX, weight_map={**json.loads((d / INDEX).read_text())["weight_map"], "more": SECOND}
         ),
         r"model-00002-of-00004\.safetensors lacks tensor more, which the index has in it",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("source", "spoil", "expected"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_folder_is_refused_in_one_sentence_that_names_what_is_wrong(
-    tmp_path: Path, originals: dict[str, Path], wrong: str
+    tmp_path: Path, originals: dict[str, Path], source: str, spoil: Callable[[Path], None], expected: str
 ) -> None:
-    source, spoil, expected = WRONG[wrong]
     folder = copied(originals[source], tmp_path / "model")
     spoil(folder)
     with pytest.raises(ConfigurationError, match=expected) as raised:

@@ -204,7 +204,6 @@ def _model(run: RunDirectory, saved: SavedStep, device: str, log: Log) -> Any:
 
 
 def _check_room(weight_bytes: int) -> None:
-
     needed, free = int(BESIDE * weight_bytes), free_host_bytes()
     if needed > free:
         raise WorkbenchError(

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def pretrained_config(files: PretrainedFiles, *, trust_remote_code: bool = False
     if not known and not code:
         raise ConfigurationError(
             f"{path}: model_type = {kind!r} is no causal language model that transformers "
-            f"{_transformers_version()} has"
+            f"{metadata.version('transformers')} has"
         )
     try:
         return AutoConfig.from_pretrained(files.folder, trust_remote_code=trust_remote_code)
@@ -218,12 +219,6 @@ def _code_files(code: Any) -> str:
     references = code.values() if isinstance(code, dict) else ()
     files = {str(r).rpartition("--")[2].partition(".")[0] + ".py" for r in references if isinstance(r, str)}
     return ", ".join(sorted(files)) or "the files named in auto_map"
-
-
-def _transformers_version() -> str:
-    from importlib import metadata
-
-    return metadata.version("transformers")
 
 
 def check_description(
