@@ -87,7 +87,7 @@ class CanvasWidget(CachedLines):
 
     @property
     def seen(self) -> bool:
-        """Whether it is on the screen."""
+        """It is on the screen, and has a place there."""
         return self.is_mounted and self.display and bool(self.content_size) and self.is_on_screen
 
     def changed(self) -> None:
@@ -185,7 +185,7 @@ class CanvasWidget(CachedLines):
 
 
 def _stretches(rows: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Rows that follow on one another as (first, behind the last)."""
+    """Yield rows that follow on one another as (first, behind the last)."""
     for _, stretch in groupby(enumerate(sorted(rows)), lambda place: place[1] - place[0]):
         found = [row for _, row in stretch]
         yield found[0], found[-1] + 1

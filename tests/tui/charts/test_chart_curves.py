@@ -57,10 +57,7 @@ def test_a_spike_takes_no_room_unless_it_is_asked_for() -> None:
     assert (low, high) == (min(values), max(value for value in values if value < 50))
     assert value_range([curve], "step", scale, log=False, with_spikes=True) == (min(values), 90.0)
     near = Scale.fit(499, 501)
-    assert value_range([curve], "step", near, log=False, with_spikes=False) == (
-        min(values[499:502]),
-        90.0,
-    )
+    assert value_range([curve], "step", near, log=False, with_spikes=False) == (min(values[499:502]), 90.0)
 
 
 def test_a_logarithmic_range_leaves_out_what_is_not_above_zero() -> None:

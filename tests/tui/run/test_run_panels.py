@@ -101,11 +101,7 @@ def test_panels_fit_their_box_and_plain_mode_is_plain(
         ("finished", {"phase": "stopped", "exit_code": 143}, ("warning", "stopped, exit code 143")),
         ("finished", {"phase": "failed", "exit_code": 1}, ("bad", "failed, exit code 1")),
         ("finished", {"phase": "finished", "exit_code": 0}, ("good", "finished, exit code 0")),
-        (
-            "disk",
-            {"written_per_day": 2.5e12},
-            ("", "the disk tier is written 2.50 TB a day at this rate"),
-        ),
+        ("disk", {"written_per_day": 2.5e12}, ("", "the disk tier is written 2.50 TB a day at this rate")),
         ("phase", {"phase": "saving"}, None),
         ("of a newer version", {"x": 1}, None),
     ],

@@ -8,19 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from run_host import (
-    PLAN,
-    FixedMonitor,
-    Host,
-    add_steps,
-    ended,
-    live,
-    look,
-    new_run,
-    picture,
-    rewrite,
-    shown,
-)
+from run_host import PLAN, FixedMonitor, Host, add_steps, ended, live, look, new_run, picture, rewrite, shown
 from sampled_machines import sample_at
 from screen_host import NEVER_S, until
 from textual.screen import Screen

@@ -22,7 +22,7 @@ def part_marks(glyphs: Glyphs) -> str:
 
 
 def filled(share: float | None, levels: str) -> str:
-    """One cell of `levels` (`glyphs.bar` or `glyphs.column`), which go from empty to full.
+    """Return one cell of `levels` (`glyphs.bar` or `glyphs.column`), which go from empty to full.
 
     A share above 0 never shows as empty and one below 1 never as full; None and NaN show as empty.
     """
@@ -30,7 +30,7 @@ def filled(share: float | None, levels: str) -> str:
 
 
 def bar(share: float | None, width: int, glyphs: Glyphs) -> str:
-    """`share` of `width` cells filled, the last one in part, then `glyphs.rest`.
+    """Return `share` of `width` cells filled, the last one in part, then `glyphs.rest`.
 
     Shares beyond 0 and 1 are cut to them; None and NaN give an empty bar, beside which the panel prints N/A.
     """
@@ -75,7 +75,7 @@ def stacked_bar(
 
 
 def _steps(share: float | None, steps: int) -> int:
-    """How many of `steps` are filled: none only for nothing, all only for the whole."""
+    """Return how many of `steps` are filled: none only for nothing, all only for the whole."""
     if share is None or math.isnan(share) or share <= 0 or steps <= 0:
         return 0
     if share >= 1:
@@ -109,7 +109,7 @@ def sparkline(
 def _heights(
     values: Sequence[float | None], columns: int, levels: int, low: float, high: float | None
 ) -> list[int]:
-    """The newest `columns` values as levels from 1 to `levels`; 0 where there is none."""
+    """Return the newest `columns` values as levels from 1 to `levels`; 0 where there is none."""
     shown = values[max(0, len(values) - columns) :]
     if high is None:
         high = max((value for value in shown if _is_known(value)), default=low)

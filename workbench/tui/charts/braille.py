@@ -51,14 +51,14 @@ class Canvas:
         """Cells that show a character instead of dots, and their owner when it was written."""
 
     def layer(self, layer: Layer) -> int:
-        """A new layer above the others, 255 at most; gives its number."""
+        """Add a layer above the others, 255 at most, and return its number."""
         if len(self._layers) == 255:
             raise ValueError("a canvas has room for 255 layers")
         self._layers.append(layer)
         return len(self._layers) - 1
 
     def dot(self, x: int, y: int, layer: int) -> None:
-        """One dot; one outside the canvas is left out."""
+        """Draw one dot; one outside the canvas is left out."""
         if not (0 <= y < self.dots_high and 0 <= x < self.dots_wide):
             return
         owner = layer + 1
@@ -73,7 +73,7 @@ class Canvas:
             self._masks[cell], self._owners[cell] = bit, owner
 
     def span(self, x: int, top: int, bottom: int, layer: int) -> None:
-        """All dots of column `x` from top to bottom, both drawn; what lies outside the canvas is left out."""
+        """Draw all dots of column `x` from top to bottom; those outside the canvas are left out."""
         if top < 0:
             top = 0
         if bottom >= self.dots_high:
@@ -98,7 +98,7 @@ class Canvas:
             cell += width
 
     def line(self, x0: int, y0: int, x1: int, y1: int, layer: int) -> None:
-        """A line without gaps from one dot to another, x0 <= x1, cut at the canvas's edges."""
+        """Draw a line without gaps from one dot to another, x0 <= x1, cut at the canvas's edges."""
         steps = x1 - x0
         if steps <= 0:
             self.span(x0, min(y0, y1), max(y0, y1), layer)
@@ -119,7 +119,7 @@ class Canvas:
             before = y
 
     def write(self, column: int, row: int, text: str, layer: int) -> None:
-        """Characters in place of dots, from the cell at (column, row) on, cut at the canvas's edges."""
+        """Put characters in place of dots, from the cell at (column, row) on, cut at the canvas's edges."""
         if not 0 <= row < self.height:
             return
         for at, character in enumerate(text, column):
@@ -129,7 +129,7 @@ class Canvas:
                 self._owners[cell] = layer + 1
 
     def rows(self, base: Style) -> list[list[Segment]]:
-        """The rows from the top, each as wide as the canvas; empty cells in `base`, layers in their style upon it."""
+        """Return the rows from the top, each as wide as the canvas; layers are drawn upon the style `base`."""
         styles = [base, *(base + layer.style for layer in self._layers)]
         cells = self._texts()
         rows = []
@@ -145,7 +145,7 @@ class Canvas:
         return rows if self.width else [[] for _ in range(self.height)]
 
     def _texts(self) -> Sequence[str]:
-        """The character of each cell."""
+        """Return the character of each cell."""
         if self._braille:
             texts = list(map(_CELLS.__getitem__, self._masks))
         else:

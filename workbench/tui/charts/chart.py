@@ -135,13 +135,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
 
     def draw_rows(self, width: int, height: int) -> list[Strip]:
         frame = Frame(
-            self._curves,
-            self._scale(),
-            self.view.axis,
-            self.log_y,
-            self.with_spikes,
-            self.unit,
-            self.cursor,
+            self._curves, self._scale(), self.view.axis, self.log_y, self.with_spikes, self.unit, self.cursor
         )
         self._plot = draw(frame, self._look(), self._glyphs, width, height)
         return [Strip(segments, width) for segments in self._plot.rows]
@@ -161,7 +155,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         return self._kept_look
 
     def border_texts(self) -> tuple[str, str]:
-        """The newest value in the title, and beneath what is read out or how the axes are set."""
+        """Return the newest value in the title, and beneath what is read out or how the axes are set."""
         lines = [curve.series for curve in self._curves if curve.form == "line"]
         value = newest_value(lines[0], self.unit) if len(lines) == 1 else ""
         if self.cursor is None:
@@ -180,7 +174,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         return next((curve.series for curve in self._curves if len(curve.series)), None)
 
     def _share_under(self, x: int) -> float:
-        """The share of the horizontal axis at a column of the widget's content."""
+        """Return the share of the horizontal axis at a column of the widget's content."""
         left, width = (self._plot.left, self._plot.width) if self._plot is not None else (0, self.size.width)
         return min(1.0, max(0.0, (x - left + 0.5) / max(1, width)))
 
@@ -192,7 +186,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
             self.view_changed()
 
     def action_step_cursor(self, direction: int) -> None:
-        """To the next point, or where a column of cells holds several, to that of the next column."""
+        """Move to the next point, or where a column of cells holds several, to that of the next column."""
         first = self._first_series
         if first is None:
             return
@@ -232,7 +226,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
             self.view_changed()
 
     def action_next_axis(self) -> None:
-        """By step, by tokens, by time: the same points stay in view, and under the cursor."""
+        """Go on from steps to tokens, to time: the same points stay in view, and under the cursor."""
         first = self._first_series
         ends = [*(self.view.part or ()), *([] if self.cursor is None else [self.cursor])]
         points = []
@@ -268,7 +262,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         self.view_changed()
 
     def _zoom(self, factor: float, at: float | None = None) -> None:
-        """About the place at share `at`; without one, about the cursor, else the right end where that is the newest."""
+        """Zoom about the place at share `at`, else about the cursor, else about the newest point or the middle."""
         bounds = self._bounds()
         if at is None:
             share = self.view.scale(bounds).share(self.cursor) if self.cursor is not None else -1.0
@@ -315,7 +309,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
 
 
 def read_out(curves: Sequence[Curve], place: float, axis: Axis, unit: str) -> list[str]:
-    """The point nearest to a place: where it lies, then each curve's value there and its average."""
+    """Return the point nearest to a place: where it lies, then each curve's value there and its average."""
     said: list[str] = []
     for curve in curves:
         series = curve.series
@@ -331,7 +325,7 @@ def read_out(curves: Sequence[Curve], place: float, axis: Axis, unit: str) -> li
 
 
 def settings(view: View, *, log_y: bool, with_spikes: bool) -> list[str]:
-    """How the axes are set, as far as it is not the usual."""
+    """Return how the axes are set, as far as it is not the usual."""
     said = [f"by {view.axis}"]
     if view.log:
         said.append(f"log {view.axis}")
@@ -347,7 +341,7 @@ def settings(view: View, *, log_y: bool, with_spikes: bool) -> list[str]:
 
 
 def nearest_point(series: Series, place: float, axis: Axis) -> int:
-    """The point of a series, which has one, that lies nearest to a place relative to the axis's origin."""
+    """Return the point of a series, which has one, that lies nearest to a place."""
     after = min(series.first_at(place + series.positions.origin(axis), axis), len(series) - 1)
     before = max(0, after - 1)
     nearer = place - place_of(series, before, axis) < place_of(series, after, axis) - place
@@ -355,7 +349,7 @@ def nearest_point(series: Series, place: float, axis: Axis) -> int:
 
 
 def place_of(series: Series, point: int, axis: Axis) -> float:
-    """Where a point lies, relative to the axis's origin."""
+    """Return where a point lies, relative to the axis's origin."""
     return float(series.positions.along(axis)[point]) - series.positions.origin(axis)
 
 

@@ -141,7 +141,7 @@ def _calm(spikes: Points, start: int, stop: int) -> slice | Points:
 
 
 def newest_value(series: Series, unit: str = "") -> str:
-    """The newest average, where there is one and the newest value is finite, else that value; empty without values."""
+    """Return the newest average, or the newest value where there is no average or it is not finite."""
     if series.last is None:
         return ""
     point = len(series) - 1
@@ -152,7 +152,7 @@ def newest_value(series: Series, unit: str = "") -> str:
 
 
 def said_value(value: float, unit: str, digits: int = 6) -> str:
-    """The value with its unit: "s" is a length of time, "%" a share, "e" a number with an exponent and no unit.
+    """Return a value with its unit: "s" is a length of time, "%" a share, "e" an exponent and no unit.
 
     A rate is without digits that only flicker.
     """
@@ -174,7 +174,7 @@ LINES = "*+x#%&=~"
 
 
 def row_labels(y: Scale, height: int, unit: str) -> dict[int, str]:
-    """The labels of the vertical axis by the row, from the top, that they belong to."""
+    """Return the labels of the vertical axis by the row, from the top, that they belong to."""
     labels: dict[int, str] = {}
     for tick in y.ticks(max(2, height // 3), unit):
         row = round((1 - y.share(tick.value)) * (height - 1))
@@ -184,7 +184,7 @@ def row_labels(y: Scale, height: int, unit: str) -> dict[int, str]:
 
 
 def axis_labels(x: Scale, width: int, unit: str) -> str:
-    """Labels under their places, from the left, each only where it does not touch the one before."""
+    """Return labels under their places, from the left, each only where it does not touch the one before."""
     text = ""
     for tick in x.ticks(max(2, width // 12), unit):
         centre = round(x.share(tick.value) * (width - 1))
@@ -197,7 +197,7 @@ def axis_labels(x: Scale, width: int, unit: str) -> str:
 def legend(
     curves: Sequence[Curve], styles: Sequence[Style], base: Style, glyphs: Glyphs, width: int
 ) -> list[Segment]:
-    """Each curve's sign and name, and its newest value where there is room for all."""
+    """Return each curve's sign and name, and its newest value where there is room for all."""
     names = [plain(curve.name, glyphs) for curve in curves]
     values = [f" {newest_value(curve.series)}".rstrip() for curve in curves]
     if sum(map(len, names)) + sum(map(len, values)) + 4 * len(names) > width:
@@ -216,7 +216,7 @@ def legend(
 
 
 def signs(curves: Sequence[Curve], glyphs: Glyphs) -> list[str]:
-    """What tells the curves apart in the legend: of lines a letter or their character, of marks their own sign."""
+    """Return the signs of the curves in the legend: of lines a letter or their character, of marks their own."""
     lines = sum(curve.form == "line" for curve in curves)
     marks = len(curves) - lines
     found = []
@@ -231,7 +231,7 @@ def signs(curves: Sequence[Curve], glyphs: Glyphs) -> list[str]:
 
 
 def plain(text: str, glyphs: Glyphs) -> str:
-    """`text` with every character that does not fill one cell replaced, in ASCII mode every other one too."""
+    """Return `text` with every character that does not fill one cell replaced, in ASCII mode every other one too."""
     return "".join(
         sign if sign.isprintable() and cell_len(sign) == 1 and (sign.isascii() or not glyphs.ascii) else "?"
         for sign in text
@@ -286,7 +286,7 @@ class Plot:
 
 
 def draw(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> Plot:
-    """The picture in `width` x `height` cells. Labels and legend give way where there is little room."""
+    """Return the picture in `width` x `height` cells. Labels and legend give way where there is little room."""
     with_legend = len(frame.curves) > 1 and height >= _LEAST_HEIGHT_WITH_LEGEND
     with_axis = height >= _LEAST_HEIGHT_WITH_AXIS
     plot_height = height - with_legend - with_axis
@@ -324,14 +324,14 @@ def draw(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> P
 
 
 def colour_of(curve: Curve, place: int, look: Look) -> Style:
-    """The style of the curve at this place of the chart."""
+    """Return the style of the curve at this place of the chart."""
     return look.palette[(place if curve.colour is None else curve.colour) % len(look.palette)]
 
 
 def _draw_curves(
     canvas: Canvas, parts: Sequence[Shown], frame: Frame, y: Scale, look: Look, glyphs: Glyphs
 ) -> None:
-    """Values as dots beneath all lines, marks above them, letters at the ends of lines where there are several."""
+    """Draw values as dots beneath all lines, marks above them, letters at the ends of several lines."""
     sign, row_of = signs(frame.curves, glyphs), _rows_of(canvas, y)
     lines = [(place, part) for place, part in enumerate(parts) if part.curve.form == "line"]
     for place, part in lines:
@@ -357,7 +357,7 @@ def _draw_curves(
 
 
 def _draw_values(canvas: Canvas, part: Shown, row_of: Callable[[float], int], layer: int) -> None:
-    """Each value as a dot; a column with many as the band between its extremes."""
+    """Draw each value as a dot; a column with many as the band between its extremes."""
     values = part.curve.series.values
     for x, start, stop, low, high in part.columns:
         if stop - start > 4:
@@ -371,7 +371,7 @@ def _draw_values(canvas: Canvas, part: Shown, row_of: Callable[[float], int], la
 def _draw_line(
     canvas: Canvas, part: Shown, frame: Frame, row_of: Callable[[float], int], layer: int
 ) -> tuple[int, int] | None:
-    """The average, or the values where there is none; gives the cell where it ends, None where nothing was drawn.
+    """Draw the average, else the values; return the cell where it ends, None where nothing was drawn.
 
     The points next to what is shown are its neighbours, so that the line goes on to both edges.
     """
@@ -413,7 +413,7 @@ def _draw_line(
 def _draw_marks(
     canvas: Canvas, parts: Sequence[Shown], frame: Frame, y: Scale, look: Look, glyphs: Glyphs
 ) -> None:
-    """What the axis has no room for at its top, values that are not finite at its foot."""
+    """Mark what the axis has no room for at its top, values that are not finite at its foot."""
     spike, bad = canvas.layer(Layer(look.spike)), canvas.layer(Layer(look.bad))
     width = canvas.dots_wide
     for part in parts:
@@ -438,7 +438,7 @@ def _draw_cursor(canvas: Canvas, frame: Frame, look: Look, glyphs: Glyphs) -> No
 
 
 def _rows_of(canvas: Canvas, y: Scale) -> Callable[[float], int]:
-    """Gives the row of dots of a value, from the top; a value beyond the axis lies outside the canvas, but near."""
+    """Return a function from a value to its row of dots; beyond the axis it lies outside the canvas, but near."""
     lowest = canvas.dots_high - 1
     least, greatest = -lowest - 2, 2 * lowest + 2
     share, high, dots = y.share, y.high, lowest / (y.high - y.low)
@@ -455,14 +455,14 @@ def _rows_of(canvas: Canvas, y: Scale) -> Callable[[float], int]:
 
 
 def _cell(canvas: Canvas, x: int, row: int) -> tuple[int, int]:
-    """The column and row of the cell of a dot."""
+    """Return the column and row of the cell of a dot."""
     across = canvas.dots_wide // canvas.width if canvas.width else 1
     down = canvas.dots_high // canvas.height if canvas.height else 1
     return x // across, row // down
 
 
 def _empty(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> Plot:
-    """A sentence in the middle of an empty picture."""
+    """Return a sentence in the middle of an empty picture."""
     some = any(len(curve.series) for curve in frame.curves)
     if frame.log_y and value_range(frame.curves, frame.axis, frame.x, log=False, with_spikes=True):
         text = "no value above zero for a logarithmic axis"

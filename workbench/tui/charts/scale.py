@@ -16,7 +16,7 @@ _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def short(value: float, step: float = 0.0) -> str:
-    """At most about 7 characters: 1.2M, 35k, 0.002, 3e-04. N/A where it is not finite.
+    """Return at most about 7 characters: 1.2M, 35k, 0.002, 3e-04. N/A where it is not finite.
 
     As many digits as tell values apart that lie `step` from one another; without a step, three or four.
     """
@@ -38,7 +38,7 @@ def short(value: float, step: float = 0.0) -> str:
 
 
 def short_time(seconds: float, step: float = 0.0) -> str:
-    """A length of time in the two units that matter: 45s, 12min, 3h20, 2d5h. N/A where it is not finite."""
+    """Return a length of time in two units: 45s, 12min, 3h20, 2d5h. N/A where it is not finite."""
     if not math.isfinite(seconds):
         return "N/A"
     sign, size = ("-" if seconds < 0 else ""), abs(seconds)
@@ -59,7 +59,7 @@ def short_time(seconds: float, step: float = 0.0) -> str:
 
 
 def readout(value: float, digits: int = 6) -> str:
-    """A value to be read, in about so many digits: 3.21456, 1.20e-05, 12,345.6. N/A for NaN, inf as such."""
+    """Return a value to be read, in about so many digits: 3.21456, 1.20e-05, 12,345.6, N/A, inf."""
     if math.isnan(value):
         return "N/A"
     if math.isinf(value):
@@ -77,7 +77,7 @@ def readout(value: float, digits: int = 6) -> str:
 
 
 def _trimmed(value: float, step: float) -> str:
-    """`value` with as many decimals as `step` needs; without a step four digits in all, no zeros at the end."""
+    """Return `value` with as many decimals as `step` needs; without a step four digits in all, no zeros at the end."""
     size = abs(value)
     if step:
         return f"{value:.{min(12, max(0, -math.floor(math.log10(step) + 1e-9)))}f}"
@@ -138,7 +138,7 @@ class Scale:
 
     @classmethod
     def fit(cls, low: float, high: float, *, log: bool = False, margin: float = 0.0) -> Scale:
-        """A scale that shows all from low to high and `margin` of its length beyond each end.
+        """Return a scale that shows all from low to high and `margin` of its length beyond each end.
 
         Ends that are equal, not finite or (for a logarithmic one) not positive are mended.
         """
@@ -162,7 +162,7 @@ class Scale:
         return cls(low, high)
 
     def share(self, value: float) -> float:
-        """0 at `low`, 1 at `high`, beyond them less and more; -inf for what a logarithmic axis cannot show."""
+        """Return 0 at `low`, 1 at `high`; -inf for a value that a logarithmic axis cannot show."""
         if not self.log:
             return (value - self.low) / (self.high - self.low)
         if value <= 0:
@@ -171,14 +171,14 @@ class Scale:
         return (math.log10(value) - low) / (math.log10(self.high) - low)
 
     def value(self, share: float) -> float:
-        """The value at a share of the axis."""
+        """Return the value at a share of the axis."""
         if not self.log:
             return self.low + share * (self.high - self.low)
         low = math.log10(self.low)
         return 10 ** min(301.0, low + share * (math.log10(self.high) - low))
 
     def ticks(self, count: int, unit: str = "") -> list[Tick]:
-        """About `count` values at 1, 2 or 5 times a power of ten (of time: whole minutes and hours), in order.
+        """Return about `count` values at 1, 2 or 5 times a power of ten (of time: whole minutes), in order.
 
         `unit` "s" writes times, "%" shares as per cent; other units are not written.
         """
@@ -212,14 +212,14 @@ class Scale:
 
 
 def nice_step(span: float, count: int) -> float:
-    """1, 2 or 5 times a power of ten, the least that cuts `span` into at most `count` steps."""
+    """Return the least of 1, 2 or 5 times a power of ten that cuts `span` into at most `count` steps."""
     rough = span / count
     power = 10.0 ** math.floor(math.log10(rough))
     return next((factor * power for factor in (1, 2, 5) if factor * power >= rough * (1 - 1e-9)), 10 * power)
 
 
 def time_step(span_s: float, count: int) -> float:
-    """Like `nice_step`, in whole parts of minutes, hours and days."""
+    """Return the same as `nice_step`, in whole parts of minutes, hours and days."""
     rough = span_s / count
     if rough <= 1:
         return nice_step(span_s, count)
@@ -253,7 +253,7 @@ class View:
     """Whether a part's right end is the newest point."""
 
     def scale(self, bounds: tuple[float, float]) -> Scale:
-        """The horizontal axis as it is drawn."""
+        """Return the horizontal axis as it is drawn."""
         whole = Scale.fit(*bounds, log=self.log)
         if self.part is None:
             return whole
@@ -302,7 +302,7 @@ class View:
 
 
 def bounds_of(series: Iterable[Series], view: View) -> tuple[float, float] | None:
-    """The first and last place of all series without the steps that are skipped; None where there is no point.
+    """Return the first and last place of all series without skipped steps; None where there is no point.
 
     Where nothing would be left nothing is skipped. A logarithmic axis begins at the first place above zero.
     """

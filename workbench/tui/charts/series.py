@@ -123,7 +123,7 @@ class Series:
         self._spikes = _Spikes()
 
     def __len__(self) -> int:
-        """The number of points that have both a place and a value."""
+        """Return the number of points that have both a place and a value."""
         return min(self._values.count, len(self.positions))
 
     @property

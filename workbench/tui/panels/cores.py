@@ -95,7 +95,7 @@ class CoresPanel(SamplePanel):
         headed: bool,
         marks_below: bool,
     ) -> list[tuple[int, Line]]:
-        """Lines, each with how many cores it shows.
+        """Return lines, each with how many cores it shows.
 
         `bars`: one a core, else one cell of heat. `headed`: with a summary, and a heading above each group.
         `marks_below`: the optimizer's threads are marked below the cells of heat, else in their place.
@@ -192,7 +192,7 @@ def _band(busy: float) -> str:
 
 
 def _groups(host: HostSample) -> list[_Group]:
-    """Every core once, by memory node, those that may be used apart from the others."""
+    """Return every core once, by memory node, those that may be used apart from the others."""
     everything = range(len(host.cores))
     allowed = set(host.allowed_cores) & set(everything) or set(everything)
     placed: set[int] = set()
@@ -217,7 +217,7 @@ def _groups(host: HostSample) -> list[_Group]:
 
 
 def is_optimizer(name: str) -> bool:
-    """Whether a thread of this name belongs to the host optimizer."""
+    """Tell whether a thread of this name belongs to the host optimizer."""
     return name.startswith("host-adam/")
 
 
@@ -238,7 +238,7 @@ class ThreadsPanel(SamplePanel):
         self._optimizer: tuple[float | None, float | None] = (None, None)
 
     def set_optimizer(self, gb_per_s: float | None, limit_gb_per_s: float | None) -> None:
-        """The optimizer's memory traffic in the last step and what this machine can do, 10^9 bytes a second."""
+        """Show the optimizer's memory traffic in the last step and the machine's limit, 10^9 bytes a second."""
         if self._optimizer != (gb_per_s, limit_gb_per_s):
             self._optimizer = (gb_per_s, limit_gb_per_s)
             self.changed()

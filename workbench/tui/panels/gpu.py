@@ -20,7 +20,7 @@ class PerGpuPanel(SamplePanel):
     """Lines that each GPU has."""
 
     def block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
-        """One GPU in `rows` lines; in more only where nothing can be left out."""
+        """Return one GPU in `rows` lines; in more only where nothing can be left out."""
         raise NotImplementedError
 
     @property
@@ -77,7 +77,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         return f"{mean} of {len(gpus)}{self.separator}{memory}", f"{mean} of {len(gpus)}", mean
 
     def block(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
-        """At most `rows` lines, but all processes where there is room for one of them."""
+        """Return at most `rows` lines, but all processes where there is room for one of them."""
         if gpu.fault:
             return self._faulty(gpu, width, rows)
         if rows == 1:
@@ -127,7 +127,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         return keep(width, parts, " ")
 
     def _labelled(self, label: str, value: str, width: int) -> tuple[Line, int]:
-        """A label, and how wide a bar may be between it and the value."""
+        """Return a label, and how wide a bar may be between it and the value."""
         return self.write(f"{label:{_LABEL}}", "dim"), width - _LABEL - len(value) - 1
 
     def _busy(self, gpu: GpuSample, width: int, *, named: bool) -> Line:
@@ -206,7 +206,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         return out
 
     def _ours(self, gpu: GpuSample) -> int | None:
-        """Bytes that the trainer holds; None where that cannot be told."""
+        """Return bytes that the trainer holds; None where that cannot be told."""
         if self.sample is None or self.sample.trainer is None or gpu.processes is None:
             return None if gpu.processes is None else 0
         pid = self.sample.trainer.pid
@@ -271,7 +271,7 @@ class PciePanel(PerGpuPanel):
         return out
 
     def _history(self, gpu: GpuSample, width: int, rows: int) -> list[Line]:
-        """Both ways on one scale, in `rows` lines, at least two."""
+        """Return both ways on one scale, in `rows` lines, at least two."""
         both = [(way, self.histories[gpu.index, way]) for way, _ in _ways(gpu)]
         top = max(history.top for _, history in both)
         out = [self.write(f"history, up to {rate(top)}", "dim")] if rows >= 3 else []

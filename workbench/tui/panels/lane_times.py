@@ -40,23 +40,23 @@ class LaneTrack:
         self._cells: tuple[tuple[float, float, int], list[tuple[str, float]]] = ((0.0, 0.0, 0), [])
 
     def between(self, start_s: float, end_s: float) -> list[LaneSpan]:
-        """The spans that reach into this time."""
+        """Return the spans that reach into this time."""
         first = bisect_right(self._ends, start_s)
         last = bisect_left(self._starts, end_s)
         return [span for span in self.spans[first:last] if span.end_s > start_s]
 
     def at(self, time_s: float, within_s: float = 0.0) -> LaneSpan | None:
-        """The span at this time, else the nearest one not farther away than `within_s`."""
+        """Return the span at this time, else the nearest one not farther away than `within_s`."""
         near = self.between(time_s - within_s - 1e-12, time_s + within_s + 1e-12)
         return min(near, key=lambda span: _distance(span, time_s), default=None)
 
     def after(self, time_s: float) -> LaneSpan | None:
-        """The first span that starts later."""
+        """Return the first span that starts later."""
         index = bisect_right(self._starts, time_s)
         return self.spans[index] if index < len(self.spans) else None
 
     def before(self, time_s: float) -> LaneSpan | None:
-        """The last span that starts earlier."""
+        """Return the last span that starts earlier."""
         index = bisect_left(self._starts, time_s)
         return self.spans[index - 1] if index else None
 
@@ -131,7 +131,7 @@ def _distance(span: LaneSpan, time_s: float) -> float:
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as intervals that neither overlap nor touch, in order. They come by their start."""
+    """Return the same moments as intervals that neither overlap nor touch; both are in order."""
     out: list[Interval] = []
     first, last = 0.0, -math.inf
     for start, end in intervals:
@@ -147,7 +147,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _seconds(busy: Sequence[Interval], computing: Sequence[Interval]) -> LaneSeconds:
-    """Both in order and without overlaps."""
+    """Return a lane's seconds; both lists are in order and without overlaps."""
     starts = [start for start, _ in busy]
     ends = [end for _, end in busy]
     # Up to each interval, so that what lies in a stretch of computing is looked up and not added up.
@@ -226,7 +226,7 @@ class LaneSight:
         self._zoom_to(time_s - share * length, time_s + (1 - share) * length)
 
     def pan(self, direction: int) -> None:
-        """An eighth of the window to the left (-1) or to the right (1)."""
+        """Move by an eighth of the window to the left (-1) or to the right (1)."""
         start, end = self.window
         by = direction * (end - start) / 8
         self._zoom_to(start + by, end + by)
@@ -240,14 +240,14 @@ class LaneSight:
         self.cursor_s = (start + end) / 2 if self.pinned else None
 
     def move(self, direction: int) -> None:
-        """The cursor by a cell; without one, the window."""
+        """Move the cursor by a cell; without one, the window."""
         if self.cursor_s is None:
             self.pan(direction)
         else:
             self.place_cursor(self.cursor_s + direction * self._cell_s)
 
     def jump(self, direction: int) -> None:
-        """The cursor to the next (1) or the previous (-1) span of the lane, to stay."""
+        """Move the cursor to the next (1) or the previous (-1) span of the lane, to stay."""
         if self.lanes is None:
             return
         at = self.under_cursor
@@ -269,7 +269,7 @@ class LaneSight:
             self._zoom_to(time_s - (end - start), time_s)
 
     def choose_lane(self, lane: int) -> None:
-        """The lane of this number, or the nearest there is."""
+        """Choose the lane of this number, or the nearest there is."""
         if self.lanes is not None:
             self.lane = min(max(0, lane), len(self.lanes.tracks) - 1)
 

@@ -38,7 +38,7 @@ _THIN = ("▏", ":")
 
 
 def short(seconds: float) -> str:
-    """In at most seven characters up to a thousand seconds."""
+    """Return seconds in at most seven characters, up to a thousand of them."""
     return f"{1000 * seconds:.1f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
@@ -50,12 +50,12 @@ def _exposed_pen(name: str, seconds: LaneSeconds, duration_s: float) -> str:
 
 
 def _mark(seconds: float, window: float) -> str:
-    """A moment on the ruler, as exact as a window of so many seconds asks for."""
+    """Return a moment on the ruler, as exact as a window of so many seconds asks for."""
     return f"{seconds:.2f} s" if window >= 1 else milliseconds(seconds)
 
 
 def _wrapped(entries: list[Line], width: int, glyphs: Glyphs) -> list[Line]:
-    """All entries, as many a line as fit."""
+    """Return all entries, as many a line as fit."""
     out: list[Line] = []
     used = 0
     for entry in entries:
@@ -194,7 +194,7 @@ wheel zooms, and the pointer reads.
         return [line for _, line in out]
 
     def _ruler(self, label: int, numbers: int) -> Line:
-        """Times at the begin, the middle and the end, the cursor's place, and what the numbers at the right are."""
+        """Return times at begin, middle and end, the cursor's place, and the headings of the numbers."""
         start, end = self._sight.window
         cells = [" "] * self._sight.cells
         first, middle, last = (_mark(at, end - start) for at in (start, (start + end) / 2, end))
@@ -222,7 +222,7 @@ wheel zooms, and the pointer reads.
         return [*self.write(f"{text:{label}}", "strong" if chosen else ""), *self._cells(cells, cursor)]
 
     def _cells(self, cells: list[tuple[str, float]], cursor: int | None) -> Line:
-        """Neighbours of one look in one segment."""
+        """Return neighbours of one look in one segment."""
         out: Line = []
         text, style = "", self.pen("")
         for column, (kind, full) in enumerate(cells):
@@ -240,7 +240,7 @@ wheel zooms, and the pointer reads.
         return [*out, Segment(text, style)]
 
     def _numbers(self, lanes: StepLanes, name: str, numbers: int) -> Line:
-        """The lane's seconds at the right end; a lane that did nothing has none."""
+        """Return the lane's seconds at the right end; a lane that did nothing has none."""
         seconds = lanes.seconds[name]
         if not numbers or not lanes.tracks[name].spans:
             return self.write(f"{'-':>{_NUMBER}}" * numbers, "dim") if numbers else []
@@ -276,7 +276,7 @@ wheel zooms, and the pointer reads.
         return keep(width, parts, " ")
 
     def _readout(self, lane: str, cursor_s: float, width: int) -> Line:
-        """Kind, unit, chunk and milliseconds of what the cursor is on."""
+        """Return kind, unit, chunk and milliseconds of what the cursor is on."""
         name = clean(lane, self.glyphs)
         span = self._sight.under_cursor
         if span is None:
@@ -332,7 +332,7 @@ wheel zooms, and the pointer reads.
     # The mouse.
 
     def _time_at(self, event: events.MouseEvent) -> float | None:
-        """The second of the step under the pointer; None beside the timeline."""
+        """Return the second of the step under the pointer; None beside the timeline."""
         offset = event.get_content_offset(self)
         first, cells = self._first_cell, self._sight.cells
         if offset is None or self._sight.lanes is None or not first <= offset.x < first + cells:

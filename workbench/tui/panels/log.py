@@ -65,8 +65,6 @@ class Appended:
     lines: tuple[LogLine, ...] = ()
     anew: bool = False
     """Whether they take the place of all lines before: it is the first reading, or another file now."""
-    whole: bool = True
-    """Whether they begin where the file does; told of those that are `anew`."""
     problem: str = ""
 
 
@@ -117,7 +115,7 @@ class LogTail:
         held = self._rest + data
         ready = len(held) if not data or len(held) > TAIL_BYTES else held.rfind(b"\n") + 1
         whole, self._rest = held[:ready], held[ready:]
-        return Appended(tuple(_lines(whole)), anew, whole=not start)
+        return Appended(tuple(_lines(whole)), anew)
 
 
 def _lines(data: bytes) -> list[LogLine]:
@@ -355,7 +353,7 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
     # Level, search, copy and pager.
 
     def action_level(self) -> None:
-        """All lines, then warnings and errors, then errors."""
+        """Go from all lines to warnings and errors, to errors, and to all again."""
         self.level = LEVELS[(LEVELS.index(self.level) + 1) % len(LEVELS)]
         self._show_all()
         self._write_titles()
@@ -389,7 +387,7 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         self._search_for("")
 
     def action_next(self, direction: int) -> None:
-        """To the next line with the text, above (-1) the chosen one or below (1) it."""
+        """Go to the next line with the text, above (-1) the chosen one or below (1) it."""
         if not self.searched or not self.lines:
             return
         wanted, count = self.searched.lower(), len(self.lines)

@@ -81,7 +81,7 @@ class MemoryPanel(SamplePanel):
         return [*self.stack(parts, room), *self.write(" "), *self.write(value, band)]
 
     def _legend(self, host: HostSample, width: int) -> list[Line]:
-        """The parts in one line where they fit, else one or two a line."""
+        """Return the parts in one line where they fit, else one or two a line."""
         entries = [
             [*self.write(f"{mark} ", pen), *self.write(f"{name} {amount(size)}")]
             for name, mark, size, pen in self._parts(host)

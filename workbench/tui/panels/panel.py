@@ -37,7 +37,7 @@ def clean(text: str, glyphs: Glyphs) -> str:
 
 
 def cut(text: str, width: int, glyphs: Glyphs) -> str:
-    """`text` in at most `width` cells, wide characters counted; what is cut off shows."""
+    """Return `text` in at most `width` cells, wide characters counted; what is cut off shows."""
     if width <= 0:
         return ""
     if text.isascii():
@@ -74,7 +74,7 @@ def keep(width: int, parts: Sequence[tuple[int, Line]], gap: str = "  ") -> Line
 
 
 def ends(left: Line, right: Line, width: int) -> Line:
-    """One at each end; the right one is left out where there is no room for both."""
+    """Return one at each end; the right one is left out where there is no room for both."""
     room = width - width_of(left) - width_of(right)
     if room < 1 or not right:
         return left
@@ -181,19 +181,19 @@ class Panel(CanvasWidget, can_focus=True):
     # What a subclass says.
 
     def lines(self, width: int, height: int) -> list[Line]:
-        """All lines; where there are more than `height`, the panel scrolls."""
+        """Return all lines; where there are more than `height`, the panel scrolls."""
         raise NotImplementedError
 
     def heading(self) -> tuple[str, ...]:
-        """The present value, behind the title: forms of it, the longest first."""
+        """Return the present value, behind the title: forms of it, the longest first."""
         return ()
 
     def footing(self) -> str:
-        """What stands in the lower border where nothing scrolls."""
+        """Return the text of the lower border where nothing scrolls."""
         return ""
 
     def part(self, first: int, last: int, total: int) -> tuple[str, str]:
-        """What is counted, and what is seen of more than fits; lines are counted from 1."""
+        """Return the noun of what scrolls, and the part of it that is seen; lines are counted from 1."""
         return "lines", f"{first}-{last} of {total}"
 
     # What a subclass uses.
@@ -211,7 +211,7 @@ class Panel(CanvasWidget, can_focus=True):
         return [Segment(text, self.pen(pen))]
 
     def bar(self, share: float | None, width: int, pen: str = "good") -> Line:
-        """A share of `width` cells; nothing where there is no room for a bar."""
+        """Return a share of `width` cells; nothing where there is no room for a bar."""
         return self.stack([(share, pen)], width) if width > 3 else []
 
     def stack(self, parts: Sequence[tuple[float | None, str]], width: int) -> Line:
@@ -223,22 +223,22 @@ class Panel(CanvasWidget, can_focus=True):
     def spark(
         self, history: History, width: int, rows: int, top: float | None, pen: str = "good"
     ) -> list[Line]:
-        """The newest values as columns up to `top`."""
+        """Return the newest values as columns up to `top`."""
         drawn = sparkline(history.values, width, self.glyphs, height=rows, high=top)
         return [self.write(row, pen) for row in drawn]
 
     def note(self, sentence: str, width: int, pen: str = "dim") -> list[Line]:
-        """A sentence over as many lines as it needs."""
+        """Return a sentence over as many lines as it needs."""
         text = " ".join(sentence.split())
         rows = textwrap.wrap(text, max(1, width), break_long_words=False, break_on_hyphens=False)
         return [self.write(row, pen) for row in rows or [""]]
 
     def named(self, label: str, value: str, pen: str = "") -> Line:
-        """A label and its value behind it."""
+        """Return a label and its value behind it."""
         return [*self.write(f"{label} ", "dim"), *self.write(value, pen)]
 
     def named_at_ends(self, label: str, value: str, width: int) -> Line:
-        """A label and its value in a column, at most 44 cells from one end to the other."""
+        """Return a label and its value in a column, at most 44 cells from one end to the other."""
         return ends(self.write(label, "dim"), self.write(value), min(width, 44))
 
     @property
@@ -275,11 +275,11 @@ class Panel(CanvasWidget, can_focus=True):
 
     @property
     def overflow_rows(self) -> int:
-        """How many lines do not fit."""
+        """The number of lines that do not fit."""
         return max(0, self._rows - self.drawn_size.height)
 
     def scroll_to_row(self, row: int) -> bool:
-        """Whether anything moved."""
+        """Scroll to a row, and tell whether anything moved."""
         row = max(0, min(row, self.overflow_rows))
         if row == self.first_row:
             return False
@@ -311,7 +311,7 @@ class SamplePanel(Panel):
         self.histories: defaultdict[object, History] = defaultdict(History)
 
     def sample_lines(self, sample: MonitorSample, width: int, height: int) -> list[Line]:
-        """All lines of a sample; see `lines`."""
+        """Return all lines of a sample; see `lines`."""
         raise NotImplementedError
 
     def remember(self, sample: MonitorSample) -> None:
@@ -332,7 +332,7 @@ class SamplePanel(Panel):
     def history_lines(
         self, label: str, history: History, width: int, rows: int, top: float | None
     ) -> list[Line]:
-        """A history of several rows, the label before the first of them."""
+        """Return a history of several rows, the label before the first of them."""
         drawn = self.spark(history, max(0, width - len(label)), rows, top)
         labels = [label, *[" " * len(label)] * (rows - 1)]
         return [[*self.write(start, "dim"), *line] for start, line in zip(labels, drawn, strict=True)]

@@ -68,7 +68,7 @@ without a word), stale (no sign of life for two minutes).
         self._drawn: tuple[Size, Strip] | None = None
 
     def show_status(self, name: str, status: Status, state: Liveness) -> None:
-        """`name`: what the run is called; `state` is `workbench.runs.liveness(status)`."""
+        """Show a run's status under this name; `state` is `workbench.runs.liveness(status)`."""
         if (name, status, state) != (self._name_of_run, self._status, self._state):
             self._name_of_run, self._status, self._state = name, status, state
             self._changed()
@@ -80,7 +80,7 @@ without a word), stale (no sign of life for two minutes).
             self._changed()
 
     def set_notice(self, notice: str) -> None:
-        """A few words at the begin until they are taken back with "": "frozen", "read-only"."""
+        """Show a few words at the begin ("frozen", "read-only") until they are taken back with ""."""
         if notice != self._notice:
             self._notice = notice
             self._changed()
@@ -106,7 +106,7 @@ without a word), stale (no sign of life for two minutes).
         return self._drawn[1]
 
     def line(self, width: int) -> Line:
-        """What fits into `width` cells."""
+        """Return the parts that fit into `width` cells."""
         notice = self._write(clean(self._notice, self.glyphs), "warning")
         status = self._status
         if status is None:

@@ -98,9 +98,7 @@ _DESCRIBE: dict[str, Callable[[Fields], tuple[list[str], Band]]] = {
         "",
     ),
     "disk": lambda fields: (
-        [
-            f"the disk tier is written {_terabytes(fields.get('written_per_day'))} a day at this rate",
-        ],
+        [f"the disk tier is written {_terabytes(fields.get('written_per_day'))} a day at this rate"],
         "",
     ),
     "control": lambda fields: ([str(fields.get("verb", "")), str(fields.get("message", ""))], ""),

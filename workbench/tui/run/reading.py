@@ -229,7 +229,7 @@ class RunReader:
 
     @property
     def records(self) -> int:
-        """How many records were read."""
+        """The number of records that were read."""
         return self._metrics.records
 
     def downsampled(self) -> RunCurves | None:

@@ -57,7 +57,7 @@ the one before and after; the newest is followed as long as it is the one that i
         return self._paths[self._at] if self._paths and 0 <= self._at < len(self._paths) else None
 
     def set_paths(self, paths: tuple[Path, ...]) -> None:
-        """The files, by their steps. The newest is gone to where the newest was seen."""
+        """Show these files, by their steps; where the newest was seen, the newest."""
         if paths == self._paths:
             return
         shown, followed = self.shown, self._at in (-1, len(self._paths or ()) - 1)
@@ -125,7 +125,7 @@ the one before and after; the newest is followed as long as it is the one that i
         return self._wrapped[1] or self.note("The text is empty.", width)
 
     def _rows_of(self, line: str, width: int) -> list[str]:
-        """One line of the text in as many rows as it needs; words stay whole where they fit."""
+        """Return one line of the text in as many rows as it needs; words stay whole where they fit."""
         line = clean(line.expandtabs(4), self.glyphs)
         out: list[str] = []
         while cell_len(line) > width:
@@ -239,7 +239,7 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
         return out
 
     def _listed(self, compared: tuple[Compared, ...], width: int) -> list[Line]:
-        """Without columns, where there is no room for them."""
+        """Return planned and measured figures without columns, where there is no room for them."""
         out = [self.write("planned, measured, plan off by", "dim")]
         for row in compared:
             beside = f"{_figure(row.planned, row.unit)} {_figure(row.measured, row.unit)} {row.error:+.0%}"
@@ -249,7 +249,7 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
         return out
 
     def _path(self, path: str, width: int) -> list[Line]:
-        """All of it, however long: it is there to be copied."""
+        """Return all of a path, however long: it is there to be copied."""
         return [self.write(path[start : start + width]) for start in range(0, len(path), width)]
 
 
