@@ -21,6 +21,13 @@ from workbench.tui.charts.scale import Scale, readout, short_time
 from workbench.tui.charts.series import BLOCK, Axis, Floats, Points, Series
 from workbench.tui.glyphs import Glyphs
 
+LINES = "*+x#%&=~"
+"""Characters of the curves' lines in ASCII mode, in the curves' order."""
+_DOTS = ".:,'`;\"^"
+_LEAST_WIDTH_WITH_LABELS = 24
+_LEAST_HEIGHT_WITH_AXIS = 4
+_LEAST_HEIGHT_WITH_LEGEND = 6
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -169,10 +176,6 @@ def said_value(value: float, unit: str, digits: int = 6) -> str:
     return f"{readout(value, digits)} {unit}".rstrip()
 
 
-LINES = "*+x#%&=~"
-"""Characters of the curves' lines in ASCII mode, in the curves' order."""
-
-
 def row_labels(y: Scale, height: int, unit: str) -> dict[int, str]:
     """Return the labels of the vertical axis by the row, from the top, that they belong to."""
     labels: dict[int, str] = {}
@@ -236,12 +239,6 @@ def plain(text: str, glyphs: Glyphs) -> str:
         sign if sign.isprintable() and cell_len(sign) == 1 and (sign.isascii() or not glyphs.ascii) else "?"
         for sign in text
     )
-
-
-_DOTS = ".:,'`;\"^"
-_LEAST_WIDTH_WITH_LABELS = 24
-_LEAST_HEIGHT_WITH_AXIS = 4
-_LEAST_HEIGHT_WITH_LEGEND = 6
 
 
 @dataclass(frozen=True)

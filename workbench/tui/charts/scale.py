@@ -13,6 +13,33 @@ from dataclasses import dataclass
 from workbench.tui.charts.series import Axis, Series
 
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
+_TIME_STEPS = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1_200,
+    1_800,
+    3_600,
+    7_200,
+    10_800,
+    21_600,
+    43_200,
+    86_400,
+)
+_GREATEST = 1e300
+"""Ends beyond it would overflow when they are subtracted."""
+_NEAREST = 1e-6
+"""The least share of the bounds that can be zoomed to."""
+_WHOLE = 0.99
+"""A part of more than this is the whole: zooming in and out again ends where it began."""
 
 
 def short(value: float, step: float = 0.0) -> str:
@@ -95,31 +122,6 @@ def _digits(size: float, step: float) -> int:
 def _is_round(value: float) -> bool:
     mantissa = float(f"{value:.6e}".split("e")[0])
     return mantissa == int(mantissa)
-
-
-_TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
-_TIME_STEPS = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    30,
-    60,
-    120,
-    300,
-    600,
-    1_200,
-    1_800,
-    3_600,
-    7_200,
-    10_800,
-    21_600,
-    43_200,
-    86_400,
-)
-_GREATEST = 1e300
-"""Ends beyond it would overflow when they are subtracted."""
 
 
 @dataclass(frozen=True)
@@ -231,12 +233,6 @@ def _label(value: float, step: float, unit: str) -> str:
     if unit == "%":
         return f"{short(100 * value, 100 * step)}%"
     return short_time(value, step) if unit == "s" else short(value, step)
-
-
-_NEAREST = 1e-6
-"""The least share of the bounds that can be zoomed to."""
-_WHOLE = 0.99
-"""A part of more than this is the whole: zooming in and out again ends where it began."""
 
 
 @dataclass

@@ -12,6 +12,8 @@ from workbench.monitor.samples import GpuSample, MonitorSample
 from workbench.tui.charts.bars import part_marks
 from workbench.tui.panels.panel import Line, SamplePanel, clean, cut, ends, keep, width_of
 
+_LABEL = 8
+
 
 class PerGpuPanel(SamplePanel):
     """A subclass draws one GPU (`block`)."""
@@ -37,9 +39,6 @@ class PerGpuPanel(SamplePanel):
             return self.note(clean(sample.gpu_note or "No GPU is shown here.", self.glyphs), width)
         self.rows_each = max(1, height // len(sample.gpus))
         return [line for gpu in sample.gpus for line in self.block(gpu, width, self.rows_each)]
-
-
-_LABEL = 8
 
 
 class GpuPanel(PerGpuPanel):

@@ -17,6 +17,8 @@ from workbench.runs import Lanes, LaneSpan
 
 LANES = ("compute", "download", "update", "upload", "read", "write")
 Interval = tuple[float, float]
+_SHORTEST_S = 1e-6
+"""No zoom goes below this."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,6 @@ def _seconds(busy: Sequence[Interval], computing: Sequence[Interval]) -> LaneSec
     exposed = total - hidden
     # What is left of a difference of sums is no time.
     return LaneSeconds(total, hidden, exposed if exposed > 1e-12 * total else 0.0)
-
-
-_SHORTEST_S = 1e-6
-"""No zoom goes below this."""
 
 
 class LaneSight:

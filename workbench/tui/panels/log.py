@@ -50,6 +50,10 @@ _ERRORS = (
     "out of memory",
     "segmentation fault",
 )
+TAIL_LINES = 10_000
+_GUTTER = 2
+"""Cells before a line: the pointer and the mark of its level."""
+_LEVEL_NAMES: dict[Level, str] = {"all": "", "warning": "warnings and errors", "error": "errors"}
 
 
 class LogLine(NamedTuple):
@@ -127,12 +131,6 @@ def _lines(data: bytes) -> list[LogLine]:
             LogLine(text[at : at + LONGEST_LINE], level) for at in range(0, max(1, len(text)), LONGEST_LINE)
         ]
     return out
-
-
-TAIL_LINES = 10_000
-_GUTTER = 2
-"""Cells before a line: the pointer and the mark of its level."""
-_LEVEL_NAMES: dict[Level, str] = {"all": "", "warning": "warnings and errors", "error": "errors"}
 
 
 class LogView(Log):

@@ -27,6 +27,8 @@ Line = list[Segment]
 PLAIN_STYLE = Style()
 """Of gaps: a panel draws them in its own style."""
 REVERSED = Style(reverse=True)
+_ALL_ROWS = 1_000_000
+_PENS = ("good", "warning", "bad", "dim", "strong", "own", "other", "mark")
 
 
 def clean(text: str, glyphs: Glyphs) -> str:
@@ -127,10 +129,6 @@ class History:
     def top(self) -> float:
         """The largest value; 0 where there is none."""
         return max((value for value in self.values if value is not None), default=0.0)
-
-
-_ALL_ROWS = 1_000_000
-_PENS = ("good", "warning", "bad", "dim", "strong", "own", "other", "mark")
 
 
 class Panel(CanvasWidget, can_focus=True):

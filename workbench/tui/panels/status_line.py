@@ -31,6 +31,8 @@ _STATES: dict[str, str] = {
     "stale": "warning",
     "unknown": "warning",
 }
+HELP = "help"
+"""The action that is always shown."""
 
 
 class StatusLine(Widget):
@@ -175,10 +177,6 @@ without a word), stale (no sign of life for two minutes).
             return []
         style = self.get_component_rich_style(f"status--{pen}") if pen else PLAIN_STYLE
         return [Segment(text, style)]
-
-
-HELP = "help"
-"""The action that is always shown."""
 
 
 class KeyLine(Widget):

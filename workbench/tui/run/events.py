@@ -23,6 +23,27 @@ MOST = 1000
 _CLOCK = 15
 
 Band = Literal["", "good", "warning", "bad"]
+Fields = Mapping[str, Any]
+_STEP = "step {:,.0f}"
+_TOOK = "in {:.1f} s"
+DEVIATIONS = 6.0
+"""A spike stands so many standard deviations above the average."""
+CALM_STEPS = 50
+"""Steps before a spike is judged, and between two that are reported."""
+LEARNED = 4 * CALM_STEPS
+"""Steps from before the watching that say what is usual."""
+_WEIGHT = 0.03
+"""Of a new value in mean and variance (West 1979, "Updating mean and variance estimates", exponential weights)."""
+SWAP_BYTES = 64 << 20
+"""Swap that has grown by more than this over SWAP_SAMPLES is growing."""
+SWAP_SAMPLES = 20
+DISK_BYTES = 2 << 30
+DISK_SHARE, DISK_PLENTY_BYTES = 0.03, 16 << 30
+"""A disk is nearly full with less free than DISK_BYTES, or than this share of it, unless that is plenty."""
+THROTTLED_SAMPLES = 3
+_NORMAL = {"power cap", "clocks set by the user", "display clocks", "sync boost"}
+"""What holds clocks down in daily work."""
+Values = Iterable[float]
 
 
 @dataclass(frozen=True)
@@ -53,9 +74,6 @@ def clock(at: float) -> str:
         return "-"
 
 
-Fields = Mapping[str, Any]
-
-
 def _number(fields: Fields, name: str, form: str, unknown: str = "") -> str:
     value = fields.get(name)
     number = known(float(value)) if isinstance(value, (int, float)) else None
@@ -68,8 +86,6 @@ def _finished(fields: Fields) -> tuple[list[str], Band]:
     return [phase, str(fields.get("message", "")), _number(fields, "exit_code", "exit code {:.0f}")], band
 
 
-_STEP = "step {:,.0f}"
-_TOOK = "in {:.1f} s"
 _DESCRIBE: dict[str, Callable[[Fields], tuple[list[str], Band]]] = {
     "evaluation": lambda fields: (
         [
@@ -169,28 +185,6 @@ Above all stands what is wrong with the run's folder. The last 1,000 are shown; 
             *self.write(f"{event.kind} ", "strong"),
             *self.write(clean(event.text, self.glyphs), event.band if event.band != "good" else ""),
         ]
-
-
-DEVIATIONS = 6.0
-"""A spike stands so many standard deviations above the average."""
-CALM_STEPS = 50
-"""Steps before a spike is judged, and between two that are reported."""
-LEARNED = 4 * CALM_STEPS
-"""Steps from before the watching that say what is usual."""
-_WEIGHT = 0.03
-"""Of a new value in mean and variance (West 1979, "Updating mean and variance estimates", exponential weights)."""
-SWAP_BYTES = 64 << 20
-"""Swap that has grown by more than this over SWAP_SAMPLES is growing."""
-SWAP_SAMPLES = 20
-DISK_BYTES = 2 << 30
-DISK_SHARE, DISK_PLENTY_BYTES = 0.03, 16 << 30
-"""A disk is nearly full with less free than DISK_BYTES, or than this share of it, unless that is plenty."""
-THROTTLED_SAMPLES = 3
-_NORMAL = {"power cap", "clocks set by the user", "display clocks", "sync boost"}
-"""What holds clocks down in daily work."""
-
-
-Values = Iterable[float]
 
 
 @dataclass

@@ -22,6 +22,24 @@ from workbench.tui.run.events import clock
 
 LEAST_HEIGHT = 3
 MonitorPanel = GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel
+_POINTS = 240
+_ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("gpu_busy", "GPU busy", percent),
+    ("gpu_memory_bytes", "GPU memory", amount),
+    ("gpu_power_w", "GPU power", lambda value: number(value, 0, "W")),
+    ("gpu_temperature_c", "GPU temperature", lambda value: number(value, 0, "C")),
+    ("gpu_received_bytes_per_s", "PCIe to GPU", rate),
+    ("gpu_sent_bytes_per_s", "PCIe to host", rate),
+    ("host_busy", "CPU busy", percent),
+    ("host_memory_bytes", "host memory", amount),
+    ("swap_bytes", "swap", amount),
+    ("trainer_busy", "trainer's cores", lambda value: number(value, 1)),
+    ("trainer_memory_bytes", "trainer's memory", amount),
+    ("disk_read_bytes_per_s", "disk read", rate),
+    ("disk_written_bytes_per_s", "disk written", rate),
+)
+"""Column, name, and the format of its values."""
+_NAME, _VALUE = 18, 13
 
 
 class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
@@ -85,26 +103,6 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
         if isinstance(panel, PciePanel):
             return 2 + (6 if gpus == 1 else min(8, max(3, gpus)))
         return 2 + (6 if isinstance(panel, MemoryPanel | DiskPanel) else 8)
-
-
-_POINTS = 240
-_ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("gpu_busy", "GPU busy", percent),
-    ("gpu_memory_bytes", "GPU memory", amount),
-    ("gpu_power_w", "GPU power", lambda value: number(value, 0, "W")),
-    ("gpu_temperature_c", "GPU temperature", lambda value: number(value, 0, "C")),
-    ("gpu_received_bytes_per_s", "PCIe to GPU", rate),
-    ("gpu_sent_bytes_per_s", "PCIe to host", rate),
-    ("host_busy", "CPU busy", percent),
-    ("host_memory_bytes", "host memory", amount),
-    ("swap_bytes", "swap", amount),
-    ("trainer_busy", "trainer's cores", lambda value: number(value, 1)),
-    ("trainer_memory_bytes", "trainer's memory", amount),
-    ("disk_read_bytes_per_s", "disk read", rate),
-    ("disk_written_bytes_per_s", "disk written", rate),
-)
-"""Column, name, and the format of its values."""
-_NAME, _VALUE = 18, 13
 
 
 class RecordedPanel(Panel):

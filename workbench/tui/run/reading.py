@@ -43,8 +43,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
-
-
 Table = Mapping[str, Any]
 
 TRAFFIC_BYTES = {"exact": 26, "half": 18, "compact": 14}
@@ -55,6 +53,12 @@ _TRAFFIC_OF_WHOLE_MASTERS = 28
 kept beside them (4 + 4 + 4 + 2 read, 4 + 4 + 4 + 2 written)."""
 _MOMENTS_ROW = "exp_avg and exp_avg_sq"
 _MOMENTS_OF_EXACT = 8
+LAST_LINES = 12
+_PIECE = 16_384
+"""Records of a long run that are read together."""
+_MANY_SPANS, _SPANS_EVERY = 400, 4
+"""So many spans and more are read every so many looks: thousands take milliseconds to read, to sort and to draw."""
+_MOST_PROBLEMS = 20
 
 
 def update_gb_per_s(lanes: Lanes, plan: Table, config: Table) -> float | None:
@@ -155,14 +159,6 @@ def _tiers(plan: Table) -> list[Table]:
 def _row(tier: Table, name: str) -> float:
     size = _table(tier, "needs").get(name)
     return float(size) if isinstance(size, (int, float)) else 0.0
-
-
-LAST_LINES = 12
-_PIECE = 16_384
-"""Records of a long run that are read together."""
-_MANY_SPANS, _SPANS_EVERY = 400, 4
-"""So many spans and more are read every so many looks: thousands take milliseconds to read, to sort and to draw."""
-_MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,12 @@ from workbench.tui.panels.panel import Line, Panel, clean, ends
 
 MOST_BYTES = 64 << 10
 _STEP = re.compile(r"step-(\d+)")
+_BANDS = {"finished": "good", "stopped": "warning", "failed": "bad", "died": "bad"}
+_TELLING = ("failed", "died")
+"""The states whose last words are shown."""
+_FAR_OFF = 0.25
+"""A plan that is off by this share of what was measured is marked."""
+_GAP = "  "
 
 
 class SamplesView(Panel):
@@ -136,14 +142,6 @@ the one before and after; the newest is followed as long as it is the one that i
             out.append(row)
             line = line[len(row) :]
         return [*out, line]
-
-
-_BANDS = {"finished": "good", "stopped": "warning", "failed": "bad", "died": "bad"}
-_TELLING = ("failed", "died")
-"""The states whose last words are shown."""
-_FAR_OFF = 0.25
-"""A plan that is off by this share of what was measured is marked."""
-_GAP = "  "
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,11 @@ STEPS = "train.steps="
 FINISHED = "finished"
 GOES_ON = (*RESUMABLE, FINISHED)
 """The states in which a run without a trainer can go on."""
+CHANGING = {"pause", "save", "stop", "resume", "export", "delete"}
+"""The actions that read-only mode leaves out."""
+_SAME_PROCESS_S = 5.0
+_BETWEEN_S = 0.2
+_ENDS_WITHIN_S = 10.0
 
 
 def steps_done(run: RunDirectory) -> int | None:
@@ -80,13 +85,6 @@ def wrong_changes(run: RunDirectory, done: int | None, text: str) -> str:
         return f"cannot be read: {str(error)[:1].lower()}{str(error)[1:]}"
     # The trainer alone knows how many steps an epoch has.
     return more if done is not None and not config.train.epochs and config.train.steps <= done else ""
-
-
-CHANGING = {"pause", "save", "stop", "resume", "export", "delete"}
-"""The actions that read-only mode leaves out."""
-_SAME_PROCESS_S = 5.0
-_BETWEEN_S = 0.2
-_ENDS_WITHIN_S = 10.0
 
 
 class SteeringScreen(LiveScreen):
