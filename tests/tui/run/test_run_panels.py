@@ -87,7 +87,7 @@ def test_panels_fit_their_box_and_plain_mode_is_plain(
             {"step": 40, "loss": 2.8255, "perplexity": 16.87, "seconds": 1.1},
             ("", "step 40, validation loss 2.8255, perplexity 16.87, in 1.1 s"),
         ),
-        ("evaluation", {"step": "x", "loss": None}, ("", "validation loss N/A")),
+        ("evaluation", {"step": "x", "loss": None}, ("", "step N/A, validation loss N/A")),
         (
             "checkpoint",
             {"step": 40, "path": "checkpoints/x", "seconds": 0.2},

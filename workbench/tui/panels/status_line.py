@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from rich.segment import Segment
 from textual import events
-from textual.app import RenderResult
-from textual.geometry import Size
 from textual.keys import key_to_character
 from textual.screen import Screen
 from textual.strip import Strip
@@ -18,6 +16,7 @@ from textual.widget import Widget
 
 from workbench.formatting import duration, number, percent, share
 from workbench.runs import Liveness, Status
+from workbench.tui.canvas import CanvasWidget
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.panel import PLAIN_STYLE, Line, clean, cut, filled_up, keep, width_of
 
@@ -35,7 +34,7 @@ HELP = "help"
 """The action that is always shown."""
 
 
-class StatusLine(Widget):
+class StatusLine(CanvasWidget):
     """Without a box; what does not fit is left out, the least important first."""
 
     HELP: ClassVar[str | None] = """\
@@ -67,45 +66,27 @@ without a word), stale (no sign of life for two minutes).
         self._status: Status | None = None
         self._state: Liveness = "unknown"
         self._notice = ""
-        self._drawn: tuple[Size, Strip] | None = None
 
     def show_status(self, name: str, status: Status, state: Liveness) -> None:
         """Show a run's status under this name; `state` is `workbench.runs.liveness(status)`."""
         if (name, status, state) != (self._name_of_run, self._status, self._state):
             self._name_of_run, self._status, self._state = name, status, state
-            self._changed()
+            self.changed()
 
     def show_text(self, text: str) -> None:
         """These words instead of a run's status."""
         if self._status is not None or text != self._name_of_run:
             self._name_of_run, self._status = text, None
-            self._changed()
+            self.changed()
 
     def set_notice(self, notice: str) -> None:
         """Show a few words at the begin ("frozen", "read-only") until they are taken back with ""."""
         if notice != self._notice:
             self._notice = notice
-            self._changed()
+            self.changed()
 
-    def _changed(self) -> None:
-        self._drawn = None
-        self.refresh()
-
-    def notify_style_update(self) -> None:
-        self._drawn = None
-        super().notify_style_update()
-
-    def render(self) -> RenderResult:
-        return ""
-
-    def render_line(self, y: int) -> Strip:
-        size = self.content_size
-        if y:
-            return Strip.blank(size.width, self.rich_style)
-        if self._drawn is None or self._drawn[0] != size:
-            strip = filled_up(self.line(size.width), size.width, self.glyphs, self.rich_style)
-            self._drawn = (size, strip)
-        return self._drawn[1]
+    def draw_rows(self, width: int, height: int) -> list[Strip]:
+        return [filled_up(self.line(width), width, self.glyphs, self.rich_style)]
 
     def line(self, width: int) -> Line:
         """Return the parts that fit into `width` cells."""

@@ -6,13 +6,14 @@ Invariant: an alert comes once each time that something begins to go wrong; what
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from workbench.formatting import amount, known, percent
+from workbench.formatting import NOT_KNOWN, amount, known, percent
 from workbench.monitor.samples import GpuSample, MonitorSample
 from workbench.runs import Event
 from workbench.tui.glyphs import Glyphs
@@ -23,9 +24,19 @@ MOST = 1000
 _CLOCK = 15
 
 Band = Literal["", "good", "warning", "bad"]
-Fields = Mapping[str, Any]
-_STEP = "step {:,.0f}"
-_TOOK = "in {:.1f} s"
+_STEP, _TOOK = "step {step:,.0f}", "in {seconds:.1f} s"
+_WORDS: dict[str, tuple[Band, tuple[str, ...]]] = {
+    "evaluation": ("", (_STEP, "validation loss {loss:.4f}", "perplexity {perplexity:.4g}", _TOOK)),
+    "checkpoint": ("good", (_STEP, "saved {path}", _TOOK)),
+    "sample": ("", (_STEP, "text in {path}")),
+    "warning": ("warning", ("{message}",)),
+    "loss_scale": ("", (_STEP, "loss scale {scale:g}")),
+    "disk": ("", ("the disk tier is written {written_per_day:,.2f} TB a day at this rate",)),
+    "control": ("", ("{verb}", "{message}")),
+    "resume": ("good", ("goes on from step {from_step:,.0f}",)),
+    "finished": ("bad", ("{phase}", "{message}", "exit code {exit_code:.0f}")),
+}
+"""The band of each kind of event, and its words. Words of a field that it lacks are left out."""
 DEVIATIONS = 6.0
 """A spike stands so many standard deviations above the average."""
 CALM_STEPS = 50
@@ -59,11 +70,30 @@ class RunEvent:
 
 def run_event_of(event: Event) -> RunEvent | None:
     """Put an event into words; None for what the status line shows already, and for unknown kinds."""
-    describe = _DESCRIBE.get(event.kind)
-    if describe is None:
+    if event.kind not in _WORDS:
         return None
-    parts, band = describe(event.fields)
+    band, templates = _WORDS[event.kind]
+    fields = dict(event.fields)
+    if isinstance(written := fields.get("written_per_day"), (int, float)):
+        fields["written_per_day"] = written / 1e12
+    if event.kind == "finished":
+        stopped = fields.get("phase") == "stopped"
+        band = "good" if fields.get("exit_code") == 0 else "warning" if stopped else "bad"
+    parts = (_words(template, fields) for template in templates)
     return RunEvent(event.time, event.kind.replace("_", " "), ", ".join(filter(None, parts)), band)
+
+
+def _words(template: str, fields: Mapping[str, Any]) -> str:
+    """Return the template with its field, or with N/A where that is not known; empty where there is no such field."""
+    name = re.split("[{:}]", template)[1]
+    if name not in fields:
+        return ""
+    value = fields[name]
+    is_known = value is not None and not (isinstance(value, float) and known(value) is None)
+    try:
+        return template.format_map({name: value}) if is_known else re.sub("{.*}", NOT_KNOWN, template)
+    except (ValueError, TypeError):
+        return re.sub("{.*}", NOT_KNOWN, template)
 
 
 def clock(at: float) -> str:
@@ -72,62 +102,6 @@ def clock(at: float) -> str:
         return time.strftime("%m-%d %H:%M:%S", time.localtime(at))
     except (ValueError, OverflowError, OSError):
         return "-"
-
-
-def _number(fields: Fields, name: str, form: str, unknown: str = "") -> str:
-    value = fields.get(name)
-    number = known(float(value)) if isinstance(value, (int, float)) else None
-    return unknown if number is None else form.format(number)
-
-
-def _finished(fields: Fields) -> tuple[list[str], Band]:
-    phase, code = str(fields.get("phase", "ended")), fields.get("exit_code")
-    band: Band = "good" if code == 0 else "warning" if phase == "stopped" else "bad"
-    return [phase, str(fields.get("message", "")), _number(fields, "exit_code", "exit code {:.0f}")], band
-
-
-_DESCRIBE: dict[str, Callable[[Fields], tuple[list[str], Band]]] = {
-    "evaluation": lambda fields: (
-        [
-            _number(fields, "step", _STEP),
-            _number(fields, "loss", "validation loss {:.4f}", "validation loss N/A"),
-            _number(fields, "perplexity", "perplexity {:.4g}"),
-            _number(fields, "seconds", _TOOK),
-        ],
-        "",
-    ),
-    "checkpoint": lambda fields: (
-        [
-            _number(fields, "step", _STEP),
-            f"saved {fields.get('path', '')}",
-            _number(fields, "seconds", _TOOK),
-        ],
-        "good",
-    ),
-    "sample": lambda fields: (
-        [_number(fields, "step", _STEP), f"text in {fields.get('path', 'samples')}"],
-        "",
-    ),
-    "warning": lambda fields: ([str(fields.get("message", ""))], "warning"),
-    "loss_scale": lambda fields: (
-        [_number(fields, "step", _STEP), _number(fields, "scale", "loss scale {:g}", "loss scale N/A")],
-        "",
-    ),
-    "disk": lambda fields: (
-        [f"the disk tier is written {_terabytes(fields.get('written_per_day'))} a day at this rate"],
-        "",
-    ),
-    "control": lambda fields: ([str(fields.get("verb", "")), str(fields.get("message", ""))], ""),
-    "resume": lambda fields: (
-        [f"goes on from step {_number(fields, 'from_step', '{:,.0f}', 'N/A')}"],
-        "good",
-    ),
-    "finished": _finished,
-}
-
-
-def _terabytes(size: object) -> str:
-    return f"{size / 1e12:,.2f} TB" if isinstance(size, (int, float)) else "N/A"
 
 
 class EventsPanel(Panel):
