@@ -163,7 +163,9 @@ async def test_the_cursor_takes_the_window_along_when_it_leaves_it() -> None:
     async with shown_widget(LanesPanel(BLOCKS), (80, 14)) as (pilot, panel):
         panel.show_lanes(SMALL)
         panel.focus()
-        await pilot.press("c", "plus", "plus", *["right"] * 60)
+        await pilot.press("c", "plus", "plus")
+        for _ in range(60):
+            panel.action_move(1)
         start, end = panel.window
         assert end - start == pytest.approx(1.0) and start > 2.4
 

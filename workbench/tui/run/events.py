@@ -77,8 +77,8 @@ def run_event_of(event: Event) -> RunEvent | None:
     if isinstance(written := fields.get("written_per_day"), (int, float)):
         fields["written_per_day"] = written / 1e12
     if event.kind == "finished":
-        stopped = fields.get("phase") == "stopped"
-        band = "good" if fields.get("exit_code") == 0 else "warning" if stopped else "bad"
+        phase = fields.setdefault("phase", "ended")
+        band = "good" if fields.get("exit_code") == 0 else "warning" if phase == "stopped" else "bad"
     parts = (_words(template, fields) for template in templates)
     return RunEvent(event.time, event.kind.replace("_", " "), ", ".join(filter(None, parts)), band)
 
