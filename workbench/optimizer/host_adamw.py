@@ -72,6 +72,7 @@ class HostAdamW(torch.optim.Optimizer):
         threads: int | Literal["auto"] = "auto",
     ) -> None:
         self._tables: dict[int, _GroupTable] = {}
+        self._tables_of = (0, 0)
         self._host = HostOptimizer(threads)
         defaults = {
             "lr": lr,
@@ -94,14 +95,18 @@ class HostAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         first = 0
+        if self._tables_of != (id(self.state), len(self.state)):  # somebody replaced or emptied the state
+            self._tables.clear()
         for number, group in enumerate(self.param_groups):
-            indices = [index for index, p in enumerate(group["params"]) if p.grad is not None]
+            gradients = [parameter.grad for parameter in group["params"]]
+            indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
             if indices:
                 table = self._tables.get(number)
-                if table is None or not table.fits(group, indices, self.state):
+                if table is None or not table.fits(group, indices):
                     table = self._tables[number] = self._table(number, group, indices, first)
-                table.update(self._host, _settings(group))
+                table.update(self._host, _settings(group), [g for g in gradients if g is not None])
             first += len(group["params"])
+        self._tables_of = (id(self.state), len(self.state))
         return loss
 
     def add_param_group(self, param_group: Group) -> None:
@@ -140,6 +145,7 @@ class HostAdamW(torch.optim.Optimizer):
                     copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in entry.items()}
                     with _named(f"the state of {_place(number, index)} does not fit"):
                         state[parameter] = self._fitted(parameter, copied, group["state_format"])
+        self._tables.clear()
         # Without the state, which torch would cast to the dtypes of the parameters.
         super().load_state_dict({**state_dict, "state": {}})
         for group, (state_format, decoupled) in zip(self.param_groups, own, strict=True):
@@ -223,44 +229,49 @@ class _GroupTable:
         self._number = number
         self._indices = list(places)
         self._parameters = [parameter for _, parameter, _ in places.values()]
-        self._entries = [entry for _, _, entry in places.values()]
-        self._memory = [(parameter.data_ptr(), parameter.dtype) for parameter in self._parameters]
+        self._addresses = [parameter.data_ptr() for parameter in self._parameters]
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._table = PieceTable([_piece(*place) for place in places.values()])
-        self._steps = [entry["step"] for entry in self._entries]
+        entries = [entry for _, _, entry in places.values()]
+        self._steps = torch.stack([entry["step"] for entry in entries])
+        for entry, step in zip(entries, self._steps, strict=True):
+            entry["step"] = (
+                step  # views of one tensor: adding to each on its own takes longer than small updates
+            )
         self._narrow = [(p, entry) for _, p, entry in places.values() if p.dtype is not torch.float32]
         self._versions: list[int] = []  # of the narrow parameters, after the last step
 
-    def fits(self, group: Group, indices: list[int], state: dict[Tensor, Entry]) -> bool:
-        """Return whether these are the table's parameters, with their memory and their state where they were."""
+    def fits(self, group: Group, indices: list[int]) -> bool:
+        """Return whether these are the table's parameters, and lie where they lay."""
         # Lists, not generators: this is paid in every step for every parameter.
         if indices != self._indices:
             return False
-        parameters = [group["params"][index] for index in indices]
+        listed = group["params"]
+        parameters = listed if len(indices) == len(listed) else [listed[index] for index in indices]
         return (
-            self._memory == [(p.data_ptr(), p.dtype) for p in parameters]
-            and False not in [p.is_contiguous() for p in parameters]
-            and False not in [state.get(p) is e for p, e in zip(parameters, self._entries, strict=True)]
+            self._addresses == [parameter.data_ptr() for parameter in parameters]
+            and self._dtypes == [parameter.dtype for parameter in parameters]
+            and False not in [parameter.is_contiguous() for parameter in parameters]
         )
 
-    def update(self, host: HostOptimizer, settings: AdamW) -> None:
-        """Take one step."""
+    def update(self, host: HostOptimizer, settings: AdamW, gradients: list[Tensor]) -> None:
+        """Take one step by `gradients`, one for each parameter."""
         if self._versions != [parameter._version for parameter, _ in self._narrow]:
             with torch.no_grad():
                 for parameter, entry in self._narrow:
                     _follow(parameter, entry)
         try:
-            self._set_gradients()
-            self._table.steps.copy_(torch.stack(self._steps) + 1)
+            self._set_gradients(gradients)
+            self._table.steps.copy_(self._steps + 1)
             host.update(self._table, settings)
         finally:
             self._table.release_gradients()
-        torch._foreach_add_(self._steps, 1)
+        self._steps.add_(1)
         # As torch's own operations do: otherwise a backward pass through the old values would not be refused.
         increment_version(self._parameters)
         self._versions = [parameter._version for parameter, _ in self._narrow]
 
-    def _set_gradients(self) -> None:
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+    def _set_gradients(self, gradients: list[Tensor]) -> None:
         try:
             self._table.set_gradients(gradients)
         except ValueError:  # look at each, to bring it in order or to name it
