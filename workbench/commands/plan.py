@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from workbench.config.rules import warnings
 from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, DoesNotFitError
 from workbench.plan.fit import Fit, check_keep, fit, remedies
 from workbench.plan.machine import MeasuredTimes, planned_machine, this_machine
-from workbench.plan.planner import Plan, Planner, TimesOf, check_positions
+from workbench.plan.planner import Planner, TimesOf, check_positions
 from workbench.plan.report import fit_text, plan_text
 from workbench.presets import changed_preset, find_preset
 from workbench.profiles.machine_profile import load_profile
@@ -86,7 +87,12 @@ def plan(
             _write(path, found, write)
         print(json.dumps(_fit_as_dict(found), indent=2) if as_json else fit_text(found))
         return EXIT_DONE if found.fits else EXIT_DOES_NOT_FIT
-    made, ways = _plan(planner, config)
+    try:
+        made = planner.plan(config)
+    except DoesNotFitError:
+        # "auto" has nothing to choose from: the plan of what lacks least shows what is missing.
+        made = planner.nearest(config)
+    ways = [] if made.fits else remedies(planner, made.config)
     if as_json:
         print(json.dumps({**made.as_dict(), "remedies": ways}, indent=2))
     else:
@@ -96,16 +102,6 @@ def plan(
         elif not made.fits:
             print("no single change makes it fit; --fit looks for several together")
     return EXIT_DONE if made.fits else EXIT_DOES_NOT_FIT
-
-
-def _plan(planner: Planner, config: RunConfig) -> tuple[Plan, list[str]]:
-    """Return the plan, and where it does not fit the single changes with which it would."""
-    try:
-        made = planner.plan(config)
-    except DoesNotFitError:
-        # "auto" has nothing to choose from: the plan of what lacks least shows what is missing.
-        made = planner.nearest(config)
-    return made, [] if made.fits else remedies(planner, made.config)
 
 
 def _disk_folder(config: RunConfig) -> Path | None:
@@ -121,16 +117,10 @@ def _disk_folder(config: RunConfig) -> Path | None:
     return folder
 
 
-# What a search found
-
-
-_IS_THERE = "is there already; name a file that is not"
-
-
 def _check_target(target: Path) -> None:
     """Raise ConfigurationError for a file that is there, or cannot be, before anything is searched."""
     if os.path.lexists(target):
-        raise ConfigurationError(f"--write {target}: {_IS_THERE}")
+        raise ConfigurationError(f"--write {target}: is there already; name a file that is not")
     if not target.parent.is_dir():
         wrong = f"there is no folder {target.parent}; make it, or name another"
         raise ConfigurationError(f"--write {target}: {wrong}")
@@ -149,8 +139,6 @@ def _write(path: Path, found: Fit, target: Path) -> None:
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        raise ConfigurationError(f"--write {target}: {_IS_THERE}") from None
     except OSError as error:
         raise ConfigurationError(f"--write {target}: cannot be written: {error.strerror or error}") from error
     report(f"written: {target}")
@@ -159,10 +147,7 @@ def _write(path: Path, found: Fit, target: Path) -> None:
 def _fit_as_dict(found: Fit) -> dict[str, Any]:
     return {
         "fits": found.fits,
-        "changes": [
-            {"field": each.field, "before": each.before, "after": each.after, "note": each.note}
-            for each in found.changes
-        ],
+        "changes": [asdict(change) for change in found.changes],
         "advice": list(found.advice),
         "tried": found.tried,
         "plan": found.plan.as_dict(),
