@@ -21,15 +21,10 @@ CHANGES = (
     "checkpoint.every=3",
     "evaluate.every=7",
     "sample.every=11",
+    "checkpoint.keep_best=true",
+    "checkpoint.keep_every=12",
 )
 """GPT-2 has dropout of 0.1 unless told otherwise, so every step also depends on torch's random numbers."""
-
-KEEPING = (
-    *CHANGES,
-    *("checkpoint.keep_best=true", "checkpoint.keep_every=20", "train.activation_checkpointing=true"),
-    *("train.precision=bf16", "offload.state_format=half"),
-    *("schedule.type=wsd", "schedule.warmup_steps=5", "schedule.warmup_type=log"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +61,9 @@ def not_alive(run: RunDirectory) -> bool:
     return liveness(read_status(run)) not in ("running", "paused", "stale")
 
 
-def kill_and_resume(
-    trainers: Trainers, name: str, kills: int, seed: int, changes: tuple[str, ...] = CHANGES
-) -> RunDirectory:
+def kill_and_resume(trainers: Trainers, name: str, kills: int, seed: int) -> RunDirectory:
     generator = random.Random(seed)
-    process, run = trainers.train(name, *changes)
+    process, run = trainers.train(name, *CHANGES)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     for number in range(kills):
         moments(run, generator)
@@ -97,7 +90,8 @@ def assert_equal_to(run: RunDirectory, whole: RunDirectory) -> None:
         assert (run.samples / sample.name).read_bytes() == sample.read_bytes()
     names = sorted(path.name for path in run.checkpoints.iterdir())
     assert names == sorted(path.name for path in whole.checkpoints.iterdir())
-    assert names[-2:] == ["step-00000027", "step-00000030"]
+    assert {f"step-{step:08}" for step in (12, 24, 30)} <= set(names)
+    assert read_best(whole.checkpoints) is not None
     for path in (whole.checkpoints / names[-1] / "state").iterdir():
         if path.name != "manifest.json":
             other = run.checkpoints / names[-1] / "state" / path.name
@@ -119,23 +113,6 @@ def test_killed_at_many_more_random_moments_it_ends_as_if_nothing_had_been(
     trainers: Trainers, uninterrupted: RunDirectory, seed: int
 ) -> None:
     assert_equal_to(kill_and_resume(trainers, f"killed-{seed}", kills=8, seed=seed), uninterrupted)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted_and_keeping(trainers: Trainers) -> RunDirectory:
-    process, run = trainers.train("keeping", *KEEPING)
-    assert exit_code(process) == 0
-    assert read_best(run.checkpoints) is not None and (run.checkpoints / "step-00000020").is_dir()
-    return run
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20, 24))
-def test_killed_while_it_keeps_the_best_and_every_mth_it_has_kept_the_same_ones(
-    trainers: Trainers, uninterrupted_and_keeping: RunDirectory, seed: int
-) -> None:
-    run = kill_and_resume(trainers, f"keeping-killed-{seed}", 8, seed, KEEPING)
-    assert_equal_to(run, uninterrupted_and_keeping)
 
 
 def test_validation_losses_are_in_the_records_of_their_steps(uninterrupted: RunDirectory) -> None:
@@ -184,7 +161,8 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     assert ended.returncode == 0, ended.stderr
     file = state.relative_to(newest)
     assert f"{newest.name}: {file} is damaged" in ended.stderr
-    assert "resuming from step-00000027" in ended.stdout
+    before = sorted(path.name for path in uninterrupted.checkpoints.glob("step-*"))[-2]
+    assert f"resuming from {before}" in ended.stdout
     assert losses(run) == losses(uninterrupted)
     assert (run.checkpoints / f"damaged-{newest.name}").is_dir()
     assert (run.checkpoints / newest.name / "DONE").exists()
