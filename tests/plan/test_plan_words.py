@@ -17,7 +17,6 @@ from workbench.plan.outcome import compare
 from workbench.plan.planner import Plan, Planner
 from workbench.plan.report import bar, plan_text
 from workbench.presets import changed_preset, find_preset
-from workbench.profiles.model_profile import KindTimes, ModelTimes
 
 
 @pytest.fixture(scope="module")
@@ -58,27 +57,6 @@ def test_a_plan_says_what_its_speeds_are_worth_and_names_the_machine_within_its_
     assert "parameters on a desktop with a card: it fits" in lines[0]
     (warning,) = (line for line in lines if "used 3.0 of" in line and "`workbench probe`" in line)
     assert made.as_dict()["busy"] == warning
-
-
-def test_a_plan_says_what_the_times_of_its_pieces_are_worth() -> None:
-    def times(sequences: int, tokens: int, dtype: str) -> ModelTimes:
-        kind = KindTimes(forward_s=1, graph_s=1, backward_s=2)
-        return ModelTimes(
-            fingerprint="abc",
-            sequences=sequences,
-            tokens=tokens,
-            dtype=dtype,
-            kinds=(kind,),
-            outer_forward_s=1,
-            outer_backward_s=1,
-            matrix_flops_per_s=1e9,
-            busy_cores=3.0,
-        )
-
-    small = load_config(find_preset("quickstart"), ["checkpoint.every=0"])
-    made = Planner(gpt2(2, 64, 257, 128), planned_machine(machine(gpu_gib=31)), times).plan(small)
-    assert made.time is not None and made.time.measured
-    assert "used 3.0 of" in made.busy
 
 
 def test_what_disks_are_written_is_told_in_units_that_show_it() -> None:

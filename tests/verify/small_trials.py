@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from workbench.config import RunConfig, parse_config
+from workbench.verify.checks import Row, guarded
 from workbench.verify.command import CHECKS
-from workbench.verify.rows import Row, guarded
-from workbench.verify.trial_setup import open_trial
+from workbench.verify.trial import open_trial
 
 STEPS = 6
 

@@ -13,8 +13,8 @@ from small_trials import rows_of, small_config
 
 from workbench.config.schema import ModelConfig
 from workbench.model.adapter import adapter_layers
-from workbench.verify import engine_training
-from workbench.verify.shrink import shrunken_subject
+from workbench.verify import trial
+from workbench.verify.shrunken_model import shrunken_subject
 
 CHECKS = {"bf16": ("first step",), "fp32": ("tied weights", "training")}
 
@@ -38,7 +38,7 @@ def test_an_adapter_that_is_trained_otherwise_does_not_hold(monkeypatch: pytest.
                 layer.scaling["default"] *= 1.01
             return made
 
-    monkeypatch.setattr(engine_training, "copy", Wrong)
+    monkeypatch.setattr(trial, "copy", Wrong)
     assert [row for row in rows_of(small_config("adapter.rank=3"), ["first step"]) if not row.holds]
 
 

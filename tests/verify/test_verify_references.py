@@ -12,13 +12,11 @@ from small_trials import STEPS, small_config
 from torch import Tensor, nn
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.verify.distances import Verdict, compare_numbers, compare_tensors, distance, worst_of
-from workbench.verify.plain_torch import Numbers, as_kept, train_plain
-from workbench.verify.recipe import Recipe, make_steps
-from workbench.verify.shrink import Subject, counted_tokens, loss_of, shrunken_subject
-from workbench.verify.timing_checks import check_resume
-from workbench.verify.training_checks import check_clipping
-from workbench.verify.trial_setup import open_trial
+from workbench.verify.checks import check_clipping, check_resume
+from workbench.verify.comparison import Verdict, compare_numbers, compare_tensors, distance, worst_of
+from workbench.verify.plain_torch import Numbers, Recipe, as_kept, counted_tokens, loss_of, train_plain
+from workbench.verify.shrunken_model import Subject, shrunken_subject
+from workbench.verify.trial import open_trial
 
 FP32 = Numbers(torch.float32, torch.float32)
 CPU = torch.device("cpu")
@@ -31,7 +29,7 @@ def subject() -> Subject:
 
 def recipe_of(subject: Subject, **changes: object) -> Recipe:
     recipe = Recipe(
-        steps=make_steps(subject, 5, 3),
+        steps=subject.token_steps(5, 3),
         settings=AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
         learning_rates=(1e-3, 5e-4, 1e-3, 2e-3, 1e-3),
         accumulation=3,
@@ -147,9 +145,9 @@ def test_the_engine_trains_at_a_runs_learning_rates_where_steps_are_left_out(
 
     monkeypatch.setattr(OffloadEngine, "learning_rate", property(known.fget, keep))
     with open_trial(small_config(f"offload.overlap={overlap}"), 5) as trial:
-        name = next(iter(dict(trial.bench.subject.start.named_parameters())))
+        name = next(iter(dict(trial.subject.start.named_parameters())))
         recipe = replace(trial.recipe, learning_rates=(1e-3, 2e-3, 3e-3, 4e-3, 5e-3))
-        ours = trial.bench.train(replace(recipe, poison=name, poisoned=frozenset((1, 2))))
+        ours = trial.train(replace(recipe, poison=name, poisoned=frozenset((1, 2))))
     assert ours.skipped == [False, True, True, False, False]
     assert rates[-5:] == [1e-3, 2e-3, 2e-3, 2e-3, 3e-3]
 
@@ -222,7 +220,7 @@ def test_what_the_architecture_itself_freezes_is_no_difference_of_a_resumed_trai
     config = small_config()
     model = config.model.model_copy(update={"architecture": "afmoe", "config": settings})
     with open_trial(config.model_copy(update={"model": model}), STEPS) as trial:
-        frozen = [p for p in trial.bench.subject.start.parameters() if not p.requires_grad]
+        frozen = [p for p in trial.subject.start.parameters() if not p.requires_grad]
         assert frozen and any(p.any() for p in frozen), (
             "the test's own ground: a value that is not the initial one"
         )

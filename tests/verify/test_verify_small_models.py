@@ -11,9 +11,9 @@ from small_trials import small_config
 
 from workbench.engine.blocks.discovery import find_blocks
 from workbench.errors import ConfigurationError
-from workbench.verify import shrink
-from workbench.verify.engine_training import tied_names
-from workbench.verify.shrink import Subject, full_subject, shrunken_subject
+from workbench.verify import shrunken_model
+from workbench.verify.shrunken_model import Subject, full_subject, shrunken_subject
+from workbench.verify.trial import tied_names
 
 # The architecture, what its preset says, and what has to be left of it.
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -43,7 +43,7 @@ def test_any_architecture_becomes_small_and_stays_itself(family: str) -> None:
     settings, kept = FAMILIES[family]
     subject = subject_of(family, settings)
     assert subject.parameters < 5_000_000
-    assert len(find_blocks(subject.start)) == shrink.BLOCKS
+    assert len(find_blocks(subject.start)) == shrunken_model.BLOCKS
     for name, value in kept.items():
         assert getattr(subject.shape, name) == value, name
     assert bool(tied_names(subject.start)) == bool(subject.shape.tie_word_embeddings)
@@ -60,14 +60,14 @@ def test_what_is_small_already_stays_as_it_is() -> None:
 
 
 def test_of_what_is_said_block_by_block_every_kind_is_kept() -> None:
-    assert shrink._one_of_each(["a"] * 5 + ["b"] + ["a"] * 5) == ["a", "a", "a", "a", "b"]
-    assert shrink._one_of_each([0, 1, 2, 3, 4, 5, 6]) == [0, 1, 2, 3, 4]
+    assert shrunken_model._one_of_each(["a"] * 5 + ["b"] + ["a"] * 5) == ["a", "a", "a", "a", "b"]
+    assert shrunken_model._one_of_each([0, 1, 2, 3, 4, 5, 6]) == [0, 1, 2, 3, 4]
 
 
 def test_a_model_that_cannot_be_made_small_is_refused_before_it_takes_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shrink, "LARGEST", 1000)
+    monkeypatch.setattr(shrunken_model, "LARGEST", 1000)
     with pytest.raises(ConfigurationError, match=r"no small model of it can be made.*--full"):
         subject_of("gpt2", {})
 

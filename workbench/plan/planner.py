@@ -21,7 +21,6 @@ from workbench.plan.placement import NO_PLACEMENT, Candidate, PlacementRequest, 
 from workbench.plan.rates import Rates
 from workbench.plan.step_time import RunTime, StepTime, run_time, step_time
 from workbench.plan.workload import Workload, workload
-from workbench.profiles.machine_profile import busy_warning
 from workbench.profiles.model_profile import ModelProfile, ModelTimes
 
 MOST_LAYOUTS = 64
@@ -34,7 +33,7 @@ TimesOf = Callable[[int, int, str], ModelTimes | None]
 class Plan:
     """The memory and time of `config`, its placement chosen. `time`: None where `no_time` says why.
 
-    `busy`: a warning where the machine was busy when its speeds, or else the model's pieces, were measured; else empty.
+    `busy`: a warning where the machine was busy when its speeds were measured; else empty.
     """
 
     config: RunConfig
@@ -144,7 +143,8 @@ class Planner:
             if not no_time:
                 times = self._times(work) if memory.fits else None
                 time = self._time(layout, work, times)
-                busy = self._busy(time, times)
+                assert self.machine.profile is not None
+                busy = self.machine.profile.busy_warning
                 run = run_time(config, time, checkpoint_bytes(layout, work), self._disk_rate())
         return Plan(config, self.machine.name, memory, precision, time, run, no_time, busy)
 
@@ -158,11 +158,6 @@ class Planner:
         assert self.machine.profile is not None
         rates = Rates(self.machine.profile, work.threads)
         return step_time(layout, self.model_profile, work, rates, times)
-
-    def _busy(self, time: StepTime, times: ModelTimes | None) -> str:
-        assert self.machine.profile is not None
-        of_times = times.busy_cores if times is not None and time.measured else 0.0
-        return busy_warning(self.machine.profile.busy_cores or of_times)
 
     def _why_no_time(self, work: Workload) -> str:
         profile = self.machine.profile

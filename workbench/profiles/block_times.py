@@ -23,7 +23,6 @@ from workbench.formatting import GIB
 from workbench.profiles.cut_model import Call, capture, cut, hidden_of, materialise, pass_blocks, seeded
 from workbench.profiles.meta_model import first_blocks, meta_model, quiet_transformers
 from workbench.profiles.model_profile import BlockKind, KindTimes, ModelProfile, ModelTimes
-from workbench.profiles.sampling import BackgroundLoad
 from workbench.system.free_space import free_host_bytes
 
 FEWEST_TOKENS = 16
@@ -51,7 +50,7 @@ def measure_times(
 
     Where the fewest rounds of that would take more than `budget_s`, fewer sequences are taken, then fewer tokens; the
     result says how many. `dtype`: "float32", "bfloat16" or "float16". `fingerprint`: of this machine. The times are
-    medians of several rounds; the matrix speed is measured between them.
+    medians of several rounds.
 
     Raises:
         ConfigurationError: the table describes no model that can be built.
@@ -65,17 +64,14 @@ def measure_times(
             f"the blocks of {profile.model} cannot be timed: that takes {needed / GIB:,.1f} GiB of host memory, "
             f"and {free / GIB:,.1f} GiB are free"
         )
-    load = BackgroundLoad()
-    matrix = MatrixSpeed(computed_in, where)
-    for _ in range(LEAST_ROUNDS):
-        matrix.measure()
-    affords = matrix.median() * budget_s / (LEAST_ROUNDS + 1)
+    stopwatch = Stopwatch(where)
+    matrix_flops_per_s = _matrix_speed(stopwatch, where, computed_in)
+    affords = matrix_flops_per_s * budget_s / (LEAST_ROUNDS + 1)
     sequences, tokens = affordable(profile, sequences, tokens, affords)
     if report is not None:
         report(f"timing {sequences} x {tokens} tokens")
     names = first_blocks(profile)
     model = _real_model(model_table, profile, where, computed_in)
-    stopwatch = Stopwatch(where)
     with seeded():
         ids = torch.randint(0, profile.vocab_size, (sequences, tokens)).to(where)
         calls = capture(model, names, ids)
@@ -86,9 +82,7 @@ def measure_times(
         for number in range(MOST_ROUNDS + 1):
             for name in names:
                 _time_block(model.get_submodule(name), calls[name], computed_in, name, stopwatch)
-                matrix.measure()
             _time_outer(model, loss, ids, stopwatch)
-            matrix.measure()
             if number == 0:
                 stopwatch.reset()  # that was to warm up
             elif number >= LEAST_ROUNDS and time.perf_counter() - began > budget_s / 2:
@@ -108,8 +102,7 @@ def measure_times(
         ),
         outer_forward_s=stopwatch.median("outer forward"),
         outer_backward_s=stopwatch.median("outer backward"),
-        matrix_flops_per_s=matrix.median(),
-        busy_cores=load.busy_cores(),
+        matrix_flops_per_s=matrix_flops_per_s,
     )
 
 
@@ -216,21 +209,12 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
 
 
-class MatrixSpeed:
-    """Floating-point operations a second of a large product in `dtype`, a multiplication and an addition being two."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._size = MATRIX.get(device.type, MATRIX["cpu"])
-        shape = (self._size, self._size)
-        self._left, self._right = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
-        self._out = torch.empty_like(self._left)
-        self._stopwatch = Stopwatch(device)
-        self.measure()
-        self._stopwatch.reset()
-
-    def measure(self) -> None:
-        with self._stopwatch.timed("product"):
-            torch.mm(self._left, self._right, out=self._out)
-
-    def median(self) -> float:
-        return 2 * self._size**3 / self._stopwatch.median("product")
+def _matrix_speed(stopwatch: Stopwatch, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the floating-point operations a second of a large product, two for a multiplication with its addition."""
+    size = MATRIX.get(device.type, MATRIX["cpu"])
+    left, right = (torch.randn((size, size), device=device).to(dtype) for _ in range(2))
+    result = torch.mm(left, right)  # to warm up
+    for _ in range(LEAST_ROUNDS):
+        with stopwatch.timed("product"):
+            torch.mm(left, right, out=result)
+    return 2 * size**3 / stopwatch.median("product")

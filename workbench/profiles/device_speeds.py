@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from workbench.engine.devices.device import Device
-from workbench.profiles.host_speeds import HostBuffers
-from workbench.profiles.machine_profile import Dtype
-from workbench.profiles.sampling import Budget, Work, median_seconds
+from workbench.profiles.host_speeds import DTYPES, HostBuffers
+from workbench.profiles.machine_profile import Dtype, LinkProfile
+from workbench.profiles.sampling import Budget, Work, median_seconds, rates_together
 from workbench.timeline import Lane
 
 SMALLEST, LARGEST = 64, 16384
@@ -31,35 +29,12 @@ BATCH = 100
 ELEMENT_BUFFERS = 3
 IN_A_ROW = 16
 """Operations on elements between two waits, on a device that is waited for: waiting is not what is measured."""
-DTYPES: dict[Dtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 CHUNK_BYTES = 16 << 20
 UP, DOWN = Lane.UPLOAD, Lane.DOWNLOAD
-STARTS_WITHIN_S = 60.0
 
 Wait = Callable[[], None]
 """Returns when the device has done what it was given."""
-
-
-class ComputeRates(NamedTuple):
-    """As in `DeviceProfile`."""
-
-    matrix_flops: dict[Dtype, float]
-    element_bytes: float
-    launch_s: float
-
-
-def measure_compute(
-    device: torch.device, wait: Wait, nbytes: int, free_bytes: int, budget: Budget
-) -> ComputeRates:
-    """Measure on `device`; operations on elements with `ELEMENT_BUFFERS` buffers of `nbytes` each."""
-    return ComputeRates(
-        measure_products(device, wait, free_bytes, budget), *measure_elements(device, wait, nbytes, budget)
-    )
 
 
 def measure_products(device: torch.device, wait: Wait, free_bytes: int, budget: Budget) -> dict[Dtype, float]:
@@ -78,7 +53,10 @@ def measure_products(device: torch.device, wait: Wait, free_bytes: int, budget: 
 
 
 def measure_elements(device: torch.device, wait: Wait, nbytes: int, budget: Budget) -> tuple[float, float]:
-    """Return bytes a second that an addition reads and writes, and the seconds of a small one."""
+    """Return bytes a second that an addition reads and writes, and the seconds of a small one.
+
+    With `ELEMENT_BUFFERS` buffers of `nbytes` each.
+    """
     one, other, result = (torch.ones(nbytes // 4, device=device) for _ in range(ELEMENT_BUFFERS))
     small = torch.ones(16, device=device)
     additions = 1 if device.type == "cpu" else IN_A_ROW
@@ -143,18 +121,7 @@ def _product(device: torch.device, dtype: torch.dtype, wait: Wait, side: int) ->
 # Copies
 
 
-class LinkRates(NamedTuple):
-    """Bytes a second, as in `LinkProfile`."""
-
-    up: float
-    down: float
-    both_up: float
-    both_down: float
-    unpinned_up: float
-    unpinned_down: float
-
-
-def measure_link(device: Device, buffers: HostBuffers, nbytes: int, budget: Budget) -> LinkRates:
+def measure_link(device: Device, buffers: HostBuffers, nbytes: int, budget: Budget) -> LinkProfile:
     """Measure with two buffers of `nbytes` on the device, and as much registered and pageable memory on the host."""
     lanes = (UP, DOWN)
     on_device = {lane: device.empty(nbytes, torch.uint8) for lane in lanes}
@@ -183,15 +150,15 @@ def measure_link(device: Device, buffers: HostBuffers, nbytes: int, budget: Budg
     works = [contenders["pinned", lane] for lane in lanes]
     # As long as a copy of all takes alone, some times over: what one side does after the other's end is little of it.
     lasting_s = max(budget.sample_s, 4 * nbytes / min(alone["pinned", lane] for lane in lanes))
-    rounds = [_together(works, nbytes, lasting_s) for _ in range(budget.repetitions)]
+    rounds = [rates_together(works, nbytes, lasting_s) for _ in range(budget.repetitions)]
     both_up, both_down = (statistics.median(each) for each in zip(*rounds, strict=True))
-    return LinkRates(
-        up=alone["pinned", UP],
-        down=alone["pinned", DOWN],
-        both_up=both_up,
-        both_down=both_down,
-        unpinned_up=alone["pageable", UP],
-        unpinned_down=alone["pageable", DOWN],
+    return LinkProfile(
+        up_bytes_per_s=alone["pinned", UP],
+        down_bytes_per_s=alone["pinned", DOWN],
+        both_up_bytes_per_s=both_up,
+        both_down_bytes_per_s=both_down,
+        unpinned_up_bytes_per_s=alone["pageable", UP],
+        unpinned_down_bytes_per_s=alone["pageable", DOWN],
     )
 
 
@@ -199,42 +166,3 @@ def _chunks(lane: Lane, on_device: Tensor, on_host: Tensor) -> Iterable[tuple[Te
     """Yield destination and source, chunk by chunk."""
     for there, here in zip(on_device.split(CHUNK_BYTES), on_host.split(CHUNK_BYTES), strict=True):
         yield (there, here) if lane is UP else (here, there)
-
-
-def _together(works: list[Callable[[], None]], nbytes: int, lasting_s: float) -> list[float]:
-    """Return bytes a second of each of `works`, which copy `nbytes` a call, while all go on for at least `lasting_s`.
-
-    Raises what one of them raises.
-    """
-    barrier = threading.Barrier(len(works))
-    over = threading.Event()
-    rates = [0.0] * len(works)
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            barrier.wait(STARTS_WITHIN_S)
-            began = time.perf_counter()
-            calls = 0
-            while not calls or (time.perf_counter() - began < lasting_s and not over.is_set()):
-                works[number]()
-                calls += 1
-            rates[number] = calls * nbytes / (time.perf_counter() - began)
-        except BaseException as error:
-            errors.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(works))]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    finally:
-        # Interrupted: whoever gives the memory back must find no copy under way.
-        over.set()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
-    return rates

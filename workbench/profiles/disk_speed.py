@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import shutil
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from workbench.engine.devices.buffers import page_aligned
-from workbench.engine.disk_files import DiskError, DiskTier, RecordFile
+from workbench.engine.disk_files import DiskError, DiskTier
 from workbench.errors import ConfigurationError
 from workbench.profiles.machine_profile import DiskProfile
-from workbench.profiles.sampling import Budget
+from workbench.profiles.sampling import Budget, rates_together
 from workbench.system.free_space import mount_of
 
 RECORD_BYTES = 16 << 20
@@ -80,7 +80,12 @@ def _measure(path: Path, tier: DiskTier, budget: Budget) -> DiskProfile:
             ),
         }
         rates, written = _rates(ways, records, budget.disk_s)
-    both_read, both_write = _both(one, other, (incoming, outgoing), (written, records), budget.disk_s / 6)
+    to_read, to_write = itertools.cycle(range(written)), itertools.cycle(range(records))
+    works = (
+        lambda: one.read(next(to_read), incoming),
+        lambda: other.write(next(to_write), outgoing),
+    )
+    both_read, both_write = rates_together(works, RECORD_BYTES, budget.disk_s / 6)
     found: dict[str, Any] = {f"{name}_bytes_per_s": rate for name, rate in rates.items()}
     return DiskProfile(
         path=str(path),
@@ -122,52 +127,6 @@ def _rate(transfer: Transfer, records: int, limit_s: float) -> tuple[float, int]
         transfer(done)
         done += 1
     return done * RECORD_BYTES / (time.perf_counter() - began), done
-
-
-def _both(
-    one: RecordFile,
-    other: RecordFile,
-    buffers: tuple[Tensor, Tensor],
-    records: tuple[int, int],
-    lasting_s: float,
-) -> tuple[float, float]:
-    """Return bytes a second of the tier's reads of one file while the other is written in a thread of its own.
-
-    `buffers` and `records`: of the reads, which go over records that were written, and of the writes.
-    """
-    incoming, outgoing = buffers
-    over = threading.Event()
-    rates = {"read": 0.0, "write": 0.0}
-    errors: list[BaseException] = []
-
-    def go_on(name: str, transfer: Transfer, count: int) -> None:
-        """Repeat `transfer` until `over`, at least once."""
-        began, done = time.perf_counter(), 0
-        try:
-            while not done or not over.is_set():
-                transfer(done % count)
-                done += 1
-                if time.perf_counter() - began > lasting_s:
-                    over.set()
-            rates[name] = done * RECORD_BYTES / (time.perf_counter() - began)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            over.set()
-
-    def write(record: int) -> None:
-        other.write(record, outgoing)
-
-    writer = threading.Thread(target=go_on, args=("write", write, records[1]))
-    writer.start()
-    try:
-        go_on("read", lambda record: one.read(record, incoming), records[0])
-    finally:
-        over.set()
-        writer.join()  # the folder goes when this returns
-    if errors:
-        raise errors[0]
-    return rates["read"], rates["write"]
 
 
 class _RawFile:

@@ -8,16 +8,17 @@ pieces as large as its chunks: the native one, or torch's where the extension is
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.engine.arithmetic import Arithmetic, StateViews, Table, TorchArithmetic
+from workbench.engine.arithmetic import Arithmetic, HostArithmetic, StateViews, Table, TorchArithmetic
 from workbench.engine.devices.device import Device
 from workbench.layout import MOMENTS, StateFormat
 from workbench.optimizer import AdamW, missing_extension
@@ -121,111 +122,69 @@ def with_torch_threads(threads: int, work: Callable[[], object]) -> Callable[[],
 # Memory
 
 
-class MemoryRates(NamedTuple):
-    """Bytes a second for each number of threads; a copy of n bytes counts n."""
-
-    read: tuple[float, ...]
-    write: tuple[float, ...]
-    copy: tuple[float, ...]
-
-
-def measure_memory(buffers: HostBuffers, nbytes: int, threads: Sequence[int], budget: Budget) -> MemoryRates:
-    """Measure with `MEMORY_BUFFERS` buffers of `nbytes` each."""
-    elements = nbytes // 4
-    source = buffers.normal(elements, torch.float32, deviation=1.0)
-    target = buffers.filled(elements, torch.float32)
-    contenders: dict[tuple[str, int], Work] = {}
-    with contextlib.ExitStack() as stack:
-        for count in threads:
-            contenders["write", count] = with_torch_threads(count, lambda: target.fill_(1.0))
-            if missing_extension() is None:
-                read, copy = _native(stack, count, source, target)
-            else:
-                read = with_torch_threads(count, source.sum)
-                copy = with_torch_threads(count, lambda: target.copy_(source))
-            contenders["read", count], contenders["copy", count] = read, copy
-        seconds = median_seconds(contenders, budget)
-    rates = {
-        name: tuple(source.nbytes / seconds[name, count] for count in threads)
-        for name in ("read", "write", "copy")
+def measure_memory(
+    buffers: HostBuffers, nbytes: int, threads: Sequence[int], budget: Budget
+) -> dict[str, Any]:
+    """Return memory's fields of `HostProfile`, measured with `MEMORY_BUFFERS` buffers of `nbytes` each."""
+    source = buffers.normal(nbytes // 4, torch.float32, deviation=1.0)
+    target = buffers.filled(nbytes // 4, torch.float32)
+    works: dict[str, Work] = {
+        "read_bytes_per_s": source.sum,
+        "write_bytes_per_s": lambda: target.fill_(1.0),
+        "copy_bytes_per_s": lambda: target.copy_(source),
     }
-    return MemoryRates(**rates)
-
-
-def _native(
-    stack: contextlib.ExitStack, threads: int, source: torch.Tensor, target: torch.Tensor
-) -> tuple[Work, Work]:
-    """Return functions that read `source`, and that copy it to `target`."""
-    from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
-
-    host = stack.enter_context(HostOptimizer(threads))
-    # Sums of squares read nothing of a piece but its gradient.
-    table = PieceTable([Piece(master=target, exp_avg=target, exp_avg_sq=target)])
-    table.set_gradient(0, source)
-    return (lambda: host.sum_of_squares(table)), (lambda: host.copy(target, source))
+    contenders = {
+        (name, count): with_torch_threads(count, work) for count in threads for name, work in works.items()
+    }
+    seconds = median_seconds(contenders, budget)
+    return {name: tuple(source.nbytes / seconds[name, count] for count in threads) for name in works}
 
 
 # The host optimizer
 
 
-class OptimizerRates(NamedTuple):
-    """As in `HostProfile`, for each number of threads."""
-
-    optimizer_ns: dict[str, tuple[float, ...]]
-    norm: dict[Dtype, tuple[float, ...]]
-    accumulate: dict[Dtype, tuple[float, ...]]
-
-
 def measure_optimizer(
     buffers: HostBuffers, elements: int, threads: Sequence[int], budget: Budget
-) -> OptimizerRates:
-    """Measure with `elements` parameters, which take `BYTES_A_PARAMETER` each."""
+) -> dict[str, Any]:
+    """Return the optimizer's fields of `HostProfile`, with `elements` parameters of `BYTES_A_PARAMETER` each."""
     gradients = {
         name: buffers.normal(elements, dtype, deviation=GRADIENT * _loss_scale(name), stream=1)
         for name, dtype in DTYPES.items()
     }
     sums = buffers.filled(elements, torch.float32)
-    formats: list[StateFormat] = list(MOMENTS) if missing_extension() is None else ["exact"]
-    with _arithmetics(threads) as arithmetics:
-        maker = next(iter(arithmetics.values()))
-        pieces = -(-elements // PIECE_ELEMENTS)
-        tables = _tables(buffers, elements, formats, maker, gradients)
-        updates: dict[tuple[str, int], Work] = {}
-        norms: dict[tuple[Dtype, int], Work] = {}
-        additions: dict[tuple[Dtype, int], Work] = {}
-        for count, arithmetic in arithmetics.items():
+    native = missing_extension() is None
+    formats: list[StateFormat] = list(MOMENTS) if native else ["exact"]
+    pieces = -(-elements // PIECE_ELEMENTS)
+    updates: dict[tuple[str, int], Work] = {}
+    norms: dict[tuple[Dtype, int], Work] = {}
+    additions: dict[tuple[Dtype, int], Work] = {}
+    with contextlib.ExitStack() as stack:
+        tables: dict[str, Table] = {}
+        for count in threads:
+            arithmetic: Arithmetic = HostArithmetic(count) if native else TorchArithmetic()
+            stack.callback(arithmetic.close)
+            tables = tables or _tables(buffers, elements, formats, arithmetic, gradients)
             for key, table in tables.items():
                 scale = 1 / _loss_scale(key.partition("-")[0])
                 updates[key, count] = with_torch_threads(count, _update(arithmetic, table, pieces, scale))
             for dtype, gradient in gradients.items():
                 norms[dtype, count] = with_torch_threads(count, _norm(arithmetic, tables[f"{dtype}-exact"]))
-                additions[dtype, count] = with_torch_threads(count, _addition(arithmetic, sums, gradient))
+                add = functools.partial(arithmetic.accumulate, sums, gradient, overwrite=False)
+                additions[dtype, count] = with_torch_threads(count, add)
         update_s = median_seconds(updates, budget)
         norm_s = median_seconds(norms, budget)
         addition_s = median_seconds(additions, budget)
-    return OptimizerRates(
-        {key: tuple(update_s[key, count] / elements * 1e9 for count in threads) for key in tables},
-        {d: tuple(gradients[d].nbytes / norm_s[d, count] for count in threads) for d in DTYPES},
-        {d: tuple(sums.nbytes / addition_s[d, count] for count in threads) for d in DTYPES},
-    )
-
-
-@contextlib.contextmanager
-def _arithmetics(threads: Sequence[int]) -> Iterator[dict[int, Arithmetic]]:
-    """Open the engine's arithmetic for each number of threads."""
-    made: dict[int, Arithmetic] = {}
-    try:
-        for count in threads:
-            if missing_extension() is None:
-                from workbench.engine.arithmetic import HostArithmetic
-
-                made[count] = HostArithmetic(count)
-            else:
-                made[count] = TorchArithmetic()
-        yield made
-    finally:
-        for arithmetic in made.values():
-            arithmetic.close()
+    return {
+        "optimizer_ns": {
+            key: tuple(update_s[key, count] / elements * 1e9 for count in threads) for key in tables
+        },
+        "norm_bytes_per_s": {
+            d: tuple(gradients[d].nbytes / norm_s[d, count] for count in threads) for d in DTYPES
+        },
+        "accumulate_bytes_per_s": {
+            d: tuple(sums.nbytes / addition_s[d, count] for count in threads) for d in DTYPES
+        },
+    }
 
 
 def _tables(
@@ -293,7 +252,3 @@ def _norm(arithmetic: Arithmetic, table: Table) -> Work:
         arithmetic.read_partials([table])
 
     return work
-
-
-def _addition(arithmetic: Arithmetic, sums: Tensor, gradient: Tensor) -> Work:
-    return lambda: arithmetic.accumulate(sums, gradient, overwrite=False)

@@ -162,23 +162,18 @@ class MachineProfile(_Part):
     @property
     def busy_warning(self) -> str:
         """A warning where the machine was measured while other programs kept it busy, else empty."""
-        return busy_warning(self.busy_cores)
+        if not self.busy_cores:
+            return ""
+        return (
+            f"Speeds were measured while other programs used {self.busy_cores:.1f} of {os.cpu_count()} cores. Run "
+            "`workbench probe` when the machine is idle."
+        )
 
     @model_validator(mode="after")
     def _has_a_link(self) -> MachineProfile:
         if not self.device.shared_memory and self.link is None:
             raise ValueError("a device with memory of its own needs a [link] table")
         return self
-
-
-def busy_warning(busy_cores: float) -> str:
-    """Return a warning about speeds that were measured while other programs used so many cores; empty for 0."""
-    if not busy_cores:
-        return ""
-    return (
-        f"Speeds were measured while other programs used {busy_cores:.1f} of {os.cpu_count()} cores. Run "
-        "`workbench probe` when the machine is idle."
-    )
 
 
 def parse_profile(text: str, source: str) -> MachineProfile:

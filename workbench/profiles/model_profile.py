@@ -235,9 +235,7 @@ class ModelTimes(_Part):
     """Seconds of a micro-batch of `sequences` x `tokens` computed in `dtype`, piece by piece, on one machine.
 
     `kinds`: by the number of the kind in the model profile. `outer_forward_s` and `outer_backward_s`: embedding, last
-    norm, head and loss. `matrix_flops_per_s`: of a large product in `dtype`, measured between the pieces; it is no
-    factor to scale by, as one product's speed swings more than a whole block's. `fingerprint`: the machine's.
-    `busy_cores`: cores that other programs kept busy meanwhile; 0 where that did not matter.
+    norm, head and loss. `matrix_flops_per_s`: of a large product in `dtype`. `fingerprint`: the machine's.
     """
 
     fingerprint: str
@@ -248,7 +246,6 @@ class ModelTimes(_Part):
     outer_forward_s: Seconds
     outer_backward_s: Seconds
     matrix_flops_per_s: Annotated[float, Field(gt=0)]
-    busy_cores: float = 0.0
 
 
 def stored_dtype(dtype: str, precision: str | None, mixed: bool) -> str:

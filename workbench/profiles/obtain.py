@@ -8,7 +8,6 @@ packages that build it, and for times the machine and the sizes. What cannot be 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from workbench.profiles.model_profile import (
 )
 from workbench.profiles.this_machine import resolved_device
 from workbench.system.child_process import ChildError, ChildProcess, Report
-from workbench.system.folders import cache_folder, read_cached, write_cached
+from workbench.system.folders import read_cached, write_cached
 
 BUILDERS = ("torch", "transformers")
 TIMES = "times"
@@ -124,18 +123,6 @@ def obtain_times(
         raise WorkbenchError(f"the pieces of {_called(table)} could not be timed: {error}") from error
     write_cached(name, times.model_dump_json(indent=1) + "\n")
     return times
-
-
-def forget_busy_times() -> int:
-    """Delete cached times that were measured on a busy machine; return how many there were."""
-    forgotten = 0
-    with contextlib.suppress(OSError):
-        for path in sorted((cache_folder() / TIMES).glob("*.json")):
-            times = _parsed_times(read_cached(f"{TIMES}/{path.name}"))
-            if times is not None and times.busy_cores:
-                path.unlink()
-                forgotten += 1
-    return forgotten
 
 
 def _called(table: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from workbench.engine.devices.device import Device, has_bfloat16, open_device
 from workbench.errors import ConfigurationError
 from workbench.formatting import GIB
 from workbench.optimizer import candidates, missing_extension
-from workbench.profiles.device_speeds import ELEMENT_BUFFERS, measure_compute, measure_link
+from workbench.profiles.device_speeds import ELEMENT_BUFFERS, measure_elements, measure_link, measure_products
 from workbench.profiles.disk_speed import measure_disk
 from workbench.profiles.host_speeds import (
     BYTES_A_PARAMETER,
@@ -26,14 +26,6 @@ from workbench.profiles.host_speeds import (
     measure_optimizer,
 )
 from workbench.profiles.machine_profile import DeviceProfile, HostProfile, LinkProfile, MachineProfile
-from workbench.profiles.profile_lines import (
-    compute_line,
-    disk_line,
-    link_line,
-    memory_line,
-    optimizer_line,
-    sums_line,
-)
 from workbench.profiles.sampling import FULL, BackgroundLoad, Budget
 from workbench.profiles.this_machine import cpu_model, machine_fingerprint, total_memory_bytes
 from workbench.system.free_space import free_host_bytes
@@ -56,7 +48,7 @@ def measure_machine(
 ) -> MachineProfile:
     """Measure the machine with `device`, and the disk under `disk_path` where one is given.
 
-    `report` is called with a line for every part, with its result.
+    `report` gets the name of every part before it is measured.
 
     Raises:
         ConfigurationError: torch sees no such device, or the folder cannot be written.
@@ -67,9 +59,9 @@ def measure_machine(
         raise ConfigurationError(f'{error}; "auto" takes what there is') from error
     load = BackgroundLoad()
     # The disk first: a folder that cannot be written is refused at once.
+    if disk_path is not None:
+        report(f"the disk of {disk_path}")
     disk = None if disk_path is None else measure_disk(disk_path, budget)
-    if disk is not None:
-        report(disk_line(disk))
     with closing(opened), _threads_restored():
         host = _measure_host(opened, report, budget)
         computes = _measure_device(opened, host, report, budget)
@@ -93,61 +85,55 @@ def measure_machine(
 
 
 def _measure_host(device: Device, report: Report, budget: Budget) -> HostProfile:
+    report("the host's memory")
     cores, free, cached = usable_cpus(), free_host_bytes(), cache_bytes()
     threads = tuple(candidates(cores))
     with HostBuffers(device) as buffers:
-        memory = measure_memory(buffers, buffer_bytes(budget, free, MEMORY_BUFFERS, cached), threads, budget)
-    report(memory_line(threads, memory.read, memory.write, memory.copy))
+        rates = measure_memory(buffers, buffer_bytes(budget, free, MEMORY_BUFFERS, cached), threads, budget)
+    report("the host optimizer")
     wanted = max(budget.elements, int(budget.cache_multiple * cached) // TRAFFIC_BYTES)
     elements = max(LEAST_ELEMENTS, min(wanted, free // SHARE_OF_FREE // BYTES_A_PARAMETER))
     with HostBuffers(device) as buffers:
-        optimizer = measure_optimizer(buffers, elements, threads, budget)
-    report(optimizer_line(threads, optimizer.optimizer_ns))
-    report(sums_line(optimizer.norm, optimizer.accumulate))
+        rates |= measure_optimizer(buffers, elements, threads, budget)
     return HostProfile(
         cpu=cpu_model(),
         cores=cores,
         memory_bytes=total_memory_bytes(),
         free_bytes=free,
         threads=threads,
-        read_bytes_per_s=memory.read,
-        write_bytes_per_s=memory.write,
-        copy_bytes_per_s=memory.copy,
-        optimizer_ns=optimizer.optimizer_ns,
-        norm_bytes_per_s=optimizer.norm,
-        accumulate_bytes_per_s=optimizer.accumulate,
+        **rates,
     )
 
 
 def _measure_device(device: Device, host: HostProfile, report: Report, budget: Budget) -> DeviceProfile:
+    report("the device that the model computes on")
     name, total, free = host.cpu, 0, 0
     if device.torch_device.type == "cuda":
         name = torch.cuda.get_device_name(device.torch_device)
         free, total = torch.cuda.mem_get_info(device.torch_device)
     room = host.free_bytes if device.shared_memory else free
     nbytes = buffer_bytes(budget, room, ELEMENT_BUFFERS, cache_bytes() if device.shared_memory else 0)
-    rates = measure_compute(device.torch_device, device.synchronize, nbytes, room, budget)
-    report(compute_line(rates.matrix_flops, rates.element_bytes, rates.launch_s))
+    where, wait = device.torch_device, device.synchronize
+    flops = measure_products(where, wait, room, budget)
+    element_bytes, launch_s = measure_elements(where, wait, nbytes, budget)
     return DeviceProfile(
         name=name,
         shared_memory=device.shared_memory,
         memory_bytes=total,
         free_bytes=free,
-        matrix_flops_per_s=rates.matrix_flops,
-        memory_bytes_per_s=rates.element_bytes,
-        launch_s=rates.launch_s,
+        matrix_flops_per_s=flops,
+        memory_bytes_per_s=element_bytes,
+        launch_s=launch_s,
         has_bfloat16=has_bfloat16(device),
     )
 
 
 def _measure_link(device: Device, computes: DeviceProfile, report: Report, budget: Budget) -> LinkProfile:
+    report("copies between host and device")
     # As much again lies in pageable memory.
     room = min(free_host_bytes() // 2, computes.free_bytes or free_host_bytes() // 2)
     with HostBuffers(device) as buffers:
-        rates = measure_link(device, buffers, buffer_bytes(budget, room, LINK_BUFFERS, 0), budget)
-    link = LinkProfile(**{f"{name}_bytes_per_s": rate for name, rate in rates._asdict().items()})
-    report(link_line(link))
-    return link
+        return measure_link(device, buffers, buffer_bytes(budget, room, LINK_BUFFERS, 0), budget)
 
 
 @contextmanager

@@ -1,21 +1,25 @@
-"""Sampling times: how much time and room a probe may take, medians of several contenders, and the load beside them.
+"""Sampling times: a probe's budget, medians of several works, rates of works at once, and the load beside them.
 
-No torch. Invariant: the first call of a contender is never a sample: it touches memory and starts threads.
+No torch. Invariant: the first call of a work is never a sample: it touches memory and starts threads.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import statistics
+import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
+
+import psutil
 
 from workbench.formatting import MIB
 
 MOST_CALLS = 100_000
+STARTS_WITHIN_S = 60.0
 BUSY_SHARE = 0.15
 """Share of all cores from which on other programs make a measurement worse than the machine is."""
 
@@ -101,6 +105,30 @@ def _elapsed(work: Work, calls: int) -> float:
     return time.perf_counter() - began
 
 
+def rates_together(works: Sequence[Work], nbytes: int, lasting_s: float) -> list[float]:
+    """Return bytes a second of each of `works`, which move `nbytes` a call, while all go on for at least `lasting_s`.
+
+    Raises what one of them raises.
+    """
+    barrier = threading.Barrier(len(works))
+    over = threading.Event()
+
+    def rate(work: Work) -> float:
+        barrier.wait(STARTS_WITHIN_S)
+        began, calls = time.perf_counter(), 0
+        while not calls or (time.perf_counter() - began < lasting_s and not over.is_set()):
+            work()
+            calls += 1
+        return calls * nbytes / (time.perf_counter() - began)
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(rate, work) for work in works]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            over.set()  # interrupted: whoever gives the memory back must find nothing under way
+
+
 class BackgroundLoad:
     """The load of other programs from the making of this on.
 
@@ -108,24 +136,11 @@ class BackgroundLoad:
     """
 
     def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._all, self._own = _machine_busy_s(), _own_busy_s()
+        self._process = psutil.Process()
+        self.busy_cores()
 
     def busy_cores(self) -> float:
         """Return the cores that others kept busy, or the hypervisor took, on average; 0 where that does not matter."""
-        elapsed = max(1e-9, time.perf_counter() - self._began)
-        cores = ((_machine_busy_s() - self._all) - (_own_busy_s() - self._own)) / elapsed
-        return round(cores, 1) if cores >= BUSY_SHARE * (os.cpu_count() or 1) else 0.0
-
-
-def _machine_busy_s() -> float:
-    import psutil
-
-    times = psutil.cpu_times()
-    # The time of guests is in the user's already.
-    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-
-
-def _own_busy_s() -> float:
-    times = os.times()
-    return times.user + times.system
+        cores = psutil.cpu_count() or 1
+        others = (psutil.cpu_percent() * cores - self._process.cpu_percent()) / 100
+        return round(others, 1) if others >= BUSY_SHARE * cores else 0.0

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 
 import torch
+from transformers.utils import logging
 
 from workbench.config import load_config
 from workbench.config.references import REFERENCES
 from workbench.errors import EXIT_DONE, EXIT_ERROR, ConfigurationError, DoesNotFitError
 from workbench.presets import find_preset
-from workbench.verify.rows import Check, Row, Trial, guarded
-from workbench.verify.table import json_text, lines
-from workbench.verify.timing_checks import check_resume, check_timing
-from workbench.verify.training_checks import (
+from workbench.verify.checks import (
+    Check,
+    Row,
     check_accumulation,
     check_clipping,
     check_first_step,
     check_overflow,
+    check_resume,
     check_ties,
+    check_timing,
     check_training,
     check_update,
+    guarded,
 )
-from workbench.verify.trial_setup import open_trial
+from workbench.verify.trial import open_trial
 
 STEPS = 6
 FEWEST_STEPS = 5
+HEADINGS = ("", "what was compared", "difference", "allowed", "", "")
+LONGEST_NOTE = 150
 
 CHECKS: dict[str, Check] = {
     "first step": check_first_step,
@@ -67,44 +73,51 @@ def verify(
         )
     path = find_preset(preset)
     config = load_config(path, overrides, look_for=REFERENCES)
-    _quiet_transformers()
-    try:
-        with open_trial(config, steps, full=full, tell=_tell) as trial:
-            about = _about(path.stem, trial, steps)
-            _tell(f"{path.stem}: {about['model']}; trainings of {steps} steps on {about['device']}")
-            rows = list(check_all(trial))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise DoesNotFitError(f"out of memory while verifying: {error}") from error
-    print(json_text(rows, about) if as_json else "\n".join(lines(rows)))
-    return EXIT_DONE if all(row.holds for row in rows) else EXIT_ERROR
-
-
-def check_all(trial: Trial) -> Iterator[Row]:
-    """The rows of every check."""
-    for number, (name, check) in enumerate(CHECKS.items(), start=1):
-        _tell(f"{number}/{len(CHECKS)} {name}")
-        yield from guarded(name, check, trial)
-
-
-def _about(preset: str, trial: Trial, steps: int) -> dict[str, object]:
-    subject = trial.bench.subject
-    return {
-        "preset": preset,
-        "model": str(subject),
-        "parameters": subject.parameters,
-        "full": not subject.shrunken,
-        "steps": steps,
-        "device": str(trial.device),
-    }
-
-
-def _quiet_transformers() -> None:
-    from transformers.utils import logging
-
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    try:
+        with open_trial(config, steps, full=full, report=_report) as trial:
+            subject = trial.subject
+            about = {
+                "preset": path.stem,
+                "model": str(subject),
+                "parameters": subject.parameters,
+                "full": not subject.shrunken,
+                "steps": steps,
+                "device": str(trial.device.torch_device),
+            }
+            _report(f"{path.stem}: {subject}; trainings of {steps} steps on {about['device']}")
+            rows: list[Row] = []
+            for number, (name, check) in enumerate(CHECKS.items(), start=1):
+                _report(f"{number}/{len(CHECKS)} {name}")
+                rows += guarded(name, check, trial)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise DoesNotFitError(f"out of memory while verifying: {error}") from error
+    holds = all(row.holds for row in rows)
+    if as_json:
+        print(json.dumps({**about, "holds": holds, "rows": [row.as_dict() for row in rows]}, indent=2))
+    else:
+        print("\n".join(table(rows)))
+    return EXIT_DONE if holds else EXIT_ERROR
 
 
-def _tell(message: str) -> None:
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the table line by line, and how many rows hold."""
+    cells = [HEADINGS, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
+    for line in cells:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+    failed = sum(not row.holds for row in rows)
+    yield ""
+    yield f"{failed} of {len(rows)} rows FAILED" if failed else f"all {len(rows)} rows hold"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    worst, allowed = ("" if number is None else f"{number:.1e}" for number in (row.worst, row.allowed))
+    note = row.note if len(row.note) <= LONGEST_NOTE else row.note[: LONGEST_NOTE - 1] + "…"
+    return row.name, row.compared, worst, allowed, "ok" if row.holds else "FAILED", note
+
+
+def _report(message: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(f"workbench: verify: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Training by plain torch: what the engine is held to. It knows nothing of units, chunks, lanes or tiers.
+"""The reference trainer: plain torch, which the engine is held to. It knows nothing of units, chunks, lanes or tiers.
 
 Weights are kept in full precision and updated by `torch.optim.AdamW` (or `Adam`), one tensor at a time; the model
 reads them rounded to the precision that they are stored in. With a `delay_warmup` it is the AdamW of the one-step
@@ -14,20 +14,63 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workbench.engine import AdamW, LossScaling
 from workbench.engine.blocks.discovery import SIXTEEN_BITS
 from workbench.engine.non_finite import LARGEST_SCALE
 from workbench.layout import BLOCK, StateFormat
 from workbench.optimizer.reference import split_float32
-from workbench.verify.recipe import Outcome, Recipe, infinite, mean_weights, seed_micro_batch
-from workbench.verify.shrink import counted_tokens, loss_of
 
 SHAKEN_LOSS = 1.3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`steps`: for each its micro-batches, token ids int64 [batch, length]. `learning_rates`: of the updates,
+    in order; a step that is left out takes none, as where torch's scheduler is not stepped after an overflow.
+
+    `accumulation`: the most micro-batches a step has. `loss_factor`: every loss is multiplied by it. `delay_warmup`:
+    None where updates are not delayed. `poisoned`: the steps (from 0) in which an infinity is put into a gradient,
+    that of `poison` in the last micro-batch. `loss_scaling`: of fp16 weights.
+    """
+
+    steps: tuple[tuple[Tensor, ...], ...]
+    settings: AdamW
+    learning_rates: tuple[float, ...]
+    accumulation: int
+    gradient_clipping: float
+    delay_warmup: int | None = None
+    loss_factor: float = 1.0
+    poison: str = ""
+    poisoned: frozenset[int] = frozenset()
+    loss_scaling: LossScaling = field(default_factory=LossScaling)
+
+    def first(self, count: int) -> Recipe:
+        """Return the recipe of the first `count` steps."""
+        return replace(self, steps=self.steps[:count], learning_rates=self.learning_rates[:count])
+
+
+@dataclass
+class Outcome:
+    """The result of a training; tensors are on the CPU, by parameter, in the parameter's shape.
+
+    `losses`: of every micro-batch, before `loss_factor`. `norms`: of every step's mean gradient, before clipping.
+    `skipped`, `loss_scales`: of every step. `masters`: weights in full precision. `counts`: updates by parameter.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    loss_scales: list[float] = field(default_factory=list)
+    masters: dict[str, Tensor] = field(default_factory=dict)
+    exp_avg: dict[str, Tensor] = field(default_factory=dict)
+    exp_avg_sq: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,7 +78,7 @@ class Numbers:
     """The precisions of a plain training.
 
     `storage`: what the model's weights are rounded to. `compute`: what forward and backward run in. `state`: of
-    full-precision weights and moments. `rounds_gradients`: whether a micro-batch's gradient passes through `storage`.
+    full-precision weights and moments. `rounds_gradients`: a micro-batch's gradient passes through `storage`.
     `shake`: the relative error, drawn at random, of every weight that the model reads; backward then runs on a
     multiple of the loss, so that all its roundings are others. `noise_seed`: of what is drawn here.
     """
@@ -48,11 +91,11 @@ class Numbers:
     noise_seed: int = 7
 
     def exact(self) -> Numbers:
-        """The truth beside it: float64, of weights rounded all the same."""
+        """Return the truth beside it: float64, of weights rounded all the same."""
         return Numbers(self.storage, torch.float64, torch.float64, rounds_gradients=False)
 
     def shaken(self, seed: int = 1) -> Numbers:
-        """The same with other rounding errors of the same size."""
+        """Return the same with other rounding errors of the same size."""
         return replace(self, shake=torch.finfo(self.compute).eps / 2, noise_seed=seed)
 
 
@@ -80,8 +123,7 @@ class _PlainTraining:
         self._numbers = numbers
         self._device = device
         self._formats = formats
-        self._model: Any = copy.deepcopy(start)
-        _move_buffers(self._model, device)
+        self._model: Any = copy.deepcopy(start).to(device)
         self._read = dict(self._model.named_parameters())
         self._masters = {
             name: nn.Parameter(parameter.detach().to(device, numbers.state))
@@ -141,12 +183,13 @@ class _PlainTraining:
             self._read[name].data = weights
 
     def _gradients(self, number: int, micro_batches: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The gradient of the mean loss over the step's tokens."""
+        """Return the gradient of the mean loss over the step's tokens."""
         recipe, numbers = self._recipe, self._numbers
         sums: dict[str, Tensor] = {}
         scale = self._scale * (SHAKEN_LOSS if numbers.shake else 1.0)
-        weights = mean_weights([counted_tokens(ids) for ids in micro_batches])
-        for micro, (ids, weight) in enumerate(zip(micro_batches, weights, strict=True)):
+        total = sum(map(counted_tokens, micro_batches))
+        for micro, ids in enumerate(micro_batches):
+            weight = counted_tokens(ids) / total
             spoils = number in recipe.poisoned and micro == len(micro_batches) - 1
             hook = self._read[recipe.poison].register_hook(infinite) if spoils else None
             seed_micro_batch(number, micro)
@@ -194,7 +237,7 @@ class _PlainTraining:
                     state[kind].copy_(as_kept(kind, state[kind], kept, self._noise))
 
     def _after(self, finite: bool) -> None:
-        """fp16's search for the loss scale: what `LossScaling` says, counted as DeepSpeed's scaler counts."""
+        """Lower or raise fp16's loss scale as `LossScaling` describes, counted as DeepSpeed's scaler counts."""
         scaling = self._recipe.loss_scaling
         self._step += 1
         if self._numbers.storage != torch.float16 or scaling.fixed:
@@ -219,15 +262,38 @@ class _PlainTraining:
             outcome.counts.setdefault(name, 0)
 
 
+def seed_micro_batch(step: int, micro_batch: int) -> None:
+    """Let dropout draw the same numbers in every training of a recipe."""
+    torch.manual_seed(100_000 * (step + 1) + micro_batch)
+
+
+def infinite(gradient: Tensor) -> Tensor:
+    """Return the gradient with an infinity in it: a tensor hook."""
+    spoilt = gradient.clone()
+    spoilt.view(-1)[0] = float("inf")
+    return spoilt
+
+
+def loss_of(model: Any, ids: Tensor) -> Tensor:
+    """Return the model's own mean loss of [batch, length] token ids; all but the first of each row count."""
+    loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
+
+
+def counted_tokens(ids: Tensor) -> int:
+    """Return the number of tokens that `loss_of` is the mean of."""
+    return int(ids.shape[0] * (ids.shape[1] - 1))
+
+
 def rounded(values: Tensor, storage: torch.dtype) -> Tensor:
-    """Full-precision weights as they are stored: bf16 by the split that loses nothing, see `split_float32`."""
+    """Return full-precision weights as they are stored: bf16 by the split that loses nothing, see `split_float32`."""
     if storage == torch.bfloat16:
         return split_float32(values.float())[0].view(values.shape)
     return values.to(storage)
 
 
 def as_kept(kind: str, moment: Tensor, state_format: StateFormat, noise: torch.Generator) -> Tensor:
-    """A moment after a short format has kept it, rounded at random; see `workbench.layout` for the formats."""
+    """Return a moment as a short format keeps it, rounded at random; see `workbench.layout`."""
     if state_format == "half":
         random = torch.randint(1 << 16, moment.shape, generator=noise).to(moment.device)
         bits = moment.float().contiguous().view(torch.int32).long() + random
@@ -243,7 +309,7 @@ def as_kept(kind: str, moment: Tensor, state_format: StateFormat, noise: torch.G
 
 
 def _optimizer(masters: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """torch's own, with decay on parameters of two or more dimensions."""
+    """Return torch's own, with decay on parameters of two or more dimensions."""
     settings = recipe.settings
     decayed = [p for p in masters.values() if p.dim() >= 2]
     others = [p for p in masters.values() if p.dim() < 2]
@@ -255,10 +321,3 @@ def _optimizer(masters: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.
     make = torch.optim.Adam if settings.coupled_decay else torch.optim.AdamW
     used = [group for group in groups if group["params"]]
     return make(used, lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=False)
-
-
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)

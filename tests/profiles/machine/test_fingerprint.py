@@ -89,7 +89,7 @@ def test_the_processor_s_name_is_found_and_its_lack_survived(tmp_path: Path) -> 
     assert cpu_model(cpuinfo) == "A Fine CPU @ 3 GHz"
 
 
-@pytest.mark.parametrize("module", ["this_machine", "probe_command", "sampling", "profile_lines", "obtain"])
+@pytest.mark.parametrize("module", ["this_machine", "probe_command", "obtain"])
 def test_what_the_screen_uses_brings_in_no_torch(module: str) -> None:
     program = (
         f"import sys, workbench.profiles.{module} as part\n"

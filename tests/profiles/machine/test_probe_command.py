@@ -13,10 +13,8 @@ from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.profiles import probe_command as command
 from workbench.profiles import this_machine
 from workbench.profiles.machine_profile import MachineProfile
-from workbench.profiles.model_profile import KindTimes, ModelTimes
 from workbench.profiles.probe_command import probe
 from workbench.profiles.this_machine import cached_profile, machine_fingerprint
-from workbench.system.folders import write_cached
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +38,6 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(run, "measure_machine", machine)
     monkeypatch.setattr(disk, "measure_disk", only_disk)
-    monkeypatch.setattr(command.BackgroundLoad, "busy_cores", lambda self: 0.0)
     return done
 
 
@@ -81,7 +78,6 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_probe_alone(
     monkeypatch: pytest.MonkeyPatch,
     measurements: list[str],
     capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
 ) -> None:
     from workbench.profiles import probe as run
 
@@ -95,14 +91,6 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_probe_alone(
     monkeypatch.setattr(run, "measure_machine", idle)
     ask()
     assert measurements == ["machine", "machine"]
-    assert "used 2.0 of" in capsys.readouterr().err
-    monkeypatch.setattr(command.BackgroundLoad, "busy_cores", lambda self: 1.5)
-    ask(tmp_path)
-    assert cached_profile("cpu").busy_cores == 1.5  # type: ignore[union-attr]
-    monkeypatch.setattr(command.BackgroundLoad, "busy_cores", lambda self: 0.0)
-    ask(tmp_path)
-    assert cached_profile("cpu", str(tmp_path)).busy_cores == 0  # type: ignore[union-attr]
-    assert measurements[2:] == [f"disk {tmp_path.name}", "machine"]
 
 
 def test_of_a_known_machine_only_another_disk_is_measured(measurements: list[str], tmp_path: Path) -> None:
@@ -143,25 +131,3 @@ def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: lis
     with pytest.raises(ConfigurationError, match="expected auto, cpu, cuda or cuda:N"):
         probe(device="gpu", disk_path=None, as_json=False, fresh=True, quick=True)
     assert measurements == []
-
-
-@pytest.mark.parametrize(
-    ("busy_cores", "quick", "stays"), [(0.0, False, True), (2.0, True, True), (2.0, False, False)]
-)
-def test_a_probe_forgets_what_was_timed_on_a_busy_machine(
-    busy_cores: float, quick: bool, stays: bool, cache: Path
-) -> None:
-    times = ModelTimes(
-        fingerprint="abc",
-        sequences=1,
-        tokens=8,
-        dtype="float32",
-        kinds=(KindTimes(forward_s=1, graph_s=1, backward_s=2),),
-        outer_forward_s=1,
-        outer_backward_s=1,
-        matrix_flops_per_s=1e9,
-        busy_cores=busy_cores,
-    )
-    path = write_cached("times/some.json", times.model_dump_json())
-    ask(quick=quick)
-    assert path is not None and path.exists() is stays

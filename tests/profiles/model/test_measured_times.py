@@ -39,16 +39,6 @@ def test_every_kind_and_the_rest_are_timed(
     assert times.matrix_flops_per_s > 1e8
 
 
-def test_times_say_how_busy_the_machine_was(
-    model_profile_of: Callable[[str], ModelProfile], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_times.BackgroundLoad, "busy_cores", lambda self: 3.0)
-    times = measure_times(
-        FAMILIES["gpt2"], model_profile_of("gpt2"), sequences=1, tokens=16, dtype="float32", budget_s=0.01
-    )
-    assert times.busy_cores == 3.0
-
-
 def test_where_time_is_short_sequences_go_first_then_tokens(
     model_profile_of: Callable[[str], ModelProfile],
 ) -> None:

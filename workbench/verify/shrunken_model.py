@@ -19,12 +19,16 @@ from torch import Tensor, nn
 from workbench.config import RunConfig
 from workbench.config.schema import AdapterConfig
 from workbench.engine.blocks.discovery import FoundUnit, find_blocks, find_units
-from workbench.errors import ConfigurationError
+from workbench.engine.devices.device import Device
+from workbench.errors import ConfigurationError, DoesNotFitError
+from workbench.formatting import gib
 from workbench.model.adapter import AdapterUnits, add_adapter
 from workbench.model.build import UnitInitializer, brief, build_on_meta, model_config
 from workbench.model.saving import has_adapter
 from workbench.profiles.meta_model import shape_of
 from workbench.profiles.model_profile import model_table
+from workbench.system.free_space import free_host_bytes
+from workbench.verify.plain_torch import loss_of
 
 BLOCKS = 5
 """More than the ring of device slots holds, so that slots are used again."""
@@ -33,13 +37,18 @@ HEAD_SIZE = 32
 VOCABULARY = 512
 POSITIONS = 64
 SEQUENCE = 32
-WINDOW = 16
-EXPERTS = 4
 MICRO_BATCH = 2
 ACCUMULATION = 3
 LARGEST = 50_000_000
 """Parameters of a small model."""
 NOISE = 0.05
+DATA_SEED = 1
+KEPT_BYTES = 36
+"""Of the host, per parameter: the first weights, what one training by the engine and one by torch came to."""
+AT_WORK_BYTES = 76
+"""Per parameter: one more training by the engine, or what it came to beside plain torch in float64."""
+ACTIVATIONS = 40
+"""float64 numbers per token, block and unit of width that a block keeps for its backward, attention apart."""
 
 _WIDTHS = (
     "intermediate_size",
@@ -51,7 +60,8 @@ _WIDTHS = (
     "n_inner",
     "d_ff",
 )
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+_SIZES = {"vocab_size": VOCABULARY, "sliding_window": 16}
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
 _OF_FILES = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version")
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -59,7 +69,7 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is verified. `start`: real fp32 weights on the CPU, from which every training begins, in training mode.
+    """The model that is verified. `start`: real fp32 weights on the CPU, from which every training begins.
 
     `shape`: the transformers configuration. `sequence` and `micro_batch` are the largest of a micro-batch,
     `accumulation` is how many make a step. `seed` is the run's.
@@ -75,11 +85,27 @@ class Subject:
 
     @property
     def is_adapted(self) -> bool:
-        """Whether an adapter alone is trained."""
+        """True where an adapter alone is trained."""
         return has_adapter(self.start)
 
+    def token_steps(self, steps: int, accumulation: int) -> tuple[tuple[Tensor, ...], ...]:
+        """Return the micro-batches of each step: rows of tokens that count up from a random one, so that there is
+        something to learn.
+
+        The micro-batches of a step differ in length, so that they do not weigh the same.
+        """
+        generator = torch.Generator().manual_seed(DATA_SEED)
+        lengths = [max(2, self.sequence * eighths // 8) for eighths in (8, 3, 5)]
+
+        def micro_batch(number: int) -> Tensor:
+            first = torch.randint(self.vocabulary, (self.micro_batch, 1), generator=generator)
+            stride = torch.randint(1, 4, (self.micro_batch, 1), generator=generator)
+            return (first + stride * torch.arange(lengths[number % len(lengths)])) % self.vocabulary
+
+        return tuple(tuple(micro_batch(n) for n in range(accumulation)) for _ in range(steps))
+
     def storage(self, name: str, storage: torch.dtype) -> torch.dtype:
-        """What a trainable parameter is stored in where weights are stored as `storage`: adapters stay fp32."""
+        """Return the dtype that a trainable parameter is stored in beside weights in `storage`: adapters stay fp32."""
         return self.start.get_parameter(name).dtype if self.is_adapted else storage
 
     @property
@@ -92,7 +118,7 @@ class Subject:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether training draws random numbers, as far as modules and configuration tell."""
+        """True where training draws random numbers, as far as modules and configuration tell."""
         drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.start.modules())
         options = self.shape.get_text_config().to_dict()
         return drops or any("drop" in k and isinstance(v, float) and v > 0 for k, v in options.items())
@@ -108,7 +134,7 @@ class Subject:
 
 
 def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) -> Subject:
-    """The smallest model of the configured architecture that shows what its engine does.
+    """Return the smallest model of the configured architecture that shows what its engine does.
 
     `storage`: of weights, which those beneath an adapter are rounded to.
 
@@ -117,6 +143,7 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
     """
     architecture, settings, shape = configured_shape(config)
     build_on_meta(shape)  # what is wrong with the preset's own model is said of that, not of a smaller one
+    sequence = min(SEQUENCE, config.data.sequence_length)
     refusals: list[Exception] = []
     for changes in _shrinkings(shape, settings):
         try:
@@ -125,19 +152,13 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
             if size > LARGEST:
                 raise ValueError(f"its smallest form here has {size / 1e6:,.0f} million parameters")
             start = real_model(small, config.train.seed, config.adapter, storage)
-            _try_out(start, small, min(SEQUENCE, config.data.sequence_length))
+            _try_out(start, small, sequence)
         except Exception as error:
             refusals.append(error)
             continue
-        return Subject(
-            start,
-            small,
-            config.train.seed,
-            min(SEQUENCE, config.data.sequence_length),
-            min(MICRO_BATCH, config.train.micro_batch_size),
-            min(ACCUMULATION, config.train.gradient_accumulation),
-            shrunken=True,
-        )
+        micro_batch = min(MICRO_BATCH, config.train.micro_batch_size)
+        accumulation = min(ACCUMULATION, config.train.gradient_accumulation)
+        return Subject(start, small, config.train.seed, sequence, micro_batch, accumulation, shrunken=True)
     # The smallest and the largest that was tried: the second alone says only that it is large.
     reasons = "; ".join(dict.fromkeys(brief(error) for error in (refusals[0], refusals[-1])))
     raise ConfigurationError(
@@ -147,7 +168,7 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
 
 
 def configured_shape(config: RunConfig) -> tuple[str, dict[str, Any], Any]:
-    """(architecture, its settings, the transformers configuration that they come to) of the configured model.
+    """Return (architecture, its settings, its transformers configuration) of the configured model.
 
     Raises:
         ConfigurationError: it cannot be had.
@@ -163,7 +184,7 @@ def configured_shape(config: RunConfig) -> tuple[str, dict[str, Any], Any]:
 
 
 def full_subject(config: RunConfig, storage: torch.dtype = torch.float32) -> Subject:
-    """The configured model itself, with its own micro-batches and random weights. `storage`: as above.
+    """Return the configured model itself, with its own micro-batches and random weights. `storage`: as above.
 
     Raises:
         ConfigurationError: the model cannot be built.
@@ -180,10 +201,35 @@ def full_subject(config: RunConfig, storage: torch.dtype = torch.float32) -> Sub
     )
 
 
+def check_room(config: RunConfig, shape: Any, model: nn.Module, device: Device) -> None:
+    """Refuse to verify `model` (on any device, meta among them) where host or device have too little for it.
+
+    Raises:
+        DoesNotFitError: with the bytes needed and free.
+    """
+    text = shape.get_text_config()
+    parameters = sum(p.numel() for p in model.parameters())
+    tokens = config.train.micro_batch_size * config.data.sequence_length
+    attention = 2 * getattr(text, "num_attention_heads", 1) * config.data.sequence_length
+    blocks = text.num_hidden_layers * (ACTIVATIONS * text.hidden_size + attention)
+    at_work = AT_WORK_BYTES * parameters + 8 * tokens * (blocks + 3 * text.vocab_size)
+    needs = {"host": (KEPT_BYTES * parameters + at_work, free_host_bytes())}
+    if device.torch_device.type == "cuda":
+        needs["host"] = (KEPT_BYTES + AT_WORK_BYTES) * parameters, free_host_bytes()
+        needs["device"] = at_work, torch.cuda.mem_get_info(device.torch_device)[0]
+    for tier, (needed, free) in needs.items():
+        if needed > free:
+            raise DoesNotFitError(
+                f"--full: {parameters / 1e6:,.0f} million parameters do not fit on the {tier} beside the plain torch "
+                f"training, in fp32 and in float64, that they are verified by: that takes about {gib(needed)} and "
+                f"{gib(free)} are free. Without --full a smaller model of the same configuration is verified"
+            )
+
+
 def real_model(
     shape: Any, seed: int, adapter: AdapterConfig | None = None, storage: torch.dtype = torch.float32
 ) -> Any:
-    """A model of `shape` on the CPU in fp32, as the architecture draws it, moved a little everywhere.
+    """Return a model of `shape` on the CPU in fp32, as the architecture draws it, moved a little everywhere.
 
     Without that, gains of exactly one and biases of exactly zero would hide what decay does to them. With `adapter` the
     weights beneath it are frozen, and rounded to `storage`.
@@ -207,20 +253,9 @@ def real_model(
     return model
 
 
-def loss_of(model: Any, ids: Tensor) -> Tensor:
-    """The model's own mean loss of [batch, length] token ids; all but the first of each row count."""
-    loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
-    return loss
-
-
-def counted_tokens(ids: Tensor) -> int:
-    """Over how many tokens `loss_of` is the mean."""
-    return int(ids.shape[0] * (ids.shape[1] - 1))
-
-
 def _shrinkings(shape: Any, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What to change in `settings`, the most thorough first."""
-    width, experts = _narrower(shape), _fewer_experts(shape)
+    """Yield changes of `settings`, the most thorough first."""
+    width, experts = _narrower(shape), _lowered(shape, _EXPERTS)
     free_heads = {name: value for name, value in width.items() if name != "head_dim"}
     depth, rest = _shallower(shape, settings), _shorter(shape)
     yield {**rest, **depth, **experts, **width}
@@ -234,7 +269,7 @@ def _shrinkings(shape: Any, settings: dict[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _own_name(shape: Any, name: str) -> str:
-    """What the architecture calls the setting that transformers calls `name` everywhere."""
+    """Return the architecture's own name of the setting that transformers calls `name` everywhere."""
     return str(getattr(shape, "attribute_map", {}).get(name, name))
 
 
@@ -272,18 +307,6 @@ def _narrower(shape: Any) -> dict[str, Any]:
     return changes
 
 
-def _fewer_experts(shape: Any) -> dict[str, Any]:
-    changes = {}
-    for name in _EXPERTS:
-        experts = _number(shape, name)
-        if experts is not None and experts > EXPERTS:
-            changes[_own_name(shape, name)] = EXPERTS
-            chosen = _number(shape, "num_experts_per_tok")
-            if chosen is not None:
-                changes["num_experts_per_tok"] = min(chosen, EXPERTS // 2)
-    return changes
-
-
 def _shallower(shape: Any, settings: dict[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     layers = _number(shape, "num_hidden_layers")
@@ -296,25 +319,23 @@ def _shallower(shape: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shorter(shape: Any) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    vocabulary = _number(shape, "vocab_size")
-    if vocabulary is not None and vocabulary > VOCABULARY:
-        changes[_own_name(shape, "vocab_size")] = VOCABULARY
-        for name in _TOKENS:
-            token = getattr(shape, name, None)
-            if isinstance(token, int) and token >= VOCABULARY:
-                changes[name] = VOCABULARY - 1
-    positions = _number(shape, "max_position_embeddings")
-    if positions is not None and positions > POSITIONS and "rope" not in " ".join(shape.to_dict()):
-        changes[_own_name(shape, "max_position_embeddings")] = POSITIONS
-    window = _number(shape, "sliding_window")
-    if window is not None:
-        changes["sliding_window"] = min(window, WINDOW)
+    changes = _lowered(shape, _SIZES)
+    if (_number(shape, "vocab_size") or 0) > VOCABULARY:
+        changes |= _lowered(shape, dict.fromkeys(_TOKENS, VOCABULARY - 1))
+    if "rope" not in " ".join(shape.to_dict()):
+        changes |= _lowered(shape, {"max_position_embeddings": POSITIONS})
     return changes
 
 
+def _lowered(shape: Any, limits: dict[str, int]) -> dict[str, Any]:
+    """Return the settings of `shape` that are above their limits, lowered to them."""
+    return {
+        _own_name(shape, name): limit for name, limit in limits.items() if (_number(shape, name) or 0) > limit
+    }
+
+
 def _one_of_each(kinds: list[Any]) -> list[Any]:
-    """What is said block by block, for fewer blocks: every kind that there is, then from the first on."""
+    """Return the settings of `BLOCKS` blocks out of those of more: every kind that there is, then from the first on."""
     first = [kinds.index(kind) for number, kind in enumerate(kinds) if kinds.index(kind) == number][:BLOCKS]
     others = (number for number in range(len(kinds)) if number not in first)
     return [kinds[number] for number in sorted([*first, *others][:BLOCKS])]
