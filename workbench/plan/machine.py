@@ -7,7 +7,6 @@ Invariant: nothing here measures. A machine without a profile is planned without
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,30 +156,13 @@ def this_machine(
             f'train.device = "{device}": this machine has no such GPU ({there}); "auto" takes what there is'
         )
     free = Free(free_host_bytes(), gpus[index].free_bytes, disk, disk_tier)
-    return Machine(THIS_MACHINE, free, _gpu_has_bfloat16(index), None)
+    return Machine(THIS_MACHINE, free, gpus[index].has_bfloat16, None)
 
 
 def free_on_disks(runs: Path, disk_folder: Path | None) -> tuple[int, int | None]:
     """Return the free bytes for runs, and for the disk tier where that lies on another disk."""
     apart = disk_folder is not None and not same_disk(disk_folder, runs)
     return free_disk_bytes(runs), free_disk_bytes(disk_folder) if disk_folder is not None and apart else None
-
-
-def _gpu_has_bfloat16(index: int) -> bool:
-    """Return whether a GPU computes in bf16: from compute capability 8.0 on (CUDA C programming guide, arithmetic
-    instructions). The driver's number is taken, as `visible_gpus` lists them; GPUs of one machine are mostly alike."""
-    try:
-        import pynvml
-    except ImportError:
-        return True
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            return bool(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0] >= 8)
-        finally:
-            pynvml.nvmlShutdown()
-    return True
 
 
 class MeasuredTimes:

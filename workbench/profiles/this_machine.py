@@ -38,12 +38,13 @@ UNKNOWN = "N/A"
 
 
 class Gpu(NamedTuple):
-    """`free_bytes`: now. `driver`: its version, or "N/A"."""
+    """`free_bytes`: now. `driver`: its version, or "N/A". `has_bfloat16`: it computes in bf16."""
 
     name: str
     memory_bytes: int
     free_bytes: int
     driver: str
+    has_bfloat16: bool = True
 
 
 def visible_gpus() -> list[Gpu]:
@@ -62,7 +63,9 @@ def visible_gpus() -> list[Gpu]:
         for handle in _handles(pynvml):
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             name = _text(pynvml.nvmlDeviceGetName(handle))
-            found.append(Gpu(name, int(memory.total), int(memory.free), driver))
+            # From 8.0 on: CUDA C programming guide, arithmetic instructions.
+            has_bfloat16 = pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0] >= 8
+            found.append(Gpu(name, int(memory.total), int(memory.free), driver, has_bfloat16))
     return found
 
 

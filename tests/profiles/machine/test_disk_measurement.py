@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -59,42 +55,6 @@ def test_what_interrupts_it_leaves_nothing_either(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """A process of its own is interrupted in the middle of its writes."""
-    program = textwrap.dedent(
-        """
-        import dataclasses, pathlib, signal, sys
-        from tiny_probe import TINY
-        from workbench.engine.disk_files import RecordFile
-        from workbench.profiles.disk_speed import measure_disk
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-        write = RecordFile.write
-
-        def told(self, record, buffer):
-            write(self, record, buffer)
-            print("written", flush=True)
-
-        RecordFile.write = told
-        measure_disk(pathlib.Path(sys.argv[1]), dataclasses.replace(TINY, disk_s=60.0))
-        """
-    )
-    here = str(Path(__file__).parent)
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "new")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": here},
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "written\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in errors
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_only_what_was_written_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that never was would come from nowhere, and fast; a slow disk does not come to write all of them."""
     now = 0.0
@@ -118,15 +78,15 @@ def test_only_what_was_written_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == written
 
 
-def test_files_in_memory_are_not_called_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_speed, "mount_of", lambda path: Mount("tmpfs", "/", "tmpfs"))
+@pytest.mark.parametrize("why", ["in memory", "no direct I/O"])
+def test_what_is_not_direct_is_not_called_so(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "in memory":
+        monkeypatch.setattr(disk_speed, "mount_of", lambda path: Mount("tmpfs", "/", "tmpfs"))
+    else:
+        monkeypatch.setattr(engine_disk, "_takes_direct", lambda folder: False)
     assert not measure_disk(tmp_path, TINY).direct
-
-
-def test_nor_is_a_file_system_without_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_disk, "_takes_direct", lambda folder: False)
-    found = measure_disk(tmp_path, TINY)
-    assert not found.direct
     assert list(tmp_path.iterdir()) == []
 
 

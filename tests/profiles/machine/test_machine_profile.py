@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny_probe import ON_CPU, ON_GPU, disk_at, profile_on
 
 from workbench.errors import ConfigurationError
 from workbench.profiles.machine_profile import (
-    MachineProfile,
     load_profile,
     parse_profile,
     profile_text,
-    shipped_profiles,
 )
 
 PLANNED = ("desktop-24gb", "desktop-32gb", "server-80gb", "server-h200")
@@ -39,55 +35,16 @@ def test_a_profile_is_read_back_as_it_was_written(profile: object, tmp_path: Pat
         ("cores = 3", "coers = 3", "host.coers = 3: there is no such key; did you mean cores?"),
         ("cores = 3", "", "host.cores: is missing"),
         ("cores = 3", 'cores = "many"', "host.cores = 'many': input should be a valid integer"),
+        ("cores = 3", f"cores = {'9' * 5000}", "is not TOML: "),
+        ("cores = 3", f"cores = '{'x' * 5000}'", f"host.cores = '{'x' * 56}...: input should be"),
+        ("[host]", "[host", "is not TOML: "),
         ("[link]", "[cable]", "cable: there is no such key; there are name, source,"),
-        (
-            "threads = [1, 2, 3]",
-            "threads = [1, 2]",
-            "host: optimizer_ns.bfloat16-exact has 3 figures for 2 numbers of threads",
-        ),
         ("threads = [1, 2, 3]", "threads = [1, 3, 2]", "host: threads must rise"),
         ("bfloat16-half = [0.7, ", "bfloat16-half = [", "optimizer_ns.bfloat16-half has 2 figures for 3"),
-        ("launch_s = 4e-06", "launch_s = -4e-06", "device.launch_s = -4e-06: input should be greater than 0"),
-        (
-            "launch_s = 4e-06",
-            "launch_s = nan",
-            "device.launch_s = nan: input should be a finite number",
-        ),
-        ("[device.matrix_flops_per_s]", "[device.matrix_flops_per_s]\nint8 = 1.0", "int8"),
-        (
-            "launch_s = 4e-06",
-            "launch_s = 4.0",
-            "device.launch_s = 4.0: input should be less than or equal to 1",
-        ),
-        (
-            "up_bytes_per_s = 25000000000.0",
-            "up_bytes_per_s = 5e-324",
-            "link.up_bytes_per_s = 5e-324: input should be greater than or equal to 1",
-        ),
-        (
-            "bfloat16-half = [",
-            "bfloat16-hal = [",
-            "host: optimizer_ns.bfloat16-hal: there is no such update; did you mean bfloat16-half?",
-        ),
-        (
-            "[host.optimizer_ns]",
-            "optimizer_ns = {}\n[x]",
-            "host.optimizer_ns: dictionary should have at least 1",
-        ),
-        (
-            "memory_bytes = 25769803776",
-            "memory_bytes = 0",
-            "device: a device with memory of its own needs memory_bytes and free_bytes",
-        ),
-        (
-            'source = "measured"',
-            'source = "felt"',
-            "source = 'felt': input should be 'measured' or 'planned'",
-        ),
-        ("[host]", "[host", "is not TOML: "),
-        ("cores = 3", f"cores = {'9' * 5000}", "is not TOML: "),
-        ("cores = 3", f"cores = {'[' * 5000}", "is not TOML: "),
-        ("cores = 3", f"cores = '{'x' * 5000}'", f"host.cores = '{'x' * 56}...: input should be"),
+        ("bfloat16-half = [", "bfloat16-hal = [", "there is no such update; did you mean bfloat16-half?"),
+        ("launch_s = 4e-06", "launch_s = nan", "device.launch_s = nan: input should be a finite number"),
+        ("up_bytes_per_s = 25000000000.0", "up_bytes_per_s = 5e-324", "link.up_bytes_per_s = 5e-324"),
+        ("memory_bytes = 25769803776", "memory_bytes = 0", "device: a device with memory of its own needs"),
     ],
 )
 def test_what_is_wrong_in_a_profile_is_named_with_its_file_key_and_value(
@@ -107,46 +64,12 @@ def test_a_device_with_memory_of_its_own_needs_a_link() -> None:
         parse_profile(text[: text.index("[link]")], "mine.toml")
 
 
-def test_a_file_that_begins_with_a_mark_of_its_byte_order_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "machine.toml"
-    path.write_text(profile_text(profile_on(ON_GPU)), encoding="utf-8-sig")
-    assert load_profile(path) == profile_on(ON_GPU)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_any_profile_is_read_back_equal(seed: int) -> None:
-    """Rates of all sizes, names of all letters."""
-    draw = random.Random(seed)
-
-    def rates(table: dict[str, Any]) -> dict[str, Any]:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                rates(value)
-            elif isinstance(value, float):
-                table[key] = 10 ** draw.uniform(0, 21) if "per_s" in key or "float" in key else value
-            elif isinstance(value, tuple) and isinstance(value[0], float):
-                table[key] = tuple(10 ** draw.uniform(0, 9) for _ in value)
-            elif isinstance(value, str) and key in ("cpu", "note", "busy", "path"):
-                table[key] = "".join(
-                    chr(draw.choice((draw.randrange(1, 0xD800), 10, 34, 92))) for _ in range(9)
-                )
-        return table
-
-    profile = MachineProfile.model_validate(rates(profile_on(ON_GPU, disk=disk_at("/a disk")).model_dump()))
-    assert profile != profile_on(ON_GPU, disk=disk_at("/a disk"))
-    assert parse_profile(profile_text(profile), "here") == profile
-
-
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.toml", "/no/such/folder/machine.toml"])
 def test_a_missing_file_is_answered_with_the_names_of_the_shipped_ones(name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_profile(Path(name))
     assert str(caught.value).startswith(f"machine {name}: cannot be read: No such file")
     assert all(shipped in str(caught.value) for shipped in PLANNED)
-
-
-def test_the_shipped_machines_are_there() -> None:
-    assert tuple(shipped_profiles()) == PLANNED
 
 
 @pytest.mark.parametrize("name", PLANNED)

@@ -45,6 +45,9 @@ class Driver:
     def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802 - the library's name
         return self.names[handle].encode()
 
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802 - the library's name
+        return 7 + handle, 5
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802 - the library's name
         return SimpleNamespace(total=100 + handle, free=50 + handle)
 
@@ -58,7 +61,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_every_gpu_is_told_and_the_library_closed(driver: Driver) -> None:
-    assert visible_gpus()[1] == Gpu("two", 101, 51, "555.1")
+    assert visible_gpus()[:2] == [Gpu("one", 100, 50, "555.1", False), Gpu("two", 101, 51, "555.1", True)]
     assert [gpu.name for gpu in visible_gpus()] == ["one", "two", "three"]
     assert driver.open == 0
 

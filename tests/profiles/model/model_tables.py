@@ -51,68 +51,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 PUBLIC: dict[str, tuple[dict[str, Any], int]] = {
     "GPT-2 124M": (table("gpt2"), 124_439_808),
-    "GPT-2 10.3B": (
-        table("gpt2", n_layer=50, n_embd=4096, n_head=32, n_positions=1024, vocab_size=50304),
-        10_279_239_680,
-    ),
-    "Llama-2-7B": (
-        table(
-            "llama",
-            hidden_size=4096,
-            intermediate_size=11008,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=32,
-            max_position_embeddings=4096,
-            vocab_size=32000,
-            tie_word_embeddings=False,
-        ),
-        6_738_415_616,
-    ),
-    "Llama-3-8B": (
-        table(
-            "llama",
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            max_position_embeddings=8192,
-            vocab_size=128256,
-            tie_word_embeddings=False,
-        ),
-        8_030_261_248,
-    ),
-    "Qwen3-8B": (
-        table(
-            "qwen3",
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=36,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            max_position_embeddings=40960,
-            vocab_size=151936,
-            tie_word_embeddings=False,
-        ),
-        8_190_735_360,
-    ),
-    "Mistral-7B": (
-        table(
-            "mistral",
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            max_position_embeddings=32768,
-            sliding_window=4096,
-            vocab_size=32000,
-            tie_word_embeddings=False,
-        ),
-        7_241_732_096,
-    ),
     "Mixtral-8x7B": (
         table(
             "mixtral",
@@ -157,19 +95,5 @@ PUBLIC: dict[str, tuple[dict[str, Any], int]] = {
             vocab_size=50272,
         ),
         1_315_758_080,
-    ),
-    "Phi-3-mini": (
-        table(
-            "phi3",
-            hidden_size=3072,
-            intermediate_size=8192,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=32,
-            max_position_embeddings=4096,
-            vocab_size=32064,
-            tie_word_embeddings=False,
-        ),
-        3_821_079_552,
     ),
 }

@@ -88,18 +88,6 @@ def test_a_units_kind_is_found_by_its_place_in_the_layout(
     assert [kind for kind in kinds if kind is not None] == [model_profile.kinds[n] for n in (0, 1, 0)]
 
 
-def test_widths_and_positions_are_those_of_the_configuration(
-    model_profile_of: Callable[[str], ModelProfile],
-) -> None:
-    model_profile = model_profile_of("opt")
-    assert (
-        model_profile.hidden_size,
-        model_profile.head_width,
-        model_profile.vocab_size,
-        model_profile.positions,
-    ) == (48, 24, 97, 256)
-
-
 class Windowed(nn.Module):
     def __init__(self, window: int | None, mode: str = "causal") -> None:
         super().__init__()

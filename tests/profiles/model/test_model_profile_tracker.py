@@ -105,14 +105,6 @@ def test_a_block_is_counted_as_by_hand() -> None:
     assert max(live[mark:]) == 4 * one
 
 
-def test_a_parameters_gradient_is_dropped_and_does_not_count() -> None:
-    block = Block()
-    graph = record_training(block, Call((torch.ones(1, 2, 16),), {}))
-    assert block.weight.grad is None
-    assert 0 in graph.sizes
-    assert max(live_after_each(graph)) < 16 * 16 * 4
-
-
 @pytest.mark.parametrize("amount", [(5, 3, 0), (5, 0, 7), (0, 9, 0), (0, 0, 11), (0, 0, 0)])
 def test_a_fit_holds_amounts_of_every_form(amount: tuple[int, int, int]) -> None:
     token, pair, fixed = amount
@@ -147,12 +139,3 @@ def test_an_accelerators_dropout_keeps_a_byte_an_element() -> None:
     assert kernels.met_dropout
     assert sorted(tracker.recording.sizes) == [64, 256]
     assert result.grad_fn is not None
-
-
-@pytest.mark.parametrize(("share", "training"), [(0.0, True), (0.5, False)])
-def test_where_nothing_is_dropped_nothing_changes(share: float, training: bool) -> None:
-    kernels = _Kernels(on_cpu=False)
-    with kernels:
-        result = functional.dropout(torch.ones(8), share, training)
-    assert not kernels.met_dropout
-    assert result.tolist() == [1.0] * 8
