@@ -18,7 +18,6 @@ from workbench import presets
 from workbench.config import load_config
 from workbench.errors import WorkbenchError
 from workbench.plan.machine import Machine, planned_machine
-from workbench.plan.placement import lacking
 from workbench.plan.planner import Plan, Planner
 from workbench.presets import shipped_folder
 from workbench.profiles.machine_profile import load_profile
@@ -57,7 +56,7 @@ def large_plan() -> Plan:
 
 def large_lacks() -> str:
     """What it lacks, in words: "lacks 3.20 GiB of host"."""
-    return f"lacks {lacking(large_plan().memory)}"
+    return f"lacks {large_plan().memory.lacking}"
 
 
 class PlannedMachine(ThisMachine):

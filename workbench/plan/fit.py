@@ -20,9 +20,7 @@ from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.formatting import gib
 from workbench.layout import MOMENTS, StateFormat
-from workbench.plan.memory import MemoryPlan
-from workbench.plan.placement import FRACTIONS, Candidate, candidates
-from workbench.plan.planner import Plan, Planner, check_positions, placement_request, with_placement
+from workbench.plan.planner import FRACTIONS, Plan, Planner, check_positions, placed
 
 FIELDS = (
     "offload.weights",
@@ -230,19 +228,16 @@ def _splits(sequences: int, own: int) -> list[int]:
 
 
 def _placed(planner: Planner, config: RunConfig) -> Iterator[RunConfig]:
-    own = Candidate(config.offload.weights, config.offload.state, config.offload.device_fraction)  # type: ignore[arg-type]
+    own = "auto" not in (config.offload.weights, config.offload.state)
+    if own:
+        yield config
     open_config = with_field(with_field(config, "offload.weights", "auto"), "offload.state", "auto")
-    open_config = with_field(open_config, "offload.device_fraction", 0.0)
-    seen = set()
-    if "auto" not in (own.weights, own.state):
-        seen.add(own)
-        yield with_placement(config, own)
-    for candidate in candidates(placement_request(open_config, planner.machine)):
+    for variant in placed(with_field(open_config, "offload.device_fraction", 0.0), planner.machine):
         # A share on the device is kept exact: with another format that would change results once more.
-        partial = 0 < candidate.device_fraction < 1
-        if candidate in seen or (partial and config.offload.state_format != "exact"):
+        partial = 0 < variant.offload.device_fraction < 1
+        if (own and variant == config) or (partial and config.offload.state_format != "exact"):
             continue
-        yield with_placement(config, candidate)
+        yield variant
 
 
 def _broken(config: RunConfig) -> bool:
@@ -301,7 +296,7 @@ def _hardware(
     if not sentences and tried:
         plan = min(tried, key=lambda p: p.memory.missing_bytes)
         sentences.append(
-            f"the nearest, {_in_words(plan.config, config)}, lacks {_lacks(plan.memory)} together"
+            f"the nearest, {_in_words(plan.config, config)}, lacks {plan.memory.lacking} together"
         )
     return tuple(sentences)
 
@@ -355,10 +350,6 @@ def _in_words(config: RunConfig, given: RunConfig) -> str:
         if field in always or get_field(config, field) != get_field(given, field)
     ]
     return ", ".join(f"{field} = {_toml(get_field(config, field))}" for field in named)
-
-
-def _lacks(memory: MemoryPlan) -> str:
-    return " and ".join(f"{gib(t.missing_bytes)} of {t.tier}" for t in memory.tiers if not t.fits)
 
 
 def _toml(value: Any) -> str:

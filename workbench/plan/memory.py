@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workbench.formatting import GIB
+from workbench.formatting import GIB, MIB
 from workbench.layout import ITEM_BYTES, Layout, Unit, place, state_tensors
 from workbench.plan.activations import HEAP_BLOCK_BYTES, AutogradGradients, heap_reserve, model_rows
 from workbench.plan.machine import Free
@@ -74,6 +74,15 @@ class MemoryPlan:
     def missing_bytes(self) -> int:
         """Bytes that all tiers together lack."""
         return sum(tier.missing_bytes for tier in self.tiers)
+
+    @property
+    def lacking(self) -> str:
+        """The bytes that tiers lack, in words: "3.20 GiB of host", to the hundredth of a MiB where they are few."""
+        short = ((tier.tier, tier.missing_bytes) for tier in self.tiers if not tier.fits)
+        return " and ".join(
+            f"{size / GIB:,.2f} GiB of {name}" if size >= GIB / 10 else f"{size / MIB:,.2f} MiB of {name}"
+            for name, size in short
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -8,22 +8,37 @@ Invariant: a plan that fits promises no tier more than it has free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, DoesNotFitError
-from workbench.layout import Layout
+from workbench.layout import Layout, Tier
 from workbench.plan.machine import Machine, WeightDtypes
 from workbench.plan.memory import MemoryPlan, checkpoint_bytes, plan_memory
-from workbench.plan.placement import NO_PLACEMENT, Candidate, PlacementRequest, candidates, choose_placement
 from workbench.plan.rates import Rates
 from workbench.plan.step_time import RunTime, StepTime, run_time, step_time
 from workbench.plan.workload import Workload, workload
+from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.model_profile import ModelProfile, ModelTimes
 
 MOST_LAYOUTS = 64
+FRACTIONS = 8
+"""A share of the state that stays on the device is tried in steps of 1/8."""
+BY_SPEED: tuple[tuple[Tier, Tier], ...] = (
+    ("device", "device"),
+    ("device", "host"),
+    ("host", "host"),
+    ("device", "disk"),
+    ("host", "disk"),
+    ("disk", "disk"),
+)
+"""Tiers of weights and state."""
+NO_PLACEMENT = (
+    "offload: no placement goes with the other fields; a disk tier needs offload.disk_path, and weights off the device "
+    "need train.activation_checkpointing"
+)
 
 TimesOf = Callable[[int, int, str], ModelTimes | None]
 """(sequences, tokens, dtype) to measured times of the model's pieces, where there are any."""
@@ -95,22 +110,9 @@ class Planner:
             DoesNotFitError: a tier is "auto" and no placement fits.
         """
         self.check(config)
-        request = placement_request(config, self.machine)
-        if not request.is_open:
+        if "auto" not in (config.offload.weights, config.offload.state):
             return self.plan_fixed(config)
-        allowed = candidates(request)
-        plans: dict[Candidate, Plan] = {}
-
-        def plan_of(candidate: Candidate) -> MemoryPlan:
-            plans[candidate] = self.plan_fixed(with_placement(config, candidate))
-            return plans[candidate].memory
-
-        def seconds_of(candidate: Candidate) -> float | None:
-            time = plans[candidate].time
-            return None if time is None else time.step_s
-
-        chosen, _ = choose_placement(allowed, plan_of, seconds_of)
-        return plans[chosen]
+        return fastest(self.plan_fixed(variant) for variant in placed(config, self.machine))
 
     def nearest(self, config: RunConfig) -> Plan:
         """Return the plan of `config`; where a tier is "auto", of the placement that lacks least.
@@ -120,56 +122,33 @@ class Planner:
             DoesNotFitError: no placement goes with the other fields.
         """
         self.check(config)
-        request = placement_request(config, self.machine)
-        variants = (with_placement(config, c) for c in candidates(request)) if request.is_open else (config,)
-        least = min(
-            (self.plan_fixed(variant, timed=False) for variant in variants),
-            key=lambda plan: plan.memory.missing_bytes,
-            default=None,
-        )
+        is_open = "auto" in (config.offload.weights, config.offload.state)
+        variants = placed(config, self.machine) if is_open else (config,)
+        plans = (self.plan_fixed(variant, timed=False) for variant in variants)
+        least = min(plans, key=lambda plan: plan.memory.missing_bytes, default=None)
         if least is None:
             raise DoesNotFitError(NO_PLACEMENT)
         return self.plan_fixed(least.config)
 
     def plan_fixed(self, config: RunConfig, *, timed: bool = True) -> Plan:
         """Return the plan of `config`, whose placement is chosen; `timed`: with its time."""
-        precision = self.machine.precision(config)
-        work = workload(config, precision, shared_memory=self.machine.shared_memory)
+        machine, model_profile = self.machine, self.model_profile
+        precision = machine.precision(config)
+        work = workload(config, precision, shared_memory=machine.shared_memory)
         layout = self._layout(work)
-        memory = plan_memory(layout, self.model_profile, work, self.machine.free)
-        time, run, no_time, busy = None, None, "", ""
-        if timed:
-            no_time = self._why_no_time(work)
-            if not no_time:
-                times = self._times(work) if memory.fits else None
-                time = self._time(layout, work, times)
-                assert self.machine.profile is not None
-                busy = self.machine.profile.busy_warning
-                run = run_time(config, time, checkpoint_bytes(layout, work), self._disk_rate())
-        return Plan(config, self.machine.name, memory, precision, time, run, no_time, busy)
-
-    def _times(self, work: Workload) -> ModelTimes | None:
-        """Return measured times, which may have to be taken first."""
-        if self._times_of is None:
-            return None
-        return self._times_of(work.micro_batch_size, work.sequence_length, work.compute_dtype)
-
-    def _time(self, layout: Layout, work: Workload, times: ModelTimes | None) -> StepTime:
-        assert self.machine.profile is not None
-        rates = Rates(self.machine.profile, work.threads)
-        return step_time(layout, self.model_profile, work, rates, times)
-
-    def _why_no_time(self, work: Workload) -> str:
-        profile = self.machine.profile
-        if profile is None:
-            return "this machine has not been measured: `workbench probe` does it in under a minute"
-        if "disk" in (work.weights, work.state) and profile.disk is None:
-            return "the disk has not been measured: `workbench probe --disk PATH` does it in seconds"
-        return ""
-
-    def _disk_rate(self) -> float | None:
-        profile = self.machine.profile
-        return None if profile is None or profile.disk is None else profile.disk.write_bytes_per_s
+        memory = plan_memory(layout, model_profile, work, machine.free)
+        no_time = _why_no_time(machine.profile, work)
+        if not timed or no_time or machine.profile is None:
+            return Plan(config, machine.name, memory, precision, None, None, no_time if timed else "")
+        times: ModelTimes | None = None
+        if memory.fits and self._times_of is not None:  # which may have to be measured first
+            times = self._times_of(work.micro_batch_size, work.sequence_length, work.compute_dtype)
+        time = step_time(layout, model_profile, work, Rates(machine.profile, work.threads), times)
+        disk = machine.profile.disk
+        disk_rate = None if disk is None else disk.write_bytes_per_s
+        run = run_time(config, time, checkpoint_bytes(layout, work), disk_rate)
+        busy = machine.profile.busy_warning
+        return Plan(config, machine.name, memory, precision, time, run, busy=busy)
 
     def _layout(self, work: Workload) -> Layout:
         key = work.precision, work.chunk_bytes, work.state_format, work.device_fraction
@@ -195,22 +174,77 @@ def check_positions(config: RunConfig, model_profile: ModelProfile) -> None:
         )
 
 
-def placement_request(config: RunConfig, machine: Machine) -> PlacementRequest:
-    """Return what `config` fixes of its placement on `machine`, and what it leaves open."""
+def _why_no_time(profile: MachineProfile | None, work: Workload) -> str:
+    if profile is None:
+        return "this machine has not been measured: `workbench probe` does it in under a minute"
+    if "disk" in (work.weights, work.state) and profile.disk is None:
+        return "the disk has not been measured: `workbench probe --disk PATH` does it in seconds"
+    return ""
+
+
+# Placements
+
+
+def placed(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
+    """Yield `config` with each placement that it allows on `machine`, in the order of speed that is usual."""
     offload = config.offload
-    return PlacementRequest(
-        weights=offload.weights,
-        state=offload.state,
-        device_fraction=offload.device_fraction,
-        state_format=offload.state_format,
-        overlap=offload.overlap,
-        activation_checkpointing=config.train.activation_checkpointing,
-        disk=bool(offload.disk_path),
-        shared_memory=machine.shared_memory,
+    pairs = BY_SPEED
+    if machine.shared_memory:
+        # One memory: "device" says no more than "host", and leaves less room for state formats.
+        pairs = (BY_SPEED[1], BY_SPEED[0], *BY_SPEED[2:])
+    for weights, state in pairs:
+        if offload.weights not in ("auto", weights) or offload.state not in ("auto", state):
+            continue
+        if "disk" in (weights, state) and not offload.disk_path:
+            continue
+        if weights != "device" and not config.train.activation_checkpointing:
+            continue
+        if weights == "disk" and offload.overlap == "delayed":
+            continue
+        if state == "device" and (offload.state_format != "exact" or offload.device_fraction):
+            continue
+        fractions = [offload.device_fraction]
+        splits = offload.state == "auto" and (weights, state) == ("device", "host")
+        if splits and not offload.device_fraction and not machine.shared_memory:
+            fractions = [eighths / FRACTIONS for eighths in range(FRACTIONS - 1, -1, -1)]
+        for fraction in fractions:
+            chosen = {"weights": weights, "state": state, "device_fraction": fraction}
+            yield config.model_copy(update={"offload": offload.model_copy(update=chosen)})
+
+
+def fastest(plans: Iterable[Plan]) -> Plan:
+    """Return the fastest of `plans` that fits; the first that fits where no speed is known.
+
+    A plan without a time comes after any that has one.
+
+    Raises:
+        DoesNotFitError: none fits; names the one that lacks least, field by field, with its table.
+    """
+    nearest: Plan | None = None
+    best: Plan | None = None
+    for plan in plans:
+        if not plan.fits:
+            if nearest is None or plan.memory.missing_bytes < nearest.memory.missing_bytes:
+                nearest = plan
+        elif plan.time is None:
+            if best is None:
+                return plan
+        elif best is None or best.time is None or plan.time.step_s < best.time.step_s:
+            best = plan
+    if best is not None:
+        return best
+    if nearest is None:
+        raise DoesNotFitError(NO_PLACEMENT)
+    raise DoesNotFitError(
+        f"no placement fits on this machine. The nearest is {placement_words(nearest.config)}, "
+        f"which lacks {nearest.memory.lacking}:\n{nearest.memory.table()}"
     )
 
 
-def with_placement(config: RunConfig, candidate: Candidate) -> RunConfig:
-    """Return `config` with the placement of `candidate`."""
-    fields = {name: getattr(candidate, name) for name in ("weights", "state", "device_fraction")}
-    return config.model_copy(update={"offload": config.offload.model_copy(update=fields)})
+def placement_words(config: RunConfig) -> str:
+    """Return the placement of `config` field by field, as a preset says it."""
+    offload = config.offload
+    return (
+        f'offload.weights = "{offload.weights}", offload.state = "{offload.state}", '
+        f"offload.device_fraction = {offload.device_fraction:g}"
+    )

@@ -20,8 +20,7 @@ from workbench.engine.disk_files import DiskError, DiskTier
 from workbench.errors import ConfigurationError, DoesNotFitError, WorkbenchError
 from workbench.plan.fit import remedies, why_not
 from workbench.plan.machine import THIS_MACHINE, Free, Machine, MeasuredTimes, free_on_disks
-from workbench.plan.placement import Candidate
-from workbench.plan.planner import Plan, Planner
+from workbench.plan.planner import Plan, Planner, placement_words
 from workbench.profiles.meta_model import count_parts
 from workbench.profiles.model_profile import ModelProfile, model_table
 from workbench.profiles.obtain import obtain_model_profile
@@ -73,9 +72,7 @@ def fit(
     was_open = "auto" in tiers(config)
     plan = planner.plan(config)
     if was_open:
-        weights, state = tiers(plan.config)
-        chosen = Candidate(weights, state, plan.config.offload.device_fraction)  # type: ignore[arg-type]
-        report(f"placement: {chosen}")
+        report(f"placement: {placement_words(plan.config)}")
     elif not plan.fits:
         ways = remedies(planner, plan.config)
         way_out = f"It would fit with one of: {'; '.join(ways)}.\n" if ways else ""

@@ -76,9 +76,7 @@ def verdict_words(memory: MemoryPlan) -> str:
     """Return "fits", "tight: 3% of host is left" or "no: lacks 3.20 GiB of host"."""
     worst = verdict(memory)
     if worst == "no":
-        from workbench.plan.placement import lacking
-
-        return f"no: lacks {lacking(memory)}"
+        return f"no: lacks {memory.lacking}"
     if worst == "tight":
         left = {
             tier.tier: (tier.free_bytes - tier.needed_bytes) / tier.free_bytes
