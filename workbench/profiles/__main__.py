@@ -6,8 +6,6 @@ With `ship` it writes the model profiles of the shipped presets beside this file
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,25 +49,15 @@ def answer(question: Mapping[str, Any], report: Report) -> dict[str, Any]:
     from workbench.profiles.model_profile import ModelProfile
 
     warnings.simplefilter("ignore")
-    try:
-        if question["ask"] == "model_profile":
-            return take_model_profile(question["model"], report).model_dump(mode="json")
-        sizes = ("sequences", "tokens", "dtype", "device", "fingerprint", "budget_s")
-        return measure_times(
-            question["model"],
-            ModelProfile.model_validate(question["model_profile"]),
-            **{name: question[name] for name in sizes},
-            report=report,
-        ).model_dump(mode="json")
-    finally:
-        _release_memory()
-
-
-def _release_memory() -> None:
-    """Return freed memory to the system."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # the C library may be another one
-        ctypes.CDLL(None).malloc_trim(0)
+    if question["ask"] == "model_profile":
+        return take_model_profile(question["model"], report).model_dump(mode="json")
+    sizes = ("sequences", "tokens", "dtype", "device", "fingerprint", "budget_s")
+    return measure_times(
+        question["model"],
+        ModelProfile.model_validate(question["model_profile"]),
+        **{name: question[name] for name in sizes},
+        report=report,
+    ).model_dump(mode="json")
 
 
 def shipped_tables() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -141,7 +141,7 @@ class BlockRuns:
         alone, graphs = self._alone, self._graphs
 
         def curve(values: Iterable[float]) -> Curve:
-            return fit(*values, tokens=self._tokens).curve()
+            return fit(*values, tokens=self._tokens)
 
         return BlockCost(
             input=curve(run.sizes[0] for run in alone),
@@ -158,7 +158,7 @@ class BlockRuns:
 
     def flops(self) -> Curve:
         """Return the operations of a forward's products."""
-        return fit(*(run.phases[FORWARD].flops for run in self._alone), tokens=self._tokens).curve()
+        return fit(*(run.phases[FORWARD].flops for run in self._alone), tokens=self._tokens)
 
 
 def record_forward(block: nn.Module, call: Call, kernels: TorchFunctionMode | None = None) -> Recording:
@@ -310,21 +310,7 @@ class _Kernels(TorchFunctionMode):
 # From two sizes to any
 
 
-class Amount(NamedTuple):
-    """The fields of a `Curve`, without others beside it."""
-
-    per_token: float
-    per_token_pair: float
-    fixed: float
-
-    def at(self, sequences: int, tokens: int) -> float:
-        return self.fixed + sequences * tokens * (self.per_token + self.per_token_pair * tokens)
-
-    def curve(self) -> Curve:
-        return Curve(**self._asdict())
-
-
-def fit(short: float, long: float, *, tokens: int) -> Amount:
+def fit(short: float, long: float, *, tokens: int) -> Curve:
     """Return the amount that is `short` for `SEQUENCES` of `tokens`, and `long` for as many of twice the tokens.
 
     More than twice as much grows with pairs of tokens, too; less has a fixed part.
@@ -333,9 +319,10 @@ def fit(short: float, long: float, *, tokens: int) -> Amount:
     more = long - 2 * short
     if more >= 0:
         pair = min(more / (2 * size * tokens), long / (4 * size * tokens))
-        return Amount(round(long / (2 * size) - 2 * tokens * pair, 6), round(pair, 6), 0.0)
+        each = long / (2 * size) - 2 * tokens * pair
+        return Curve(per_token=round(each, 6), per_token_pair=round(pair, 6))
     each = max(0.0, (long - short) / size)
-    return Amount(round(each, 6), 0.0, round(long - 2 * size * each, 6))
+    return Curve(per_token=round(each, 6), fixed=round(long - 2 * size * each, 6))
 
 
 def peak(runs: Sequence[Recording], phase: int, tokens: int) -> Curve:
@@ -347,12 +334,17 @@ def peak(runs: Sequence[Recording], phase: int, tokens: int) -> Curve:
     short, long = runs
     if short.events != long.events or short.marks != long.marks:
         highest = (max(sum(moment) for moment in _moments(r, phase, [(s,) for s in r.sizes])) for r in runs)
-        return fit(*highest, tokens=tokens).curve()
-    amounts = [fit(a, b, tokens=tokens) for a, b in zip(short.sizes, long.sizes, strict=True)]
-    moments = {Amount(*moment) for moment in _moments(short, phase, amounts)}
-    sizes = [(sequences, 1 << power) for power in range(21) for sequences in (1, 64)]
-    found = dict.fromkeys(max(moments, key=lambda m: (m.at(*size), m)) for size in sizes)
-    main, *others = (moment.curve() for moment in found)
+        return fit(*highest, tokens=tokens)
+    curves = [fit(a, b, tokens=tokens) for a, b in zip(short.sizes, long.sizes, strict=True)]
+    amounts = [(curve.per_token, curve.per_token_pair, curve.fixed) for curve in curves]
+    moments = set(_moments(short, phase, amounts))
+
+    def highest_at(sequences: int, length: int) -> tuple[float, ...]:
+        size = sequences * length
+        return max(moments, key=lambda m: (size * (m[0] + length * m[1]) + m[2], m))
+
+    found = dict.fromkeys(highest_at(sequences, 1 << power) for power in range(21) for sequences in (1, 64))
+    main, *others = (Curve(per_token=m[0], per_token_pair=m[1], fixed=m[2]) for m in found)
     return main.model_copy(update={"beside": tuple(others)})
 
 

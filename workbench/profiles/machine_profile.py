@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -66,14 +66,14 @@ class HostProfile(_Part):
     def _as_many_as_threads(self) -> HostProfile:
         if list(self.threads) != sorted(set(self.threads)):
             raise ValueError("threads must rise")
-        tables: dict[str, Mapping[str, tuple[float, ...]]] = {
-            "optimizer_ns": self.optimizer_ns,
-            "norm_bytes_per_s": {str(dtype): row for dtype, row in self.norm_bytes_per_s.items()},
-            "accumulate_bytes_per_s": {str(dtype): row for dtype, row in self.accumulate_bytes_per_s.items()},
-        }
-        rows = {f"{name}.{key}": row for name, table in tables.items() for key, row in table.items()}
-        for name in ("read_bytes_per_s", "write_bytes_per_s", "copy_bytes_per_s"):
-            rows[name] = getattr(self, name)
+        rows: dict[str, Sequence[float]] = {}
+        for name, value in self:
+            if name == "optimizer_ns" or name.endswith("per_s"):
+                rows |= (
+                    {f"{name}.{key}": r for key, r in value.items()}
+                    if isinstance(value, dict)
+                    else {name: value}
+                )
         for name, row in rows.items():
             if len(row) != len(self.threads):
                 raise ValueError(f"{name} has {len(row)} figures for {len(self.threads)} numbers of threads")
@@ -84,8 +84,9 @@ class HostProfile(_Part):
         for name in self.optimizer_ns:
             if name not in UPDATES:
                 near = difflib.get_close_matches(name, UPDATES, n=1)
-                right = f"did you mean {near[0]}?" if near else f"there are {', '.join(UPDATES)}"
-                raise ValueError(f"optimizer_ns.{name}: there is no such update; {right}")
+                raise ValueError(
+                    f"optimizer_ns.{name}: there is no such update; {_did_you_mean(near, UPDATES)}"
+                )
         return self
 
 
@@ -237,42 +238,31 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _sentences(error: ValidationError) -> list[str]:
-    lines = []
+def _sentences(error: ValidationError) -> Iterator[str]:
     for problem in error.errors(include_url=False):
         path = [str(part) for part in problem["loc"] if part != "[key]"]
-        given = problem.get("input")
-        shown = "" if isinstance(given, dict) or problem["type"] == "missing" else f" = {_brief(given)}"
-        lines.append(
-            f"  {'.'.join(path) or 'the profile'}{shown}: {_what_is_right(problem['type'], path, problem['msg'])}"
-        )
-    return lines
+        right = problem["msg"].removeprefix("Value error, ")
+        right = right[0].lower() + right[1:]
+        shown = ""
+        if problem["type"] == "missing":
+            right = "is missing"
+        elif not isinstance(problem["input"], dict):
+            text = repr(problem["input"])
+            shown = f" = {text}" if len(text) <= LONGEST_SHOWN else f" = {text[: LONGEST_SHOWN - 3]}..."
+        if problem["type"] == "extra_forbidden":
+            keys = list(_TABLES.get(path[0] if path[1:] else "", MachineProfile).model_fields)
+            near = difflib.get_close_matches(path[-1], keys, n=1)
+            right = f"there is no such key; {_did_you_mean(near, keys)}"
+        yield f"  {'.'.join(path) or 'the profile'}{shown}: {right}"
 
 
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+def _did_you_mean(near: Sequence[str], names: Sequence[str]) -> str:
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
-def _what_is_right(kind: str, path: list[str], message: str) -> str:
-    if kind == "missing":
-        return "is missing"
-    if kind == "extra_forbidden":
-        keys = _keys_of(path[:-1])
-        near = difflib.get_close_matches(path[-1], keys, n=1)
-        return (
-            f"there is no such key; {f'did you mean {near[0]}?' if near else 'there are ' + ', '.join(keys)}"
-        )
-    message = message.removeprefix("Value error, ")
-    return message[0].lower() + message[1:]
-
-
-def _keys_of(table: list[str]) -> list[str]:
-    """Return the keys that may be in a table of a profile."""
-    parts: dict[str, type[_Part]] = {
-        "host": HostProfile,
-        "device": DeviceProfile,
-        "link": LinkProfile,
-        "disk": DiskProfile,
-    }
-    return list((parts[table[0]] if table else MachineProfile).model_fields)
+_TABLES: dict[str, type[_Part]] = {
+    "host": HostProfile,
+    "device": DeviceProfile,
+    "link": LinkProfile,
+    "disk": DiskProfile,
+}

@@ -17,7 +17,7 @@ from workbench.profiles.meta_model import first_blocks, meta_model
 from workbench.profiles.model_profile import ModelProfile
 
 
-@pytest.mark.parametrize("family", ["opt", "gemma2"])
+@pytest.mark.parametrize("family", ["opt", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_every_kind_and_the_rest_are_timed(
     family: str, model_profile_of: Callable[[str], ModelProfile]
 ) -> None:

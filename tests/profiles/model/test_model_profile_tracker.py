@@ -109,7 +109,8 @@ def test_a_block_is_counted_as_by_hand() -> None:
 def test_a_fit_holds_amounts_of_every_form(amount: tuple[int, int, int]) -> None:
     token, pair, fixed = amount
     values = [fixed + SEQUENCES * t * (token + pair * t) for t in (12, 24)]
-    assert fit(*values, tokens=12) == amount
+    curve = fit(*values, tokens=12)
+    assert (curve.per_token, curve.per_token_pair, curve.fixed) == amount
 
 
 @pytest.mark.parametrize("values", [(100, 40), (0, 90), (1, 1000)])
@@ -117,7 +118,8 @@ def test_an_amount_of_no_known_form_is_never_below_what_was_seen_at_the_larger_s
     values: tuple[int, int],
 ) -> None:
     amount = fit(*values, tokens=8)
-    assert min(amount) >= 0 and amount.at(SEQUENCES, 16) >= values[1] - 1e-3
+    assert min(amount.per_token, amount.per_token_pair, amount.fixed) >= 0
+    assert amount.at(SEQUENCES, 16) >= values[1] - 1e-3
 
 
 def test_a_peak_is_the_highest_of_all_moments_at_every_size() -> None:

@@ -179,6 +179,7 @@ def test_times_are_asked_for_by_the_devices_own_name(
     assert obtain_times(TABLE, model_profile, **what, device="cpu", report=silent, take=False) == times
 
 
+@pytest.mark.slow
 def test_a_wrong_model_is_told_in_the_models_own_words() -> None:
     with pytest.raises(ConfigurationError, match='did you mean "llama"'):
         obtain_model_profile(table("lama"), silent)
