@@ -19,7 +19,7 @@ from workbench.verify.shrunken_model import shrunken_subject
 CHECKS = {"bf16": ("first step",), "fp32": ("tied weights", "training")}
 
 
-@pytest.mark.parametrize("precision", CHECKS)
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 def test_the_rows_of_an_adapter_hold_in_every_precision_of_its_base(precision: str) -> None:
     config = small_config("adapter.rank=3", "adapter.dropout=0.1", f"train.precision={precision}")
     rows = rows_of(config, CHECKS[precision])

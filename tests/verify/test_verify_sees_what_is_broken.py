@@ -28,10 +28,16 @@ Patch = pytest.MonkeyPatch
 BFLOAT16 = ("train.precision=bf16",)
 ACCUMULATES = ("train.precision=bf16", "train.gradient_accumulation=3")
 DELAYED = ("offload.overlap=delayed", "offload.weights=host")
-CONFIGURATIONS = [(), BFLOAT16, ACCUMULATES, DELAYED, ("train.gradient_clipping=0.0",)]
+CONFIGURATIONS = [
+    pytest.param((), id="as it is", marks=pytest.mark.slow),  # the command's test verifies it
+    pytest.param(BFLOAT16, id="bf16", marks=pytest.mark.slow),
+    pytest.param(ACCUMULATES, id="bf16, accumulated"),
+    pytest.param(DELAYED, id="delayed, streamed"),
+    pytest.param(("train.gradient_clipping=0.0",), id="not clipped", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("overrides", CONFIGURATIONS, ids=lambda o: "-".join(o) or "as it is")
+@pytest.mark.parametrize("overrides", CONFIGURATIONS)
 def test_a_whole_engine_holds_in_every_row(overrides: tuple[str, ...]) -> None:
     rows = rows_of(small_config(*overrides))
     assert failed(rows) == []

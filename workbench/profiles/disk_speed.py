@@ -6,7 +6,6 @@ Invariant: when the measurement is over, however it ended, the folder is as it w
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import shutil
@@ -137,21 +136,21 @@ class _RawFile:
         self._direct = direct
 
     def write(self, record: int, buffer: Tensor) -> None:
-        self._move(lambda view, at: os.pwritev(self._descriptor, [view], at), record, buffer)
+        self._move(os.pwritev, record, buffer)
         if not self._direct:
             os.fdatasync(self._descriptor)
             self._drop_cache()
 
     def read(self, record: int, buffer: Tensor) -> None:
-        self._move(lambda view, at: os.preadv(self._descriptor, [view], at), record, buffer)
+        self._move(os.preadv, record, buffer)
         if not self._direct:
             self._drop_cache()
 
-    def _move(self, call: Callable[[memoryview, int], int], record: int, buffer: Tensor) -> None:
-        view = memoryview((ctypes.c_char * RECORD_BYTES).from_address(buffer.data_ptr())).cast("B")
+    def _move(self, call: Callable[..., int], record: int, buffer: Tensor) -> None:
+        view = memoryview(buffer.numpy())
         moved = 0
         while moved < RECORD_BYTES:
-            count = call(view[moved:], record * RECORD_BYTES + moved)
+            count = call(self._descriptor, [view[moved:]], record * RECORD_BYTES + moved)
             if count == 0:
                 raise OSError("the disk stopped within a record")
             moved += count
