@@ -147,7 +147,7 @@ class _RawFile:
             self._drop_cache()
 
     def _move(self, call: Callable[..., int], record: int, buffer: Tensor) -> None:
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         moved = 0
         while moved < RECORD_BYTES:
             count = call(self._descriptor, [view[moved:]], record * RECORD_BYTES + moved)
