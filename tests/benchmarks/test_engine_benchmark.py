@@ -24,6 +24,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_overhead_has_a_row_for_each_contender_that_trains_what_plain_torch_trains() -> None:
     done = run("overhead", "--sizes", "0.1M", "--tokens", "16,32", "--repetitions", "1", "--json")
     assert done.returncode in (0, 1), done.stderr  # 1: a goal was missed, which says nothing about this test
@@ -82,6 +83,7 @@ def test_a_case_that_is_stopped_or_out_of_time_leaves_nothing_in_its_folder(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_large_removes_its_files_when_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
     command = [*COMMAND, "large", "--layers", "1", "--disk", str(tmp_path)]

@@ -92,6 +92,7 @@ def test_a_case_is_measured_kept_and_not_measured_again(tmp_path: Path) -> None:
     assert re.sub(strip, "", again.stdout) == re.sub(strip, "", first.stdout)
 
 
+@pytest.mark.slow
 def test_a_case_out_of_time_is_kept_as_failed_and_what_is_missing_as_skipped(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     done = run(
@@ -108,6 +109,7 @@ def test_a_case_out_of_time_is_kept_as_failed_and_what_is_missing_as_skipped(tmp
     assert "| tiny/torch@2x32,cpu " in done.stdout and "not done after 1 s" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_still_lists_its_cases() -> None:
     done = run()

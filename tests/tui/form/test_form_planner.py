@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import pynvml
 import pytest
 from form_host import LARGE, SMALL, PlannedMachine, shipped_model_profile
 
@@ -219,19 +218,15 @@ def test_a_question_that_is_called_off_ends_as_such(tmp_path: Path, monkeypatch:
         here.stop_profiler()
 
 
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+@pytest.mark.parametrize("has_bfloat16", [False, True])
 def test_a_gpu_that_was_not_measured_is_planned_by_what_its_driver_says(
-    capability: tuple[int, int], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    gpu = Gpu("a GPU", 24 << 30, 20 << 30, "1.0")
+    gpu = Gpu("a GPU", 24 << 30, 20 << 30, "1.0", has_bfloat16)
     for module in ("workbench.plan.machine", "workbench.profiles.this_machine"):
         monkeypatch.setattr(f"{module}.visible_gpus", lambda: [gpu])
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle: capability)
     ground = ThisMachine(tmp_path).machine("cuda:0", "")
-    assert (ground.free.device, ground.has_bfloat16, ground.profile) == (20 << 30, expected, None)
+    assert (ground.free.device, ground.has_bfloat16, ground.profile) == (20 << 30, has_bfloat16, None)
     with pytest.raises(ConfigurationError, match=r'train\.device = "cuda:1": this machine has no such GPU'):
         ThisMachine(tmp_path).machine("cuda:1", "")
