@@ -73,7 +73,7 @@ def test_a_broken_engine_ends_with_exit_1_and_rows_that_say_failed(
         (["--set", "model.config.n_layr=2"], 'did you mean "n_layer"'),
         (["--set", "train.device=cuda:7"], "train.device = 'cuda:7'"),
         (["--set", 'data.source="/nowhere/texts"'], 'data.source = "/nowhere/texts": there is no such file'),
-        (["--set", 'data.tokenizer="/nowhere/tokens"'], "there is no such folder"),
+        (["--set", 'data.tokenizer="/nowhere/tokens"'], 'data.tokenizer = "/nowhere/tokens"'),
         (["--set", "offload.state=disk"], "the disk tier has no folder"),
         (["--set", "offload.state=disk", "--set", "offload.disk_path=/nowhere"], "there is no such folder"),
     ],
