@@ -110,7 +110,6 @@ async def test_the_axis_goes_by_step_tokens_and_time_of_training(runs: list[RunD
                 curve.series.positions.along(chart.view.axis)[-1] for curve in chart.curves
             ]
             await pilot.press("x")
-            await pilot.pause()
         assert last == {"step": [20, 20, 10], "tokens": [2000, 2000, 1000], "time": [10, 10, 5]}
         assert chart.view.axis == "step"
         await pilot.press("tab", "x")
@@ -133,7 +132,6 @@ async def test_validation_losses_are_shown_instead_and_back(runs: list[RunDirect
 async def test_escape_goes_back(runs: list[RunDirectory]) -> None:
     async with shown(runs) as (host, pilot):
         await pilot.press("escape")
-        await pilot.pause()
         assert host.screen is not host.compare_screen
 
 
@@ -170,7 +168,7 @@ async def test_runs_that_cannot_be_read_are_told_and_the_others_compared(
         assert "the folder is no run" in words
 
 
-@pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 60), (24, 8)])
+@pytest.mark.parametrize("size", [(60, 16), (24, 8)])
 @pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN])
 async def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
     runs: list[RunDirectory], size: tuple[int, int], glyphs: Glyphs
@@ -178,7 +176,6 @@ async def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
     async with shown(runs, size=size, glyphs=glyphs) as (host, pilot):
         await until(pilot, lambda: lengths(host.compare_screen.chart) == [20, 20, 10])
         await pilot.press("tab", "end", "pageup", "v", "x")
-        await pilot.pause()
         text = "\n".join(host.text.splitlines()[:-1])  # the last line is the footer's
         assert text.isascii() is glyphs.ascii
         if size[0] >= 60:

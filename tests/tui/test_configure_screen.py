@@ -146,13 +146,6 @@ async def test_a_wrong_value_is_told_under_its_field_and_holds_the_run_back(
         assert not row.problem and "too small" not in text_of(app)
 
 
-async def test_starting_with_a_problem_on_another_table_goes_there(tmp_path: Path) -> None:
-    async with shown(tmp_path, own(tmp_path, BROKEN.replace("stepps = 4\n", ""))) as (screen, pilot, _app):
-        await press(pilot, "f5")
-        assert screen.query_one(TableTabs).value == "train"
-        assert screen.focused_field == "train.steps"
-
-
 async def test_a_key_lays_nothing_out_anew_and_the_end_of_a_long_text_is_seen(tmp_path: Path) -> None:
     laid_out: list[Screen[Any]] = []
     async with shown(tmp_path) as (screen, pilot, app):
@@ -163,24 +156,6 @@ async def test_a_key_lays_nothing_out_anew_and_the_end_of_a_long_text_is_seen(tm
         assert "aEND" in text_of(app) and not laid_out
         await pilot.press("home")
         assert "aEND" not in text_of(app) and "a" * 30 in text_of(app)
-
-
-async def test_a_contradiction_is_told_at_its_field_and_goes_with_its_cause(tmp_path: Path) -> None:
-    async with shown(tmp_path) as (screen, pilot, _app):
-        await go_to(screen, pilot, "offload.state")
-        await press(pilot, "right")  # host -> disk
-        form = screen.query_one(Form)
-        path = form.row("offload.disk_path")
-        assert path is not None and path.problem.startswith("the disk tier has no folder")
-        await press(pilot, "left")
-        assert not path.problem
-
-
-async def test_a_value_that_does_nothing_is_told_at_its_field(tmp_path: Path) -> None:
-    async with shown(tmp_path) as (screen, pilot, app):
-        row = await go_to(screen, pilot, "offload.delay_warmup")
-        await write(pilot, "7")
-        assert row.note.startswith("has no effect") and "has no effect" in text_of(app)
 
 
 async def test_a_changed_value_is_marked_and_reset_gives_the_presets_back(tmp_path: Path) -> None:
@@ -260,18 +235,6 @@ async def test_what_will_hardly_have_been_meant_is_a_remark_and_holds_no_run_bac
         assert len(app.asked) == 1
 
 
-async def test_no_model_profile_is_taken_of_an_architecture_that_there_is_not(tmp_path: Path) -> None:
-    machine, text = (
-        PlannedMachine(),
-        SMALL.read_text().replace('architecture = "gpt2"', 'architecture = "gpt22"'),
-    )
-    async with shown(tmp_path, own(tmp_path, text), machine=machine) as (screen, pilot, app):
-        row = await go_to(screen, pilot, "model.architecture")
-        assert row.problem.endswith('; did you mean "gpt2"?') and "1 problem" in text_of(app)
-        await press(pilot, "f5")
-        assert not app.asked and not machine.asked
-
-
 async def test_a_disk_that_does_not_answer_holds_up_no_key_and_is_asked_by_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,12 +276,6 @@ async def test_what_does_not_fit_is_started_only_when_that_is_said_twice(tmp_pat
         await press(pilot, "f5")
         await pilot.press("y")
         assert len(app.asked) == 1
-
-
-async def test_a_read_only_look_starts_nothing(tmp_path: Path) -> None:
-    async with shown(tmp_path, SMALL, read_only=True) as (_screen, pilot, app):
-        await press(pilot, "f5")
-    assert not app.asked
 
 
 async def test_make_it_fit_shows_what_it_would_change_and_changes_it_when_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,11 +16,19 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from workbench import presets
-from workbench.presets import recent_presets, remember_preset
+from workbench.presets import Preset, recent_presets, remember_preset
 from workbench.tui.form.meter import FitMeter
+from workbench.tui.form.planner import ConfigPlanner
 from workbench.tui.glyphs import PLAIN
 from workbench.tui.messages import OpenPreset, StartRun
-from workbench.tui.screens.presets import PresetAbout, PresetsScreen
+from workbench.tui.screens.presets import (
+    PresetAbout,
+    PresetRow,
+    PresetsScreen,
+    forecast,
+    match_score,
+    preset_rows,
+)
 
 SIZES = [(80, 24), (60, 16)]
 
@@ -75,9 +84,8 @@ async def test_each_preset_has_its_parameters_and_whether_it_fits(
         assert large_lacks() in text_of(app)
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_the_preview_follows_the_cursor(size: tuple[int, int], tmp_path: Path) -> None:
-    async with shown(tmp_path, size) as (screen, pilot, app):
+async def test_the_preview_follows_the_cursor(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
         meter, about = screen.query_one(FitMeter), screen.query_one(PresetAbout)
         assert here(screen) == "gpt2-10b" and meter.plan is not None and not meter.plan.fits
         await pilot.press("down")
@@ -118,9 +126,8 @@ async def test_leaving_the_screen_calls_the_model_profile_off(user: Path, tmp_pa
         assert machine.cancels[0].is_set()
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_what_is_typed_filters_and_escape_gives_all_back(size: tuple[int, int], tmp_path: Path) -> None:
-    async with shown(tmp_path, size) as (screen, pilot, app):
+async def test_what_is_typed_filters_and_escape_gives_all_back(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
         await pilot.press("q", "s")
         assert screen.query_one(Input).value == "qs" and names(screen) == ["quickstart"]
         await pilot.press("z")
@@ -145,13 +152,6 @@ async def test_enter_opens_the_preset_from_the_list_and_from_the_filter(tmp_path
     large, small = presets.shipped_folder() / "gpt2-10b.toml", presets.shipped_folder() / "quickstart.toml"
     assert opened == [large, small]
     assert recent_presets() == [small, large]
-
-
-async def test_recent_presets_come_first(tmp_path: Path) -> None:
-    remember_preset(presets.shipped_folder() / "quickstart.toml")
-
-    async with shown(tmp_path) as (screen, _pilot, _app):
-        assert names(screen) == ["quickstart", "gpt2-10b"]
 
 
 async def test_r_runs_what_fits_and_asks_about_what_does_not(tmp_path: Path) -> None:
@@ -257,3 +257,63 @@ async def test_a_hundred_presets_scroll(user: Path, tmp_path: Path) -> None:
         assert here(screen) == "z99" and "z99" in text_of(app)
         await pilot.press("pageup", "home")
         assert here(screen) == "gpt2-10b" and "gpt2-10b" in text_of(app)
+
+
+def row(name: str, description: str = "") -> PresetRow:
+    return PresetRow(Preset(name, Path(f"/{name}.toml"), "user", description, None))
+
+
+def test_the_ones_used_last_come_first_and_the_others_by_name(user: Path) -> None:
+    own = user / "own.toml"
+    own.write_text(SMALL.read_text())
+    assert [each.preset.name for each in preset_rows()] == ["gpt2-10b", "own", "quickstart"]
+    remember_preset(presets.shipped_folder() / "quickstart.toml")
+    remember_preset(own)
+    assert [each.preset.name for each in preset_rows()] == ["own", "quickstart", "gpt2-10b"]
+
+
+def test_a_forecast_has_parameters_a_plan_and_a_verdict() -> None:
+    planner = ConfigPlanner(PlannedMachine())
+    made = {each.preset.name: forecast(each, planner) for each in preset_rows()}
+    assert made["quickstart"].verdict == "fits" and made["quickstart"].parameters == 842_624
+    assert made["gpt2-10b"].verdict == "no" and "lacks" in made["gpt2-10b"].words
+
+
+def test_a_row_without_a_model_profile_stays_pending_until_one_may_be_taken(
+    user: Path,
+) -> None:
+    (user / "new.toml").write_text(SMALL.read_text().replace("n_layer = 4", "n_layer = 5"))
+    machine = PlannedMachine()
+    planner = ConfigPlanner(machine)
+    listed = next(each for each in preset_rows() if each.preset.name == "new")
+    assert forecast(listed, planner).pending and not machine.asked
+    made = forecast(listed, planner, Event())
+    assert made.verdict == "fits" and not made.pending and len(machine.asked) == 1
+
+
+def test_a_preset_that_breaks_after_it_was_listed_has_its_error_and_no_plan(
+    user: Path,
+) -> None:
+    path = user / "own.toml"
+    path.write_text(SMALL.read_text())
+    listed = next(each for each in preset_rows() if each.preset.name == "own")
+    path.write_text("[model\n")
+    made = forecast(listed, ConfigPlanner(PlannedMachine()))
+    assert made.preset.error is not None and made.plan is None
+
+
+@pytest.mark.parametrize("query", ["gpt2-10b", "10b", "GPT", "g10", "gb", "billion", "billion user"])
+def test_a_filter_finds_by_part_by_letters_in_order_and_by_words(query: str) -> None:
+    assert match_score(query, row("gpt2-10b", "10.3 billion parameters"))
+
+
+@pytest.mark.parametrize("query", ["x", "b01", "trillion", "gpt3"])
+def test_a_filter_leaves_out_what_was_not_meant(query: str) -> None:
+    assert not match_score(query, row("gpt2-10b", "10.3 billion parameters"))
+
+
+def test_a_part_of_the_name_is_a_better_match_than_letters_of_it() -> None:
+    names = ["long-lama-x", "llama", "big-llama"]
+    scores = {name: match_score("llama", row(name)) for name in names}
+    assert scores["long-lama-x"]
+    assert sorted(names, key=lambda name: -scores[name]) == ["llama", "big-llama", "long-lama-x"]

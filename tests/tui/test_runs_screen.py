@@ -59,6 +59,12 @@ class Host(App[None]):
     def text(self) -> str:
         return text_of(self)
 
+    @property
+    def here(self) -> RunDirectory | None:
+        """The run under the cursor."""
+        row = self.runs_screen.run_list.highlighted
+        return None if row is None else row.run
+
 
 @asynccontextmanager
 async def shown(
@@ -172,7 +178,7 @@ async def test_typing_after_a_slash_filters_and_escape_brings_all_back(zoo: dict
     async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("slash", *"FAIL")
         await until(pilot, lambda: len(host.runs_screen.run_list.shown) == 1)
-        assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
+        assert host.here == zoo["failed"]
         await pilot.press("x", "x")
         await until(pilot, lambda: "No run has 'failxx'" in host.text)
         await pilot.press("backspace", "backspace", "enter")
@@ -184,7 +190,7 @@ async def test_typing_after_a_slash_filters_and_escape_brings_all_back(zoo: dict
         await until(pilot, lambda: len(host.runs_screen.run_list.shown) == len(zoo))
         assert host.focused is host.runs_screen.run_list
         assert not host.runs_screen.query_one(Input).display
-        assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
+        assert host.here == zoo["failed"]
     assert [message.run for message in host.asked] == [zoo["failed"]]  # type: ignore[attr-defined]
 
 
@@ -194,11 +200,9 @@ async def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_move
     async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("down", "enter")
         await pilot.click(host.runs_screen.run_list, offset=(20, 4))
-        await pilot.pause()
-        assert host.runs_screen.run_list.highlighted.run == zoo["finished"]  # type: ignore[union-attr]
+        assert host.here == zoo["finished"]
         assert len(host.asked) == 1
         await pilot.click(host.runs_screen.run_list, offset=(20, 4))
-        await pilot.pause()
         await pilot.press("end", "enter")
         await until(pilot, lambda: bool(host.reports))
     assert all(isinstance(message, OpenRun) for message in host.asked)
@@ -214,7 +218,6 @@ async def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[
             assert host.screen.active_bindings["R"].enabled is offered, kind
             if not offered:
                 await pilot.press("R")
-                await pilot.pause()
     assert not host.asked and not zoo["running"].control.exists()
 
 
@@ -278,7 +281,6 @@ async def test_a_stop_that_is_not_confirmed_is_not_sent(zoo: dict[str, RunDirect
         await pilot.press("s")
         assert isinstance(host.screen, Confirm)
         await pilot.press("escape")
-        await pilot.pause()
     assert not zoo["running"].control.exists()
 
 
@@ -297,7 +299,7 @@ async def test_marked_runs_are_compared_in_the_order_of_the_list(zoo: dict[str, 
         await until(pilot, lambda: bool(host.reports))
         await go_to(host, pilot, "failed")
         await pilot.press("space")
-        assert host.runs_screen.run_list.highlighted.run == zoo["died"]  # type: ignore[union-attr]
+        assert host.here == zoo["died"]
         await go_to(host, pilot, "finished")
         await pilot.press("space", "space", "up", "space", "c")
         await until(pilot, lambda: bool(host.asked))
@@ -327,14 +329,13 @@ async def test_deleting_asks_with_name_and_size_and_deletes_only_after_yes(
         asked = " ".join(host.text.replace("│", " ").split())
         assert zoo["stopped"].name in asked and "3.0 MiB" in asked
         await pilot.press("enter")
-        await pilot.pause()
         assert zoo["stopped"].path.is_dir()
         await pilot.press("x")
         await until(pilot, lambda: isinstance(host.screen, Confirm))
         await pilot.press("y")
         await until(pilot, lambda: not zoo["stopped"].path.exists() and "is deleted" in "".join(host.reports))
         await until(pilot, lambda: len(host.runs_screen.run_list.shown) == len(zoo) - 1)
-        assert host.runs_screen.run_list.highlighted.run == zoo["failed"]  # type: ignore[union-attr]
+        assert host.here == zoo["failed"]
     assert sum(1 for _ in root.iterdir()) == len(zoo) - 1
 
 
@@ -387,7 +388,6 @@ async def test_e_exports_the_model_into_a_folder_that_is_asked_for(
 async def test_y_copies_the_path(zoo: dict[str, RunDirectory]) -> None:
     async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("down", "y")
-        await pilot.pause()
     assert host.copied == [str(zoo["paused"].path)]
 
 
@@ -398,7 +398,6 @@ async def test_in_read_only_mode_nothing_is_changed_and_looking_still_works(
         for kind in ("running", "stopped"):
             await go_to(host, pilot, kind)
             await pilot.press("p", "k", "s", "R", "e", "x")
-            await pilot.pause()
             assert host.screen is host.runs_screen
         assert not host.asked and not host.reports
         for text in ("Delete", "Stop", "Resume"):
@@ -426,19 +425,18 @@ async def test_the_list_follows_the_folder_without_reading_what_has_not_changed(
         await settled(pilot)
         assert [row.state for row in screen.run_list.shown[:2]] == ["running", "stopped"]
         assert screen.run_list.shown[0].run == newest
-        assert screen.run_list.highlighted.run == zoo["stopped"]  # type: ignore[union-attr]
+        assert host.here == zoo["stopped"]
         assert screen.summaries.read_folders == read + 2
 
 
 async def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
     async with shown(tmp_path / "nowhere", size=(200, 24)) as (host, pilot):
         await pilot.press("enter", "x", "s", "R", "c", "y", "space", "up", "end")
-        await pilot.pause()
         assert "There are no runs in" in host.text
     assert not host.asked
 
 
-@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 60), (24, 8)])
+@pytest.mark.parametrize("size", [(60, 16), (200, 60), (24, 8)])
 @pytest.mark.parametrize("glyphs", [BLOCKS, PLAIN])
 async def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
     zoo: dict[str, RunDirectory], size: tuple[int, int], glyphs: Glyphs
