@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -18,10 +18,12 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
 from workbench.formatting import known
-from workbench.monitor.samples import MonitorSample
 from workbench.tui.canvas import CanvasWidget
 from workbench.tui.charts.bars import sparkline, stacked_bar
 from workbench.tui.glyphs import Glyphs
+
+if TYPE_CHECKING:  # it would hold up the first picture
+    from workbench.monitor.samples import MonitorSample
 
 Line = list[Segment]
 PLAIN_STYLE = Style()

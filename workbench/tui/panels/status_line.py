@@ -5,7 +5,7 @@ Textual's footer is built anew, one widget a key, each time that the focus moves
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from textual import events
@@ -15,10 +15,12 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from workbench.formatting import duration, number, percent, share
-from workbench.runs import Liveness, Status
 from workbench.tui.canvas import CanvasWidget
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.panel import PLAIN_STYLE, Line, clean, cut, filled_up, keep, width_of
+
+if TYPE_CHECKING:  # it would hold up the first picture
+    from workbench.runs import Liveness, Status
 
 _STATES: dict[str, str] = {
     "running": "good",
