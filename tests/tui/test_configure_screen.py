@@ -27,7 +27,6 @@ from workbench.tui.glyphs import PLAIN
 from workbench.tui.messages import StartRun
 from workbench.tui.screens.configure import ConfigureScreen
 
-SIZES = [(80, 24), (60, 16)]
 BROKEN = """\
 # kept
 [model]
@@ -127,7 +126,7 @@ async def test_every_edit_moves_the_plan(tmp_path: Path) -> None:
         assert f"{screen.live.plan.time.step_s:,.2f} s a step" in text_of(app) and step not in text_of(app)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((60, 16), marks=pytest.mark.slow)])
 async def test_a_wrong_value_is_told_under_its_field_and_holds_the_run_back(
     size: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -509,7 +508,7 @@ async def test_a_click_chooses_a_table_and_a_value(size: tuple[int, int], tmp_pa
         assert screen.draft.value("offload.state_format") == "half"
 
 
-@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40)])
+@pytest.mark.parametrize("size", [(60, 16), (120, 40)])
 async def test_ascii_mode_draws_nothing_else(size: tuple[int, int], tmp_path: Path) -> None:
     async with shown(tmp_path, size=size, glyphs=PLAIN) as (screen, pilot, app):
         await go_to(screen, pilot, "train.steps")

@@ -247,6 +247,7 @@ async def test_ascii_mode_draws_nothing_else(size: tuple[int, int], user: Path, 
         assert text_of(app).isascii()
 
 
+@pytest.mark.slow
 async def test_a_hundred_presets_scroll(user: Path, tmp_path: Path) -> None:
     for number in range(100):
         (user / f"z{number:02}.toml").write_text(SMALL.read_text())

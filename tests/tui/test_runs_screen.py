@@ -455,6 +455,7 @@ async def test_it_fits_every_terminal_and_plain_mode_draws_panels_in_ascii(
         assert text.translate(SCROLLBAR).isascii() is glyphs.ascii
 
 
+@pytest.mark.slow
 async def test_many_rows_are_moved_through_with_the_cursor_always_in_sight(tmp_path: Path) -> None:
     for number in range(200):
         run = RunDirectory(tmp_path / f"20260101-{number:06d}-p-{number:06x}")

@@ -48,7 +48,9 @@ async def test_q_quits_from_every_part(house: House, part: str) -> None:
         await until(pilot, lambda: app.return_code == 0)
 
 
-@pytest.mark.parametrize("keys", [("ctrl+q",), ("M", "ctrl+q"), ("P", "q")], ids="+".join)
+@pytest.mark.parametrize(
+    "keys", [("M", "ctrl+q"), pytest.param(("P", "q"), marks=pytest.mark.slow)], ids="+".join
+)
 async def test_quitting_asks_where_a_living_run_is_watched_from_whatever_part(
     house: House, keys: tuple[str, ...]
 ) -> None:
@@ -154,7 +156,9 @@ def test_a_terminal_that_goes_away_ends_the_screen(house: House) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("keys", [("ctrl+q",), ("M", "q")], ids="+".join)
+@pytest.mark.parametrize(
+    "keys", [pytest.param(("ctrl+q",), marks=pytest.mark.slow), ("M", "q")], ids="+".join
+)
 async def test_quitting_asks_where_a_form_has_changes_that_are_not_saved(
     house: House, keys: tuple[str, ...]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from screen_host import text_of as screen_text
 from screen_host import until
 from settled_pilot import settled
@@ -28,6 +29,7 @@ def text_of(screen: Screen[Any]) -> str:
     return "\n".join(str(each.render()) for each in screen.query(Static))
 
 
+@pytest.mark.slow
 async def test_help_lists_exactly_the_bindings_that_hold_on_each_screen(house: House) -> None:
     path, run = house.preset("tiny"), house.run()
 
