@@ -41,8 +41,6 @@ SHOWN_FOLDER = "/home/ada/train"
 """The folder of a scene as pictures show it; the real one is as long, and another each time."""
 _ROOT = "/tmp/"
 _THEME = "textual-dark"
-_QUESTIONS = ("stop",)
-"""Groups of workers that wait for a dialog's answer."""
 
 
 class StagedApp(WorkbenchApp):
@@ -72,9 +70,9 @@ class Stage:
 
     async def settle(self) -> None:
         """Until nothing is going on any more."""
-        await settled(self.pilot, but=_QUESTIONS)
+        await settled(self.pilot)
         self._hold_cursors()
-        await settled(self.pilot, but=_QUESTIONS)
+        await settled(self.pilot)
 
     def _hold_cursors(self) -> None:
         for field in self.app.screen.query("Input, TextArea"):
