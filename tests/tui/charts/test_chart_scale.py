@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -108,3 +110,8 @@ def test_shares_and_rates_are_said_with_what_can_be_read() -> None:
         "1.01e-04",
         "0.00e+00",
     ]
+
+
+def test_the_first_screen_is_imported_without_what_charts_compute_with() -> None:
+    code = "import sys, workbench.tui.app, workbench.tui.screens.presets; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

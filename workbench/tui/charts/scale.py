@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # numpy would hold up the first picture
     from workbench.tui.charts.series import Axis, Series
 
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 _TIME_STEPS = (
     1,
     2,
