@@ -15,14 +15,12 @@ import string
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from workbench.config import RunConfig, load_config
 from workbench.errors import ConfigurationError
 from workbench.system.files import write_atomically
 from workbench.system.folders import read_cached, write_cached
-
-if TYPE_CHECKING:
-    from workbench.config import RunConfig
 
 Origin = Literal["project", "user", "shipped"]
 
@@ -61,7 +59,7 @@ def find_preset(name: str) -> Path:
         raise ConfigurationError(f"{name}: is a folder; name a preset file in it")
     if in_a_folder or name.endswith(".toml"):
         raise ConfigurationError(f"{name}: there is no such file{_nearest_file(path)}")
-    raise ConfigurationError(f"{name}: there is no such preset; {nearest_presets(path.stem)}")
+    raise ConfigurationError(f"{name}: there is no such preset; {_nearest_presets(path.stem)}")
 
 
 def _nearest_file(path: Path) -> str:
@@ -215,7 +213,7 @@ def recent_presets() -> list[Path]:
     return [Path(each) for each in known if isinstance(each, str)] if isinstance(known, list) else []
 
 
-def nearest_presets(name: str) -> str:
+def _nearest_presets(name: str) -> str:
     """Return a hint from a name that is not there to those that are."""
     names = sorted(_named(), key=_place_of)
     if not names:
@@ -229,8 +227,6 @@ def list_presets() -> list[Preset]:
 
     A broken one is listed with what is wrong with it.
     """
-    from workbench.config import load_config
-
     presets = []
     for name, (path, origin) in _named().items():
         try:

@@ -92,9 +92,9 @@ def _read(path: Path) -> str:
             raise ConfigurationError(f"{path}: is too large for a preset; name a TOML file")
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        from workbench.presets import nearest_presets
-
-        raise ConfigurationError(f"{path}: there is no such file; {nearest_presets(path.stem)}") from None
+        raise ConfigurationError(
+            f"{path}: there is no such file; `workbench presets` lists the presets"
+        ) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigurationError(

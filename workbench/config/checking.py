@@ -6,13 +6,13 @@ for it, and a rule about a value that is wrong itself is left out: one mistake i
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from workbench.config.rules import Problem, broken_rules
+from workbench.config.references import missing_references
+from workbench.config.rules import Problem, broken_rules, nearest
 from workbench.config.schema import TABLES, DocumentedField, RunConfig, fields
 from workbench.config.toml_text import KeyPath, value_at
 
@@ -36,8 +36,6 @@ def check_values(values: dict[str, Any], look_for: Collection[str] = ()) -> Chec
     if all(_is_known(problem.path) for problem in problems):  # else a field may lack what was misspelt
         problems += list(broken_rules(config, ill_formed))
     if look_for:
-        from workbench.config.references import missing_references
-
         broken_at = {problem.path for problem in problems}
         found = missing_references(config, set(look_for) - ill_formed)
         problems += [each for each in found if each.path not in broken_at]
@@ -91,12 +89,6 @@ def problems_in(error: ValidationError, document: dict[str, Any]) -> Iterator[Pr
             yield Problem(path, f"is {_in_words(value)}", f"must be a table, written [{path[0]}]")
         else:
             yield Problem(path, _wrong_value(value, kinds_here, field), f"must be {field.must_be}")
-
-
-def nearest(wrong: str, right: Iterable[str]) -> str | None:
-    """Return the one of `right` that `wrong` was probably meant to be, if any."""
-    near = difflib.get_close_matches(wrong.lower(), list(right), n=1)
-    return near[0] if near else None
 
 
 def _homes(name: str) -> list[str]:

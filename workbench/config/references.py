@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
-from workbench.config.checking import nearest
-from workbench.config.rules import Problem, named_size
+from workbench.config.rules import Problem, named_size, nearest
 from workbench.config.schema import RunConfig
 from workbench.config.tokenizers import SMALLEST, USUAL, is_made_here, meant_form
 from workbench.config.toml_text import KeyPath, toml_value

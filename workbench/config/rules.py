@@ -6,7 +6,8 @@ that is probably a mistake, gets a warning and is never refused. Nothing is igno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -26,6 +27,12 @@ class Problem(NamedTuple):
     path: KeyPath
     wrong: str
     right: str
+
+
+def nearest(wrong: str, right: Iterable[str]) -> str | None:
+    """Return the one of `right` that `wrong` was probably meant to be, if any."""
+    near = difflib.get_close_matches(wrong.lower(), list(right), n=1)
+    return near[0] if near else None
 
 
 class Contradiction(NamedTuple):

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from workbench.engine.precision import dtype_name
 from workbench.errors import WorkbenchError
-from workbench.export.export import DTYPES, ExportOptions, Log
 from workbench.export.weights import (
     bytes_in,
     checkpoint_tensors,
@@ -28,6 +27,7 @@ from workbench.export.weights import (
 )
 from workbench.formatting import GIB
 from workbench.model.adapter import CONFIG_FILE
+from workbench.model.hub import Log
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
 from workbench.system.free_space import free_host_bytes
@@ -39,8 +39,12 @@ NEAR = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """The largest norm of the difference of logits over theirs at which a merged model is what the run has."""
 
 
-def check_export(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOptions, log: Log) -> str:
+def check_export(
+    run: RunDirectory, saved: SavedStep, working: Path, to: str | None, merge: bool, log: Log
+) -> str:
     """Compare the model in `working` with that of `saved`; return the result as a sentence.
+
+    `to`: the dtype that the weights were rounded to, by torch's name; None where they were not.
 
     Where that cannot be done, for memory or for a base that no folder holds, the sentence says so.
 
@@ -50,8 +54,8 @@ def check_export(run: RunDirectory, saved: SavedStep, working: Path, options: Ex
     """
     config = run_config(run)
     adapter = is_adapter(saved)
-    dtype = None if options.dtype is None else torch_dtype(DTYPES[options.dtype])
-    if adapter and not config.model.pretrained and not options.merge:
+    dtype = None if to is None else torch_dtype(to)
+    if adapter and not config.model.pretrained and not merge:
         return (
             "not checked: its base has random weights, which no folder holds that from_pretrained could load"
         )

@@ -12,12 +12,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.model.hub import Log
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import (
     DamagedFileError,
@@ -32,8 +33,6 @@ from workbench.system.folders import expanded
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The values of `--dtype`, and torch's names for them."""
 SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -169,6 +168,7 @@ def _write(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOp
         DamagedFileError: a file of the checkpoint is not what was saved.
     """
     sizes = saved.manifest.model_files
+    dtype = None if options.dtype is None else DTYPES[options.dtype]
     if options.merge and "adapter_config.json" not in sizes:
         raise ConfigurationError(f"export: {run.name} trained no adapter; leave --merge out")
 
@@ -187,12 +187,12 @@ def _write(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOp
     else:
         from workbench.export.weights import write_changed
 
-        write_changed(run, saved, working, options, check_room, log)
+        write_changed(run, saved, working, dtype, options.merge, options.largest_file_bytes, check_room, log)
     if not options.check:
         return "not checked"
     from workbench.export.check import check_export
 
-    return check_export(run, saved, working, options, log)
+    return check_export(run, saved, working, dtype, options.merge, log)
 
 
 @contextmanager

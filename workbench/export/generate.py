@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.export.export import Log
 from workbench.formatting import GIB
+from workbench.model.hub import Log
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
 from workbench.system.free_space import free_host_bytes

@@ -28,11 +28,10 @@ from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.engine.devices.buffers import give_large_blocks_back
 from workbench.engine.precision import dtype_name
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.export.export import DTYPES, ExportOptions, Log
 from workbench.model.adapter import CONFIG_FILE as ADAPTER_CONFIG
 from workbench.model.adapter import WEIGHTS_FILE as ADAPTER_FILE
 from workbench.model.adapter import adapter_file_names, adapter_layers, find_targets, shared_targets
-from workbench.model.hub import INDEX_FILE, WEIGHTS_FILE
+from workbench.model.hub import INDEX_FILE, WEIGHTS_FILE, Log
 from workbench.model.safetensors_files import (
     LARGEST_FILE_BYTES,
     SafetensorsFiles,
@@ -72,11 +71,15 @@ def write_changed(
     run: RunDirectory,
     saved: SavedStep,
     working: Path,
-    options: ExportOptions,
+    to: str | None,
+    merge: bool,
+    largest_file_bytes: int | None,
     check_room: Callable[[int], None],
     log: Log,
 ) -> None:
-    """Write the model of `saved` by `options` into the folder `working`; `check_room` gets its bytes before.
+    """Write the model of `saved` into the folder `working`; `check_room` gets its bytes before.
+
+    `to`: the dtype of the weights by torch's name; None leaves it, and for a merged adapter takes the run's own.
 
     Raises:
         ConfigurationError: an adapter's base cannot be had, or the adapter cannot be merged.
@@ -84,10 +87,10 @@ def write_changed(
         DamagedFileError: a file of the checkpoint is not what was saved.
         OSError: the disk does not take it.
     """
-    dtype = None if options.dtype is None else torch_dtype(DTYPES[options.dtype])
-    largest = options.largest_file_bytes or LARGEST_FILE_BYTES
+    dtype = None if to is None else torch_dtype(to)
+    largest = largest_file_bytes or LARGEST_FILE_BYTES
     with quiet_transformers():
-        if options.merge:
+        if merge:
             config = run_config(run)
             model = open_adapted(config, saved, log, merging=True)
             dtype = dtype or torch_dtype(saved.manifest.weights_dtype)

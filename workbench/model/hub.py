@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import json
 import re
 import shutil
 import time
@@ -244,12 +245,39 @@ def _cached(name: str, revision: str) -> Path | None:
 
 def _has_weights(folder: Path) -> bool:
     """Return True where all files of weights are in `folder`."""
-    from workbench.model.pretrained import read_index
-
     if (folder / WEIGHTS_FILE).is_file():
         return True
     index = folder / INDEX_FILE
     return index.is_file() and all((folder / file).is_file() for file in read_index(index).values())
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Return the file of each tensor by its name, as an index of safetensors files has it.
+
+    Raises:
+        ConfigurationError: it cannot be read, or names a file outside of its folder.
+    """
+    content = read_json(path)
+    found = content.get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+        raise ConfigurationError(f"{path} has no weight_map from tensors to files; get it again")
+    for file in found.values():
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ConfigurationError(f'{path} names "{file}", which is no safetensors file beside it')
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`; raise ConfigurationError where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no JSON: {error}; get it again") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} holds no JSON object; get it again")
+    return content
 
 
 def _reason(error: BaseException) -> str:

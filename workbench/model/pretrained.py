@@ -9,7 +9,6 @@ Whatever changes shapes, or was written in the table and changes arithmetic, is 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from torch import nn
 from workbench.config.references import HUB_ID
 from workbench.errors import ConfigurationError
 from workbench.model.build import brief, build_on_meta
-from workbench.model.hub import INDEX_FILE, WEIGHTS_FILE
+from workbench.model.hub import INDEX_FILE, WEIGHTS_FILE, fetch, read_index, read_json
 
 CONFIG_FILE = "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -71,8 +70,6 @@ def find_pretrained(
     folder = local_folder(name)
     if folder is not None:
         return files_in(folder, name, weights=weights)
-    from workbench.model.hub import fetch
-
     folder = fetch(name, revision, weights=weights, fresh=fresh, code=trust_remote_code, log=log)
     return replace(files_in(folder, name, weights=weights), commit=folder.name)
 
@@ -121,35 +118,6 @@ def files_in(folder: Path, name: str, *, weights: bool = True) -> PretrainedFile
                 "get the file again"
             )
     return PretrainedFiles(name, folder, paths, index)
-
-
-def read_index(path: Path) -> dict[str, str]:
-    """Return the file of each tensor by its name, as an index of safetensors files has it.
-
-    Raises:
-        ConfigurationError: it cannot be read, or names a file outside of its folder.
-    """
-    content = read_json(path)
-    found = content.get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
-        raise ConfigurationError(f"{path} has no weight_map from tensors to files; get it again")
-    for file in found.values():
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise ConfigurationError(f'{path} names "{file}", which is no safetensors file beside it')
-    return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`; raise ConfigurationError where there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}; get it again") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} holds no JSON object; get it again")
-    return content
 
 
 def _no_config(folder: Path) -> str:
