@@ -220,7 +220,7 @@ def test_a_file_that_is_no_preset_is_refused_with_the_reason(
     with (tmp_path / "weights").open("wb") as file:
         file.truncate(1 << 40)
     for path, words in (
-        (tmp_path / "quickstrat.toml", r'quickstrat\.toml: there is no such file'),
+        (tmp_path / "quickstrat.toml", r"quickstrat\.toml: there is no such file"),
         (tmp_path, "is a folder"),
         (Path("/dev/zero"), "no plain file"),
         (tmp_path / "latin.toml", r"latin\.toml:2: is not UTF-8"),
