@@ -66,8 +66,7 @@ def measure(folder: Path, parameters: int, rounds: int) -> list[dict[str, Any]]:
     from workbench.runs import RunDirectory, write_config
     from workbench.runs.checkpoints import Progress, find_checkpoints
     from workbench.training.checkpoints.load import load_state
-    from workbench.training.checkpoints.retention import Removal
-    from workbench.training.checkpoints.save import save_checkpoint
+    from workbench.training.checkpoints.save import Removal, save_checkpoint
 
     source = folder / "model"
     largest = make_model(source, parameters)
@@ -268,14 +267,14 @@ def drop(paths: list[Path]) -> None:
 
 
 def start_peak() -> None:
-    from workbench.training.peak_memory import forget_peak
+    from workbench.training.measurements import forget_peak
 
     gc.collect()
     forget_peak()
 
 
 def high_water() -> int:
-    from workbench.training.peak_memory import peak_host_bytes
+    from workbench.training.measurements import peak_host_bytes
 
     return peak_host_bytes()
 

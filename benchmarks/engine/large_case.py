@@ -12,7 +12,7 @@ from benchmarks.engine.disk_traffic import disk_traffic
 from benchmarks.engine.large import shape_with
 from benchmarks.engine.processes import tell
 from benchmarks.engine.shapes import meta_model
-from workbench.training.peak_memory import peak_host_bytes
+from workbench.training.measurements import peak_host_bytes
 
 
 class Parts:

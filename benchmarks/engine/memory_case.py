@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.engine.contenders import LEARNING_RATE, WEIGHT_DECAY, batch, decayed, trainers_loss
 from benchmarks.engine.memory import PLAIN
 from benchmarks.engine.shapes import LARGE_VOCABULARY, Shape, meta_model, shape_of, whole_model
-from workbench.training.peak_memory import peak_host_bytes
+from workbench.training.measurements import peak_host_bytes
 
 STEPS = 2
 

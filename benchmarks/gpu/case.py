@@ -20,8 +20,7 @@ from benchmarks.engine.shapes import SEED, Shape
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.trainers import Engine, Trained, make_trained
 from benchmarks.gpu.watch import DeviceClock, HostWatch
-from workbench.training.peak_memory import peak_host_bytes
-from workbench.training.throughput import flops_per_token
+from workbench.training.measurements import flops_per_token, peak_host_bytes
 
 WARM_UP = 3
 ALONE = 2

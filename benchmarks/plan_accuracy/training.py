@@ -17,9 +17,9 @@ from workbench.engine import OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.system.free_space import free_host_bytes
-from workbench.training.checkpoints.random_state import seed_everything
-from workbench.training.engine_options import engine_options
-from workbench.training.peak_memory import peak_host_bytes
+from workbench.training.measurements import peak_host_bytes
+from workbench.training.prepare import engine_options
+from workbench.training.trainer import seed_everything
 
 LEAST_STEPS = 4
 SECONDS = 12.0

@@ -29,9 +29,9 @@ from workbench.runs import RunDirectory, read_run_metrics
 from workbench.runs.checkpoints import find_checkpoints
 from workbench.training.batches import training_sampler
 from workbench.training.checkpoints.load import load_state
-from workbench.training.checkpoints.random_state import seed_everything
-from workbench.training.engine_options import engine_options, learning_rate_schedule
 from workbench.training.evaluation import batch_loss
+from workbench.training.prepare import engine_options, learning_rate_schedule
+from workbench.training.trainer import seed_everything
 
 pytestmark = pytest.mark.slow
 

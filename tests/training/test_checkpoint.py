@@ -28,8 +28,13 @@ from workbench.runs.checkpoints import (
 )
 from workbench.training.checkpoints import save as checkpoint
 from workbench.training.checkpoints.load import load_state
-from workbench.training.checkpoints.retention import best_before, name_best
-from workbench.training.checkpoints.save import remove_leftovers, save_checkpoint, set_aside_after
+from workbench.training.checkpoints.save import (
+    best_before,
+    name_best,
+    remove_leftovers,
+    save_checkpoint,
+    set_aside_after,
+)
 
 PROGRESS = Progress(
     3, random={"numbers": [1.5, 2]}, best=BestStep(2, 1.5), settings={"train.precision": "fp32"}

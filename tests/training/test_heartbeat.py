@@ -18,9 +18,8 @@ from workbench.runs import (
     read_status,
     write_status,
 )
-from workbench.training import heartbeat
-from workbench.training.heartbeat import StartupStatus
-from workbench.training.journal import Journal
+from workbench.training import journal as journal_module
+from workbench.training.journal import Journal, StartupStatus
 from workbench.training.signals import StopBeforeTraining
 
 
@@ -44,9 +43,9 @@ def test_the_preparation_says_how_far_it_is_and_warnings_are_no_progress(run: Ru
 def test_a_long_preparation_keeps_giving_signs_of_life(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.001)
     written = threading.Semaphore(0)
-    monkeypatch.setattr(heartbeat, "write_status", lambda *_, **__: written.release())
+    monkeypatch.setattr(journal_module, "write_status", lambda *_, **__: written.release())
     with StartupStatus(run, print):
         assert all(written.acquire(timeout=10) for _ in range(3))
 
@@ -106,7 +105,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 def test_no_heartbeat_comes_after_the_end_and_changes_it(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.0005)
+    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.0005)
     for number in range(20):
         with Journal(run, 9) as journal:
             journal.phase("training")
@@ -122,24 +121,24 @@ def test_an_end_that_cannot_be_recorded_does_not_hide_what_ended_the_run(
         raise WorkbenchError("events.jsonl: cannot be written: No space left on device")
 
     with Journal(run, 9) as journal:
-        monkeypatch.setattr(heartbeat, "append_event", refuse)
+        monkeypatch.setattr(journal_module, "append_event", refuse)
         journal.end("failed", 1, "why")
     assert "the end of the run is not recorded: events.jsonl" in capsys.readouterr().err
     assert read_status(run).phase == "failed"
 
 
 def test_a_heartbeat_on_a_full_disk_stops_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(journal_module, "HEARTBEAT_S", 0.001)
     refused = []
     with Journal(run, 9) as journal:
-        write = heartbeat.write_status
+        write = journal_module.write_status
 
         def refuse(*_: object, **__: object) -> None:
             refused.append(1)
             raise WorkbenchError("full")
 
-        monkeypatch.setattr(heartbeat, "write_status", refuse)
+        monkeypatch.setattr(journal_module, "write_status", refuse)
         wait_for(lambda: len(refused) > 2)
-        monkeypatch.setattr(heartbeat, "write_status", write)
+        monkeypatch.setattr(journal_module, "write_status", write)
         journal.end("finished", 0, "")
     assert read_status(run).phase == "finished"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from workbench.training.checkpoints import retention
-from workbench.training.checkpoints.retention import Removal, remove_now
+from workbench.training.checkpoints import save
+from workbench.training.checkpoints.save import Removal, remove_now
 
 
 def checkpoint(root: Path, step: int) -> Path:
@@ -30,7 +30,7 @@ def test_a_caller_goes_on_while_checkpoints_are_removed_and_waits_when_asked(
         assert go_on.wait(60)
         real(path, **options)
 
-    monkeypatch.setattr(retention.shutil, "rmtree", held)
+    monkeypatch.setattr(save.shutil, "rmtree", held)
     with Removal() as removing:
         for step in (1, 2):
             removing.add(checkpoint(tmp_path, step))

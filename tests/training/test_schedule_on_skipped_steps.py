@@ -16,7 +16,7 @@ from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.training.batches import training_sampler
 from workbench.training.command import run
-from workbench.training.engine_options import learning_rate_schedule
+from workbench.training.prepare import learning_rate_schedule
 
 STEPS, STOPPED, WINDOW, POWER = 24, 10, 3, 18
 PRESET = """

@@ -243,12 +243,12 @@ def checkpoint_name(step: int) -> str:
 
 
 def find_checkpoints(root: Path, warn: Callable[[str], None]) -> Iterator[SavedStep]:
-    """Yield the checkpoints under `root` that look whole, newest first; `warn` gets why others are passed over."""
+    """Yield the checkpoints under `root` that look whole, newest first; `warn` gets why others are skipped."""
     for path in reversed(step_folders(root)):
         try:
             yield open_checkpoint(path)
         except DamagedFileError as error:
-            warn(f"checkpoint {path.name} is passed over: {error}")
+            warn(f"checkpoint {path.name} is skipped: {error}")
 
 
 def newest_checkpoint(root: Path) -> SavedStep | None:

@@ -1,7 +1,8 @@
 """Prepare a run before memory is taken: the model's shape, the text, the device, and the plan that must fit.
 
-Whatever a user can have wrong about model, data or machine is found here, before a run directory exists. Invariant: a
-token without an output never reaches the model.
+Whatever a user can have wrong about model, data or machine is found here, before a run directory exists. Invariants: a
+token without an output never reaches the model; every field of the configuration that the engine knows is handed on to
+it as it stands, and nothing is added that the configuration does not say.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from workbench.config.rules import rounded_up, short_run, vocabulary_warning, wi
 from workbench.config.tokenizers import made_size
 from workbench.data.prepare import TokenData, prepare
 from workbench.data.tokenizers import load_tokenizer
+from workbench.engine import AdamW, LossScaling
 from workbench.engine.devices.device import Device, open_device
 from workbench.engine.precision import compute_dtypes, dtype_name, working_precision
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.formatting import duration
+from workbench.formatting import MIB, duration
 from workbench.model.build import check_positions
 from workbench.optimizer import missing_extension
+from workbench.optimizer.schedules import LearningRateSchedule
 from workbench.plan.planner import Plan
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import newest_checkpoint
+from workbench.system.folders import expanded
 from workbench.training.batches import check_batches, with_steps
 from workbench.training.fitting import (
     StoredPrecision,
@@ -166,6 +170,69 @@ def check_vocabulary(config: RunConfig, shape: Any, data: TokenData) -> Iterator
     )
     raise ConfigurationError(
         f"model.config.vocab_size = {outputs}: the tokenizer has {tokens} tokens{used}; {way_out}"
+    )
+
+
+def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -> dict[str, Any]:
+    """Return the keyword arguments of `OffloadEngine` for `config`, all but `materialize`.
+
+    `changes` replace arguments that the configuration gives (a tier chosen for "auto", another overlap to compare
+    with).
+
+    Raises:
+        ConfigurationError: a tier is "auto": the placement has to be chosen first.
+    """
+    offload, train, optimizer, scale = config.offload, config.train, config.optimizer, config.loss_scale
+    options: dict[str, Any] = {
+        "optimizer": AdamW(
+            lr=optimizer.learning_rate,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            coupled_decay=optimizer.type == "adam",
+        ),
+        "weights": offload.weights,
+        "state": offload.state,
+        "device_fraction": offload.device_fraction,
+        "state_format": offload.state_format,
+        "gradient_accumulation": train.gradient_accumulation,
+        "gradient_clipping": train.gradient_clipping,
+        "overlap": offload.overlap,
+        "delay_warmup": offload.delay_warmup,
+        "precision": train.precision,
+        "loss_scale": LossScaling(
+            fixed=scale.fixed,
+            initial=2.0**scale.initial_power,
+            window=scale.window,
+            hysteresis=scale.hysteresis,
+            minimum=scale.minimum,
+        ),
+        "activation_checkpointing": train.activation_checkpointing,
+        "activations": offload.activations,
+        "disk_path": expanded(offload.disk_path, "offload.disk_path") if offload.disk_path else None,
+        "chunk_bytes": offload.chunk_mib * MIB,
+        "threads": offload.threads,
+        "device": device,
+        **changes,
+    }
+    for tier in ("weights", "state"):
+        if options[tier] == "auto":
+            raise ConfigurationError(f'offload.{tier} = "auto": the placement has to be chosen first')
+    return options
+
+
+def learning_rate_schedule(config: RunConfig) -> LearningRateSchedule:
+    """Return the learning rates of a run of `config`."""
+    schedule = config.schedule
+    return LearningRateSchedule(
+        kind=schedule.type,
+        learning_rate=config.optimizer.learning_rate,
+        warmup_steps=schedule.warmup_steps,
+        total_steps=schedule.total_steps or config.train.steps,
+        min_ratio=schedule.min_ratio,
+        warmup_type=schedule.warmup_type,
+        warmup_ratio=schedule.warmup_ratio,
+        decay_fraction=schedule.decay_fraction,
     )
 
 

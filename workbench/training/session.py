@@ -33,18 +33,14 @@ from workbench.runs.checkpoints import (
 )
 from workbench.sizes import Breakdown
 from workbench.training.checkpoints.load import load_state
-from workbench.training.checkpoints.random_state import seed_everything
-from workbench.training.checkpoints.retention import Removal
-from workbench.training.checkpoints.save import remove_leftovers, set_aside_after
-from workbench.training.engine_options import engine_options
+from workbench.training.checkpoints.save import Removal, remove_leftovers, set_aside_after
 from workbench.training.failures import EngineFailedError, explain
 from workbench.training.journal import Journal
-from workbench.training.peak_memory import forget_peak, peak_host_bytes
-from workbench.training.prepare import Prepared, check_extension
+from workbench.training.measurements import SKIPPED_FIRST_STEPS, forget_peak, peak_host_bytes
+from workbench.training.prepare import Prepared, check_extension, engine_options
 from workbench.training.resume_check import changed_settings, resume_line
 from workbench.training.signals import Requests, StopBeforeTraining
-from workbench.training.throughput import SKIPPED_FIRST_STEPS
-from workbench.training.trainer import Trainer
+from workbench.training.trainer import Trainer, seed_everything
 
 
 def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, resuming: bool) -> int:
@@ -184,7 +180,7 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
             damaged.append(Damage(path, error, saved))
             continue
         for damage in damaged:
-            journal.warn(f"a damaged checkpoint is passed over: {damage.line()}")
+            journal.warn(f"a damaged checkpoint is skipped: {damage.line()}")
         progress = saved.manifest.progress
         trainer.restore(progress)
         set_aside_after(run.checkpoints, saved.step)

@@ -7,11 +7,13 @@ else does. A step is recorded when the engine has finished it, which is during t
 from __future__ import annotations
 
 import math
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import psutil
 import torch
 from torch import Tensor
@@ -25,16 +27,14 @@ from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
 from workbench.runs import Command, ControlReader, write_sample
 from workbench.runs.checkpoints import BestStep, Progress, checkpoint_name
 from workbench.training.batches import training_sampler, validation_batches
-from workbench.training.checkpoints.random_state import capture_random_state, restore_random_state
-from workbench.training.checkpoints.retention import Removal, best_before, name_best, remove_old
-from workbench.training.checkpoints.save import save_checkpoint
-from workbench.training.engine_options import learning_rate_schedule
+from workbench.training.checkpoints.save import Removal, best_before, name_best, remove_old, save_checkpoint
 from workbench.training.evaluation import batch_loss, check_separation, continued, generate, validation_loss
 from workbench.training.failures import RecentSteps, diverged
 from workbench.training.journal import Journal, StepRecord
+from workbench.training.measurements import RemainingTime, device_peak, model_flops_per_token
+from workbench.training.prepare import learning_rate_schedule
 from workbench.training.resume_check import settings_of
 from workbench.training.signals import Requests
-from workbench.training.throughput import RemainingTime, device_peak, model_flops_per_token
 
 CONTROL_EVERY_S = 0.2
 PROGRESS_EVERY_S = 1.0
@@ -400,3 +400,42 @@ class Trainer:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+# The state of every random number generator, as JSON can hold it
+
+
+def capture_random_state() -> dict[str, Any]:
+    """Return the states of Python's, torch's, each CUDA device's and numpy's generators."""
+    version, numbers, gauss = random.getstate()
+    name, keys, *rest = numpy.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": [version, list(numbers), gauss],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "numpy": [name, keys.tolist(), *rest],  # type: ignore[union-attr]
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = [each.numpy().tobytes().hex() for each in torch.cuda.get_rng_state_all()]
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Set every generator that `state` speaks of."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(_tensor(state["torch"]))
+    devices = state.get("cuda", [])
+    if devices and torch.cuda.device_count() == len(devices):
+        torch.cuda.set_rng_state_all([_tensor(text) for text in devices])
+    numpy.random.set_state(tuple(state["numpy"]))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every generator of the process."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy.random.seed(seed % (1 << 32))
+
+
+def _tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

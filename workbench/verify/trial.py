@@ -33,9 +33,8 @@ from workbench.model.build import build_on_meta
 from workbench.optimizer.reference import join_float32
 from workbench.runs import runs_root
 from workbench.timeline import Lane
-from workbench.training.engine_options import engine_options, learning_rate_schedule
 from workbench.training.fitting import check_disk_folder, disk_folder, fit, free_bytes
-from workbench.training.prepare import stored_precision
+from workbench.training.prepare import engine_options, learning_rate_schedule, stored_precision
 from workbench.verify.comparison import Comparison, Tensors, compare_with_plain
 from workbench.verify.plain_torch import (
     Numbers,

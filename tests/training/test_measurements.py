@@ -1,10 +1,53 @@
-"""Speed and remaining time."""
+"""Figures of a run: its peak, the time left, the share of a device's peak; and the random state."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
 
-from workbench.training.throughput import PEAKS, RemainingTime, flops_per_token, met_parameters, peak_flops
+import numpy
+import pytest
+import torch
+
+from workbench.training.measurements import PEAKS, RemainingTime, flops_per_token, met_parameters, peak_flops
+from workbench.training.trainer import capture_random_state, restore_random_state, seed_everything
+
+MIB = 1 << 20
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="a process cannot forget its peak here"
+)
+def test_what_was_held_before_is_forgotten_and_what_comes_after_counts() -> None:
+    program = f"""
+from workbench.training.measurements import forget_peak, peak_host_bytes
+held = bytearray(b"x") * (200 * {MIB})
+high = peak_host_bytes()
+del held
+forget_peak()
+low = peak_host_bytes()
+held = bytearray(b"x") * (100 * {MIB})
+assert low < high - 150 * {MIB}, (low, high)
+assert low + 90 * {MIB} < peak_host_bytes() < high
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def draw() -> list[float]:
+    return [random.random(), random.gauss(0, 1), float(torch.rand(())), float(numpy.random.rand())]
+
+
+def test_every_random_generator_goes_on_where_it_was() -> None:
+    seed_everything(5)
+    draw()
+    state = json.loads(json.dumps(capture_random_state()))
+    expected = [draw() for _ in range(3)]
+    seed_everything(6)
+    restore_random_state(state)
+    assert [draw() for _ in range(3)] == expected
 
 
 def test_the_remaining_time_follows_recent_steps() -> None:

@@ -1,4 +1,4 @@
-"""Measure the speed of steps: the work of a token, its share of the device's peak (MFU), and the remaining time.
+"""Measure a run: a token's work and its share of the device's peak (MFU), the time left, the peak of host memory.
 
 Peaks are from the vendors' datasheets: dense (without structured sparsity), with sums in fp32, of the part as it is
 sold, not as it is clocked. Invariant: a device that is not known has no peak; none is guessed.
@@ -6,10 +6,14 @@ sold, not as it is clocked. Invariant: a device that is not known has no peak; n
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
+import resource
 from collections import deque
 from collections.abc import Iterable
 from math import prod
+from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -164,3 +168,22 @@ def peak_flops(device_name: str, dtype: str, *, tf32: bool = False) -> float | N
             return peak.sixteen_bit * 1e12 if peak.bf16 or dtype == "float16" else None
         return (peak.tf32 if tf32 and peak.tf32 else peak.fp32) * 1e12 if dtype == "float32" else None
     return None
+
+
+def peak_host_bytes() -> int:
+    """Return the highest resident size of this process since `forget_peak`, bytes: VmHWM, or else that of getrusage."""
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return 1024 * (int(found.group(1)) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def forget_peak() -> None:
+    """Count the peak anew, where the system allows it; the C library gives its unused memory back first.
+
+    A plan is about training: the peak of reading and preparing the text before it does not count.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # the highest resident size is the present one (proc(5))
