@@ -167,8 +167,8 @@ def _load_libraries(folder: Path) -> Any:
 
 def _train(text: Path, folder: Path, size: int) -> None:
     from workbench.config import DataConfig
+    from workbench.data.bpe_training import trained_tokenizer
     from workbench.data.sources import find_source
-    from workbench.data.tokenizers.bpe_training import trained_tokenizer
 
     os.environ["WORKBENCH_CACHE"] = str(folder.parent / "training")
     config = DataConfig(source=str(text), tokenizer=f"bpe:{size}")

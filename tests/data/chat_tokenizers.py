@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from workbench.data.tokenizers.pretrained import PretrainedTokenizer
+from workbench.data.tokenizers import PretrainedTokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -8,12 +8,11 @@ import torch
 from transformers import AutoTokenizer
 
 from workbench.config import DataConfig
+from workbench.data import bpe_training
+from workbench.data.bpe_training import trained_tokenizer
 from workbench.data.prepare import prepare
 from workbench.data.sources import find_source
-from workbench.data.tokenizers import bpe_training
-from workbench.data.tokenizers.bpe_training import bpe_size, trained_tokenizer
-from workbench.data.tokenizers.pretrained import PretrainedTokenizer
-from workbench.errors import ConfigurationError
+from workbench.data.tokenizers import PretrainedTokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -106,12 +105,6 @@ def test_a_large_source_is_trained_on_parts_of_it(tmp_path: Path, monkeypatch: p
     assert 1.5 * 2**20 < sum(map(len, chosen)) < 2.5 * 2**20
     places = [text.index(one) / len(text) for one in chosen]
     assert places[0] == 0 and places[-1] > 0.5
-
-
-@pytest.mark.parametrize("spec", ["bpe:", "bpe:many", "bpe:256", "bpe:-5", "bpe:1048577", "bpe:1e4"])
-def test_a_size_that_cannot_be_is_refused_with_the_range(spec: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"a vocabulary of 257 to 1,048,576 tokens"):
-        bpe_size(spec)
 
 
 def test_tokens_of_the_training_are_those_of_the_tokenizer(text: Path) -> None:

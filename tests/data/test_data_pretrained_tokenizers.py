@@ -12,8 +12,7 @@ from chat_tokenizers import chat_tokenizer
 from huggingface_hub import errors
 from transformers import AutoTokenizer
 
-from workbench.data.tokenizers import load_tokenizer
-from workbench.data.tokenizers.pretrained import PretrainedTokenizer
+from workbench.data.tokenizers import PretrainedTokenizer, load_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from workbench.config import DataConfig
+from workbench.data import bpe_training, tokenizers, tokenizing
 from workbench.data import prepare as module
-from workbench.data import tokenizers, tokenizing
 from workbench.data.prepare import TokenData, prepare
 from workbench.data.records import RecordEncoder
-from workbench.data.sources import json_files, reading, tables
-from workbench.data.tokenizers import bpe_training, load_tokenizer
+from workbench.data.sources import reading, tables
+from workbench.data.tokenizers import load_tokenizer
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model import hub
 
@@ -496,8 +496,7 @@ def test_text_that_is_not_utf_8_is_said_once_and_again_from_the_cache(tmp_path: 
 def test_a_line_that_never_ends_is_refused_before_memory_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module_with_limit in (json_files, reading):
-        monkeypatch.setattr(module_with_limit, "LONGEST", 1000)
+    monkeypatch.setattr(reading, "LONGEST", 1000)
     write_lines(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "x" * 2000}])
     with pytest.raises(ConfigurationError, match=r"a\.jsonl:2: the line has more than"):
         data(tmp_path / "a.jsonl")
@@ -561,12 +560,12 @@ def test_progress_of_every_kind_reaches_its_whole(tmp_path: Path, tokenizer: str
 
 
 def test_an_array_is_read_a_record_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_files, "_READ_BYTES", 7)
+    monkeypatch.setattr(reading, "_READ_BYTES", 7)
     records = [{"a": "ä" * n, "b": [1, {"c": "]},"}]} for n in range(30)]
     path = tmp_path / "a.json"
     path.write_text(json.dumps(records, ensure_ascii=False, indent=1))
     with path.open("rb") as file:
-        found = json_files.array_items(file)
+        found = reading.array_items(file)
         assert next(found)[1] == records[0]
         assert file.tell() < 200
         assert [value for _, value in found] == records[1:]

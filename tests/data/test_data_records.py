@@ -10,7 +10,7 @@ import chat_tokenizers as templates
 import pytest
 from chat_tokenizers import chat_tokenizer
 
-from workbench.data.record_errors import RecordError
+from workbench.data import RecordError
 from workbench.data.records import RecordEncoder
 from workbench.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -240,21 +240,6 @@ def test_a_chat_that_the_tokenizer_cannot_take_is_refused_with_the_reason() -> N
     system = [{"role": "system", "content": "be brief"}, *CHAT]
     with pytest.raises(RecordError, match="refuses this chat: only user and assistant take turns"):
         encoder(chat_tokenizer(templates.INST)).encode({"messages": system})
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("bytes", 'name the folder of one with a "chat_template.jinja"'),
-        ("bpe:2000", 'name the folder of one with a "chat_template.jinja"'),
-        ("openai-community/gpt2", "hf download openai-community/gpt2 --local-dir DIR"),
-    ],
-)
-def test_how_a_tokenizer_gets_a_chat_template_depends_on_where_it_is(spec: str, words: str) -> None:
-    tokenizer = chat_tokenizer(None)
-    tokenizer.spec = spec
-    with pytest.raises(RecordError, match=re.escape(words)):
-        encoder(tokenizer).encode({"messages": CHAT})
 
 
 def test_what_is_said_of_a_folder_without_a_chat_template_mends_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config.tokenizers import is_made_here
-from workbench.data.record_errors import RecordError, kind_of, names_of
+from workbench.data import RecordError, kind_of, names_of
 from workbench.data.tokenizers import Tokenizer
 
 ASSISTANT = "assistant"
@@ -221,16 +221,11 @@ def _refused(error: Exception) -> RecordError:
 
 def _no_template(spec: str) -> str:
     """Return the message for a tokenizer without a chat template, with the way to add one."""
-    path = None if is_made_here(spec) else Path(spec).expanduser()
-    if path is not None and path.is_dir():
+    path = Path(spec).expanduser()
+    if not is_made_here(spec) and path.is_dir():
         add = f'put one into {path / "chat_template.jinja"}, or under "chat_template" in its tokenizer_config.json'
-    elif path is None or path.is_file():
-        add = 'name the folder of one with a "chat_template.jinja", such as a chat model\'s'
     else:
-        add = (
-            f"name that of a chat model, or a folder with its files (hf download {spec} --local-dir DIR) and a "
-            '"chat_template.jinja"'
-        )
+        add = 'name the folder of one with a "chat_template.jinja", such as a chat model\'s (of a hub id: hf download)'
     return (
         f'a chat needs a tokenizer with a chat template, and data.tokenizer = "{spec}" has none; {add}; or write '
         '"prompt" and "completion" instead of "messages"'

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from workbench.config import DataConfig
 from workbench.config.tokenizers import BPE
+from workbench.data.bpe_training import trained_tokenizer
 from workbench.data.records import RecordEncoder
 from workbench.data.sources import SourceFiles, find_source
 from workbench.data.split import is_near
 from workbench.data.token_files import FORMAT_VERSION, Header, map_side, read_header
 from workbench.data.tokenizers import Tokenizer, load_tokenizer
-from workbench.data.tokenizers.bpe_training import trained_tokenizer
 from workbench.data.tokenizing import Progress, check_first_records, tokenize
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.system.folders import cache_folder

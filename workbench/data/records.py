@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from workbench.data import RecordError, kind_of, names_of
 from workbench.data.chats import ASSISTANT, ChatEncoder
-from workbench.data.record_errors import RecordError, kind_of, names_of
 from workbench.data.tokenizers import Tokenizer
 
 DEFAULT_TEXT_FIELD = "text"
@@ -49,8 +49,6 @@ class RecordEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, text_field: str, loss_on: str) -> None:
-        if loss_on not in ("answers", "everything"):
-            raise ValueError(f'loss_on = {loss_on!r}: expected "answers" or "everything"')
         self._tokenizer = tokenizer
         self._text_field = text_field
         self._answers_only = loss_on == "answers"

@@ -16,16 +16,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from workbench.data.record_errors import RecordError, RecordErrors
+from workbench.data import RecordError
 from workbench.data.records import RecordEncoder
 from workbench.data.sources import SourceFiles
 from workbench.data.sources.reading import Chunk, Item, Record, SourceReader, TextBlock, TokenBlock
 from workbench.data.split import share_of
 from workbench.data.token_files import DOCUMENT, Encoded, Header, StreamWriter, token_dtype
 from workbench.data.tokenizers import Tokenizer
+from workbench.errors import ConfigurationError
 
 FIRST_RECORDS = 100
 """Records of each file that are checked before anything is tokenized."""
+LISTED = 5
+"""Wrong records that a message lists before it counts the rest."""
 _LOOK_ON_BYTES = 1 << 20
 """After a wrong record, this much more is read to report further ones with it."""
 
@@ -87,6 +90,35 @@ def check_first_records(source: SourceFiles, encoder: RecordEncoder) -> None:
             except RecordError as error:
                 errors.add(record.place, str(error))
     errors.raise_if_any()
+
+
+class RecordErrors:
+    """Collects the errors of a source in order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._listed: list[tuple[str, str]] = []
+
+    def add(self, place: str, reason: str) -> None:
+        """Add the error of the record at `place` ("chats.jsonl:12")."""
+        self.count += 1
+        if len(self._listed) < LISTED:
+            self._listed.append((place, reason))
+
+    def raise_if_any(self) -> None:
+        """Raise a ConfigurationError that lists the first `LISTED` errors, if there are any."""
+        if not self.count:
+            return
+        if self.count == 1:
+            [(place, reason)] = self._listed
+            raise ConfigurationError(f"data.source: {place}: {reason}")
+        lines, before = ["data.source has wrong records:"], None
+        for place, reason in self._listed:
+            lines.append(f"  {place}: {'the same' if reason == before else reason}")
+            before = reason
+        if self.count > LISTED:
+            lines.append(f"  and {self.count - LISTED:,} more so far")
+        raise ConfigurationError("\n".join(lines))
 
 
 def in_order(work: Callable[[A], B], items: Iterator[A], threads: int) -> Generator[B]:

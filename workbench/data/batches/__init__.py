@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,26 +128,6 @@ def stack(rows: Sequence[Row]) -> Batch:
         sum(row.loss_tokens for row in rows),
         sum(row.tokens for row in rows),
     )
-
-
-class Sampler(Protocol):
-    """Endless training batches, epoch after epoch. `state` decides everything that follows."""
-
-    def next(self) -> Batch:
-        """Return the next batch, which has tokens in the loss."""
-
-    def state(self) -> dict[str, int]:
-        """Return the cursor, with the properties of the data that it points into."""
-
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """Continue where `state` was taken. The batch size may differ.
-
-        Raises:
-            ConfigurationError: the state was taken with other tokens, another sequence length or another seed.
-        """
-
-    def sequences_per_epoch(self) -> int:
-        """Return the rows of the first epoch; later ones have about as many."""
 
 
 def generator(*seed: int | str) -> torch.Generator:

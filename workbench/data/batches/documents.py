@@ -92,7 +92,7 @@ class DocumentSampler:
         return {"epoch": self._epoch, "document": self._document, "row": self._row, **self._data()}
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """See `Sampler.load_state`."""
+        """See `WindowSampler.load_state`."""
         check_state(state, self._data(), ("epoch", "document", "row"))
         self._begin(state["epoch"], state["document"], state["row"])
 

@@ -17,7 +17,6 @@ import torch
 from workbench.data.batches import (
     Batch,
     Row,
-    Sampler,
     TokenStream,
     check_state,
     damaged_cursor,
@@ -75,7 +74,11 @@ class WindowSampler:
         return {"epoch": self._epoch, "position": self._position, **self._data()}
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """See `Sampler.load_state`."""
+        """Continue where `state` was taken. The batch size may differ.
+
+        Raises:
+            ConfigurationError: the state was taken with other tokens, another sequence length or another seed.
+        """
         check_state(state, self._data(), ("epoch", "position"))
         self._begin(state["epoch"], state["position"])
 
@@ -104,6 +107,10 @@ class WindowSampler:
         if not 0 <= position <= windows:
             raise damaged_cursor(f"position {position} of {windows}", epoch)
         self._epoch, self._position = epoch, position
+
+
+Sampler = WindowSampler | DocumentSampler
+"""Endless training batches, epoch after epoch. `state` decides everything that follows."""
 
 
 def open_sampler(

@@ -1,27 +1,47 @@
-"""Find the files and datasets that `data.source` names. Only the beginning of a file is read, to find its kind.
+"""Find the files and datasets that `data.source` names, and the kind of each file: text, records (JSON lines or one
+JSON array), a parquet table, or token ids. The suffix suggests the kind, and the first bytes confirm it.
 
-Invariant: a document's name is relative to the folder in which it was found, so that the split (`workbench.data.split`)
-is the same wherever that folder is.
+Invariant: any other file is text, or left out if it has a NUL byte, so that every folder can be walked. A document's
+name is relative to the folder in which it was found, so that the split (`workbench.data.split`) is the same wherever
+that folder is.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal, cast
+
+import numpy as np
 
 from workbench.config import DataConfig
 from workbench.config.references import nearest_file
-from workbench.data.sources.file_kinds import Kind, kind_of_file
+from workbench.data.records import CHAT_FIELDS
+from workbench.data.sources.tables import open_hub
 from workbench.errors import ConfigurationError
 from workbench.system.folders import expanded
 
+Kind = Literal["text", "lines", "array", "parquet", "tokens"]
+
+_HEAD_BYTES = 8192
+"""A file with a NUL byte among these first bytes is not text (git's rule)."""
+_JSON_HEAD_BYTES = 1 << 18
+_OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError)
+"""The errors of reading a file that is damaged or cannot be read."""
+_LINES = (".jsonl", ".ndjson")
+_JSON_BLANKS = b" \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HUB = "hub:"
 _STDLIB_LEFT_OUT = frozenset(
     ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"]
@@ -97,8 +117,6 @@ def find_source(config: DataConfig) -> SourceFiles:
     hub: dict[str, Any] = {}
     for source in config.sources:
         if source.startswith(HUB):
-            from workbench.data.sources.tables import open_hub
-
             name = source.removeprefix(HUB).strip("/")
             hub[name] = open_hub(name, config.subset, config.split)
     return SourceFiles(documents, hub)
@@ -165,10 +183,7 @@ def _from_path(source: str, text_field: str) -> list[Document]:
     if not mode.st_size:
         raise ConfigurationError(f"data.source = {source!r}: the file is empty")
     found = _with_kind(source, Document(path.name, path.resolve(), mode.st_size), text_field, named=True)
-    if found is None:
-        raise ConfigurationError(
-            f"data.source = {source!r}: not a text file (it has NUL bytes); expected UTF-8 text"
-        )
+    assert found is not None
     return [found]
 
 
@@ -200,12 +215,14 @@ def _with_kind(source: str, document: Document, text_field: str, *, named: bool 
     With `named` (the user named this very file) a file that is not what its suffix says is refused.
     """
     try:
-        found = kind_of_file(document.path, text_field, named=named)
+        kind, compression = kind_of_file(document.path, text_field, named=named)
     except OSError as error:
         raise _unreadable(source, document.path, error) from error
     except ValueError as error:
+        if not named:
+            return None
         raise ConfigurationError(f"data.source = {source!r}: {error}") from error
-    return None if found is None else replace(document, kind=found[0], compression=found[1])
+    return replace(document, kind=kind, compression=compression)
 
 
 def _unreadable(source: str, path: Path, error: OSError | ValueError) -> ConfigurationError:
@@ -219,3 +236,97 @@ def _nearest(source: str, path: Path) -> str:
         return f"; {near}"
     looks_like_hub = source.count("/") == 1 and not source.startswith((".", "~", "/"))
     return f'; a dataset of the hub is written "{HUB}{source}"' if looks_like_hub else ""
+
+
+def open_bytes(path: Path, compression: str) -> BinaryIO:
+    """Open a file for reading, decompressed. Raises OSError."""
+    opened = _OPENERS[compression](path) if compression else path.open("rb")
+    return cast(BinaryIO, opened)
+
+
+def kind_of_file(path: Path, text_field: str, *, named: bool = False) -> tuple[Kind, str]:
+    """Return the kind of `path` and the suffix of its compression.
+
+    Args:
+        text_field: the field that distinguishes records from other JSON.
+        named: the user named this very file: JSON without records is no text then.
+
+    Raises:
+        ValueError: it is not what its suffix says; the message says why.
+        OSError: the file cannot be read.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = suffixes.pop() if suffixes and suffixes[-1] in _OPENERS else ""
+    suffix = suffixes[-1] if suffixes else ""
+    head = _head(path, compression, _JSON_HEAD_BYTES if suffix == ".json" else _HEAD_BYTES)
+    if suffix == ".parquet" and not compression:
+        if not head.startswith(b"PAR1"):
+            raise ValueError(f"{path} is no parquet file: it does not begin with PAR1")
+        return "parquet", ""
+    if suffix == ".npy" and not compression:
+        _check_tokens(path)
+        return "tokens", ""
+    if b"\0" in head[:_HEAD_BYTES]:
+        raise ValueError("not a text file (it has NUL bytes); expected UTF-8 text")
+    if suffix in _LINES:
+        return "lines", compression
+    if suffix == ".json":
+        kind = _kind_of_json(head, text_field, named=named)
+        if kind is not None:
+            return kind, compression
+        if named:
+            raise ValueError(
+                f"{path} holds no records: expected a JSON object on each line, or one array of objects; to train on "
+                "it as text, call it .txt"
+            )
+    return "text", compression
+
+
+def _head(path: Path, compression: str, size: int) -> bytes:
+    path.open("rb").close()  # an error of the file system keeps its own message
+    try:
+        with open_bytes(path, compression) as file:
+            return file.read(size)
+    except DAMAGED as error:
+        if not compression:
+            raise
+        raise ValueError(f"{path} is no whole {compression} file: {error}") from error
+
+
+def _check_tokens(path: Path) -> None:
+    """Raise ValueError unless a .npy file holds token ids."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is no array of NumPy: {error}") from error
+    if array.ndim != 1 or array.dtype not in (np.dtype("<u2"), np.dtype("<u4")):
+        raise ValueError(
+            f"{path} has the shape {list(array.shape)} and the type {array.dtype}: expected token ids, one dimension "
+            "of uint16 or uint32"
+        )
+    if not len(array):
+        raise ValueError(f"{path} has no tokens")
+
+
+def _kind_of_json(head: bytes, text_field: str, *, named: bool) -> Kind | None:
+    text = head.removeprefix(_BYTE_ORDER_MARK).lstrip(_JSON_BLANKS)
+    if text.startswith(b"["):
+        inside = text[1:].lstrip(_JSON_BLANKS)
+        try:
+            first, _ = json.JSONDecoder().raw_decode(inside.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            # The first record is longer than the part that was read, or this is no JSON.
+            return "array" if inside.startswith(b"{") and len(head) == _JSON_HEAD_BYTES else None
+        return "array" if _is_record(first, text_field, named=named) else None
+    line, end, _ = text.partition(b"\n")
+    if not end and len(head) == _JSON_HEAD_BYTES:
+        return "lines" if line.startswith(b"{") else None
+    try:
+        return "lines" if _is_record(json.loads(line), text_field, named=named) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_record(value: Any, text_field: str, *, named: bool) -> bool:
+    known = {text_field, "prompt", *CHAT_FIELDS}
+    return isinstance(value, dict) and (named or not known.isdisjoint(value))

@@ -17,10 +17,9 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from workbench.data.record_errors import RecordError
-from workbench.data.sources import Document, SourceFiles
-from workbench.data.sources.file_kinds import DAMAGED, open_bytes
-from workbench.data.sources.json_files import LONGEST, array_items, as_object, json_lines, parse_object
+from workbench.data import RecordError, kind_of
+from workbench.data.sources import DAMAGED, Document, SourceFiles, open_bytes
+from workbench.data.sources.tables import hub_rows, parquet_rows
 from workbench.data.split import TRAINING, VALIDATION, document_share
 from workbench.data.tokenizers import ByteTokenizer, Tokenizer, text_blocks
 from workbench.errors import ConfigurationError
@@ -28,6 +27,9 @@ from workbench.errors import ConfigurationError
 _CHUNK_BYTES = 1 << 18
 _CHUNK_ITEMS = 1024
 _READ_BYTES = 1 << 20
+LONGEST = 1 << 28
+"""Bytes of the longest record. A file with a longer one is taken for something other than records."""
+_BLANKS = " \t\r\n"
 _TOKENS = 1 << 20
 """Ready tokens in a block."""
 
@@ -129,13 +131,13 @@ class SourceReader:
             if document.kind not in ("text", "tokens"):
                 yield _records(document)
         for name, dataset in self._source.hub.items():
-            yield _hub_records(name, dataset)
+            yield _rows(hub_rows(name, dataset))
 
     def _sized_items(self) -> Iterator[tuple[Item, int]]:
         for document in self._source.documents:
             yield from _sized(self._items(document), document.size)
         for name, dataset in self._source.hub.items():
-            yield from _sized(_hub_records(name, dataset), _hub_bytes(dataset))
+            yield from _sized(_rows(hub_rows(name, dataset)), _hub_bytes(dataset))
 
     def _items(self, document: Document) -> Iterator[Item]:
         if document.kind == "text":
@@ -191,8 +193,6 @@ def _records(document: Document) -> Iterator[Record]:
         return _lines(document)
     if document.kind == "array":
         return _array(document)
-    from workbench.data.sources.tables import parquet_rows
-
     return _rows(parquet_rows(document.path))
 
 
@@ -226,13 +226,6 @@ def _rows(rows: Iterable[tuple[str, Any]]) -> Iterator[Record]:
     for place, row in rows:
         content = json.dumps(row, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")
         yield Record(place, content, row)
-
-
-def _hub_records(name: str, dataset: Any) -> Iterator[Record]:
-    """Yield the rows of a hub dataset as records."""
-    from workbench.data.sources.tables import hub_rows
-
-    return _rows(hub_rows(name, dataset))
 
 
 def _hub_bytes(dataset: Any) -> int:
@@ -305,3 +298,107 @@ def _with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
             yield item, False
             item = following
         yield item, True
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Return the JSON object in `line`. Raises RecordError if there is none."""
+    try:
+        return as_object(json.loads(line))
+    except UnicodeDecodeError as error:
+        raise RecordError(f"byte {error.start + 1} of the line is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise RecordError(f"no JSON: {error.msg} at character {error.pos + 1}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no JSON that can be read: {error}") from error
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """Return `value` if it is a JSON object. Raises RecordError if it is not."""
+    if not isinstance(value, dict):
+        raise RecordError(f"expected a JSON object with fields, not {kind_of(value)}")
+    return value
+
+
+def json_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the number (from 1) and the bytes of each line that is not blank.
+
+    A line longer than `LONGEST` is the last one, cut to LONGEST + 1 bytes.
+    """
+    number = 0
+    while line := file.readline(LONGEST + 1):
+        number += 1
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if len(line) > LONGEST:
+            yield number, line
+            return
+        if content := line.strip():
+            yield number, content
+
+
+def array_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """Yield the source text and the value of each item of a JSON array.
+
+    Raises:
+        RecordError: the next item is no JSON, or the array does not go on as one.
+    """
+    text = _JsonText(file)
+    text.take("\ufeff")
+    if not text.take("["):
+        raise RecordError("expected an array of objects")
+    is_first = True
+    while not text.take("]"):
+        if not is_first and not text.take(","):
+            raise RecordError("no JSON: expected a comma or the end of the array")
+        is_first = False
+        yield text.value()
+
+
+class _JsonText:
+    """The text of a file, of which no more is held than the value that is being read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._json = json.JSONDecoder()
+        self._text = ""
+        self._at = 0
+
+    def take(self, character: str) -> bool:
+        """Skip white space, then `character`. Return whether it was there."""
+        self._skip_blanks()
+        found = self._text.startswith(character, self._at)
+        self._at += found
+        return found
+
+    def value(self) -> tuple[str, Any]:
+        """Return the source text and the value of the JSON that comes next. Raises RecordError."""
+        self._skip_blanks()
+        while True:
+            try:
+                value, end = self._json.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if len(self._text) - self._at > LONGEST or not self._read_on():
+                    raise RecordError(f"no JSON: {error.msg}") from error
+                continue
+            except (ValueError, RecursionError) as error:
+                raise RecordError(f"no JSON that can be read: {error}") from error
+            source = self._text[self._at : end]
+            self._at = end
+            return source, value
+
+    def _skip_blanks(self) -> None:
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _BLANKS:
+                self._at += 1
+            if self._at < len(self._text) or not self._read_on():
+                return
+
+    def _read_on(self) -> bool:
+        """Read more, at least as much as is held, so that a long value takes few attempts. Return False at the end."""
+        data = self._file.read(max(_READ_BYTES, len(self._text) - self._at))
+        if not data:
+            return False
+        self._text = self._text[self._at :] + self._decoder.decode(data)
+        self._at = 0
+        return True

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.config import DataConfig, tokenizers
-from workbench.config.tokenizers import BPE, LARGEST, SMALLEST
-from workbench.data.record_errors import RecordError
+from workbench.config import DataConfig
+from workbench.config.tokenizers import bpe_size
+from workbench.data import RecordError
 from workbench.data.sources import SourceFiles
 from workbench.data.sources.reading import Item, Record, SourceReader, TextBlock
-from workbench.data.tokenizers import END_OF_TEXT, without_surrogates
-from workbench.data.tokenizers.pretrained import PretrainedTokenizer
+from workbench.data.tokenizers import END_OF_TEXT, PretrainedTokenizer, made_backend, without_surrogates
 from workbench.errors import ConfigurationError
 from workbench.system.folders import cache_folder
 
@@ -31,26 +30,16 @@ _TEXT_CHARACTERS = 1 << 16
 """Characters in each text that is handed to the library, which holds some hundred of them."""
 
 
-def bpe_size(spec: str) -> int:
-    """Return the vocabulary size in "bpe:SIZE". Raises ConfigurationError if it is no number or out of range."""
-    size = tokenizers.bpe_size(spec)
-    if size is None:
-        raise ConfigurationError(
-            f'data.tokenizer = "{spec}": expected "{BPE}SIZE" with a vocabulary of {SMALLEST} to {LARGEST:,} tokens, '
-            f'for example "{BPE}32000"'
-        )
-    return size
-
-
 def trained_tokenizer(
     config: DataConfig, source: SourceFiles, progress: Callable[[str, int, int], None] | None = None
 ) -> PretrainedTokenizer:
     """Return the tokenizer of `config.tokenizer`, from the cache if it is there.
 
     Raises:
-        ConfigurationError: the size is out of range, or the source cannot be read or has no text.
+        ConfigurationError: the source cannot be read or has no text.
     """
     size = bpe_size(config.tokenizer)
+    assert size is not None, "a configuration with another size is refused"
     options = [_VERSION, size, config.text_field if source.has_records else ""]
     folder = cache_folder() / "tokenizers" / source.key(*options)
     try:
@@ -89,7 +78,6 @@ def _train(
     config: DataConfig, source: SourceFiles, size: int, progress: Callable[[str, int, int], None] | None
 ) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -115,14 +103,7 @@ def _train(
         raise ConfigurationError(
             f'data.tokenizer = "{config.tokenizer}" is trained on the text of data.source, which has none'
         )
-    make: Any = PreTrainedTokenizerFast  # has no annotations
-    return make(
-        tokenizer_object=backend,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
-        clean_up_tokenization_spaces=False,
-    )
+    return made_backend(backend)
 
 
 def _sample(
