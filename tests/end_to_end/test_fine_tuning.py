@@ -23,7 +23,7 @@ from workbench.config import load_config
 from workbench.data.prepare import prepare
 from workbench.engine import OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
-from workbench.profiles.__main__ import answer
+from workbench.profiles.block_times import answer
 from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.runs.checkpoints import find_checkpoints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.plan.activations import formula_cost
+from workbench.plan.memory import formula_cost
 from workbench.plan.workload import Workload
 from workbench.profiles.machine_profile import (
     DeviceProfile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synthetic import gpt2, workload
 
-from workbench.plan.activations import AutogradGradients, model_rows
+from workbench.plan.memory import AutogradGradients, model_rows
 from workbench.profiles.model_profile import ParameterProfile
 
 WORK = workload(micro_batch_size=1, sequence_length=2)

@@ -16,7 +16,7 @@ from workbench.data.batches.sampling import evaluation_batches
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import ConfigurationError
-from workbench.plan.activations import mask_bytes
+from workbench.plan.memory import mask_bytes
 from workbench.plan.workload import Workload
 from workbench.profiles.storage_tracker import StorageTracker
 from workbench.training.evaluation import batch_loss, check_separation, validation_loss

@@ -16,9 +16,8 @@ from workbench.engine.precision import compute_dtypes, dtype_name, working_preci
 from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, UnitSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
-from workbench.plan.activations import heap_reserve, model_rows
 from workbench.plan.machine import Free
-from workbench.plan.memory import EngineNeeds, MemoryPlan, plan_memory
+from workbench.plan.memory import EngineNeeds, MemoryPlan, heap_reserve, model_rows, plan_memory
 from workbench.plan.workload import Workload
 from workbench.presets import find_preset
 from workbench.profiles.meta_model import count_parts

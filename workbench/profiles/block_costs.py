@@ -21,23 +21,21 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from workbench.engine.loss.chunked_loss import ChunkedLoss
-from workbench.profiles.cut_model import (
+from workbench.profiles.meta_model import (
     Call,
     capture,
+    count_parts,
     cut,
+    first_blocks,
     hidden_of,
     materialise,
+    meta_model,
+    model_name,
     pass_blocks,
+    quiet_transformers,
     seeded,
     shrink_vocabulary,
     tokens,
-)
-from workbench.profiles.meta_model import (
-    count_parts,
-    first_blocks,
-    meta_model,
-    model_name,
-    quiet_transformers,
 )
 from workbench.profiles.model_profile import BlockCost, BlockKind, ComputeWidth, Curve, ModelProfile
 from workbench.profiles.storage_tracker import Recording, StorageTracker

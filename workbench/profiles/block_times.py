@@ -1,28 +1,50 @@
 """Seconds of the pieces of a model on this machine: of one block of each kind, and of all that is no block.
 
-At the run's own sizes, with weights that come from memory, on an idle device. Invariant: each piece is timed by itself,
+Run as a program it is the process that measures models for others; with `ship` it writes the model profiles that
+shipped presets lack beside this file instead.
+
+Times are taken at the run's own sizes, with weights that come from memory, on an idle device. Invariant: each piece is
+timed by itself,
 never by a difference of two others, with its own code and its full width.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workbench.config import load_config
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.engine.precision import DTYPES
 from workbench.errors import WorkbenchError
 from workbench.formatting import GIB
-from workbench.profiles.cut_model import Call, capture, cut, hidden_of, materialise, pass_blocks, seeded
-from workbench.profiles.meta_model import first_blocks, meta_model, quiet_transformers
-from workbench.profiles.model_profile import BlockKind, KindTimes, ModelProfile, ModelTimes
+from workbench.presets import shipped_folder
+from workbench.profiles.block_costs import take_model_profile
+from workbench.profiles.meta_model import (
+    Call,
+    capture,
+    cut,
+    first_blocks,
+    hidden_of,
+    materialise,
+    meta_model,
+    pass_blocks,
+    quiet_transformers,
+    seeded,
+)
+from workbench.profiles.model_profile import BlockKind, KindTimes, ModelProfile, ModelTimes, model_table
+from workbench.profiles.obtain import model_profile_text, shipped_name
+from workbench.system.child_process import Report, serve
 from workbench.system.free_space import free_host_bytes
 
 FEWEST_TOKENS = 16
@@ -31,11 +53,16 @@ WORK_OF_A_ROUND = 4
 """Forwards that a round comes to: one without a graph, one with, and a backward of two."""
 CACHE_BYTES = 128 << 20
 """More than caches hold."""
+FOLDER = Path(__file__).parent / "models"
+_SMALLEST = {
+    "architecture": "gpt2",
+    "config": {"n_layer": 1, "n_embd": 8, "n_head": 1, "n_positions": 32, "vocab_size": 16},
+}
 MATRIX = {"cpu": 1536, "cuda": 4096}
 
 
 def measure_times(
-    model_table: Mapping[str, Any],
+    table: Mapping[str, Any],
     profile: ModelProfile,
     *,
     sequences: int,
@@ -71,7 +98,7 @@ def measure_times(
     if report is not None:
         report(f"timing {sequences} x {tokens} tokens")
     names = first_blocks(profile)
-    model = _real_model(model_table, profile, where, computed_in)
+    model = _real_model(table, profile, where, computed_in)
     with seeded():
         ids = torch.randint(0, profile.vocab_size, (sequences, tokens)).to(where)
         calls = capture(model, names, ids)
@@ -218,3 +245,60 @@ def _matrix_speed(stopwatch: Stopwatch, device: torch.device, dtype: torch.dtype
         with stopwatch.timed("product"):
             torch.mm(left, right, out=result)
     return 2 * size**3 / stopwatch.median("product")
+
+
+# The process that measures
+
+
+def _warm_up() -> None:
+    """Profile a tiny model: only then all is imported that others need."""
+    with contextlib.suppress(Exception):  # the first real question reports what is wrong
+        answer({"ask": "model_profile", "model": _SMALLEST}, lambda sentence: None)
+
+
+def answer(question: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Return the model profile or the times that `question` asks for, as plain data."""
+    warnings.simplefilter("ignore")
+    if question["ask"] == "model_profile":
+        return take_model_profile(question["model"], report).model_dump(mode="json")
+    sizes = ("sequences", "tokens", "dtype", "device", "fingerprint", "budget_s")
+    return measure_times(
+        question["model"],
+        ModelProfile.model_validate(question["model_profile"]),
+        **{name: question[name] for name in sizes},
+        report=report,
+    ).model_dump(mode="json")
+
+
+def shipped_tables() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the [model] table of every shipped preset."""
+    for path in sorted(shipped_folder().glob("*.toml")):
+        yield path.stem, model_table(load_config(path))
+
+
+def ship() -> None:
+    """Write the model profiles that shipped presets lack, and remove those that no preset has.
+
+    Raises:
+        WorkbenchError: a block could not be run on this machine.
+    """
+    tables = dict(shipped_tables())
+    for name, table in tables.items():
+        path = FOLDER / shipped_name(table)
+        if path.exists():
+            continue
+        print(name, file=sys.stderr)
+        profile = take_model_profile(table)
+        problem = next((kind.problem for kind in profile.kinds if kind.problem), None)
+        if problem is not None:
+            raise WorkbenchError(f"the model profile of preset {name} cannot be shipped from here: {problem}")
+        path.write_text(model_profile_text(profile), encoding="utf-8")
+    for old in {path.name for path in FOLDER.glob("*.json")} - set(map(shipped_name, tables.values())):
+        (FOLDER / old).unlink()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["ship"]:
+        ship()
+    else:
+        serve(answer, _warm_up if sys.argv[1:] == ["warm"] else None)

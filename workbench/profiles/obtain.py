@@ -32,12 +32,12 @@ from workbench.system.folders import read_cached, write_cached
 BUILDERS = ("torch", "transformers")
 TIMES = "times"
 Ask = Callable[[Mapping[str, Any], Report], Any]
-"""Asks a process for a model profile or times: a question for `workbench.profiles.__main__.answer`."""
+"""Asks a process for a model profile or times: a question for `workbench.profiles.block_times.answer`."""
 
 
 def profiling_process(*, warm: bool = False) -> ChildProcess:
     """Return a process that measures models. `warm`: it imports what questions need at once."""
-    return ChildProcess("-m", "workbench.profiles", *(["warm"] if warm else []))
+    return ChildProcess("-m", "workbench.profiles.block_times", *(["warm"] if warm else []))
 
 
 def ask_once(question: Mapping[str, Any], report: Report) -> Any:

@@ -70,7 +70,7 @@ class ChildProcess:
     """
 
     def __init__(self, *arguments: str) -> None:
-        """`arguments`: Python's own, such as "-m", "workbench.profiles"."""
+        """`arguments`: Python's own, such as "-m", "workbench.profiles.block_times"."""
         self._arguments = arguments
         self._turn = threading.Lock()
         """Held while a question is being answered."""

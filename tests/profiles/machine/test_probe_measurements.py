@@ -15,10 +15,10 @@ from torch import Tensor
 
 from workbench.engine.devices.device import CpuDevice, has_bfloat16
 from workbench.errors import ConfigurationError
-from workbench.profiles import device_speeds, probe
-from workbench.profiles.device_speeds import measure_link, measure_products
+from workbench.profiles import probe
 from workbench.profiles.host_speeds import HostBuffers, buffer_bytes, cache_bytes
 from workbench.profiles.machine_profile import MachineProfile
+from workbench.profiles.probe import measure_link, measure_products
 from workbench.profiles.sampling import MIB, BackgroundLoad, median_seconds
 from workbench.timeline import Lane
 
@@ -200,9 +200,9 @@ def test_products_are_as_large_as_their_time_allows(
 
         return work
 
-    monkeypatch.setattr(device_speeds, "_product", product)
+    monkeypatch.setattr(probe, "_product", product)
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    side = device_speeds._side(torch.device("cpu"), torch.float32, lambda: None, 16384, 0.02)
+    side = probe._side(torch.device("cpu"), torch.float32, lambda: None, 16384, 0.02)
     assert least <= side <= most
 
 

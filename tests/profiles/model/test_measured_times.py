@@ -12,8 +12,7 @@ from model_tables import FAMILIES
 from workbench.errors import WorkbenchError
 from workbench.profiles import block_times
 from workbench.profiles.block_times import affordable, measure_times, work_of
-from workbench.profiles.cut_model import cut, materialise, pass_blocks, tokens
-from workbench.profiles.meta_model import first_blocks, meta_model
+from workbench.profiles.meta_model import cut, first_blocks, materialise, meta_model, pass_blocks, tokens
 from workbench.profiles.model_profile import ModelProfile
 
 

@@ -19,8 +19,16 @@ from workbench.profiles.block_costs import (
     set_dtype,
     take_model_profile,
 )
-from workbench.profiles.cut_model import capture, cut, materialise, shrink_vocabulary, tokens
-from workbench.profiles.meta_model import count_parts, first_blocks, meta_model
+from workbench.profiles.meta_model import (
+    capture,
+    count_parts,
+    cut,
+    first_blocks,
+    materialise,
+    meta_model,
+    shrink_vocabulary,
+    tokens,
+)
 from workbench.profiles.model_profile import BlockCost, ComputeWidth, ModelProfile
 from workbench.profiles.storage_tracker import Recording
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from workbench.profiles.block_costs import SEQUENCES, _Kernels, fit, peak, record_forward, record_training
-from workbench.profiles.cut_model import Call
+from workbench.profiles.meta_model import Call
 from workbench.profiles.storage_tracker import Recording, StorageTracker
 
 

@@ -15,7 +15,7 @@ from model_tables import FAMILIES, table
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.profiles import obtain
-from workbench.profiles.__main__ import FOLDER, answer, shipped_tables
+from workbench.profiles.block_times import FOLDER, answer, shipped_tables
 from workbench.profiles.meta_model import count_parts, meta_model
 from workbench.profiles.model_profile import ModelProfile
 from workbench.profiles.obtain import (
@@ -197,7 +197,9 @@ def test_a_shipped_presets_model_profile_is_shipped_and_is_not_stale(
     name: str, model: dict[str, Any], asked: list[Any]
 ) -> None:
     shipped = read_shipped(model)
-    assert shipped is not None, f"run `python -m workbench.profiles ship`: preset {name} has no model profile"
+    assert shipped is not None, (
+        f"run `python -m workbench.profiles.block_times ship`: preset {name} has no model profile"
+    )
     fresh = count_parts(meta_model(model), model["architecture"])
     assert shipped.layout("bfloat16", 16 << 20) == fresh.layout("bfloat16", 16 << 20)
     left_out = {"kinds": {"__all__": {"costs", "accelerator", "flops"}}}
