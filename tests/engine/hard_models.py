@@ -1,23 +1,57 @@
 """Modules that are hard to offload: each breaks one assumption that a stream of equal blocks would tempt one to make.
 
 A model takes one batch (a tensor, or a tuple with what its forward does beside it) and returns a scalar loss; `HARD`
-lists them with the batches they are trained on. All values come from seeds.
+lists them with the batches they are trained on, `WAYS` how they are trained. All values come from seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from families import LoRA
-from small_models import SEQUENCE, VOCABULARY
+from small_models import SEQUENCE, VOCABULARY, SeparateMemory
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from workbench.engine.devices.device import CpuDevice
 
 WIDTH = 32
 INNER = 1100  # two matrices of WIDTH * INNER elements are more than one chunk of the smallest size
 ROWS = 6
+
+# How to train: every tier, every overlap, both memories, and the rest.
+WAYS: dict[str, dict[str, Any]] = {
+    "resident": {"weights": "device", "state": "device", "shared": True},
+    "state-host": {"weights": "device", "state": "host", "gradient_accumulation": 2},
+    "state-host-shared": {"weights": "device", "state": "host", "shared": True},
+    "half": {"weights": "device", "state": "host", "device_fraction": 0.5, "gradient_clipping": 0.1},
+    "weights-host": {"weights": "host", "state": "host"},
+    "weights-host-clipped": {"weights": "host", "state": "host", "gradient_clipping": 0.1},
+    "delayed": {
+        "weights": "host",
+        "state": "host",
+        "overlap": "delayed",
+        "delay_warmup": 1,
+        "gradient_accumulation": 2,
+    },
+    "state-disk": {"weights": "host", "state": "disk", "overlap": "serial", "gradient_clipping": 0.1},
+    "weights-disk": {"weights": "disk", "state": "disk", "gradient_accumulation": 2},
+    "weights-disk-shared": {"weights": "disk", "state": "disk", "shared": True},
+}
+
+
+def options_of(way: str, folder: Path) -> dict[str, Any]:
+    """The engine's arguments for a way to train, but for the device."""
+    options = {"gradient_clipping": 0.0, "gradient_accumulation": 1, "overlap": "exact", **WAYS[way]}
+    options.pop("shared", None)
+    return {**options, "disk_path": folder} if options["state"] == "disk" else options
+
+
+def memory_of(way: str) -> CpuDevice:
+    return CpuDevice() if WAYS[way].get("shared") else SeparateMemory(1, longest_s=0.001)
 
 
 class Block(nn.Module):
@@ -36,85 +70,68 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """An embedding, more blocks than there are slots, and a head, on [ROWS, WIDTH] inputs; a mean square."""
+    """An embedding, blocks, and a head, on [ROWS, WIDTH] inputs; a mean square.
 
-    def __init__(self, blocks: int = 5, dropout: float = 0.0) -> None:
+    `order`: the blocks that a forward calls, by number, unless a batch brings its own; by default each once.
+    """
+
+    def __init__(
+        self,
+        blocks: int | Iterable[nn.Module] = 5,  # five are more than there are slots
+        dropout: float = 0.0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
-        self.embed = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropout=dropout) for _ in range(blocks))
-        self.head = nn.Linear(WIDTH, 3)
+        if isinstance(blocks, int):
+            blocks = (Block(dropout=dropout) for _ in range(blocks))
+        self.embed: nn.Module = nn.Linear(WIDTH, WIDTH)
+        self.blocks: Any = nn.ModuleList(blocks)
+        self.head: nn.Module = nn.Linear(WIDTH, 3)
+        self.order = order
 
-    def order(self, extra: Any) -> list[nn.Module]:
-        """The blocks in the order in which a batch's forward calls them."""
-        return list(self.blocks)
+    def through_blocks(self, hidden: Tensor, extra: Any) -> Tensor:
+        usual = range(len(self.blocks)) if self.order is None else self.order
+        for index in extra if isinstance(extra, tuple) else usual:
+            hidden = self.blocks[index](hidden)
+        return hidden
 
     def forward(self, x: Tensor, extra: Any = None) -> Tensor:
-        hidden = self.embed(x)
-        for block in self.order(extra):
-            hidden = block(hidden)
-        loss: Tensor = (self.head(hidden) - x[..., :3]).square().mean()
+        loss: Tensor = (self.head(self.through_blocks(self.embed(x), extra)) - x[..., :3]).square().mean()
         return loss
 
 
-class TiedAcrossBlocks(Stack):
+def tied_across_blocks() -> Stack:
     """One matrix in two blocks, one in a block and outside of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[2].up.weight = self.blocks[0].up.weight
-        self.embed = nn.Linear(WIDTH, INNER)
-        self.embed.weight = self.blocks[1].up.weight
-        self.back = nn.Linear(INNER, WIDTH)
-
-    def forward(self, x: Tensor, extra: Any = None) -> Tensor:
-        hidden = self.back(torch.tanh(self.embed(x)))
-        for block in self.blocks:
-            hidden = block(hidden)
-        loss: Tensor = (self.head(hidden) - x[..., :3]).square().mean()
-        return loss
+    model = Stack()
+    model.blocks[2].up.weight = model.blocks[0].up.weight
+    model.embed = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Tanh(), nn.Linear(INNER, WIDTH))
+    model.embed[0].weight = model.blocks[1].up.weight
+    return model
 
 
-class FrozenParts(Stack):
+def frozen_parts() -> Stack:
     """A frozen block, and frozen parameters beside trained ones in another."""
+    model = Stack()
+    model.blocks[1].requires_grad_(False)
+    model.blocks[2].up.requires_grad_(False)
+    model.blocks[2].norm.bias.requires_grad_(False)
+    return model
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[1].requires_grad_(False)
-        self.blocks[2].up.requires_grad_(False)
-        self.blocks[2].norm.bias.requires_grad_(False)
 
-
-class FrozenEmbedding(Stack):
+def frozen_embedding() -> Stack:
     """Nothing that enters the first block requires a gradient."""
+    model = Stack()
+    model.embed.requires_grad_(False)
+    return model
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed.requires_grad_(False)
 
-
-class Adapters(Stack):
+def adapters() -> Stack:
     """Only adapters are trained, inside blocks and on the head."""
-
-    def __init__(self) -> None:
-        super().__init__(dropout=0.1)
-        self.requires_grad_(False)
-        for block in self.blocks:
-            block.up = LoRA(block.up)
-        self.head = LoRA(self.head, rank=2)
-
-
-class LayerDrop(Stack):
-    """A batch names the blocks that it uses; the others get no gradient in that micro-batch."""
-
-    def order(self, extra: Any) -> list[nn.Module]:
-        return [self.blocks[i] for i in extra]
-
-
-class DropoutInBlocks(Stack):
-    """Recomputing must draw the same random numbers, and leave the generator where one forward leaves it."""
-
-    def __init__(self) -> None:
-        super().__init__(dropout=0.3)
+    model = Stack(dropout=0.1).requires_grad_(False)
+    for block in model.blocks:
+        block.up = LoRA(block.up)
+    model.head = LoRA(model.head, rank=2)
+    return model
 
 
 class TwoHeads(Stack):
@@ -123,14 +140,12 @@ class TwoHeads(Stack):
     def __init__(self) -> None:
         super().__init__()
         self.other = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.gain = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor, extra: Any = None) -> Tensor:
-        hidden = self.embed(x)
-        for block in self.blocks:
-            hidden = block(hidden)
-        if extra == "other":
-            return (self.other(hidden.detach()) - x[..., :3]).square().mean()
-        loss: Tensor = (self.head(hidden) - x[..., :3]).square().mean()
+        hidden = self.through_blocks(self.embed(x), None)
+        made = self.other(hidden.detach()) * self.gain if extra == "other" else self.head(hidden)
+        loss: Tensor = (made - x[..., :3]).square().mean()
         return loss
 
 
@@ -151,71 +166,29 @@ class FusedExperts(nn.Module):
         return x + weight[:, None] * torch.einsum("ri,riw->rw", hidden, self.down[chosen])
 
 
-class Experts(Stack):
-    """Blocks with fused experts."""
-
-    class Mixture(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix = Block(inner=40)
-            self.experts = FusedExperts()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.experts(self.mix(x))
-            return out
+class KeywordBlock(nn.Module):
+    """A block that takes its input by keyword, in a dict, and returns more than a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Experts.Mixture() for _ in range(3))
+        self.inner = Block(inner=50)
+        self.gain = nn.Parameter(torch.ones(WIDTH))
 
-
-class Repeated(Stack):
-    """Two blocks that are called again and again in one forward."""
-
-    def __init__(self) -> None:
-        super().__init__(blocks=2, dropout=0.1)
-
-    def order(self, extra: Any) -> list[nn.Module]:
-        return [self.blocks[i] for i in (0, 0, 1, 0, 1, 1)]
-
-
-class Backwards(Stack):
-    """Blocks run in the opposite order of the one they are registered in."""
-
-    def order(self, extra: Any) -> list[nn.Module]:
-        return list(reversed(self.blocks))
-
-
-class AnyOrder(Stack):
-    """Every batch has an order of its own: nothing that is fetched ahead is right."""
-
-    def order(self, extra: Any) -> list[nn.Module]:
-        return [self.blocks[i] for i in extra]
+    def forward(self, *, given: dict[str, Any], nothing: None = None) -> tuple[dict[str, Tensor], None]:
+        return {"hidden": self.inner(given["hidden"]) * self.gain}, None
 
 
 class TwoLists(Stack):
-    """Two lists of blocks, of two classes, called in turn; the second list's take their input by keyword, in a dict."""
-
-    class Keyword(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Block(inner=50)
-            self.gain = nn.Parameter(torch.ones(WIDTH))
-
-        def forward(self, *, given: dict[str, Any], nothing: None = None) -> tuple[dict[str, Tensor], None]:
-            return {"hidden": self.inner(given["hidden"]) * self.gain}, None
+    """Two lists of blocks, of two classes, called in turn."""
 
     def __init__(self) -> None:
         super().__init__(blocks=3)
-        self.others = nn.ModuleList(TwoLists.Keyword() for _ in range(3))
+        self.others = nn.ModuleList(KeywordBlock() for _ in range(3))
 
-    def forward(self, x: Tensor, extra: Any = None) -> Tensor:
-        hidden = self.embed(x)
+    def through_blocks(self, hidden: Tensor, extra: Any) -> Tensor:
         for block, other in zip(self.blocks, self.others, strict=True):
-            given, _ = other(given={"hidden": block(hidden), "unused": None})
-            hidden = given["hidden"]
-        loss: Tensor = (self.head(hidden) - x[..., :3]).square().mean()
-        return loss
+            hidden = other(given={"hidden": block(hidden), "unused": None})[0]["hidden"]
+        return hidden
 
 
 class EncoderDecoder(nn.Module):
@@ -237,95 +210,72 @@ class EncoderDecoder(nn.Module):
 class DeadBlock(Stack):
     """A block whose output nobody uses, one that runs without gradients, one whose input is cut off."""
 
-    def forward(self, x: Tensor, extra: Any = None) -> Tensor:
-        hidden = self.embed(x)
+    def through_blocks(self, hidden: Tensor, extra: Any) -> Tensor:
         self.blocks[1](hidden)
         with torch.no_grad():
             hidden = hidden + 0.1 * self.blocks[2](hidden)
-        hidden = self.blocks[3](self.blocks[0](hidden).detach())
-        loss: Tensor = (self.head(hidden) - x[..., :3]).square().mean()
-        return loss
+        out: Tensor = self.blocks[3](self.blocks[0](hidden).detach())
+        return out
 
 
 class Parallel(Stack):
     """Blocks side by side: the backward of several hangs on one sum."""
 
-    def forward(self, x: Tensor, extra: Any = None) -> Tensor:
-        hidden = self.embed(x)
+    def through_blocks(self, hidden: Tensor, extra: Any) -> Tensor:
         one, two = self.blocks[0](hidden), self.blocks[1](hidden)
-        hidden = self.blocks[2](one * two) + self.blocks[3](one - two) + one
-        loss: Tensor = (self.head(hidden) - x[..., :3]).square().mean()
-        return loss
+        out: Tensor = self.blocks[2](one * two) + self.blocks[3](one - two) + one
+        return out
 
 
 class ReadFromOutside(Stack):
     """The model reads a block's parameters without calling the block."""
 
-    def forward(self, x: Tensor, extra: Any = None) -> Tensor:
-        hidden = self.embed(x)
-        for block in self.blocks:
-            hidden = block(hidden)
-        hidden = hidden * self.blocks[1].norm.weight + self.blocks[0].down.bias
-        loss: Tensor = (self.head(hidden) - x[..., :3]).square().mean()
-        return loss
+    def through_blocks(self, hidden: Tensor, extra: Any) -> Tensor:
+        hidden = super().through_blocks(hidden, extra)
+        return hidden * self.blocks[1].norm.weight + self.blocks[0].down.bias
 
 
-class InnerCheckpoints(Stack):
-    """Blocks that checkpoint a part of themselves already."""
-
-    class Part(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            kept: Tensor = checkpoint(super().forward, x, use_reentrant=False)
-            return kept
+class ReadsAhead(Stack):
+    """The last layer's weight is read first of all, and its module is never called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(InnerCheckpoints.Part(dropout=0.2) for _ in range(3))
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def through_blocks(self, hidden: Tensor, extra: Any) -> Tensor:
+        return super().through_blocks(nn.functional.linear(hidden, self.last.weight), extra)
 
 
-class WeightNorm(Stack):
+class PartlyCheckpointed(Block):
+    """A block that checkpoints itself already."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return kept
+
+
+def weight_norm() -> Stack:
     """Matrices that are computed from their parametrisation at every call."""
-
-    def __init__(self) -> None:
-        super().__init__(blocks=3)
-        for block in self.blocks:
-            nn.utils.parametrizations.weight_norm(block.up)
-
-
-class NestedLists(Stack):
-    """Blocks that hold lists of blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(Block(inner=300), Block(inner=300)) for _ in range(2))
+    model = Stack(blocks=3)
+    for block in model.blocks:
+        nn.utils.parametrizations.weight_norm(block.up)
+    return model
 
 
-class OddGradients(Stack):
+class OddGradients(nn.Module):
     """Parameters that are not contiguous, and gradients that are expanded, transposed or of one element's memory."""
 
-    class Part(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(WIDTH, WIDTH)
-            self.turned = nn.Parameter((torch.randn(WIDTH, WIDTH) * 0.1).t())
-            self.kernel = nn.Conv2d(2, 3, 3, padding=1).to(memory_format=torch.channels_last)
-            self.summed = nn.Parameter(torch.randn(WIDTH, 7))
-
-        def forward(self, x: Tensor) -> Tensor:
-            picture = self.kernel(x.view(-1, 2, 4, 4))
-            hidden = self.inner(x) + x @ self.turned.t() + picture.mean((1, 2, 3))[:, None]
-            return torch.tanh(hidden) + 0.01 * self.summed.sum()
-
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(OddGradients.Part() for _ in range(3))
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.turned = nn.Parameter((torch.randn(WIDTH, WIDTH) * 0.1).t())
+        self.kernel = nn.Conv2d(2, 3, 3, padding=1).to(memory_format=torch.channels_last)
+        self.summed = nn.Parameter(torch.randn(WIDTH, 7))
 
-
-class OneBlock(Stack):
-    """A list of one."""
-
-    def __init__(self) -> None:
-        super().__init__(blocks=1)
+    def forward(self, x: Tensor) -> Tensor:
+        picture = self.kernel(x.view(-1, 2, 4, 4))
+        hidden = self.inner(x) + x @ self.turned.t() + picture.mean((1, 2, 3))[:, None]
+        return torch.tanh(hidden) + 0.01 * self.summed.sum()
 
 
 class NoBlocks(nn.Module):
@@ -356,8 +306,9 @@ class ChainInside(Stack):
         super().__init__()
         self.blocks = nn.Sequential(*(Block(dropout=0.1) for _ in range(3)))
 
-    def order(self, extra: Any) -> list[nn.Module]:
-        return [self.blocks]
+    def through_blocks(self, hidden: Tensor, extra: Any) -> Tensor:
+        out: Tensor = self.blocks(hidden)
+        return out
 
 
 class TokenModel(nn.Module):
@@ -376,41 +327,35 @@ def t5() -> nn.Module:
     """An encoder-decoder whose first blocks make the position biases of all others."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    return TokenModel(
-        T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=VOCABULARY,
-                d_model=WIDTH,
-                d_kv=8,
-                d_ff=INNER,
-                num_layers=2,
-                num_decoder_layers=2,
-                num_heads=4,
-                decoder_start_token_id=0,
-                use_cache=False,
-            )
-        )
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        d_kv=8,
+        d_ff=INNER,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        use_cache=False,
     )
+    return TokenModel(T5ForConditionalGeneration(config))
 
 
 def albert() -> nn.Module:
     """One block that is called for every layer."""
     from transformers import AlbertConfig, AlbertForMaskedLM
 
-    return TokenModel(
-        AlbertForMaskedLM(
-            AlbertConfig(
-                vocab_size=VOCABULARY,
-                embedding_size=16,
-                hidden_size=WIDTH,
-                intermediate_size=INNER,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                max_position_embeddings=SEQUENCE,
-                hidden_dropout_prob=0.1,
-            )
-        )
+    config = AlbertConfig(
+        vocab_size=VOCABULARY,
+        embedding_size=16,
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=SEQUENCE,
+        hidden_dropout_prob=0.1,
     )
+    return TokenModel(AlbertForMaskedLM(config))
 
 
 def plain_batch(seed: int) -> tuple[Tensor, Any]:
@@ -426,27 +371,39 @@ def choosing(*choices: Any) -> Callable[[int], tuple[Tensor, Any]]:
     return lambda seed: (plain_batch(seed)[0], choices[seed % len(choices)])
 
 
+LAYER_DROP = choosing((0, 1, 2, 3), (0, 3), (), (1, 2, 3), (2,))  # a block that is left out gets no gradient
+ANY_ORDER = choosing(
+    (2, 0, 3, 1), (3, 1, 0, 2), (0, 1, 2, 3), (1, 3, 1, 0)
+)  # what is fetched ahead is never right
+
 HARD: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Any]]]] = {
-    "tied_across_blocks": (TiedAcrossBlocks, plain_batch),
-    "frozen_parts": (FrozenParts, plain_batch),
-    "frozen_embedding": (FrozenEmbedding, plain_batch),
-    "adapters": (Adapters, plain_batch),
-    "layer_drop": (LayerDrop, choosing((0, 1, 2, 3), (0, 3), (), (1, 2, 3), (2,))),
-    "dropout": (DropoutInBlocks, plain_batch),
+    "tied_across_blocks": (tied_across_blocks, plain_batch),
+    "frozen_parts": (frozen_parts, plain_batch),
+    "frozen_embedding": (frozen_embedding, plain_batch),
+    "adapters": (adapters, plain_batch),
+    "layer_drop": (Stack, LAYER_DROP),
+    "dropout": (lambda: Stack(dropout=0.3), plain_batch),
     "two_heads": (TwoHeads, choosing("one", "other", "other")),
-    "experts": (Experts, plain_batch),
-    "repeated": (Repeated, plain_batch),
-    "backwards": (Backwards, plain_batch),
-    "any_order": (AnyOrder, choosing((2, 0, 3, 1), (3, 1, 0, 2), (0, 1, 2, 3), (1, 3, 1, 0))),
+    "experts": (
+        lambda: Stack(nn.Sequential(Block(inner=40), FusedExperts()) for _ in range(3)),
+        plain_batch,
+    ),
+    "repeated": (lambda: Stack(blocks=2, dropout=0.1, order=(0, 0, 1, 0, 1, 1)), plain_batch),
+    "backwards": (lambda: Stack(order=(4, 3, 2, 1, 0)), plain_batch),
+    "any_order": (Stack, ANY_ORDER),
     "two_lists": (TwoLists, plain_batch),
     "encoder_decoder": (EncoderDecoder, plain_batch),
     "dead_block": (DeadBlock, plain_batch),
     "parallel": (Parallel, plain_batch),
-    "inner_checkpoints": (InnerCheckpoints, plain_batch),
-    "weight_norm": (WeightNorm, plain_batch),
-    "nested_lists": (NestedLists, plain_batch),
-    "odd_gradients": (OddGradients, plain_batch),
-    "one_block": (OneBlock, plain_batch),
+    "reads_ahead": (ReadsAhead, plain_batch),
+    "inner_checkpoints": (lambda: Stack(PartlyCheckpointed(dropout=0.2) for _ in range(3)), plain_batch),
+    "weight_norm": (weight_norm, plain_batch),
+    "nested_lists": (
+        lambda: Stack(nn.Sequential(Block(inner=300), Block(inner=300)) for _ in range(2)),
+        plain_batch,
+    ),
+    "odd_gradients": (lambda: Stack(OddGradients() for _ in range(3)), plain_batch),
+    "one_block": (lambda: Stack(blocks=1), plain_batch),
     "no_blocks": (NoBlocks, plain_batch),
     "chain": (lambda: Chain(nn.Linear(WIDTH, WIDTH), Block(), Block(), nn.Tanh()), plain_batch),
     "chain_of_blocks": (lambda: Chain(*(Block(dropout=0.1) for _ in range(4))), plain_batch),
