@@ -15,10 +15,9 @@ from workbench.config.toml_text import on_one_line
 from workbench.errors import ConfigurationError
 from workbench.imports.deepspeed.batch import read_batch
 from workbench.imports.deepspeed.keys import ZERO, is_known, judge_leftovers, place
-from workbench.imports.deepspeed.optimizer import read_optimizer
+from workbench.imports.deepspeed.optimizer import read_optimizer, read_scheduler
 from workbench.imports.deepspeed.placement import read_placement
 from workbench.imports.deepspeed.precision import read_precision
-from workbench.imports.deepspeed.scheduler import read_scheduler
 from workbench.imports.findings import Assumed, Auto, Findings, Setting, Verdict, shown
 from workbench.imports.lenient_json import LONGEST_TEXT, KeyPath, Repair, read_document
 from workbench.imports.preset_text import names_a_model, preset_text
