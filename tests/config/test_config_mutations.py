@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from mutations import Mutation, change_characters, cut, mutilated, random_bytes, shuffle_lines, soon
 
-from workbench.cli import main
 from workbench.config import fields, load_config, parse_config, to_toml
 from workbench.config.references import REFERENCES
 from workbench.errors import ConfigurationError
@@ -17,48 +16,9 @@ from workbench.presets import shipped_folder
 PRESETS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(shipped_folder().glob("*.toml"))}
 
 VALUES = (
-    *(
-        "0",
-        "-1",
-        "1",
-        "3.5",
-        "1e400",
-        "-inf",
-        "nan",
-        "true",
-        "false",
-        '""',
-        '"x"',
-        "'''\n'''",
-        "[]",
-        "{}",
-        "[[]]",
-    ),
-    *(
-        "[1, 2]",
-        '["a"]',
-        "{a = 1}",
-        "1979-05-27",
-        "07:32:00",
-        "1979-05-27T07:32:00Z",
-        "0xff",
-        "1_000",
-        "99" * 200,
-    ),
-    *(
-        "",
-        "=",
-        "[",
-        '"',
-        "9" * 5000,
-        "{a.b.c = [{}]}",
-        '"\\uD800"',
-        "\0",
-        "é",
-        "auto",
-        "[0.5, 0.5]",
-        "{" * 2000,
-    ),
+    *"0 -1 1 3.5 1e400 -inf nan true false [] {} [[]] 1979-05-27 07:32:00 1979-05-27T07:32:00Z 0xff 1_000".split(),  # noqa: SIM905
+    *('""', '"x"', "'''\n'''", "[1, 2]", '["a"]', "{a = 1}", "{a.b.c = [{}]}", "[0.5, 0.5]", "auto", "é"),
+    *("", "=", "[", '"', '"\\uD800"', "\0", "99" * 200, "9" * 5000, "{" * 2000),
 )
 
 
@@ -95,60 +55,28 @@ def add_a_table(text: str, chance: random.Random) -> str:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    replace_a_value,
-    rename_something,
-    drop_or_repeat_lines,
-    change_characters,
-    shuffle_lines,
-    cut,
-    add_a_table,
+    *(replace_a_value, rename_something, drop_or_repeat_lines, change_characters),
+    *(shuffle_lines, cut, add_a_table),
 )
 
 
-def broken(seed: int) -> str:
-    """A shipped preset with some mistakes."""
-    return mutilated(list(PRESETS.values()), MUTATIONS, seed)
-
-
-def read_or_refuse(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(150))
+def test_a_mutilated_preset_is_read_or_refused_with_a_message(seed: int) -> None:
+    text = mutilated(list(PRESETS.values()), MUTATIONS, seed)
     with soon():
         try:
-            config = parse_config(broken(seed), "mutilated.toml", look_for=REFERENCES)
+            config = parse_config(text, "mutilated.toml", look_for=REFERENCES)
         except ConfigurationError as error:
             assert all(line.startswith("mutilated.toml:") for line in str(error).split("\n"))
         else:
             assert parse_config(to_toml(config), "resolved") == config
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_a_mutilated_preset_is_read_or_refused_with_a_message(seed: int) -> None:
-    read_or_refuse(seed)
-
-
-@pytest.mark.slow
-def test_config_check_ends_a_thousand_mutilated_presets_with_0_or_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mutilated.toml"
-    for seed in range(300, 1300):
-        path.write_text(broken(seed), encoding="utf-8", errors="surrogatepass", newline="")
-        with soon():
-            assert main(["config", "check", str(path)]) in (0, 2)
-        assert "Traceback" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("seed", range(50))
 def test_a_nonsensical_override_is_taken_or_refused_with_a_message(seed: int) -> None:
     chance = random.Random(seed)
-    names = [field.name for field in fields()] + [
-        "train",
-        "adapter",
-        "model.config.x",
-        "a.b.c.d",
-        "",
-        "..",
-        "train.",
-    ]
+    others = ("train", "adapter", "model.config.x", "a.b.c.d", "", "..", "train.")
+    names = [*(field.name for field in fields()), *others]
     overrides = [f"{chance.choice(names)}={chance.choice(VALUES)}" for _ in range(chance.randrange(1, 6))]
     try:
         config = parse_config(PRESETS["quickstart"], "quickstart.toml", overrides)

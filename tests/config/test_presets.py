@@ -54,17 +54,13 @@ def write(path: Path, text: str = MINE) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["quickstart", "quickstart.toml"])
-def test_a_shipped_preset_is_found_by_its_name_from_anywhere(name: str) -> None:
-    assert find_preset(name) == shipped_folder() / "quickstart.toml"
-
-
-def test_a_path_means_that_file(tmp_path: Path) -> None:
+def test_a_path_means_that_file_and_a_name_the_projects_before_the_users_before_the_shipped(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "elsewhere" / "any.name")
     assert find_preset(str(path)) == path
-
-
-def test_the_project_comes_before_the_user_and_the_user_before_the_shipped() -> None:
+    for name in ("quickstart", "quickstart.toml"):
+        assert find_preset(name) == shipped_folder() / "quickstart.toml"
     mine = write(Path("user/quickstart.toml").absolute())
     assert find_preset("quickstart") == mine
     project = write(Path("presets/quickstart.toml"))
@@ -79,9 +75,16 @@ def test_a_folder_hides_no_preset_and_is_refused_as_one(tmp_path: Path) -> None:
         find_preset("things")
 
 
-@pytest.mark.parametrize("name", ["quickstrat", "QuickStart"])
-def test_a_misspelt_name_is_answered_with_the_nearest(name: str) -> None:
-    with pytest.raises(ConfigurationError, match='there is no such preset; did you mean "quickstart"'):
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("quickstrat", 'did you mean "quickstart"'),
+        ("QuickStart", 'did you mean "quickstart"'),
+        ("zzzzzzzz", "the presets are quickstart, .*gpt2-10b, .*; or name a TOML file"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest_else_with_all(name: str, answer: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"there is no such preset; {answer}"):
         find_preset(name)
 
 
@@ -96,13 +99,6 @@ def test_a_path_that_leads_nowhere_is_no_file_and_is_answered_with_the_nearest_o
         with pytest.raises(ConfigurationError) as caught:
             find_preset(name)
         assert str(caught.value).startswith(f"{name}: there is no such file{answer}")
-
-
-def test_a_name_like_no_other_is_answered_with_all_there_are() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"the presets are quickstart, .*gpt2-10b, .*; or name a TOML file"
-    ):
-        find_preset("zzzzzzzz")
 
 
 @pytest.mark.parametrize("name", ["", ".", "a\0b", "x" * 5000, "/dev/null/x"])
@@ -202,14 +198,13 @@ def test_a_copy_gets_a_free_name_and_keeps_every_byte(user: Path, shipped: Path)
     assert (user / "quickstart-3.toml").read_text() == source.read_text()
     assert duplicate_preset(source, "own").name == "own.toml"
     assert free_name("quickstart") == "quickstart-4"
-
-
-def test_a_broken_preset_is_copied_too(user: Path) -> None:
     write(user / "broken.toml", "[model\n")
     assert duplicate_preset(user / "broken.toml").read_text() == "[model\n"
 
 
-def test_what_comes_with_workbench_is_neither_deleted_nor_overwritten(shipped: Path) -> None:
+def test_what_comes_with_workbench_or_is_no_preset_is_neither_deleted_nor_overwritten(
+    tmp_path: Path, shipped: Path
+) -> None:
     path = shipped / "quickstart.toml"
     before = path.read_bytes()
     assert is_shipped(path)
@@ -218,9 +213,6 @@ def test_what_comes_with_workbench_is_neither_deleted_nor_overwritten(shipped: P
     with pytest.raises(ConfigurationError, match="comes with workbench"):
         overwrite_preset(path, MINE)
     assert path.read_bytes() == before
-
-
-def test_a_file_that_is_no_preset_of_ones_own_is_not_deleted(tmp_path: Path) -> None:
     other = write(tmp_path / "other.toml")
     with pytest.raises(ConfigurationError, match="only presets"):
         delete_preset(other)
@@ -234,18 +226,15 @@ def test_ones_own_and_the_projects_are_deleted(folder: str, tmp_path: Path, ship
     assert "mine" not in {preset.name for preset in list_presets()}
 
 
-def test_the_presets_used_last_come_first_and_once(tmp_path: Path) -> None:
+def test_the_presets_used_last_come_first_and_a_cache_that_cannot_be_used_forgets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert recent_presets() == []
     for name in ("a", "b", "a"):
         remember_preset(tmp_path / name)
     assert recent_presets() == [tmp_path / "a", tmp_path / "b"]
     (tmp_path / "cache" / "recent-presets.json").write_text("{")
     assert recent_presets() == []
-
-
-def test_a_cache_that_cannot_be_written_forgets_and_harms_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file"))
     remember_preset(tmp_path / "a")

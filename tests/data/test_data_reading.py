@@ -112,20 +112,16 @@ def test_the_same_records_in_any_form_give_the_same_documents(tmp_path: Path, fo
     assert sorted(texts(data(tmp_path, sequence_length=4))) == sorted(row["text"] for row in records)
 
 
-def test_plain_text_in_batches_is_what_the_record_encoder_says(tmp_path: Path, tokenizer: str) -> None:
-    records = [{"text": "hello"}, {"text": ""}, {"text": "what\n"}, {"text": "x", "prompt": None}]
-    path = write_lines(tmp_path / "a.jsonl", records * 3)
-    found = data(path, tokenizer)
-    encoder = RecordEncoder(load_tokenizer(tokenizer), text_field="text", loss_on="answers")
-    expected = [ids for record in records * 3 if (ids := encoder.encode(record)[0])]
-    assert sorted(documents(found, "train") + documents(found, "validation")) == sorted(expected)
-
-
 def test_chats_and_prompts_have_a_loss_mask_and_texts_beside_them_are_all_in_the_loss(
     tmp_path: Path, tokenizer: str
 ) -> None:
     chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good bye"}]
-    records = [{"messages": chat}, {"prompt": "who asks", "completion": " nobody"}, {"text": "a text"}]
+    records = [
+        {"messages": chat},
+        {"prompt": "who asks", "completion": " nobody"},
+        {"text": "a text"},
+        {"text": ""},
+    ]
     path = write_lines(tmp_path / "a.jsonl", records * 4)
     (tmp_path / "b.txt").write_text("a file of text")
     found = data([path, tmp_path / "b.txt"], tokenizer)
@@ -237,19 +233,6 @@ def test_a_table_without_its_library_says_what_to_install(
     source = name if name.startswith("hub:") else tmp_path / name
     with pytest.raises(ConfigurationError, match=r"extra \[data\]: pip install 'workbench\[data\]'"):
         data(source)
-
-
-def test_compressed_text_is_the_document_that_it_was(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "packed").mkdir()
-    for index in range(5):
-        text = f"document {index}\n" * (index + 1) * 300
-        (tmp_path / "plain" / f"{index}.txt").write_text(text)
-        (tmp_path / "packed" / f"{index}.txt.gz").write_bytes(gzip.compress(text.encode(), 1))
-    for spec in ("bytes", tokenizer):
-        plain, packed = data(tmp_path / "plain", spec), data(tmp_path / "packed", spec)
-        assert sorted(texts(packed)) == sorted(texts(plain))
-        assert sorted(map(len, documents(packed, "train")))[-1] > 1000
 
 
 def test_ready_tokens_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,26 +51,10 @@ def test_files_and_folders_together_are_sorted_and_none_counts_twice(tmp_path: P
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "b.txt").write_text("b")
     (tmp_path / "a.txt").write_text("ab")
+    (tmp_path / "folder" / "c.txt").symlink_to("b.txt")
     sources = [str(tmp_path / "folder"), str(tmp_path / "a.txt"), str(tmp_path / "folder" / "b.txt")]
     documents = find_documents(sources)
     assert [(document.name, document.size) for document in documents] == [("a.txt", 2), ("b.txt", 1)]
-
-
-def test_of_two_names_for_one_file_always_the_same_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "b.txt").write_text("text")
-    (tmp_path / "a.txt").symlink_to("b.txt")
-    walk = os.walk
-    for order in (sorted, lambda files: sorted(files, reverse=True)):
-        monkeypatch.setattr(
-            os,
-            "walk",
-            lambda root, order=order, **options: (
-                (folder, folders, order(files)) for folder, folders, files in walk(root, **options)
-            ),
-        )
-        assert names(str(tmp_path)) == ["a.txt"]
 
 
 def test_a_named_file_may_be_hidden_and_the_home_folder_is_known(

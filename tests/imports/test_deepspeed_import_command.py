@@ -193,9 +193,6 @@ def test_a_file_that_is_no_configuration_gets_one_message(
     assert code == (2 if words else 0)
     assert words in printed
     assert "bug" not in printed
-
-
-def test_a_folder_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
 

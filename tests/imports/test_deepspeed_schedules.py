@@ -63,11 +63,9 @@ def test_a_linear_warmup_is_one_step_ahead(low: float) -> None:
 
 def test_the_default_is_a_logarithm_over_1000_steps_to_the_optimizers_rate() -> None:
     run = config_of(imported("WarmupLR"))
-    assert run.schedule.warmup_steps == 1000
-    assert run.schedule.warmup_type == "log"
-    assert run.schedule.warmup_ratio == 0
-    assert run.schedule.type == "constant"
-    assert run.optimizer.learning_rate == LR
+    schedule = run.schedule
+    assert (schedule.type, schedule.warmup_type, schedule.warmup_steps) == ("constant", "log", 1000)
+    assert (schedule.warmup_ratio, run.optimizer.learning_rate) == (0, LR)
 
 
 def test_warmupdecaylr_falls_to_zero_within_what_is_told() -> None:
