@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import SETTINGS
+from tiny_training import SETTINGS, differing, newest, save, weights_of
 
 from workbench.config.schema import AdapterConfig
-from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.blocks.discovery import find_units
 from workbench.engine.devices.device import CpuDevice
@@ -22,9 +21,7 @@ from workbench.plan.workload import Workload
 from workbench.profiles.block_costs import take_model_profile
 from workbench.profiles.meta_model import count_parts
 from workbench.profiles.obtain import essential
-from workbench.runs.checkpoints import Progress, find_checkpoints
 from workbench.training.checkpoints.load import load_state
-from workbench.training.checkpoints.save import save_checkpoint
 
 MODERN = {
     "hidden_size": 16,
@@ -68,9 +65,9 @@ def batches(count: int) -> list[torch.Tensor]:
     return [torch.randint(257, (2, 16), generator=generator) for _ in range(count)]
 
 
-def train(model: Any, engine: OffloadEngine, given: list[torch.Tensor]) -> list[float]:
+def train(model: Any, engine: OffloadEngine, given: list[torch.Tensor], first: int = 0) -> list[float]:
     losses = []
-    for number, ids in enumerate(given):
+    for number, ids in enumerate(given, first):
         torch.manual_seed(number)
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         engine.backward(loss)
@@ -144,7 +141,7 @@ def test_an_adapter_trains_as_with_peft_and_torch_wherever_its_weights_live(
         }
         with engine_of(model, units, **options) as engine:
             assert train(model, engine, given) == pytest.approx(expected, rel=1e-6)
-            found = {name: value for unit in engine.weights() for name, value in unit.items()}
+            found = weights_of(engine)
             for name, value in weights.items():
                 # Twice the parameter's own spacing, and a part of what it was moved by.
                 assert torch.allclose(found[name], value, rtol=1e-6, atol=1e-6), (placement, name)
@@ -215,28 +212,15 @@ def test_an_adapter_that_was_saved_goes_on_bit_for_bit(tmp_path: Path) -> None:
     model, units = build("gpt2", torch.bfloat16)
     with engine_of(model, units, precision="bf16") as engine:
         expected = train(model, engine, given)
-        final = {n: w.clone() for unit in engine.weights() for n, w in unit.items()}
+        final = weights_of(engine)
     model, units = build("gpt2", torch.bfloat16)
     with engine_of(model, units, precision="bf16") as engine:
         train(model, engine, given[:2])
-        save_checkpoint(
-            tmp_path, 2, engine=engine, model=model, tokenizer=ByteTokenizer(), progress=Progress(2), keep=1
-        )
+        path = save(tmp_path, 2, model, engine)
     model, units = build("gpt2", torch.bfloat16)
     with engine_of(model, units, precision="bf16", weights="host") as engine:
-        [saved] = find_checkpoints(tmp_path, pytest.fail)
-        load_state(saved, engine)
-        losses = []
-        for number in (2, 3):
-            torch.manual_seed(number)
-            loss = model(input_ids=given[number], labels=given[number], use_cache=False).loss
-            engine.backward(loss)
-            engine.step()
-            losses.append(float(loss.detach()))
-        engine.wait()
-        assert losses == expected[2:]
-        for unit in engine.weights():
-            for name, weight in unit.items():
-                assert torch.equal(weight, final[name]), name
-    stored = sorted(path.name for path in saved.path.iterdir())
+        load_state(newest(tmp_path), engine)
+        assert train(model, engine, given[2:], first=2) == expected[2:]
+        assert differing(weights_of(engine), final) == []
+    stored = {file.name for file in path.iterdir()}
     assert "adapter_model.safetensors" in stored and "model.safetensors" not in stored

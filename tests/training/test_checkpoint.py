@@ -1,20 +1,30 @@
-"""Checkpoints: what was saved comes back bit for bit, what is damaged is told and never used."""
+"""Checkpoints: what was saved comes back bit for bit, what is damaged is named and never used."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_training
-import torch
-from tiny_training import PLACEMENTS, build_engine, placed, train
+from tiny_training import (
+    PLACEMENTS,
+    build_engine,
+    differing,
+    flip,
+    newest,
+    placed,
+    save,
+    state_of,
+    train,
+    weights_of,
+)
 
-from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.engine.disk_files import DiskError
 from workbench.errors import WorkbenchError
@@ -26,23 +36,23 @@ from workbench.runs.checkpoints import (
     find_checkpoints,
     read_best,
 )
-from workbench.training.checkpoints import save as checkpoint
+from workbench.training.checkpoints import save as saving
 from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.save import (
+    Removal,
     best_before,
     name_best,
     remove_leftovers,
-    save_checkpoint,
+    remove_now,
     set_aside_after,
 )
 
-PROGRESS = Progress(
-    3, random={"numbers": [1.5, 2]}, best=BestStep(2, 1.5), settings={"train.precision": "fp32"}
-)
+Trained = tuple[Any, OffloadEngine]
+USAGE = namedtuple("USAGE", "total used free")
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[tuple[Any, OffloadEngine]]:
+def trained() -> Iterator[Trained]:
     model, engine = build_engine()
     with engine:
         train(model, engine, 3)
@@ -54,41 +64,32 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def save(root: Path, step: int, trained: tuple[Any, OffloadEngine], keep: int = 2) -> Path:
-    model, engine = trained
-    return save_checkpoint(
-        root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress=PROGRESS, keep=keep
-    )
-
-
 def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
 def whole(root: Path) -> tuple[list[int], list[str]]:
-    """The steps of the checkpoints that are found, newest first, and what was said of the others."""
+    """The steps of the checkpoints that are found, newest first, and the warnings about the others."""
     warnings: list[str] = []
     return [saved.step for saved in find_checkpoints(root, warnings.append)], warnings
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+# What was saved comes back
 
 
-def test_what_was_saved_goes_on_bit_for_bit(trained: tuple[Any, OffloadEngine], root: Path) -> None:
-    save(root, 3, trained)
+def test_what_was_saved_goes_on_bit_for_bit(trained: Trained, root: Path) -> None:
+    progress = Progress(
+        3, random={"numbers": [1.5, 2]}, best=BestStep(2, 1.5), settings={"train.precision": "fp32"}
+    )
+    save(root, 3, *trained, progress=progress)
     model, engine = build_engine(seed=99)
     with engine:
-        [saved] = find_checkpoints(root, pytest.fail)
-        load_state(saved, engine)
-        assert saved.manifest.progress == PROGRESS
+        saved = newest(root)
+        assert load_state(saved, engine) == []
+        assert saved.manifest.progress == progress
         assert engine.counters() == trained[1].counters()
-        for (name, mine), (_, theirs) in zip(engine.state(), trained[1].state(), strict=True):
-            assert torch.equal(mine, theirs), name
-        for (name, mine), theirs in zip(model.named_parameters(), trained[0].parameters(), strict=True):
-            assert torch.equal(mine, theirs), name
+        assert differing(state_of(engine), state_of(trained[1])) == []
+        assert differing(dict(model.named_parameters()), dict(trained[0].named_parameters())) == []
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -104,16 +105,12 @@ def test_a_resumed_engine_gives_the_losses_of_one_that_never_stopped(
     model, engine = build_engine(**options)
     with engine:
         train(model, engine, 3)
-        save(root, 3, (model, engine))
+        save(root, 3, model, engine)
         expected = train(model, engine, 3, seed=7)
     model, engine = build_engine(seed=99, **options)
     with engine:
-        load_state(next(find_checkpoints(root, pytest.fail)), engine)
+        load_state(newest(root), engine)
         assert train(model, engine, 3, seed=7) == expected
-
-
-def copy_of(state: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:
-    return {n: t.clone() if isinstance(t, torch.Tensor) else t.read(0, t.numel()) for n, t in state}
 
 
 WHOLE_PLACEMENTS = [name for name in PLACEMENTS if name != "partly-on-device"]
@@ -124,25 +121,17 @@ WHOLE_PLACEMENTS = [name for name in PLACEMENTS if name != "partly-on-device"]
 def test_a_checkpoint_of_one_placement_goes_on_in_any_other(
     tmp_path: Path, root: Path, first: str, second: str
 ) -> None:
-    precision = "bf16"
-    model, engine = build_engine(**placed(tmp_path, first, precision=precision))
+    model, engine = build_engine(**placed(tmp_path, first, precision="bf16"))
     with engine:
         train(model, engine, 2)
-        save(root, 2, (model, engine))
-        state = copy_of(engine.state())
-        weights = {name: t.clone() for unit in engine.weights() for name, t in unit.items()}
-    model, engine = build_engine(seed=99, **placed(tmp_path, second, precision=precision))
+        before = save(root, 2, model, engine)
+        state, weights = state_of(engine), weights_of(engine)
+    model, engine = build_engine(seed=99, **placed(tmp_path, second, precision="bf16"))
     with engine:
-        load_state(next(find_checkpoints(root, pytest.fail)), engine)
-        found = copy_of(engine.state())
-        assert list(found) == list(state)
-        assert [name for name in state if not torch.equal(found[name], state[name])] == []
-        found = {name: t.clone() for unit in engine.weights() for name, t in unit.items()}
-        assert [name for name in weights if not torch.equal(found[name], weights[name])] == []
-        save(root, 3, (model, engine))
-    assert (root / "step-00000003" / "model.safetensors").read_bytes() == (
-        root / "step-00000002" / "model.safetensors"
-    ).read_bytes()
+        load_state(newest(root), engine)
+        assert differing(state_of(engine), state) == differing(weights_of(engine), weights) == []
+        after = save(root, 3, model, engine)
+    assert (after / "model.safetensors").read_bytes() == (before / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
@@ -156,60 +145,43 @@ def test_a_checkpoint_goes_on_in_chunks_of_another_size(
 ) -> None:
     monkeypatch.setitem(tiny_training.SETTINGS, "n_embd", 96)
     options = {"precision": "bf16", "state_format": state_format}
-    chunks = {}
-    states = {}
-    for number, chunk_bytes in enumerate((1 << 17, 1 << 18)):
-        model, engine = build_engine(
-            seed=number, **placed(tmp_path, placements[number], **options, chunk_bytes=chunk_bytes)
-        )
-        with engine:
-            if number == 0:
-                train(model, engine, 2)
-                save(root, 2, (model, engine))
-            else:
-                load_state(next(find_checkpoints(root, pytest.fail)), engine)
-            chunks[number] = len(list(engine.layout.chunks()))
-            states[number] = copy_of(engine.state())
-    assert chunks[0] > chunks[1]
-    assert list(states[0]) == list(states[1])
-    assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
-
-
-@pytest.mark.parametrize("placement", WHOLE_PLACEMENTS)
-def test_the_saved_folder_has_the_weights_that_were_trained_wherever_they_live(
-    tmp_path: Path, root: Path, placement: str
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model, engine = build_engine(**placed(tmp_path, placement))
+    model, engine = build_engine(**placed(tmp_path, placements[0], **options, chunk_bytes=1 << 17))
     with engine:
         train(model, engine, 2)
-        path = save(root, 2, (model, engine))
-        model.eval()
-        ids = torch.arange(32).reshape(2, 16)
-        with torch.no_grad():
-            expected = model(input_ids=ids, use_cache=False).logits
-    loaded, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+        save(root, 2, model, engine)
+        chunks, state = len(list(engine.layout.chunks())), state_of(engine)
+    _, engine = build_engine(seed=9, **placed(tmp_path, placements[1], **options, chunk_bytes=1 << 18))
+    with engine:
+        load_state(newest(root), engine)
+        assert len(list(engine.layout.chunks())) < chunks
+        assert differing(state_of(engine), state) == []
+
+
+def test_the_saved_folder_has_the_weights_that_were_trained(trained: Trained, root: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    loaded, report = AutoModelForCausalLM.from_pretrained(save(root, 3, *trained), output_loading_info=True)
     assert not any(report.values()), report
-    with torch.no_grad():
-        assert torch.equal(loaded.eval()(input_ids=ids, use_cache=False).logits, expected)
+    assert differing(dict(loaded.named_parameters()), dict(trained[0].named_parameters())) == []
 
 
-def test_the_bytes_of_a_checkpoint_are_those_that_the_plan_counts(
-    trained: tuple[Any, OffloadEngine], root: Path
-) -> None:
-    save(root, 3, trained)
+def test_the_bytes_of_a_checkpoint_are_those_that_the_plan_counts(trained: Trained, root: Path) -> None:
+    save(root, 3, *trained)
     elements = sum(region.elements for unit in trained[1].layout.units for region in unit.regions)
     planned = elements * (4 + 4 + 8)
     assert planned * 0.95 < checkpoint_bytes(root) < planned + (64 << 10)  # descriptions and tokenizer
 
 
+# Damage
+
+
 @pytest.mark.parametrize("file", ["exp_avg", "exp_avg_sq", "master", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "longer", "missing"])
 def test_damage_of_any_kind_to_any_state_file_is_found_and_named(
-    trained: tuple[Any, OffloadEngine], root: Path, file: str, damage: str
+    trained: Trained, root: Path, file: str, damage: str
 ) -> None:
-    target = next(p for p in sorted((save(root, 3, trained) / "state").iterdir()) if p.name.endswith(file))
+    path = save(root, 3, *trained)
+    target = next(p for p in sorted((path / "state").iterdir()) if p.name.endswith(file))
     if damage == "flipped":
         flip(target)
     elif damage == "missing":
@@ -217,33 +189,28 @@ def test_damage_of_any_kind_to_any_state_file_is_found_and_named(
     else:
         data = target.read_bytes()
         target.write_bytes(data[:-4] if damage == "truncated" else data + b"1234")
-    _, engine = trained
-    found = whole(root)
     if file == "manifest.json":
-        assert found[0] == []
-        assert target.name in found[1][0]
+        steps, [warning] = whole(root)
+        assert steps == [] and target.name in warning
     else:
-        [saved] = find_checkpoints(root, pytest.fail)
         with pytest.raises(DamagedFileError, match=target.name):
-            load_state(saved, engine)
+            load_state(newest(root), trained[1])
 
 
 @pytest.mark.parametrize("file", ["DONE", "model.safetensors", "config.json", "tokenizer.json"])
-def test_a_checkpoint_without_one_of_its_files_is_passed_over_for_the_one_before(
-    trained: tuple[Any, OffloadEngine], root: Path, file: str
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_checkpoint_without_one_of_its_files_is_skipped_for_the_one_before(
+    trained: Trained, root: Path, file: str, damage: str
 ) -> None:
-    save(root, 3, trained)
-    (save(root, 6, trained) / file).unlink()
-    steps, warnings = whole(root)
-    assert steps == [3]
-    assert len(warnings) == 1 and "step-00000006" in warnings[0] and file in warnings[0]
-
-
-def test_a_truncated_model_file_is_passed_over(trained: tuple[Any, OffloadEngine], root: Path) -> None:
-    weights = save(root, 3, trained) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
+    save(root, 3, *trained)
+    target = save(root, 6, *trained) / file
+    if damage == "missing":
+        target.unlink()
+    else:
+        target.write_bytes(target.read_bytes()[:-1])
     steps, [warning] = whole(root)
-    assert steps == [] and "model.safetensors" in warning
+    assert steps == [3] and "step-00000006" in warning
+    assert file in warning or damage == "truncated"
 
 
 @pytest.mark.parametrize(
@@ -251,32 +218,24 @@ def test_a_truncated_model_file_is_passed_over(trained: tuple[Any, OffloadEngine
 )
 @pytest.mark.parametrize("place", [0, 9, -1], ids=["first byte", "header", "last byte"])
 def test_a_flipped_bit_in_a_model_file_is_found_before_anything_is_read_from_the_checkpoint(
-    trained: tuple[Any, OffloadEngine], root: Path, file: str, place: int
+    trained: Trained, root: Path, file: str, place: int
 ) -> None:
-    target = save(root, 3, trained) / file
-    data = bytearray(target.read_bytes())
-    data[place] ^= 1
-    target.write_bytes(data)
-    [saved] = find_checkpoints(root, pytest.fail)
+    flip(save(root, 3, *trained) / file, place)
     with pytest.raises(DamagedFileError, match=f"{file} is damaged: its checksum"):
-        load_state(saved, trained[1])
+        load_state(newest(root), trained[1])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"step": 3}', "\0\0"])
-def test_a_marker_of_nonsense_is_passed_over(
-    trained: tuple[Any, OffloadEngine], root: Path, text: str
-) -> None:
-    (save(root, 3, trained) / "DONE").write_text(text)
+def test_a_marker_of_nonsense_is_skipped(trained: Trained, root: Path, text: str) -> None:
+    (save(root, 3, *trained) / "DONE").write_text(text)
     steps, warnings = whole(root)
     assert steps == [] and len(warnings) == 1
 
 
-def test_a_manifest_that_lacks_a_file_or_tells_another_length_is_damage(
-    trained: tuple[Any, OffloadEngine], root: Path
-) -> None:
-    save(root, 3, trained)
+def test_a_manifest_that_lacks_a_file_or_names_another_length_is_damage(trained: Trained, root: Path) -> None:
+    save(root, 3, *trained)
     for change in (None, {"elements": 1}):
-        [saved] = find_checkpoints(root, pytest.fail)
+        saved = newest(root)
         files = saved.manifest.files
         some = next(iter(files))
         if change is None:
@@ -287,55 +246,41 @@ def test_a_manifest_that_lacks_a_file_or_tells_another_length_is_damage(
             load_state(saved, trained[1])
 
 
-def test_every_mth_and_the_best_are_kept_beside_the_newest(
-    trained: tuple[Any, OffloadEngine], root: Path
-) -> None:
-    model, engine = trained
+# What is kept
 
-    def save_with(step: int, best: BestStep | None) -> None:
-        save_checkpoint(
-            root,
-            step,
-            engine=engine,
-            model=model,
-            tokenizer=ByteTokenizer(),
-            progress=Progress(),
-            keep=1,
-            keep_every=4,
-            best=best,
-        )
 
+def test_the_newest_every_mth_and_the_best_are_kept(trained: Trained, root: Path) -> None:
     for step in (1, 2, 3, 4):
-        save_with(step, BestStep(min(step, 2), 3.5))
+        save(root, step, *trained, keep=1, keep_every=4, best=BestStep(min(step, 2), 3.5))
     assert names(root) == ["best.json", "step-00000002", "step-00000004"]
     assert read_best(root) == BestStep(2, 3.5)
-    save_with(5, BestStep(5, 3.25))
+    save(root, 5, *trained, keep=1, keep_every=4, best=BestStep(5, 3.25))
     assert read_best(root) == BestStep(5, 3.25)
-    save_with(7, BestStep(5, 3.25))
+    save(root, 7, *trained, keep=1, keep_every=4, best=BestStep(5, 3.25))
     assert names(root) == ["best.json", "step-00000004", "step-00000005", "step-00000007"]
-    save(root, 9, trained, keep=1)
-    assert names(root) == ["best.json", "step-00000009"]
+    save(root, 9, *trained, keep=2)
+    assert names(root) == ["best.json", "step-00000007", "step-00000009"]
 
 
 @pytest.mark.parametrize(
-    ("named", "told", "expected"),
+    ("named", "saved", "expected"),
     [
         (BestStep(2, 1.0), None, BestStep(2, 1.0)),
         (BestStep(2, 1.0), BestStep(3, 0.5), BestStep(3, 0.5)),  # a kill came before the name was changed
         (BestStep(9, 0.1), BestStep(2, 1.0), BestStep(2, 1.0)),  # a later one is written anew
-        (BestStep(1, 0.1), BestStep(3, 1.0), BestStep(3, 1.0)),  # that one is gone
+        (BestStep(1, 0.1), BestStep(3, 1.0), BestStep(3, 1.0)),  # that one is not there any more
         (BestStep(9, 0.1), None, None),
         (None, None, None),
     ],
 )
 def test_the_best_of_a_run_that_goes_on_is_the_best_that_is_there_and_not_later(
-    root: Path, named: BestStep | None, told: BestStep | None, expected: BestStep | None
+    root: Path, named: BestStep | None, saved: BestStep | None, expected: BestStep | None
 ) -> None:
     for step in (2, 3, 9):
         (root / f"step-{step:08}").mkdir(parents=True)
     if named is not None:
         name_best(root, named)
-    assert best_before(root, 3, told) == expected
+    assert best_before(root, 3, saved) == expected
     assert read_best(root) == expected
 
 
@@ -346,88 +291,104 @@ def test_a_best_file_of_nonsense_names_none(root: Path, text: str) -> None:
     assert read_best(root) is None
 
 
-def test_only_the_newest_are_kept(trained: tuple[Any, OffloadEngine], root: Path) -> None:
-    for step in (1, 2, 3, 10):
-        save(root, step, trained, keep=2)
-    assert names(root) == ["step-00000003", "step-00000010"]
-    save(root, 11, trained, keep=1)
-    assert names(root) == ["step-00000011"]
+def test_folders_of_other_names_are_left_alone(trained: Trained, root: Path) -> None:
+    assert whole(root) == ([], []) and checkpoint_bytes(root) == 0
+    for name in ("step-best", "mine", "step-"):
+        (root / name).mkdir(parents=True)
+    save(root, 1, *trained, keep=1)
+    save(root, 2, *trained, keep=1)
+    assert names(root) == ["mine", "step-", "step-00000002", "step-best"]
+    assert whole(root) == ([2], [])
 
 
-def test_the_same_step_is_saved_again_in_place_of_the_old_one(
-    trained: tuple[Any, OffloadEngine], root: Path
+def test_a_caller_goes_on_while_checkpoints_are_removed_and_waits_when_asked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (save(root, 3, trained) / "state" / "manifest.json").write_text("damaged")
-    save(root, 3, trained)
-    assert whole(root) == ([3], [])
-    assert names(root) == ["step-00000003"]
+    go_on = threading.Event()
+    remove = shutil.rmtree
+
+    def held(path: Path, **options: Any) -> None:
+        assert go_on.wait(60)
+        remove(path, **options)
+
+    monkeypatch.setattr(saving.shutil, "rmtree", held)
+    with Removal() as removal:
+        for step in (1, 2):
+            (root / f"step-{step:08d}" / "state").mkdir(parents=True)
+            removal.add(root / f"step-{step:08d}")
+        assert names(root) == [".step-00000001.removed", ".step-00000002.removed"]
+        go_on.set()
+        removal.wait()
+        assert names(root) == []
 
 
-def test_a_kill_between_the_two_renames_leaves_the_old_one_standing(
-    trained: tuple[Any, OffloadEngine], root: Path
+@pytest.mark.parametrize("remove", [remove_now, Removal().add])
+def test_a_checkpoint_that_the_file_system_keeps_stays_whole(
+    remove: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = save(root, 3, trained)
-    path.rename(root / ".step-00000003.replaced")
+    def refuse(self: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    (root / "step-00000001" / "state").mkdir(parents=True)
+    monkeypatch.setattr(Path, "rename", refuse)
+    remove(root / "step-00000001")
+    assert (root / "step-00000001" / "state").is_dir()
+
+
+# Saves that were cut off, and disks that refuse
+
+
+def test_the_same_step_is_saved_again_in_place_of_the_old_one(trained: Trained, root: Path) -> None:
+    (save(root, 3, *trained) / "state" / "manifest.json").write_text("damaged")
+    save(root, 3, *trained)
+    assert whole(root) == ([3], []) and names(root) == ["step-00000003"]
+
+
+def test_a_kill_between_the_two_renames_leaves_the_old_one_standing(trained: Trained, root: Path) -> None:
+    save(root, 3, *trained).rename(root / ".step-00000003.replaced")
     (root / ".step-00000003.partial").mkdir()
     (root / ".best.json.4711-ab12").write_text("{")
     remove_leftovers(root)
-    assert names(root) == ["step-00000003"]
-    assert whole(root) == ([3], [])
+    assert whole(root) == ([3], []) and names(root) == ["step-00000003"]
 
 
-def test_leftovers_of_a_save_that_was_cut_off_go_with_the_next_one(
-    trained: tuple[Any, OffloadEngine], root: Path
+def test_leftovers_of_a_save_that_was_cut_off_are_removed_by_the_next_one(
+    trained: Trained, root: Path
 ) -> None:
-    path = save(root, 3, trained)
+    path = save(root, 3, *trained)
     shutil.copytree(path, root / ".step-00000003.replaced")
     shutil.copytree(path, root / ".step-00000004.partial")
     assert whole(root) == ([3], [])
-    save(root, 5, trained)
+    save(root, 5, *trained)
     assert names(root) == ["step-00000003", "step-00000005"]
 
 
-def test_damaged_newer_ones_are_set_aside_and_do_not_count_as_kept(
-    trained: tuple[Any, OffloadEngine], root: Path
-) -> None:
-    save(root, 3, trained)
-    flip(save(root, 6, trained) / "state" / "manifest.json")
-    set_aside_after(root, 3)
-    assert names(root) == ["damaged-step-00000006", "step-00000003"]
-    save(root, 4, trained)
+def test_damaged_newer_ones_are_set_aside_and_do_not_count_as_kept(trained: Trained, root: Path) -> None:
+    save(root, 3, *trained)
+    for _ in range(2):
+        flip(save(root, 6, *trained) / "state" / "manifest.json")
+        set_aside_after(root, 3)
+        assert names(root) == ["damaged-step-00000006", "step-00000003"]
+    save(root, 4, *trained, keep=2)
     assert names(root) == ["damaged-step-00000006", "step-00000003", "step-00000004"]
-    flip(save(root, 6, trained) / "state" / "manifest.json")
-    set_aside_after(root, 4)
-    assert "damaged-step-00000006" in names(root)
-
-
-def test_without_room_nothing_is_written_and_the_message_says_how_much_is_needed(
-    trained: tuple[Any, OffloadEngine], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(root, 3, trained)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 1 << 20))
-    with pytest.raises(WorkbenchError, match=r"no room for the checkpoint .*step-00000006.* 1 MiB free"):
-        save(root, 6, trained)
-    assert whole(root) == ([3], [])
-    assert names(root) == ["step-00000003"]
 
 
 @pytest.mark.parametrize("placement", ["device", "host", "disk"])
-def test_the_room_asked_for_is_what_weights_and_state_will_take(
+def test_a_save_without_room_for_weights_and_state_is_refused_and_leaves_nothing(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
-    usage = namedtuple("usage", "total used free")
     with build_engine(**placed(tmp_path, placement, precision="bf16"))[1] as engine:
-        trained = (engine.model, engine)
-        files = [*(save(root, 1, trained) / "state").iterdir(), root / "step-00000001" / "model.safetensors"]
-        tensors = sum(path.stat().st_size for path in files if path.name != "manifest.json")
-        tensors -= 8 + int.from_bytes(files[-1].read_bytes()[:8], "little")
-        needed = tensors + checkpoint.MARGIN_BYTES
-        monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(1 << 40, 0, needed - 1))
-        with pytest.raises(WorkbenchError, match="no room for the checkpoint"):
-            save(root, 2, trained)
-        monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(1 << 40, 0, needed))
-        save(root, 2, trained)
+        path = save(root, 1, engine.model, engine)
+        weights = path / "model.safetensors"
+        tensors = weights.stat().st_size - 8 - int.from_bytes(weights.read_bytes()[:8], "little")
+        tensors += sum(p.stat().st_size for p in (path / "state").iterdir() if p.name != "manifest.json")
+        needed = tensors + saving.MARGIN_BYTES
+        monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: USAGE(1 << 40, 0, needed - 1))
+        with pytest.raises(WorkbenchError, match=r"no room for the checkpoint .*step-00000002.* MiB free"):
+            save(root, 2, engine.model, engine)
+        assert whole(root) == ([1], []) and names(root) == ["step-00000001"]
+        monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: USAGE(1 << 40, 0, needed))
+        save(root, 2, engine.model, engine)
 
 
 @pytest.mark.parametrize(
@@ -435,36 +396,15 @@ def test_the_room_asked_for_is_what_weights_and_state_will_take(
 )
 @pytest.mark.parametrize("moment", ["save_model", "_write_state", "sync", "_put_in_place"])
 def test_a_disk_that_refuses_half_way_leaves_what_was_there_and_nothing_else(
-    trained: tuple[Any, OffloadEngine],
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    moment: str,
-    error: Exception,
+    trained: Trained, root: Path, monkeypatch: pytest.MonkeyPatch, moment: str, error: Exception
 ) -> None:
-    save(root, 3, trained)
+    save(root, 3, *trained)
 
     def refuse(*_: object, **__: object) -> None:
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, moment, refuse)
+        patch.setattr(saving, moment, refuse)
         with pytest.raises(WorkbenchError, match=r"step 6 could not be written .*: No space left on device"):
-            save(root, 6, trained)
-    assert names(root) == ["step-00000003"]
-    assert whole(root) == ([3], [])
-
-
-def test_folders_of_other_names_are_left_alone(trained: tuple[Any, OffloadEngine], root: Path) -> None:
-    for name in ("step-best", "mine", "step-"):
-        (root / name).mkdir(parents=True)
-    save(root, 1, trained, keep=1)
-    save(root, 2, trained, keep=1)
-    assert names(root) == ["mine", "step-", "step-00000002", "step-best"]
-    assert whole(root) == ([2], [])
-
-
-def test_a_folder_that_is_not_there_has_no_checkpoints(root: Path) -> None:
-    assert whole(root) == ([], [])
-    remove_leftovers(root)
-    set_aside_after(root, 0)
-    assert checkpoint_bytes(root) == 0
+            save(root, 6, *trained)
+    assert whole(root) == ([3], []) and names(root) == ["step-00000003"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_training import differing, newest, save, state_of, weights_of
 
 from workbench.config import parse_config, to_toml
 from workbench.config.schema import RunConfig
@@ -16,8 +17,7 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import OffloadEngine
 from workbench.errors import ConfigurationError
 from workbench.runs import RunDirectory, write_config
-from workbench.runs.checkpoints import Progress
-from workbench.training.checkpoints.save import save_checkpoint
+from workbench.training.checkpoints.load import load_state
 from workbench.training.prepare import prepare_run
 from workbench.training.starting_model import StartingModel, give_token_ids, starting_model
 
@@ -66,16 +66,8 @@ def saved(config: RunConfig, root: Path, step: int = 3) -> tuple[RunDirectory, d
         ids = torch.arange(8).reshape(1, 8)
         engine.backward(begun.model(input_ids=ids, labels=ids).loss)
         engine.step().result()
-        save_checkpoint(
-            run.checkpoints,
-            step,
-            engine=engine,
-            model=begun.model,
-            tokenizer=ByteTokenizer(),
-            progress=Progress(),
-            keep=1,
-        )
-        return run, {name: t.clone() for name, t in engine.state()}
+        save(run.checkpoints, step, begun.model, engine)
+        return run, state_of(engine)
 
 
 def test_the_shape_is_that_of_the_files_and_their_weights_begin_the_run(folder: Path) -> None:
@@ -86,8 +78,7 @@ def test_the_shape_is_that_of_the_files_and_their_weights_begin_the_run(folder: 
     assert len(told) == 1 and 'its own tokenizer is at the same place (data.tokenizer = "' in told[0]
     theirs = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     with engine_of(begun) as engine:
-        weights = {name: tensor for unit in engine.weights() for name, tensor in unit.items()}
-        assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights.items())
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights_of(engine).items())
 
 
 def test_a_description_beside_the_files_has_to_be_of_the_same_model(folder: Path) -> None:
@@ -123,9 +114,6 @@ def test_generation_settings_that_cannot_be_saved_are_mended_before_they_stand_i
 
 
 def test_a_run_goes_on_without_the_files_it_started_from(folder: Path, tmp_path: Path) -> None:
-    from workbench.runs.checkpoints import find_checkpoints
-    from workbench.training.checkpoints.load import load_state
-
     config = configured(folder)
     run, state = saved(config, tmp_path)
     shutil.rmtree(folder)
@@ -135,8 +123,8 @@ def test_a_run_goes_on_without_the_files_it_started_from(folder: Path, tmp_path:
     model: Any = again.model
     assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (6, [6, 9])
     with engine_of(again) as engine:
-        load_state(next(find_checkpoints(run.checkpoints, pytest.fail)), engine)
-        assert all(torch.equal(tensor, state[name]) for name, tensor in engine.state())
+        load_state(newest(run.checkpoints), engine)
+        assert differing(state_of(engine), state) == []
 
 
 def test_a_run_goes_on_with_its_checkpoints_tokenizer_where_the_one_it_started_with_is_gone(

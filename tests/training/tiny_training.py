@@ -1,14 +1,19 @@
-"""A GPT-2 of a few thousand parameters, its engine, and steps for it."""
+"""A GPT-2 of a few thousand parameters, its engine, steps for it, and checkpoints of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
+from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
+from workbench.runs.checkpoints import Progress, SavedStep, find_checkpoints
+from workbench.training.checkpoints.save import save_checkpoint
 
 SETTINGS: dict[str, Any] = {
     "n_layer": 2,
@@ -65,3 +70,38 @@ def train(model: Any, engine: OffloadEngine, steps: int, seed: int = 0) -> list[
         losses.append(float(loss.detach()))
     engine.wait()
     return losses
+
+
+def save(root: Path, step: int, model: Any, engine: OffloadEngine, **options: Any) -> Path:
+    """Save a checkpoint, of which nine are kept unless `options` say otherwise."""
+    settings = {"tokenizer": ByteTokenizer(), "progress": Progress(step), "keep": 9, **options}
+    return save_checkpoint(root, step, engine=engine, model=model, **settings)
+
+
+def newest(root: Path) -> SavedStep:
+    """Return the newest checkpoint; none may be damaged."""
+    return next(find_checkpoints(root, pytest.fail))
+
+
+def flip(path: Path, place: int | None = None) -> None:
+    """Turn one bit of the byte at `place`, by default the middle one."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 1
+    path.write_bytes(data)
+
+
+def state_of(engine: OffloadEngine) -> dict[str, Tensor]:
+    """Return copies of the engine's tensors, from whatever tier they are in."""
+    return {
+        name: kept.clone() if isinstance(kept, Tensor) else kept.read(0, kept.numel())
+        for name, kept in engine.state()
+    }
+
+
+def weights_of(engine: OffloadEngine) -> dict[str, Tensor]:
+    return {name: weight.clone() for unit in engine.weights() for name, weight in unit.items()}
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """Return the names of tensors that are not the same to the bit."""
+    return [name for name in {**one, **other} if not torch.equal(one[name], other[name])]

@@ -41,13 +41,9 @@ def validation_loss(
     *,
     device: torch.device,
     interrupted: Callable[[], bool],
-    loss: ChunkedLoss | None = None,
+    loss: ChunkedLoss,
 ) -> float | None:
-    """Return nats a token of the loss mask over `batches`, each of which has some; None when interrupted.
-
-    `loss` is the model's, for a batch; one that nobody has checked if it is not given.
-    """
-    loss = loss or ChunkedLoss(model)
+    """Return nats a token of the loss mask over `batches`, each of which has some; None when interrupted."""
     training = model.training
     model.eval()
     total, tokens = 0.0, 0
@@ -132,13 +128,10 @@ def check_separation(model: Any, device: torch.device) -> None:
 
 def _problem(model: Any, device: torch.device) -> str:
     """Return what is wrong when the model is given position ids that begin again; empty where documents are apart."""
-    vocabulary, dtype = (
-        model.get_input_embeddings().weight.shape[0],
-        model.get_input_embeddings().weight.dtype,
-    )
+    embedding = model.get_input_embeddings().weight
     draws = torch.Generator().manual_seed(_SEED)
     one, other, second = (
-        torch.randint(vocabulary, (1, count), generator=draws).to(device)
+        torch.randint(len(embedding), (1, count), generator=draws).to(device)
         for count in (_FIRST, _FIRST, _SECOND)
     )
     positions = torch.cat([torch.arange(_FIRST), torch.arange(_SECOND)])[None].to(device)
@@ -153,7 +146,7 @@ def _problem(model: Any, device: torch.device) -> str:
         return "it gives no numbers"
     if float((apart[0] - apart[1]).norm()) > _LEAK_SHARE * float((together[0] - together[1]).norm()):
         return "a document sees the one before it"
-    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    tolerance = 1e-4 if embedding.dtype == torch.float32 else 0.05
     if float((apart[0] - alone).norm()) > tolerance * float(alone.norm()):
         return "a document comes out otherwise than alone"
     return ""

@@ -62,10 +62,8 @@ def explain(error: BaseException, held: Breakdown | None, checkpoints: Path) -> 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield `error` and its causes, the outermost first."""
-    seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None:
         yield cause
         cause = cause.__cause__
 
@@ -124,8 +122,7 @@ def diverged(
 
 
 def _good_checkpoint(checkpoints: Path) -> str:
-    aside = []
-    found = None
+    aside, found = [], None
     for saved in find_checkpoints(checkpoints, lambda message: None):
         if _is_finite(saved):
             found = saved

@@ -7,7 +7,6 @@ memory, its machine profile and the model profile. No memory is taken before the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,6 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"
 """File systems across a network."""
 
 
-@dataclass(frozen=True)
-class StoredPrecision:
-    """The dtype that working weights are stored in, and for stored dtypes the one that they are computed in."""
-
-    storage: torch.dtype
-    computed_in: dict[torch.dtype, torch.dtype]
-
-
-def tiers(config: RunConfig) -> tuple[str, str]:
-    """Return the tiers of the weights and of the state."""
-    return config.offload.weights, config.offload.state
-
-
 def fit(
     config: RunConfig,
     model: nn.Module,
@@ -69,7 +55,7 @@ def fit(
     measured = cached_profile(name, None if folder is None else str(folder))
     machine = Machine(THIS_MACHINE, free, has_bfloat16(device), measured)
     planner = Planner(model_profile, machine, MeasuredTimes(table, model_profile, machine, name))
-    was_open = "auto" in tiers(config)
+    was_open = "auto" in (config.offload.weights, config.offload.state)
     plan = planner.plan(config)
     if was_open:
         report(f"placement: {placement_words(plan.config)}")
@@ -103,11 +89,7 @@ def _model_profile(table: Mapping[str, Any], model: nn.Module, report: Callable[
     except WorkbenchError as error:
         report(f"warning: {error}; what blocks take is estimated")
         model_profile = None
-    return (
-        count_parts(model, str(table["architecture"] or table["pretrained"]))
-        if model_profile is None
-        else model_profile
-    )
+    return model_profile or count_parts(model, str(table["architecture"] or table["pretrained"]))
 
 
 def free_bytes(config: RunConfig, device: Device, root: Path, directory: RunDirectory | None) -> Free:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from workbench.config import DataConfig, RunConfig
@@ -34,13 +35,11 @@ from workbench.runs.checkpoints import newest_checkpoint
 from workbench.system.folders import expanded
 from workbench.training.batches import check_batches, with_steps
 from workbench.training.fitting import (
-    StoredPrecision,
     check_disk_folder,
     disk_folder,
     disk_warning,
     fit,
     free_bytes,
-    tiers,
 )
 from workbench.training.starting_model import Materialize, StartingModel, give_token_ids, starting_model
 from workbench.training.tensorboard import check_tensorboard
@@ -82,7 +81,7 @@ def prepare_run(
     check_positions(start.shape, config.data.sequence_length)
     check_extension(config)
     device = _device(config)
-    start = start.with_adapter(config.adapter, stored_precision(config, device).storage, report)
+    start = start.with_adapter(config.adapter, stored_precision(config, device)[0], report)
     outputs = start.shape.get_text_config().vocab_size
     _warn(
         report,
@@ -102,7 +101,7 @@ def prepare_run(
     _warn(report, *short_run(config))
     free = free_bytes(config, device, root, directory)
     plan = fit(config, start.model, device, free, report, start.table(config))
-    if folder is not None and "disk" in tiers(plan.config):
+    if folder is not None and "disk" in (plan.config.offload.weights, plan.config.offload.state):
         _warn(report, disk_warning(folder))
     seed = config.train.seed
     weights = start.weights(seed, report) if start.is_here else None
@@ -124,8 +123,8 @@ def check_extension(config: RunConfig) -> None:
         )
 
 
-def stored_precision(config: RunConfig, device: Device) -> StoredPrecision:
-    """Return the dtypes that the configuration's precision means on `device`.
+def stored_precision(config: RunConfig, device: Device) -> tuple[torch.dtype, torch.dtype]:
+    """Return the dtypes in which working weights are stored and computed on `device`.
 
     Raises:
         ConfigurationError: it needs activation checkpointing there, which is off.
@@ -139,7 +138,7 @@ def stored_precision(config: RunConfig, device: Device) -> StoredPrecision:
             f"bits are computed in {dtype_name(computed_in[storage])} block by block, which needs "
             'train.activation_checkpointing = true; or use "fp32"'
         )
-    return StoredPrecision(storage, computed_in)
+    return storage, computed_in.get(storage, storage)
 
 
 def check_vocabulary(config: RunConfig, shape: Any, data: TokenData) -> Iterator[str]:

@@ -17,7 +17,6 @@ from workbench.runs.checkpoints import newest_checkpoint
 
 if TYPE_CHECKING:
     from workbench.data.prepare import TokenData
-    from workbench.training.checkpoints.load import Conversion
 
 
 def check_same_model(directory: RunDirectory, stored: RunConfig, wanted: RunConfig) -> None:
@@ -93,7 +92,7 @@ def changed_settings(saved: dict[str, Any], present: dict[str, Any]) -> dict[str
     }
 
 
-def resume_line(name: str, changed: dict[str, list[Any]], conversion: Conversion) -> str:
+def resume_line(name: str, changed: dict[str, list[Any]], converted: list[str]) -> str:
     """Return one line: which checkpoint, what has changed since, and how the state was taken over."""
     line = f"resuming from {name}"
     if changed:
@@ -102,7 +101,6 @@ def resume_line(name: str, changed: dict[str, list[Any]], conversion: Conversion
             for key, (was, now) in changed.items()
         )
         line += f", with {', '.join(each)}"
-    sentences = conversion.sentences()
-    if sentences:
-        return f"{line}: {'; '.join(sentences)}"
+    if converted:
+        return f"{line}: {'; '.join(converted)}"
     return f"{line}: the state is taken over bit for bit" if changed else line

@@ -175,7 +175,7 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
         saved = None
         try:
             saved = open_checkpoint(path)
-            conversion = load_state(saved, engine)
+            converted = load_state(saved, engine)
         except DamagedFileError as error:
             damaged.append(Damage(path, error, saved))
             continue
@@ -184,10 +184,10 @@ def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal:
         progress = saved.manifest.progress
         trainer.restore(progress)
         set_aside_after(run.checkpoints, saved.step)
-        changed, converted = changed_settings(progress.settings, trainer.settings()), conversion.sentences()
+        changed = changed_settings(progress.settings, trainer.settings())
         fields: dict[str, Any] = {"changed": changed, "converted": converted} if changed or converted else {}
         record_resume(run, journal.metrics, from_step=saved.step + 1, checkpoint=saved.path.name, **fields)
-        print(resume_line(saved.path.name, changed, conversion), flush=True)
+        print(resume_line(saved.path.name, changed, converted), flush=True)
         return
     if damaged:
         raise NotResumableError(run, damaged)

@@ -188,14 +188,13 @@ def _generation_config(files: PretrainedFiles) -> Any:
         return None
     try:
         found: Any = GenerationConfig.from_pretrained(files.folder)
-        # Saving holds it to more than loading does once anything in it was changed.
-        found.validate(strict=True)
-    except ValueError:
-        found.do_sample = True
-        try:
-            found.validate(strict=True)
-        except ValueError:
-            return None
     except Exception:
         return None
-    return found
+    # Saving holds it to more than loading does once anything in it was changed.
+    for _ in range(2):
+        try:
+            found.validate(strict=True)
+            return found
+        except ValueError:
+            found.do_sample = True
+    return None

@@ -240,12 +240,11 @@ def open_trial(
         if "auto" in (config.offload.weights, config.offload.state):
             free = free_bytes(config, device, runs_root(None), None)
             config = fit(config, build_on_meta(shape), device, free, report).config
-        precision = stored_precision(config, device)
-        storage = precision.storage
+        storage, computed = stored_precision(config, device)
         if full:
             check_room(config, shape, build_on_meta(shape), device)
         subject = (full_subject if full else shrunken_subject)(config, storage)
-        numbers = Numbers(storage, precision.computed_in.get(storage, storage))
+        numbers = Numbers(storage, computed)
         trial = Trial(config, subject, numbers, device, disk, _recipe(config, subject, device, steps))
         try:
             with trial.engine(trial.recipe):

@@ -9,10 +9,10 @@ Invariant: a conversion writes nothing before every file was read to its end and
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,34 +31,10 @@ PIECE_ELEMENTS = (1 << 20) // ALIGNMENT * ALIGNMENT
 WEIGHT_KINDS = ("high", "low", "master", "working")
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The (saved, present) pairs of what differs in a state that was taken over. Empty where every byte is the same."""
-
-    dtypes: frozenset[tuple[str, str]] = frozenset()
-    formats: frozenset[tuple[StateFormat, StateFormat]] = frozenset()
-    pending: str = ""
-    """A sentence on weights that lag an update behind; empty where there are none."""
-
-    @property
-    def rounds(self) -> bool:
-        """True where something was rounded, so that training goes on nearly, not exactly, as it would have."""
-        exact = {("half", "exact"), ("compact", "exact")}
-        return bool(self.formats - exact)
-
-    def sentences(self) -> list[str]:
-        out = [
-            f"working weights are {now} instead of {was}, their masters the same to the bit"
-            for was, now in sorted(self.dtypes)
-        ]
-        for was, now in sorted(self.formats):
-            how = "exactly" if now == "exact" else "rounded once"
-            out.append(f"exp_avg and exp_avg_sq are converted from {was} to {now}, {how}")
-        return out + [self.pending] * bool(self.pending)
-
-
-def load_state(saved: SavedStep, engine: OffloadEngine) -> Conversion:
+def load_state(saved: SavedStep, engine: OffloadEngine) -> list[str]:
     """Read a checkpoint's state into the engine, once its model files were found to be whole.
+
+    Return what was converted, a sentence each; nothing where every byte is the same.
 
     Raises:
         ConfigurationError: it is the state of another model.
@@ -68,7 +44,7 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> Conversion:
     """
     files = saved.manifest.files
     check_model_files(saved)
-    conversion = Conversion()
+    converted: list[str] = []
     if {name: (dtype_name(tensor.dtype), tensor.numel()) for name, tensor in engine.state()} == {
         name: (file.dtype, file.elements) for name, file in files.items()
     }:
@@ -77,9 +53,9 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> Conversion:
             for name, tensor in engine.state()
         )
     else:
-        conversion = _convert(saved, engine)
+        converted = _convert(saved, engine)
     engine.restore(saved.manifest.engine)
-    return conversion
+    return converted
 
 
 def check_same_parameters(saved: SavedStep, present: dict[str, int]) -> None:
@@ -105,8 +81,8 @@ def unit_name(unit: Unit) -> str:
     return f"{unit.index:04d}-{unit.name}"
 
 
-def _convert(saved: SavedStep, engine: OffloadEngine) -> Conversion:
-    """Fill the engine's state from a checkpoint of another layout. Raises as `load_state` does."""
+def _convert(saved: SavedStep, engine: OffloadEngine) -> list[str]:
+    """Fill the engine's state from a checkpoint of another layout. Returns and raises as `load_state` does."""
     check_same_parameters(saved, {s.name: s.numel for unit in engine.layout.units for s in unit.segments})
     check_state_files(saved)
     stored = _saved_parameters(saved)
@@ -125,28 +101,7 @@ def _convert(saved: SavedStep, engine: OffloadEngine) -> Conversion:
             _fill(tensor, unit, region, kind, stored)
         except OSError as error:
             raise DamagedFileError(f"{saved.path} cannot be read: {error.strerror or error}") from error
-    return _conversion(stored, engine.layout, delayed=delayed)
-
-
-@dataclass(frozen=True)
-class _File:
-    """A saved tensor: 1-D, read by ranges of elements."""
-
-    path: Path
-    dtype: torch.dtype
-
-    def read(self, start: int, stop: int) -> Tensor:
-        size = (stop - start) * self.dtype.itemsize
-        data = bytearray(size)
-        with self.path.open("rb", buffering=0) as file:
-            done = 0
-            while done < size:
-                at = start * self.dtype.itemsize + done
-                count = os.preadv(file.fileno(), [memoryview(data)[done:]], at)
-                if not count:
-                    raise DamagedFileError(f"{self.path} ended early")
-                done += count
-        return torch.frombuffer(data, dtype=self.dtype) if size else torch.empty(0, dtype=self.dtype)
+    return _sentences(stored, engine.layout, delayed=delayed)
 
 
 @dataclass(frozen=True)
@@ -157,7 +112,8 @@ class _SavedParameter:
     state_format: StateFormat
     start: int
     folder: Path
-    files: dict[str, _File] = field(repr=False)
+    files: dict[str, tuple[Path, torch.dtype]] = field(repr=False)
+    """By kind: the file of the region's tensor, and its dtype."""
 
     def read(self, kind: str, first: int, last: int) -> Tensor:
         """Return elements `first` to `last` of the parameter, of a kind as it was saved."""
@@ -168,7 +124,12 @@ class _SavedParameter:
             raise DamagedFileError(
                 f"{self.folder}: its manifest lists no {kind} of a parameter that needs it"
             )
-        return self.files[kind].read(begin, begin - (first - last) // per)
+        path, dtype = self.files[kind]
+        size = -((first - last) // per) * dtype.itemsize
+        data = np.fromfile(path, np.uint8, size, offset=begin * dtype.itemsize)
+        if len(data) != size:
+            raise DamagedFileError(f"{path} ended early")
+        return torch.from_numpy(data).view(dtype)
 
     def master(self, first: int, last: int) -> Tensor:
         """Return elements of the master weights, float32."""
@@ -220,7 +181,7 @@ def _saved_parameters(saved: SavedStep) -> dict[str, _SavedParameter]:
             for kind in (*WEIGHT_KINDS, STALE_WEIGHTS, *(t.kind for t in MOMENTS[region.state_format])):
                 entry = files.get(f"{unit.name}/{kind}{region.suffix}")
                 if entry is not None:
-                    kinds[kind] = _File(saved.path / "state" / entry.file, getattr(torch, entry.dtype))
+                    kinds[kind] = saved.path / "state" / entry.file, getattr(torch, entry.dtype)
             start = parameter.offset - region.start
             found[parameter.name] = _SavedParameter(
                 region.dtype, region.state_format, start, saved.path, kinds
@@ -252,18 +213,23 @@ def _fill(
             tensor.write(at, piece)
 
 
-def _conversion(stored: dict[str, _SavedParameter], layout: Layout, *, delayed: bool) -> Conversion:
+def _sentences(stored: dict[str, _SavedParameter], layout: Layout, *, delayed: bool) -> list[str]:
+    """Return what was converted into `layout`, a sentence each. `delayed`: its weights lag an update behind."""
     pairs = [(stored[s.name], unit.regions[s.region]) for unit in layout.units for s in unit.segments]
+    dtypes = {(was.dtype, now.dtype) for was, now in pairs if was.dtype != now.dtype}
+    formats = {
+        (was.state_format, now.state_format) for was, now in pairs if was.state_format != now.state_format
+    }
+    sentences = [
+        f"working weights are {now} instead of {was}, their masters the same to the bit"
+        for was, now in sorted(dtypes)
+    ]
+    for was, now in sorted(formats):
+        how = "exactly" if now == "exact" else "rounded once"
+        sentences.append(f"exp_avg and exp_avg_sq are converted from {was} to {now}, {how}")
     was_delayed = any(STALE_WEIGHTS in parameter.files for parameter in stored.values())
-    pending = ""
     if was_delayed and not delayed:
-        pending = "the delayed update that was pending is applied before the next forward"
+        sentences.append("the delayed update that was pending is applied before the next forward")
     elif delayed and not was_delayed:
-        pending = "nothing is pending, and updates are delayed from here on"
-    return Conversion(
-        frozenset((was.dtype, now.dtype) for was, now in pairs if was.dtype != now.dtype),
-        frozenset(
-            (was.state_format, now.state_format) for was, now in pairs if was.state_format != now.state_format
-        ),
-        pending,
-    )
+        sentences.append("nothing is pending, and updates are delayed from here on")
+    return sentences

@@ -22,6 +22,8 @@ from workbench.runs.checkpoints import DamagedFileError
 from workbench.system.files import crc32
 from workbench.system.processor import usable_cpus
 
+assert sys.byteorder == "little", "raw state files are little-endian, as this machine is not"
+
 PIECE_BYTES = 16 << 20
 FEWEST_AT_ONCE, MOST_AT_ONCE = 3, 8
 """Files written or read at once: one for each core, and more than cores where there are two: they take turns."""
@@ -29,7 +31,6 @@ FEWEST_AT_ONCE, MOST_AT_ONCE = 3, 8
 
 def write_tensor(path: Path, tensor: Tensor | StoredTensor) -> int:
     """Write a 1-D contiguous tensor's bytes to `path`, durably; return their CRC-32."""
-    _require_little_endian()
     checksum = 0
     with DirectFile(path) as file:
         for start, stop in _pieces(tensor):
@@ -94,7 +95,6 @@ def read_tensor(path: Path, tensor: Tensor | StoredTensor, checksum: int) -> Non
         DamagedFileError: the file is missing, of another length, or its checksum is not `checksum`. The tensor then
             holds what could be read.
     """
-    _require_little_endian()
     expected = tensor.numel() * tensor.element_size()
     seen = 0
     try:
@@ -146,7 +146,3 @@ def _pieces(tensor: Tensor | StoredTensor) -> list[tuple[int, int]]:
 def _bytes_of(tensor: Tensor) -> memoryview:
     size = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
-
-
-def _require_little_endian() -> None:
-    assert sys.byteorder == "little", "raw state files are little-endian, as this machine is not"
