@@ -123,7 +123,7 @@ def train_engine(
     """
     model = clone(start)
     outcome = Outcome()
-    reports = []
+    reports, losses = [], []
     options = {"chunk_bytes": CHUNK_BYTES, "threads": 2, "precision": "fp32", "watchdog_s": 60.0, **options}
     with OffloadEngine(model, optimizer=settings, device=device, **options) as engine:
         for number, micro_batches in enumerate(steps):
@@ -133,8 +133,9 @@ def train_engine(
                 torch.manual_seed(1000 * number + micro)
                 loss = compute_loss(model, batch)
                 engine.backward(loss, tokens=tokens(batch) if tokens is not None else None)
-                outcome.losses.append(loss.item())
+                losses.append(loss.detach())  # read at the end: reading waits for the device
             reports.append(engine.step())
+        outcome.losses.extend(loss.item() for loss in losses)
         outcome.norms.extend(report.result().grad_norm for report in reports)
         outcome.parameter_steps.update(engine.counters()["parameter_steps"])
         outcome.state.update(engine_state(engine))

@@ -1,0 +1,162 @@
+"""Puts the virtual device behind the names of `torch.cuda` that a program calls."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from workbench.virtual_cuda.memory import DeviceMemory
+from workbench.virtual_cuda.operations import DeviceOperations, Modes, PinnedMemory
+from workbench.virtual_cuda.races import Race, RaceChecker
+from workbench.virtual_cuda.streams import Order, Queues, VirtualEvent, VirtualStream
+
+INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED = 1, 712, 713
+"""Of cudaError_t."""
+
+
+class VirtualCuda:
+    """A CUDA device 0 of `device_bytes` for the program within `with`; one at a time in a process.
+
+    Args:
+        order: in which operations are carried out.
+        seed: of `Order.RANDOM`.
+        device_bytes: what more is asked for raises torch.OutOfMemoryError.
+        registered_bytes: the host memory that can be pinned; a larger wish is refused, as WSL2 does. None: all.
+    """
+
+    def __init__(
+        self,
+        order: Order = Order.LAZY,
+        seed: int = 0,
+        *,
+        device_bytes: int = 256 << 20,
+        registered_bytes: int | None = None,
+    ) -> None:
+        self._checker = RaceChecker()
+        self.queues = Queues(order, seed, self._checker)
+        self.memory = DeviceMemory(device_bytes, self.queues)
+        self.pinned = PinnedMemory()
+        self.operations = DeviceOperations(self.memory, self.queues, self.pinned)
+        self.faults: list[str] = []
+        """Uses of the runtime whose outcome CUDA does not define."""
+        self._modes = Modes(self.operations)
+        self._registered_most = registered_bytes
+        self._made = 0
+        self._lock = threading.Lock()
+        self._patches = contextlib.ExitStack()
+
+    @property
+    def races(self) -> list[Race]:
+        """Accesses to the same bytes that nothing orders."""
+        return list(self._checker.races.values())
+
+    def __enter__(self) -> VirtualCuda:
+        for name, value in self._names().items():
+            self._patches.enter_context(_replaced(torch.cuda, name, value))
+        self._modes.enter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.queues.finish_all()
+        finally:
+            self._modes.leave()
+            self._patches.close()
+            self.queues.close()
+        self.faults += [f"{nbytes:,} bytes are still registered" for nbytes in self.pinned.registered.values()]
+
+    def _names(self) -> dict[str, Any]:
+        properties = SimpleNamespace(
+            name="virtual", total_memory=self.memory.nbytes, major=8, minor=0, multi_processor_count=1, uuid="virtual"
+        )
+        return {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "set_device": lambda device: self._modes.enter(),
+            "device": lambda device: contextlib.nullcontext(),
+            "get_device_name": lambda device=None: properties.name,
+            "get_device_properties": lambda device=None: properties,
+            "get_device_capability": lambda device=None: (properties.major, properties.minor),
+            "is_bf16_supported": lambda including_emulation=True: True,
+            "mem_get_info": lambda device=None: (self.memory.nbytes - self.memory.allocated, self.memory.nbytes),
+            "memory_allocated": lambda device=None: self.memory.allocated,
+            "max_memory_allocated": lambda device=None: self.memory.most_allocated,
+            "max_memory_reserved": lambda device=None: self.memory.most_allocated,
+            "memory_reserved": lambda device=None: self.memory.allocated,
+            "reset_peak_memory_stats": lambda device=None: None,
+            "empty_cache": lambda: None,
+            "get_rng_state": lambda device=None: torch.get_rng_state(),
+            "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+            "get_rng_state_all": lambda: [torch.get_rng_state()],
+            "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
+            "manual_seed_all": lambda seed: None,
+            "_lazy_init": lambda: None,
+            "Stream": self._new_stream,
+            "Event": lambda enable_timing=False, blocking=False: VirtualEvent(self.queues),
+            "stream": self._stream,
+            "current_stream": lambda device=None: self.queues.current,
+            "default_stream": lambda device=None: self.queues.compute,
+            "synchronize": lambda device=None: self.queues.finish_all(),
+            "cudart": lambda: self,
+        }
+
+    def _new_stream(self, device: Any = None, priority: int = 0) -> VirtualStream:
+        with self._lock:
+            self._made += 1
+            return self.queues.new_stream(f"copies {self._made}")
+
+    @contextlib.contextmanager
+    def _stream(self, stream: VirtualStream | None) -> Iterator[None]:
+        self._modes.enter()
+        before = self.queues.current
+        self.queues.current = stream or before
+        try:
+            yield
+        finally:
+            self.queues.current = before
+
+    # The CUDA runtime's registration of host memory
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        with self._lock:
+            registered = self.pinned.registered
+            if any(address < at + nbytes and at < address + size for at, nbytes in registered.items()):
+                return ALREADY_REGISTERED
+            if self._registered_most is not None and sum(registered.values()) + size > self._registered_most:
+                return INVALID_VALUE
+            registered[address] = size
+            return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+        with self._lock:
+            size = self.pinned.registered.pop(address, None)
+        if size is None:
+            return NOT_REGISTERED
+        if not _is_mapped(address):
+            self.faults.append(f"{size:,} bytes were unmapped while they were registered")
+        return 0
+
+
+def _is_mapped(address: int) -> bool:
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            start, stop = (int(part, 16) for part in line.split(None, 1)[0].split("-"))
+            if start <= address < stop:
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)

@@ -1,0 +1,234 @@
+"""Streams and events: queues of operations that are put off, and the orders in which they are carried out.
+
+Invariant: operations of one stream run in the order in which they were issued, and one that waits for an event runs
+after all that the event was recorded behind. Nothing else is promised, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from workbench.virtual_cuda.races import Bytes, Clock, RaceChecker
+
+LONGEST_RUN = 40
+"""Operations that a random order carries out at most when one is issued."""
+
+
+class Order(enum.Enum):
+    """When operations that may run do run."""
+
+    AT_ONCE = "at once"
+    """Each as it is issued: what all other orders are compared with."""
+    LAZY = "lazy"
+    """When the host waits for them, and then those alone that it waits for."""
+    COPIES_FIRST = "copies first"
+    """Copies as early as they may, compute as late as it can."""
+    COMPUTE_FIRST = "compute first"
+    """Compute as early as it may, copies as late as they can."""
+    RANDOM = "random"
+    """Some of them, of any stream, after each that is issued."""
+
+
+class Operation:
+    """One entry of a stream: work to do, or the moment of an event, or a wait for one."""
+
+    __slots__ = ("clock", "done", "name", "stream", "waits", "work")
+
+    def __init__(
+        self,
+        stream: VirtualStream,
+        name: str,
+        work: Callable[[], None] | None = None,
+        waits: Operation | None = None,
+    ) -> None:
+        self.stream = stream
+        self.name = name
+        self.work = work
+        self.waits = waits
+        self.done = False
+        self.clock: Clock = {}
+
+
+class VirtualStream:
+    """Stands in for `torch.cuda.Stream`."""
+
+    def __init__(self, queues: Queues, name: str) -> None:
+        self.queues = queues
+        self.name = name
+        self.pending: deque[Operation] = deque()
+
+    def wait_event(self, event: VirtualEvent) -> None:
+        if event.recorded is not None:
+            self.queues.issue(Operation(self, "wait", waits=event.recorded))
+
+    def wait_stream(self, other: VirtualStream) -> None:
+        self.wait_event(other.record_event())
+
+    def record_event(self, event: VirtualEvent | None = None) -> VirtualEvent:
+        event = event or VirtualEvent(self.queues)
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
+
+    def query(self) -> bool:
+        return not self.pending
+
+
+class VirtualEvent:
+    """Stands in for `torch.cuda.Event`."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self.recorded: Operation | None = None
+
+    def record(self, stream: VirtualStream | None = None) -> None:
+        self.recorded = Operation(stream or self._queues.current, "event")
+        self._queues.issue(self.recorded)
+
+    def wait(self, stream: VirtualStream | None = None) -> None:
+        (stream or self._queues.current).wait_event(self)
+
+    def synchronize(self) -> None:
+        if self.recorded is not None:
+            self._queues.finish(self.recorded)
+
+    def query(self) -> bool:
+        return self.recorded is None or self.recorded.done
+
+
+class Queues:
+    """All streams of the device. A thread of its own carries operations out, as the GPU would beside the host."""
+
+    def __init__(self, order: Order, seed: int, races: RaceChecker) -> None:
+        self.order = order
+        self.races = races
+        self.host_waits = 0
+        """How often the host waited for the device."""
+        self.operations = 0
+        self._random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._gpu = ThreadPoolExecutor(1, "virtual-gpu", initializer=_without_gradients)
+        self._threads = threading.local()
+        self.streams: list[VirtualStream] = []
+        self.compute = self.new_stream("compute")
+
+    def new_stream(self, name: str) -> VirtualStream:
+        stream = VirtualStream(self, name)
+        with self._lock:
+            self.streams.append(stream)
+        return stream
+
+    @property
+    def current(self) -> VirtualStream:
+        """The calling thread's stream."""
+        stream: VirtualStream = getattr(self._threads, "stream", self.compute)
+        return stream
+
+    @current.setter
+    def current(self, stream: VirtualStream) -> None:
+        self._threads.stream = stream
+
+    def issue(self, operation: Operation, reads: Iterable[Bytes] = (), writes: Iterable[Bytes] = ()) -> None:
+        """Queue an operation, and carry out what the order wants carried out by now."""
+        with self._lock:
+            self.operations += operation.work is not None
+            self.races.order(operation)
+            self.races.access(operation, reads, writes)
+            operation.stream.pending.append(operation)
+            chosen = self._chosen(operation)
+            if chosen:
+                self._gpu.submit(chosen).result()
+
+    def _chosen(self, issued: Operation) -> Callable[[], None] | None:
+        if self.order is Order.AT_ONCE:
+            return lambda: self._finish(issued)
+        if self.order is Order.COPIES_FIRST:
+            return lambda: self._advance([s for s in self.streams if s is not self.compute])
+        if self.order is Order.COMPUTE_FIRST:
+            return lambda: self._advance([self.compute])
+        if self.order is Order.RANDOM and self._random.random() < 0.5:
+            return self._advance_at_random
+        return None
+
+    def finish(self, operation: Operation) -> None:
+        """Return when `operation` is done: the host waits for it."""
+        with self._lock:
+            self.host_waits += 1
+            if not operation.done:
+                self._gpu.submit(self._finish, operation).result()
+            self.races.host_has_waited(operation)
+
+    def finish_all(self) -> None:
+        """Return when every stream is empty."""
+        for stream in list(self.streams):
+            stream.synchronize()
+
+    def read(self, work: Callable[[], Any]) -> Any:
+        """Return what `work` gives on the device once the current stream is done: a read by the host."""
+        self.current.synchronize()
+        return self._gpu.submit(work).result()
+
+    def close(self) -> None:
+        self._gpu.shutdown()
+
+    # On the thread of the GPU
+
+    def _finish(self, wanted: Operation) -> None:
+        """Carry out what `wanted` needs, and no more."""
+        needed = [wanted]
+        while needed:
+            operation = needed[-1]
+            if operation.done:
+                needed.pop()
+                continue
+            head = operation.stream.pending[0]
+            if head.waits is not None and not head.waits.done:
+                needed.append(head.waits)
+            else:
+                self._run(head)
+
+    def _advance(self, streams: list[VirtualStream]) -> None:
+        """Carry out all that may run on `streams` without work of others."""
+        moved = True
+        while moved:
+            moved = False
+            for stream in streams:
+                while stream.pending and self._may_run(stream.pending[0]):
+                    self._run(stream.pending[0])
+                    moved = True
+
+    def _advance_at_random(self) -> None:
+        for _ in range(int(self._random.random() ** 4 * LONGEST_RUN)):
+            ready = [s for s in self.streams if s.pending and self._may_run(s.pending[0])]
+            if not ready:
+                return
+            self._run(self._random.choice(ready).pending[0])
+
+    @staticmethod
+    def _may_run(operation: Operation) -> bool:
+        return operation.waits is None or operation.waits.done
+
+    @staticmethod
+    def _run(operation: Operation) -> None:
+        operation.stream.pending.popleft()
+        operation.done = True
+        work, operation.work = operation.work, None
+        if work is not None:
+            try:
+                work()
+            except Exception as error:
+                raise RuntimeError(f"virtual CUDA: {operation.name} on {operation.stream.name}: {error}") from error
+
+
+def _without_gradients() -> None:
+    torch.set_grad_enabled(False)
