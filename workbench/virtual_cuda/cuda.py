@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,11 +69,18 @@ class VirtualCuda:
             self._modes.leave()
             self._patches.close()
             self.queues.close()
-        self.faults += [f"{nbytes:,} bytes are still registered" for nbytes in self.pinned.registered.values()]
+        self.faults += [
+            f"{nbytes:,} bytes are still registered" for nbytes in self.pinned.registered.values()
+        ]
 
     def _names(self) -> dict[str, Any]:
         properties = SimpleNamespace(
-            name="virtual", total_memory=self.memory.nbytes, major=8, minor=0, multi_processor_count=1, uuid="virtual"
+            name="virtual",
+            total_memory=self.memory.nbytes,
+            major=8,
+            minor=0,
+            multi_processor_count=1,
+            uuid="virtual",
         )
         return {
             "is_available": lambda: True,
@@ -84,7 +92,10 @@ class VirtualCuda:
             "get_device_properties": lambda device=None: properties,
             "get_device_capability": lambda device=None: (properties.major, properties.minor),
             "is_bf16_supported": lambda including_emulation=True: True,
-            "mem_get_info": lambda device=None: (self.memory.nbytes - self.memory.allocated, self.memory.nbytes),
+            "mem_get_info": lambda device=None: (
+                self.memory.nbytes - self.memory.allocated,
+                self.memory.nbytes,
+            ),
             "memory_allocated": lambda device=None: self.memory.allocated,
             "max_memory_allocated": lambda device=None: self.memory.most_allocated,
             "max_memory_reserved": lambda device=None: self.memory.most_allocated,
@@ -144,11 +155,10 @@ class VirtualCuda:
 
 
 def _is_mapped(address: int) -> bool:
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            start, stop = (int(part, 16) for part in line.split(None, 1)[0].split("-"))
-            if start <= address < stop:
-                return True
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(part, 16) for part in line.split(None, 1)[0].split("-"))
+        if start <= address < stop:
+            return True
     return False
 
 

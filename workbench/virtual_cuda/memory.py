@@ -54,7 +54,9 @@ class DeviceMemory:
         Raises:
             torch.OutOfMemoryError: there is not so much.
         """
-        elements = 1 + sum((s - 1) * abs(step) for s, step in zip(size, stride, strict=True)) if 0 not in size else 0
+        elements = (
+            1 + sum((s - 1) * abs(step) for s, step in zip(size, stride, strict=True)) if 0 not in size else 0
+        )
         nbytes = max(elements, 1) * dtype.itemsize
         rounded = -(-nbytes // ROUNDED_TO) * ROUNDED_TO
         offset = self._take(rounded)

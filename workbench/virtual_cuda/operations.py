@@ -8,6 +8,7 @@ Modes are a thread's own: `Modes.enter` is called by each thread before it meets
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +21,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode  # torch documents it as the way to write such a mode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,  # torch documents it as the way to write such a mode
+)
+from torch.utils._pytree import tree_flatten, tree_map
 
 from workbench.virtual_cuda.memory import DeviceMemory, bytes_of
 from workbench.virtual_cuda.races import Bytes
@@ -89,7 +92,9 @@ class DeviceOperations:
         if packet is aten._to_copy:
             return self._to_copy(args[0], **kwargs)
         if packet is aten.copy_:
-            return self._copy(args[0], args[1], non_blocking=bool(kwargs.get("non_blocking", args[2:] == (True,))))
+            return self._copy(
+                args[0], args[1], non_blocking=bool(kwargs.get("non_blocking", args[2:] == (True,)))
+            )
         returns = func._schema.returns
         if func.is_view:
             return func(*args, **kwargs)
@@ -126,7 +131,9 @@ class DeviceOperations:
             for output, value in zip(outputs, values, strict=True):
                 output.copy_(value)
 
-        self._issue(_name(func), work, reads=self._device_bytes((args, kwargs)), writes=list(map(bytes_of, outputs)))
+        self._issue(
+            _name(func), work, reads=self._device_bytes((args, kwargs)), writes=list(map(bytes_of, outputs))
+        )
         return results
 
     def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -157,9 +164,8 @@ class DeviceOperations:
             return self._new(aten._to_copy.default, (source,), options)  # type: ignore[no-any-return]
         assert wanted is not None and torch.device(wanted).type == "cuda"
         converted = aten._to_copy.default(source, **options)
-        sent = self._like(converted)
-        self._copy(sent, converted if self.pinned.holds(converted) else converted.clone(), non_blocking=non_blocking)
-        return sent
+        sent: Tensor = self._like(converted)
+        return self._copy(sent, converted, non_blocking=non_blocking)
 
     def _copy(self, destination: Tensor, source: Tensor, *, non_blocking: bool) -> Tensor:
         """A copy within the device, or between it and the host: CUDA's rules of when the host waits."""
@@ -191,13 +197,12 @@ class DeviceOperations:
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
         """Return the operation on the memory that its tensors have now, whatever they will be bound to by then."""
-        if func.overloadpacket not in INDEXED:
-            for leaf in tree_flatten((args, kwargs))[0]:
-                if isinstance(leaf, Tensor) and leaf.dim() and not self.memory.owns(leaf):
-                    if func.overloadpacket is not aten.copy_:
-                        raise RuntimeError(
-                            f"Expected all tensors to be on the same device, but {_name(func)} got cuda:0 and cpu"
-                        )
+        if func.overloadpacket not in INDEXED and func.overloadpacket is not aten.copy_:
+            leaves = tree_flatten((args, kwargs))[0]
+            if any(isinstance(x, Tensor) and x.dim() and not self.memory.owns(x) for x in leaves):
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but {_name(func)} got cuda:0 and cpu"
+                )
         args, kwargs = tree_map(self._alias, (args, kwargs))
         if any(argument.name == "generator" for argument in func._schema.arguments):
             # Random numbers are those of the moment of issue, as a GPU's are: its generator counts on the host.
@@ -234,7 +239,7 @@ class _Below(TorchDispatchMode):
     """Sees each operation below autograd."""
 
     def __init__(self, operations: DeviceOperations) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._operations = operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -249,7 +254,7 @@ class _Above(TorchFunctionMode):
         self._modes = modes
         self._memory = modes.operations.memory
         answers = {
-            torch.Tensor.device.__get__: lambda tensor: CUDA,  # type: ignore[attr-defined]
+            torch.Tensor.device.__get__: lambda tensor: CUDA,
             torch.Tensor.is_cuda.__get__: lambda tensor: True,  # type: ignore[attr-defined]
             torch.Tensor.is_cpu.__get__: lambda tensor: False,  # type: ignore[attr-defined]
             torch.Tensor.get_device: lambda tensor: 0,
@@ -267,14 +272,14 @@ class _Above(TorchFunctionMode):
         if answer is not None and self._memory.owns(args[0]):
             return answer(*args, **kwargs)
         if func is torch.Tensor.to:
-            device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args[1:], **kwargs)
+            device, dtype, non_blocking, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
             if device is not None and device.type == "cuda":
                 options = {} if dtype is None else {"dtype": dtype}
                 return aten._to_copy.default(args[0], device=CUDA, non_blocking=non_blocking, **options)
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
             kwargs = {**kwargs, "device": CUDA}
         if func is torch.Tensor.backward and threading.current_thread().name != AUTOGRAD:
-            return self._modes.in_thread(lambda: func(*args, **kwargs))
+            return self._modes.in_thread(functools.partial(func, *args, **kwargs))
         if kwargs.get("pin_memory"):
             buffer = func(*args, **{**kwargs, "pin_memory": False})
             self._modes.operations.pinned.buffers.append(buffer)
@@ -298,7 +303,7 @@ class _Above(TorchFunctionMode):
 
     def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         copies = kwargs.pop("copy", False)
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if args and isinstance(args[0], Tensor):
             device, dtype = args[0].device, args[0].dtype
         if device is not None and device.type == "cpu":

@@ -227,7 +227,9 @@ class Queues:
             try:
                 work()
             except Exception as error:
-                raise RuntimeError(f"virtual CUDA: {operation.name} on {operation.stream.name}: {error}") from error
+                raise RuntimeError(
+                    f"virtual CUDA: {operation.name} on {operation.stream.name}: {error}"
+                ) from error
 
 
 def _without_gradients() -> None:

@@ -1,0 +1,199 @@
+"""The engine's own CUDA path on a virtual CUDA device: the same bits in every order that CUDA allows, and no race."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from plain_torch import Outcome, assert_same_bits, train_engine
+from small_models import MODELS, SeparateMemory, batches, loss_of
+from torch import Tensor
+
+from workbench.engine.blocks import activation_offload
+from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
+from workbench.engine.devices.cuda_device import CudaDevice, CudaLink
+from workbench.engine.grad_hooks import GradientHooks
+from workbench.timeline import Lane
+from workbench.virtual_cuda import Order, VirtualCuda
+
+LAYERS = 5  # more than the slots of streamed weights: each slot is used again
+STEPS = 3
+ORDERS = [
+    (Order.LAZY, 0),
+    (Order.AT_ONCE, 0),
+    (Order.COPIES_FIRST, 0),
+    (Order.COMPUTE_FIRST, 0),
+    *((Order.RANDOM, seed) for seed in range(20)),
+]
+
+Options = dict[str, Any]
+CONFIGURATIONS: dict[str, Options] = {
+    "state on the host": {"gradient_clipping": 0.5},
+    "without clipping": {},
+    "serial": {"overlap": "serial", "gradient_clipping": 0.5},
+    "delayed": {"overlap": "delayed", "delay_warmup": 1, "gradient_clipping": 0.5},
+    "accumulated": {"gradient_accumulation": 2, "gradient_clipping": 0.5},
+    "weights on the host": {"weights": "host", "gradient_clipping": 0.5},
+    "weights on the host, delayed": {"weights": "host", "overlap": "delayed", "delay_warmup": 1},
+    "weights on the host, accumulated": {"weights": "host", "gradient_accumulation": 2},
+    "state on the device": {"state": "device", "gradient_clipping": 0.5},
+    "state on both": {"device_fraction": 0.4, "gradient_clipping": 0.5},
+    "activations on the host": {"activations": "host", "gradient_clipping": 0.5},
+    "all on the host": {"weights": "host", "activations": "host", "gradient_clipping": 0.5},
+    "bf16": {"precision": "bf16", "gradient_clipping": 0.5},
+    "fp16": {"precision": "fp16", "weights": "host", "gradient_clipping": 0.5},
+    "without checkpointing": {"activation_checkpointing": False},
+}
+
+
+@pytest.fixture(scope="module")
+def start() -> Any:
+    """A model that is made before `torch.cuda` is replaced: transformers asks for CUDA when it is imported."""
+    return MODELS["gpt2"](dropout=0.1, layers=LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def _small_activations_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1024)
+
+
+def steps_for(options: Options) -> list[list[Tensor]]:
+    accumulation = options.get("gradient_accumulation", 1)
+    numbers = iter(batches(STEPS * accumulation))
+    return [[next(numbers) for _ in range(accumulation)] for _ in range(STEPS)]
+
+
+def train(start: Any, order: Order, seed: int, options: Options) -> tuple[Outcome, VirtualCuda]:
+    def compute_loss(model: Any, ids: Tensor) -> Tensor:
+        return loss_of(model, ids.to("cuda"))
+
+    with VirtualCuda(order, seed) as cuda:
+        device = CudaDevice(torch.device("cuda", 0))
+        outcome = train_engine(start, steps_for(options), device, compute_loss=compute_loss, **options)
+        on_host = {name: weight.cpu() for name, weight in outcome.parameters.items()}
+        state = {name: kept.cpu() for name, kept in outcome.state.items()}
+    return replace(outcome, parameters=on_host, state=state), cuda
+
+
+@pytest.fixture(scope="module")
+def wanted(start: Any) -> Callable[[str], Outcome]:
+    """The outcome of a configuration where every operation runs as it is issued.
+
+    In two memories of the CPU; where state is on the device on the virtual one, as a CPU's is updated by C.
+    """
+    known: dict[str, Outcome] = {}
+
+    def outcome(name: str) -> Outcome:
+        if name not in known:
+            options = CONFIGURATIONS[name]
+            if options.get("state") == "device" or "device_fraction" in options:
+                known[name] = train(start, Order.AT_ONCE, 0, options)[0]
+            else:
+                known[name] = train_engine(
+                    start, steps_for(options), SeparateMemory(), compute="same", **options
+                )
+        return known[name]
+
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("order", "seed"),
+    [ORDERS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in ORDERS[1:])],
+    ids=lambda value: value.value if isinstance(value, Order) else str(value),
+)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_order_gives_the_same_bits_without_a_race(
+    start: Any, wanted: Callable[[str], Outcome], name: str, order: Order, seed: int
+) -> None:
+    outcome, cuda = train(start, order, seed, CONFIGURATIONS[name])
+    assert_same_bits(wanted(name), outcome)
+    assert not cuda.races and not cuda.faults
+
+
+# The test of these tests: whatever orders two lanes is taken away, and has to be missed.
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holder, name, value)
+        yield
+
+
+def no_wait(self: Any, event: Any) -> None: ...
+
+
+def copy_without_its_end(self: Any, lane: Lane, destination: Tensor, source: Tensor, after: Any) -> None:
+    self._begin(self._lanes[lane], lane, destination, source, after)
+
+
+def without_events(method: Any) -> Any:
+    """Return `method`, during which no event is recorded."""
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with replaced(CudaDevice, "record_event", lambda device: None):
+            return method(self, *args, **kwargs)
+
+    return changed
+
+
+REMOVED: dict[str, tuple[Any, str, Any, tuple[str, ...]]] = {
+    "a copy's wait for compute": (
+        CudaLink,
+        "wait",
+        no_wait,
+        (
+            "state on the host",
+            "without clipping",
+            "delayed",
+            "weights on the host",
+            "activations on the host",
+        ),
+    ),
+    "the end of a lane's copy": (
+        CudaDevice,
+        "copy",
+        copy_without_its_end,
+        (
+            "state on the host",
+            "without clipping",
+            "delayed",
+            "weights on the host",
+            "activations on the host",
+        ),
+    ),
+    "the event of a full chunk": (
+        GradientHooks,
+        "_chunk_is_final",
+        without_events(GradientHooks._chunk_is_final),
+        ("state on the host", "without clipping", "delayed"),
+    ),
+    "the event of a slot that is released": (
+        WeightPrefetcher,
+        "release",
+        without_events(WeightPrefetcher.release),
+        ("weights on the host", "weights on the host, accumulated"),
+    ),
+    "compute's wait for a copy beside it": (
+        CudaDevice,
+        "wait_event",
+        no_wait,
+        ("activations on the host", "all on the host"),
+    ),
+}
+
+
+@pytest.mark.parametrize("removed", REMOVED)
+def test_a_wait_that_is_missing_is_found(start: Any, wanted: Callable[[str], Outcome], removed: str) -> None:
+    holder, method, value, configurations = REMOVED[removed]
+    for name in configurations:
+        cuda = None
+        with replaced(holder, method, value), pytest.raises((AssertionError, RuntimeError)):
+            outcome, cuda = train(start, Order.LAZY, 0, CONFIGURATIONS[name])
+            assert_same_bits(wanted(name), outcome)
+        assert cuda is None or cuda.races, name
