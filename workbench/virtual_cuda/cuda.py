@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from workbench.profiles.machine_profile import MachineProfile
+from workbench.virtual_cuda.clock import VirtualClock
 from workbench.virtual_cuda.memory import DeviceMemory
 from workbench.virtual_cuda.operations import DeviceOperations, Modes, PinnedMemory
 from workbench.virtual_cuda.races import Race, RaceChecker
@@ -28,6 +30,7 @@ class VirtualCuda:
         seed: of `Order.RANDOM`.
         device_bytes: what more is asked for raises torch.OutOfMemoryError.
         registered_bytes: the host memory that can be pinned; a larger wish is refused, as WSL2 does. None: all.
+        machine: where given, the engine's threads and the device run in virtual time on it; see `clock`.
     """
 
     def __init__(
@@ -37,9 +40,11 @@ class VirtualCuda:
         *,
         device_bytes: int = 256 << 20,
         registered_bytes: int | None = None,
+        machine: MachineProfile | None = None,
     ) -> None:
         self._checker = RaceChecker()
-        self.queues = Queues(order, seed, self._checker)
+        self.clock = None if machine is None else VirtualClock(machine)
+        self.queues = Queues(order, seed, self._checker, self.clock)
         self.memory = DeviceMemory(device_bytes, self.queues)
         self.pinned = PinnedMemory()
         self.operations = DeviceOperations(self.memory, self.queues, self.pinned)
@@ -59,6 +64,8 @@ class VirtualCuda:
     def __enter__(self) -> VirtualCuda:
         for name, value in self._names().items():
             self._patches.enter_context(_replaced(torch.cuda, name, value))
+        if self.clock is not None:
+            self._patches.enter_context(self.clock.in_the_engine())
         self._modes.enter()
         return self
 

@@ -131,9 +131,7 @@ class DeviceOperations:
             for output, value in zip(outputs, values, strict=True):
                 output.copy_(value)
 
-        self._issue(
-            _name(func), work, reads=self._device_bytes((args, kwargs)), writes=list(map(bytes_of, outputs))
-        )
+        self._kernel(func, args, kwargs, work, outputs, results)
         return results
 
     def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -146,9 +144,7 @@ class DeviceOperations:
                 written += [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
                 returned.update(dict.fromkeys(argument.alias_info.before_set, value))
         call = self._call(func, args, kwargs)
-        self._issue(
-            _name(func), call, reads=self._device_bytes((args, kwargs)), writes=list(map(bytes_of, written))
-        )
+        self._kernel(func, args, kwargs, call, written, written)
         results = tuple(returned[next(iter(r.alias_info.before_set))] for r in func._schema.returns)
         return results[0] if len(results) == 1 else results or None
 
@@ -180,7 +176,10 @@ class DeviceOperations:
         else:
             call = self._call(aten.copy_.default, (destination, source), {})
         name = "copy" if up and down else "upload" if up else "download"
-        self._issue(name, call, reads=[bytes_of(source)], writes=[bytes_of(destination)])
+        seconds = 0.0
+        if self.queues.clock is not None:
+            seconds = self.queues.clock.copy_s(name, destination.nbytes)
+        self._issue(name, call, [bytes_of(source)], [bytes_of(destination)], seconds)
         if host is not None and not (pinned and non_blocking) and (host.dim() or down):
             self.pageable_copies += down and not pinned
             self.queues.current.synchronize()
@@ -227,12 +226,27 @@ class DeviceOperations:
             return value
         return self.memory.empty(value.size(), value.stride(), value.dtype)
 
-    def _device_bytes(self, values: Any) -> list[Bytes]:
-        leaves = tree_flatten(values)[0]
-        return [bytes_of(leaf) for leaf in leaves if isinstance(leaf, Tensor) and self.memory.owns(leaf)]
+    def _kernel(
+        self, func: Any, args: Any, kwargs: Any, work: Callable[[], Any], outputs: list[Tensor], results: Any
+    ) -> None:
+        """Queue an operation on the device alone."""
+        leaves = tree_flatten((args, kwargs))[0]
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and self.memory.owns(leaf)]
+        seconds = 0.0
+        if self.queues.clock is not None:
+            nbytes = sum(tensor.nbytes for tensor in (*inputs, *outputs))
+            seconds = self.queues.clock.kernel_s(func, args, kwargs, results, nbytes)
+        self._issue(_name(func), work, list(map(bytes_of, inputs)), list(map(bytes_of, outputs)), seconds)
 
-    def _issue(self, name: str, work: Callable[[], Any], reads: list[Bytes], writes: list[Bytes]) -> None:
-        self.queues.issue(Operation(self.queues.current, name, work), reads, writes)
+    def _issue(
+        self,
+        name: str,
+        work: Callable[[], Any],
+        reads: list[Bytes],
+        writes: list[Bytes],
+        seconds: float = 0.0,
+    ) -> None:
+        self.queues.issue(Operation(self.queues.current, name, work), reads, writes, seconds)
 
 
 class _Below(TorchDispatchMode):
@@ -333,11 +347,14 @@ class Modes:
     def in_thread(self, work: Callable[[], Any]) -> Any:
         """Run `work` on a thread of its own, as autograd's for a GPU is, and return what it returns."""
         outcome: list[Any] = []
-        enabled, stream = torch.is_grad_enabled(), self.operations.queues.current
+        queues = self.operations.queues
+        enabled, stream = torch.is_grad_enabled(), queues.current
+        if queues.clock is not None:
+            work = queues.clock.host.lent(work)
 
         def run() -> None:
             self.enter()
-            self.operations.queues.current = stream
+            queues.current = stream
             torch.set_grad_enabled(enabled)
             self.operations.thread.on_device = True
             try:

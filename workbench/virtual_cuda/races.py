@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.virtual_cuda.streams import Operation
 
-Clock = dict[str, int]
+VectorClock = dict[str, int]
 """By stream: how many of its operations have come before."""
 
 
@@ -61,8 +61,8 @@ class RaceChecker:
 
     def __init__(self) -> None:
         self.races: dict[tuple[str, str], Race] = {}
-        self._clocks: dict[str, Clock] = {}
-        self._host: Clock = {}
+        self._clocks: dict[str, VectorClock] = {}
+        self._host: VectorClock = {}
         self._ranges: list[_Range] = []
 
     def order(self, operation: Operation) -> None:
@@ -140,7 +140,7 @@ class RaceChecker:
         return inside
 
 
-def _join(clock: Clock, other: Clock) -> None:
+def _join(clock: VectorClock, other: VectorClock) -> None:
     for stream, count in other.items():
         if clock.get(stream, 0) < count:
             clock[stream] = count

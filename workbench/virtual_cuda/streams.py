@@ -12,11 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.virtual_cuda.races import Bytes, Clock, RaceChecker
+from workbench.virtual_cuda.races import Bytes, RaceChecker, VectorClock
+
+if TYPE_CHECKING:
+    from workbench.virtual_cuda.clock import VirtualClock
 
 LONGEST_RUN = 40
 """Operations that a random order carries out at most when one is issued."""
@@ -40,7 +43,7 @@ class Order(enum.Enum):
 class Operation:
     """One entry of a stream: work to do, or the moment of an event, or a wait for one."""
 
-    __slots__ = ("clock", "done", "name", "stream", "waits", "work")
+    __slots__ = ("clock", "done", "ends_at", "name", "stream", "waits", "work")
 
     def __init__(
         self,
@@ -54,7 +57,9 @@ class Operation:
         self.work = work
         self.waits = waits
         self.done = False
-        self.clock: Clock = {}
+        self.clock: VectorClock = {}
+        self.ends_at = 0.0
+        """In virtual seconds, where there is a clock."""
 
 
 class VirtualStream:
@@ -103,14 +108,22 @@ class VirtualEvent:
             self._queues.finish(self.recorded)
 
     def query(self) -> bool:
-        return self.recorded is None or self.recorded.done
+        return self.recorded is None or self._queues.is_over(self.recorded)
+
+    def elapsed_time(self, later: VirtualEvent) -> float:
+        """Return the milliseconds from this event to a later one, in virtual time."""
+        assert self.recorded is not None and later.recorded is not None
+        return 1e3 * (later.recorded.ends_at - self.recorded.ends_at)
 
 
 class Queues:
     """All streams of the device. A thread of its own carries operations out, as the GPU would beside the host."""
 
-    def __init__(self, order: Order, seed: int, races: RaceChecker) -> None:
+    def __init__(
+        self, order: Order, seed: int, races: RaceChecker, clock: VirtualClock | None = None
+    ) -> None:
         self.order = order
+        self.clock = clock
         self.races = races
         self.host_waits = 0
         """How often the host waited for the device."""
@@ -138,8 +151,16 @@ class Queues:
     def current(self, stream: VirtualStream) -> None:
         self._threads.stream = stream
 
-    def issue(self, operation: Operation, reads: Iterable[Bytes] = (), writes: Iterable[Bytes] = ()) -> None:
-        """Queue an operation, and carry out what the order wants carried out by now."""
+    def issue(
+        self,
+        operation: Operation,
+        reads: Iterable[Bytes] = (),
+        writes: Iterable[Bytes] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        """Queue an operation that takes `seconds` of virtual time, and carry out what the order wants by now."""
+        if self.clock is not None:
+            self.clock.place(operation, seconds)
         with self._lock:
             self.operations += operation.work is not None
             self.races.order(operation)
@@ -167,6 +188,12 @@ class Queues:
             if not operation.done:
                 self._gpu.submit(self._finish, operation).result()
             self.races.host_has_waited(operation)
+        if self.clock is not None:
+            self.clock.host.advance_to(operation.ends_at)
+
+    def is_over(self, operation: Operation) -> bool:
+        """Return True where the host would find `operation` done now."""
+        return operation.done if self.clock is None else operation.ends_at <= self.clock.host.now()
 
     def finish_all(self) -> None:
         """Return when every stream is empty."""

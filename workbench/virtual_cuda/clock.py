@@ -1,0 +1,179 @@
+"""What operations on the virtual device take, in virtual seconds, by a machine profile.
+
+An operation on the device takes its launch on the host, and then the longer of its arithmetic and its bytes. A copy
+takes the link in its direction, one after the other. An update takes what the profile has measured of the host optimizer.
+All by `plan.rates`, so that clock and plan know one machine; who waits for whom is the engine's own doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from workbench.engine import arithmetic
+from workbench.engine.devices import pinned
+from workbench.plan.rates import Rates
+from workbench.profiles.machine_profile import MachineProfile
+from workbench.virtual_cuda.host_threads import HostThreads
+from workbench.virtual_cuda.streams import Operation
+
+STANDARD_MODULES = ("threading", "queue", "time")
+
+
+class VirtualClock:
+    """Virtual time on `machine`, for the engine's threads and the device's streams.
+
+    `compute_idle`: the stretches in which the compute stream had nothing to do between two operations, in seconds.
+    """
+
+    def __init__(self, machine: MachineProfile) -> None:
+        self.rates = Rates(machine, "auto")
+        self.host = HostThreads()
+        self.kernels = 0
+        self.device_bytes = 0
+        """Read and written by kernels."""
+        self.link_bytes = {"upload": 0, "download": 0}
+        self.compute_idle: list[tuple[float, float]] = []
+        self.compute_busy_s = 0.0
+        self._free_at: dict[str, float] = {}
+        """When a stream, or the link in a direction, has done what was issued."""
+        self._ready_at: dict[str, float] = {}
+        """When what a stream waits for is over."""
+        self._tables: WeakKeyDictionary[Any, tuple[int, str, Any]] = WeakKeyDictionary()
+
+    # The device
+
+    def place(self, operation: Operation, seconds: float) -> None:
+        """Give an operation that the host issues now its time: after its stream's others and what it waits for."""
+        stream = operation.stream.name
+        if operation.work is not None:
+            self.host.advance(self.rates.launch_s)
+        if operation.waits is not None:
+            self._ready_at[stream] = max(self._ready_at.get(stream, 0.0), operation.waits.ends_at)
+        free = [self._free_at.get(lane, 0.0) for lane in (stream, operation.name)]
+        start = max(self.host.now(), self._ready_at.get(stream, 0.0), *free)
+        operation.ends_at = start + seconds
+        if operation.work is None:
+            return
+        if operation.stream.name == "compute":
+            before = self._free_at.get(stream)
+            if before is not None and start > before:
+                self.compute_idle.append((before, start))
+            self.compute_busy_s += seconds
+        self._free_at[stream] = operation.ends_at
+        if operation.name in self.link_bytes:
+            self._free_at[operation.name] = operation.ends_at
+
+    def kernel_s(self, func: Any, args: Any, kwargs: Any, results: Any, nbytes: int) -> float:
+        """Return the seconds of an operation on the device that reads and writes `nbytes`."""
+        self.kernels += 1
+        self.device_bytes += nbytes
+        flops = 0.0
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            flops = float(count(*args, **kwargs, out_val=results))
+        dtype = next((x.dtype for x in args if isinstance(x, Tensor)), torch.float32)
+        return max(
+            self.rates.matrix_s(flops, str(dtype).removeprefix("torch.")), self.rates.elements_s(nbytes)
+        )
+
+    def copy_s(self, name: str, nbytes: int) -> float:
+        """Return the seconds of a copy within the device, or over the link."""
+        if name == "copy":
+            self.kernels += 1
+            self.device_bytes += 2 * nbytes
+            return self.rates.elements_s(2 * nbytes)
+        self.link_bytes[name] += nbytes
+        return self.rates.up_s(nbytes) if name == "upload" else self.rates.down_s(nbytes)
+
+    # The host
+
+    @contextlib.contextmanager
+    def in_the_engine(self) -> Iterator[None]:
+        """Let the engine's modules take threads and time from here, and the host's work take its seconds."""
+        with contextlib.ExitStack() as stack:
+            for name, module in list(sys.modules.items()):
+                if name.startswith("workbench.engine"):
+                    for standard in STANDARD_MODULES:
+                        if getattr(module, standard, None) is sys.modules[standard]:
+                            stack.enter_context(_set(module, standard, getattr(self.host, standard)))
+            for method, seconds in self._host_work().items():
+                inner = getattr(arithmetic.HostArithmetic, method)
+                stack.enter_context(_set(arithmetic.HostArithmetic, method, self._timed(inner, seconds)))
+            stack.enter_context(
+                _set(arithmetic.HostArithmetic, "table", self._table(arithmetic.HostArithmetic.table))
+            )
+            stack.enter_context(
+                _set(pinned, "move", self._timed(pinned.move, lambda to, of: self._copied_s(of)))
+            )
+            yield
+
+    def _host_work(self) -> dict[str, Callable[..., float]]:
+        rates = self.rates
+
+        def update(arith: Any, table: Any, settings: Any, scale: float) -> float:
+            elements, dtype, state_format = self._tables[table]
+            return rates.update_s(elements, dtype, state_format)
+
+        def measure(arith: Any, table: Any) -> float:
+            elements, dtype, _ = self._tables[table]
+            return rates.norm_s(elements, dtype)
+
+        def accumulate(arith: Any, to: Tensor, of: Tensor, *, overwrite: bool) -> float:
+            return rates.accumulate_s(of.numel(), str(of.dtype).removeprefix("torch."))
+
+        return {
+            "update": update,
+            "measure_and_update": update,
+            "sum_of_squares": measure,
+            "accumulate": accumulate,
+        }
+
+    def _timed(self, inner: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            self.host.advance(seconds(*args, **kwargs))
+            return result
+
+        return call
+
+    def _table(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def table(arith: Any, views: Any) -> Any:
+            made = inner(arith, views)
+            views = list(views)
+            working = (
+                views[0].working
+                if views and views[0].working is not None
+                else views[0].high
+                if views
+                else None
+            )
+            dtype = "float32" if working is None else str(working.dtype).removeprefix("torch.")
+            self._tables[made] = (
+                sum(view.exp_avg.numel() for view in views),
+                dtype,
+                views[0].state_format if views else "exact",
+            )
+            return made
+
+        return table
+
+    def _copied_s(self, source: Tensor) -> float:
+        return source.nbytes / self.rates.host.copy_bytes_per_s[0]
+
+
+@contextlib.contextmanager
+def _set(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
