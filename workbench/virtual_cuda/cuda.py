@@ -31,6 +31,8 @@ class VirtualCuda:
         device_bytes: what more is asked for raises torch.OutOfMemoryError.
         registered_bytes: the host memory that can be pinned; a larger wish is refused, as WSL2 does. None: all.
         machine: where given, the engine's threads and the device run in virtual time on it; see `clock`.
+        values: False computes nothing and keeps no values, so that a model of any size passes in virtual time alone;
+            what is read from the device is zero, and races are not looked for.
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class VirtualCuda:
         device_bytes: int = 256 << 20,
         registered_bytes: int | None = None,
         machine: MachineProfile | None = None,
+        values: bool = True,
     ) -> None:
         self._checker = RaceChecker()
-        self.clock = None if machine is None else VirtualClock(machine)
-        self.queues = Queues(order, seed, self._checker, self.clock)
+        self.clock = None if machine is None else VirtualClock(machine, values)
+        self.queues = Queues(order, seed, self._checker if values else None, self.clock, values)
         self.memory = DeviceMemory(device_bytes, self.queues)
         self.pinned = PinnedMemory()
         self.operations = DeviceOperations(self.memory, self.queues, self.pinned)

@@ -19,6 +19,8 @@ from torch import Tensor
 from workbench.virtual_cuda.races import Bytes
 from workbench.virtual_cuda.streams import Queues
 
+MAP_NORESERVE = 0x4000
+"""Of Linux' mman.h: addresses for which no memory is set aside."""
 ROUNDED_TO = 512
 ADDRESSES = 4
 """Times the device's size: blocks of one size are not cut for another, so that addresses run out before bytes do."""
@@ -30,12 +32,13 @@ class DeviceMemory:
     """`nbytes` of device memory. `allocated` and `most_allocated` are in bytes."""
 
     def __init__(self, nbytes: int, queues: Queues) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self.nbytes = nbytes
         self.allocated = 0
         self.most_allocated = 0
         self._queues = queues
         self._addresses = ADDRESSES * nbytes
-        self._mapping = mmap.mmap(-1, self._addresses)
+        self._mapping = mmap.mmap(-1, self._addresses, flags=flags)
         self._all = torch.frombuffer(self._mapping, dtype=torch.uint8)
         self.base = self._all.data_ptr()
         self._fresh = 0
@@ -79,7 +82,8 @@ class DeviceMemory:
                     f"{self.allocated:,} are in use"
                 )
             offset, self._fresh = self._fresh, self._fresh + nbytes
-            ctypes.memset(self.base + offset, 0xFF, nbytes)
+            if self._queues.values:
+                ctypes.memset(self.base + offset, 0xFF, nbytes)
         self.allocated += nbytes
         self.most_allocated = max(self.most_allocated, self.allocated)
         return offset

@@ -35,6 +35,8 @@ CPU = torch.device("cpu")
 aten = torch.ops.aten
 
 AUTOGRAD = "virtual-autograd"
+LARGEST_WITH_VALUES = 1 << 20
+"""Bytes of host memory that is written where no values are kept: batches and counters are, weights are not."""
 
 WITHOUT_WORK = {aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided}
 """Operations whose result has no value yet."""
@@ -87,6 +89,8 @@ class DeviceOperations:
         wanted = kwargs.get("device")
         here = here or (wanted is not None and (torch.device(wanted).type == "cuda" or self.thread.on_device))
         if not here:
+            if not self.queues.values and any(tensor.nbytes > LARGEST_WITH_VALUES for tensor in tensors):
+                return self._without_values(func, args, kwargs)
             return func(*args, **kwargs)
         packet = func.overloadpacket
         if packet is aten._to_copy:
@@ -102,6 +106,9 @@ class DeviceOperations:
             return None
         if any(r.alias_info is not None and r.alias_info.is_write for r in returns) or not returns:
             return self._in_place(func, args, kwargs)
+        if not self.queues.values and packet is aten._local_scalar_dense:
+            self.queues.current.synchronize()
+            return torch.zeros((), dtype=args[0].dtype).item()
         if not all(str(r.type) in ("Tensor", "List[Tensor]") for r in returns):
             return self.queues.read(self._call(func, args, kwargs))
         return self._new(func, args, kwargs)
@@ -134,6 +141,23 @@ class DeviceOperations:
         self._kernel(func, args, kwargs, work, outputs, results)
         return results
 
+    def _without_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on large host memory where no values are kept: what it would write is not written."""
+        returns = func._schema.returns
+        if func.is_view or not returns:
+            return func(*args, **kwargs)
+        if any(r.alias_info is not None and r.alias_info.is_write for r in returns):
+            return kwargs.get("out", args[0])
+        with self.thread.shapes:
+            fake_args, fake_kwargs = tree_map(_without_values, (args, kwargs))
+            shapes = func(*fake_args, **fake_kwargs)
+        return tree_map(
+            lambda x: (
+                torch.empty_strided(x.size(), x.stride(), dtype=x.dtype) if isinstance(x, Tensor) else x
+            ),
+            shapes,
+        )
+
     def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that writes into what it is given, and returns that."""
         written: list[Tensor] = []
@@ -155,6 +179,9 @@ class DeviceOperations:
         if self.memory.owns(source):
             if self.thread.leaving:
                 self.pageable_copies += 1
+                if not self.queues.values:
+                    self.queues.current.synchronize()
+                    return torch.zeros(source.size(), dtype=options.get("dtype") or source.dtype)
                 call = self._call(aten._to_copy.default, (source,), options)
                 return self.queues.read(call)  # type: ignore[no-any-return]
             return self._new(aten._to_copy.default, (source,), options)  # type: ignore[no-any-return]
@@ -172,7 +199,8 @@ class DeviceOperations:
         if up and not down and not pinned and source.dim():
             # The driver has read pageable memory when the call returns; a number travels with the kernel.
             self.pageable_copies += 1
-            call = self._call(aten.copy_.default, (destination, source.clone()), {})
+            source = source.clone() if self.queues.values else source
+            call = self._call(aten.copy_.default, (destination, source), {})
         else:
             call = self._call(aten.copy_.default, (destination, source), {})
         name = "copy" if up and down else "upload" if up else "download"
@@ -203,7 +231,7 @@ class DeviceOperations:
                     f"Expected all tensors to be on the same device, but {_name(func)} got cuda:0 and cpu"
                 )
         args, kwargs = tree_map(self._alias, (args, kwargs))
-        if any(argument.name == "generator" for argument in func._schema.arguments):
+        if self.queues.values and any(argument.name == "generator" for argument in func._schema.arguments):
             # Random numbers are those of the moment of issue, as a GPU's are: its generator counts on the host.
             generator = torch.Generator()
             generator.set_state(torch.get_rng_state())

@@ -120,9 +120,15 @@ class Queues:
     """All streams of the device. A thread of its own carries operations out, as the GPU would beside the host."""
 
     def __init__(
-        self, order: Order, seed: int, races: RaceChecker, clock: VirtualClock | None = None
+        self,
+        order: Order,
+        seed: int,
+        races: RaceChecker | None,
+        clock: VirtualClock | None = None,
+        values: bool = True,
     ) -> None:
         self.order = order
+        self.values = values
         self.clock = clock
         self.races = races
         self.host_waits = 0
@@ -163,8 +169,12 @@ class Queues:
             self.clock.place(operation, seconds)
         with self._lock:
             self.operations += operation.work is not None
-            self.races.order(operation)
-            self.races.access(operation, reads, writes)
+            if self.races is not None:
+                self.races.order(operation)
+                self.races.access(operation, reads, writes)
+            if not self.values:
+                operation.work, operation.done = None, True
+                return
             operation.stream.pending.append(operation)
             chosen = self._chosen(operation)
             if chosen:
@@ -187,7 +197,8 @@ class Queues:
             self.host_waits += 1
             if not operation.done:
                 self._gpu.submit(self._finish, operation).result()
-            self.races.host_has_waited(operation)
+            if self.races is not None:
+                self.races.host_has_waited(operation)
         if self.clock is not None:
             self.clock.host.advance_to(operation.ends_at)
 
