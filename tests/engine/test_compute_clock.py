@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Iterable
 
 import pytest
 import torch
 from torch import nn
 
 from workbench.engine import AdamW, OffloadEngine
-from workbench.engine.report import ComputeClock, lane_seconds
-from workbench.timeline import Lane
+from workbench.engine.devices.device import CpuDevice
+from workbench.engine.execution import Span
+from workbench.engine.report import ComputeClock, exposed_seconds, lane_seconds, not_computed
+from workbench.timeline import Kind, Lane
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def step(clock: ComputeClock, now: list[float], forward_s: float, backward_s: float) -> None:
     forward(clock, now, forward_s)
-    began = now[0]
+    began = clock.mark()
     now[0] += backward_s
     clock.end_backward(began)
     clock.end_step()
@@ -36,7 +40,7 @@ def forward(clock: ComputeClock, now: list[float], seconds: float) -> None:
 
 
 def test_the_forward_of_the_next_step_is_that_steps(now: list[float]) -> None:
-    clock = ComputeClock()
+    clock = ComputeClock(CpuDevice())
     step(clock, now, 2.0, 3.0)
     forward(clock, now, 4.0)
     first = clock.take()
@@ -47,7 +51,7 @@ def test_the_forward_of_the_next_step_is_that_steps(now: list[float]) -> None:
 
 
 def test_a_step_that_is_settled_at_once_has_nothing_of_the_next(now: list[float]) -> None:
-    clock = ComputeClock()
+    clock = ComputeClock(CpuDevice())
     for forward_s in (2.0, 3.0):
         step(clock, now, forward_s, 1.0)
         assert lane_seconds(clock.take().own)[Lane.COMPUTE] == forward_s + 1.0
@@ -76,3 +80,54 @@ def test_no_step_of_an_engine_computes_longer_than_it_takes(overlap: str) -> Non
             took.append(time.perf_counter() - began)
         computed = [report.result().lane_seconds[Lane.COMPUTE] for report in reports]
     assert all(0 < own_s <= step_s for own_s, step_s in zip(computed, took, strict=True))
+
+
+def random_intervals(chance: random.Random, count: int) -> list[tuple[float, float]]:
+    starts = [chance.randrange(100) / 2 for _ in range(count)]
+    return [(start, start + chance.randrange(20) / 2) for start in starts]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_exposed_and_uncomputed_seconds_are_those_of_counting_every_half_second(seed: int) -> None:
+    chance = random.Random(seed)
+    waits = random_intervals(chance, chance.randrange(8))
+    lanes = (Lane.COMPUTE, Lane.UPDATE, Lane.UPLOAD)
+    spans = [
+        Span(chance.choice(lanes), Kind.UPDATE, None, None, *interval)
+        for interval in random_intervals(chance, 12)
+    ]
+
+    def within(moment: float, intervals: Iterable[tuple[float, float]]) -> bool:
+        return any(start <= moment < stop for start, stop in intervals)
+
+    moments = [number / 2 for number in range(130)]
+    exposed = exposed_seconds(spans, waits)
+    assert exposed[Lane.COMPUTE] == 0
+    for lane in lanes[1:]:
+        counted = [
+            (span, moment)
+            for span in spans
+            for moment in moments
+            if span.lane is lane and span.start_s <= moment < span.stop_s and within(moment, waits)
+        ]
+        assert exposed[lane] == len(counted) / 2
+    computed = [(span.start_s, span.stop_s) for span in spans if span.lane is Lane.COMPUTE]
+    worked = [(span.start_s, span.stop_s) for span in spans if span.lane is not Lane.COMPUTE]
+    gaps = not_computed(spans)
+    assert [within(moment, gaps) for moment in moments] == [
+        within(moment, worked) and not within(moment, computed) for moment in moments
+    ]
+
+
+def test_exposed_seconds_of_a_long_step_look_at_no_pair_of_span_and_wait() -> None:
+    looked = [0]
+
+    class Counted(float):
+        def __lt__(self, other: float) -> bool:
+            looked[0] += 1
+            return float(self) < other
+
+    spans = [Span(Lane.UPDATE, Kind.UPDATE, None, None, number, number + 0.5) for number in range(20_000)]
+    waits = [(Counted(number), Counted(number + 0.25)) for number in range(10_000)]
+    assert exposed_seconds(spans, waits)[Lane.UPDATE] == 2_500
+    assert looked[0] < 40 * 30_000, "some twenty comparisons each, where pairs would be 200 million"

@@ -245,7 +245,7 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
     routes, sizes = plan.routes, plan.sizes
     if any(route.placement.state == "disk" for route in routes):
         give_large_blocks_back()
-    clock = ComputeClock()
+    clock = ComputeClock(device)
     lanes = LaneThreads(device)
     disk: DiskTier | None = None
     host: Arithmetic | None = None

@@ -13,9 +13,9 @@ then the one task that waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,8 +30,6 @@ from workbench.engine.report import ComputeClock
 from workbench.engine.unit_memory import UnitMemory
 from workbench.sizes import BufferSizes
 from workbench.timeline import Kind
-
-NOTICEABLE_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -165,10 +163,8 @@ class GradientHooks:
         for chunk, at, start, count in self._places[unit][segment]:
             slot = self._open.get((unit, chunk))
             if slot is None:
-                began = time.perf_counter()
-                slot = self._open[unit, chunk] = self.device_slots.take()
-                if time.perf_counter() - began > NOTICEABLE_S:
-                    self._clock.waited(began)
+                with self._clock.waiting() if self.device_slots.would_wait else contextlib.nullcontext():
+                    slot = self._open[unit, chunk] = self.device_slots.take()
             slot.view(storage)[at : at + count].copy_(gradient[start : start + count])
 
     def _chunk_is_final(self, unit: int, chunk: int) -> None:

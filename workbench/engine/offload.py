@@ -17,7 +17,6 @@ state is read by nobody else while it is written.
 from __future__ import annotations
 
 import inspect
-import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -125,11 +124,12 @@ class OffloadEngine:
         if last:
             self._set_unscale()
         scheduler.begin_micro_batch(number, last=last)
-        began = time.perf_counter()
+        began = runtime.clock.mark()
         try:
             if runtime.activations is not None:
                 runtime.activations.begin_backward()
             (loss if weight == 1.0 else loss * weight).backward()
+            runtime.clock.end_backward(began)
             if runtime.prefetcher is not None:
                 runtime.prefetcher.end_backward(last=last)
             runtime.grad_hooks.end_micro_batch()
@@ -142,7 +142,6 @@ class OffloadEngine:
         except BaseException as error:
             scheduler.fail_backward(error)
             raise
-        runtime.clock.end_backward(began)
         if last:
             scheduler.hold_forwards()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workbench.engine.devices.device import Device, Moment
 from workbench.engine.execution import Span
 from workbench.timeline import Kind, Lane
 
@@ -144,12 +146,24 @@ class Computed(NamedTuple):
     waits: list[Interval]
 
 
-class ComputeClock:
-    """Forward spans, backward spans and waits of one step; readings of time.perf_counter()."""
+class _Mark(NamedTuple):
+    """A moment of the model's thread: its clock, and what compute had been issued (see `Device.record_moment`)."""
 
-    def __init__(self) -> None:
-        self._forward_began: float | None = None
-        self._spans: list[Span] = []
+    issued_s: float
+    moment: Moment
+
+
+class ComputeClock:
+    """Forward spans, backward spans and waits of one step; readings of time.perf_counter().
+
+    A device of its own goes on with what was issued to it: a span ends when the device has done its work, and the model
+    waits only where the device has nothing left to do.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._forward_began: _Mark | None = None
+        self._spans: list[tuple[Kind, _Mark, _Mark]] = []
         self._waits: list[Interval] = []
         self._ahead: list[Span] = []
         self._ended: int | None = None
@@ -160,49 +174,62 @@ class ComputeClock:
 
     def begin_forward(self) -> None:
         if self._forward_began is None:
-            self._forward_began = time.perf_counter()
+            self._forward_began = self.mark()
 
     def end_forward(self) -> None:
         """Forward has ended, or pauses."""
         if self._forward_began is not None:
-            self._add(Kind.FORWARD, self._forward_began)
+            self._spans.append((Kind.FORWARD, self._forward_began, self.mark()))
             self._forward_began = None
 
-    def end_backward(self, began: float) -> None:
-        self._add(Kind.BACKWARD, began)
+    def end_backward(self, began: _Mark) -> None:
+        self._spans.append((Kind.BACKWARD, began, self.mark()))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """The model waits within this."""
         computed = self.in_forward
         self.end_forward()
-        began = time.perf_counter()
+        began = self.mark()
         try:
             yield
         finally:
-            self._waits.append((began, time.perf_counter()))
+            idle_s = self._device.moment_s(began.moment)
+            if idle_s is not None:
+                self._waits.append((max(began.issued_s, idle_s), time.perf_counter()))
             if computed:
                 self.begin_forward()
-
-    def waited(self, began: float) -> None:
-        """The model has waited since `began`."""
-        self._waits.append((began, time.perf_counter()))
 
     def end_step(self) -> None:
         """The step has had its last backward: what is computed from here on is the next one's."""
         self._ended = len(self._spans)
 
     def take(self) -> Computed:
-        """Return the times since the last call."""
-        spans, self._spans = self._spans, []
+        """Return the times since the last call; what the device has not done yet is left for the next."""
+        done: list[Span] = []
+        for each in self._spans:
+            span = self._span(*each)
+            if span is None:
+                break
+            done.append(span)
+        del self._spans[: len(done)]
         waits, self._waits = self._waits, []
         ended, self._ended = self._ended, None
-        own = self._ahead + spans[:ended]
-        self._ahead = [] if ended is None else spans[ended:]
-        return Computed(own, spans, waits)
+        own = self._ahead + done[:ended]
+        self._ahead = [] if ended is None else done[ended:]
+        return Computed(own, done, waits)
 
-    def _add(self, kind: Kind, began: float) -> None:
-        self._spans.append(Span(Lane.COMPUTE, kind, None, None, began, time.perf_counter()))
+    def mark(self) -> _Mark:
+        """Return the present moment."""
+        return _Mark(time.perf_counter(), self._device.record_moment())
+
+    def _span(self, kind: Kind, began: _Mark, ended: _Mark) -> Span | None:
+        before_s, stop_s = self._device.moment_s(began.moment), self._device.moment_s(ended.moment)
+        if before_s is None or stop_s is None:
+            return None
+        return Span(
+            Lane.COMPUTE, kind, None, None, max(began.issued_s, before_s), max(ended.issued_s, stop_s)
+        )
 
 
 def lane_seconds(spans: Iterable[Span]) -> dict[Lane, float]:
@@ -214,14 +241,70 @@ def lane_seconds(spans: Iterable[Span]) -> dict[Lane, float]:
 
 
 def exposed_seconds(spans: Sequence[Span], waits: Sequence[Interval]) -> dict[Lane, float]:
-    """Return those of each lane's busy seconds in which the model waited; compute itself has none."""
+    """Return those of each lane's busy seconds in which the model waited; compute itself has none.
+
+    Waits may overlap: what two have in common counts once.
+    """
+    waited = _Merged(waits)
     seconds = dict.fromkeys(Lane, 0.0)
-    if not waits:
-        return seconds
     for span in spans:
         if span.lane is not Lane.COMPUTE:
-            for start, stop in waits:
-                overlap = min(stop, span.stop_s) - max(start, span.start_s)
-                if overlap > 0:
-                    seconds[span.lane] += overlap
+            seconds[span.lane] += waited.seconds_between(span.start_s, span.stop_s)
     return seconds
+
+
+def total_seconds(intervals: Iterable[Interval]) -> float:
+    """Return the length of all intervals together; what two have in common counts once."""
+    return _Merged(intervals).seconds
+
+
+def not_computed(spans: Iterable[Span]) -> list[Interval]:
+    """Return the times of a serial step in which a lane worked and the device did not compute."""
+    spans = list(spans)
+    computed = _Merged([(span.start_s, span.stop_s) for span in spans if span.lane is Lane.COMPUTE])
+    found: list[Interval] = []
+    for span in spans:
+        if span.lane is not Lane.COMPUTE:
+            found += computed.gaps_between(span.start_s, span.stop_s)
+    return found
+
+
+class _Merged:
+    """Intervals in order, those that meet made one; asked for by bisection, as a step has thousands of spans."""
+
+    def __init__(self, intervals: Iterable[Interval]) -> None:
+        self._starts: list[float] = []
+        self._stops: list[float] = []
+        self._sums = [0.0]
+        """Seconds within the intervals before each, and in all."""
+        for start, stop in sorted(intervals):
+            if self._stops and start <= self._stops[-1]:
+                self._stops[-1] = max(self._stops[-1], stop)
+            else:
+                self._starts.append(start)
+                self._stops.append(stop)
+                self._sums.append(0.0)
+            self._sums[-1] = self._sums[-2] + self._stops[-1] - self._starts[-1]
+
+    @property
+    def seconds(self) -> float:
+        return self._sums[-1]
+
+    def seconds_between(self, start: float, stop: float) -> float:
+        """Return how much of the time from `start` to `stop` is within the intervals."""
+        return self._seconds_until(stop) - self._seconds_until(start)
+
+    def _seconds_until(self, moment: float) -> float:
+        at = bisect.bisect(self._starts, moment)
+        return self._sums[at] - max(0.0, self._stops[at - 1] - moment) if at else 0.0
+
+    def gaps_between(self, start: float, stop: float) -> list[Interval]:
+        """Return the times from `start` to `stop` that are outside of the intervals."""
+        gaps: list[Interval] = []
+        at = max(0, bisect.bisect(self._starts, start) - 1)
+        while start < stop and at < len(self._starts) and self._starts[at] < stop:
+            if self._starts[at] > start:
+                gaps.append((start, self._starts[at]))
+            start = max(start, self._stops[at])
+            at += 1
+        return [*gaps, (start, stop)] if start < stop else gaps

@@ -16,9 +16,16 @@ from workbench.engine.build import EngineRuntime, UnitPlan
 from workbench.engine.config import EngineConfig
 from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.non_finite import NonFiniteSteps
-from workbench.engine.report import StepReport, StepResult, exposed_seconds, lane_seconds
+from workbench.engine.report import (
+    StepReport,
+    StepResult,
+    exposed_seconds,
+    lane_seconds,
+    not_computed,
+    total_seconds,
+)
 from workbench.engine.state_pointers import GradientSet
-from workbench.timeline import Kind, Lane, Overlap, Timeline, build_timeline
+from workbench.timeline import Kind, Overlap, Timeline, build_timeline
 
 
 class StepScheduler:
@@ -174,8 +181,8 @@ class StepScheduler:
         of_lanes = execution.spans + (prefetcher.take_spans() if prefetcher is not None else [])
         spans = spans + of_lanes
         if self._config.overlap == "serial":
-            # The model's own thread did the lanes' work: it waited for all of it.
-            waits += [(span.start_s, span.stop_s) for span in spans if span.lane is not Lane.COMPUTE]
+            # The model's own thread did the lanes' work: it waited for all of it that went on beside no compute.
+            waits += not_computed(spans)
         return StepResult(
             step=self.steps,
             grad_norm=check.grad_norm,
@@ -183,7 +190,7 @@ class StepScheduler:
             learning_rate=tasks.learning_rate,
             lane_seconds=lane_seconds(own + of_lanes),
             exposed_seconds=exposed_seconds(spans, waits),
-            exposed_s=sum(stop - start for start, stop in waits),
+            exposed_s=total_seconds(waits),
             loss_scale=scale,
             spans=tuple(sorted(spans, key=lambda span: span.start_s)),
             scale_can_fall=can_fall,

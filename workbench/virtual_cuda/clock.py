@@ -1,8 +1,8 @@
 """What operations on the virtual device take, in virtual seconds, by a machine profile.
 
 An operation on the device takes its launch on the host, and then the longer of its arithmetic and its bytes. A copy
-takes the link in its direction, one after the other. An update takes what the profile has measured of the host optimizer.
-All by `plan.rates`, so that clock and plan know one machine; who waits for whom is the engine's own doing.
+takes the link in its direction, one after the other. An update takes what the profile has measured of the host
+optimizer. All by `plan.rates`, so that clock and plan know one machine; who waits for whom is the engine's own doing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from workbench.engine import arithmetic
-from workbench.engine.devices import pinned
+from workbench.engine.devices import pinned  # the engine imports `cuda_device` when it opens one
 from workbench.plan.rates import Rates
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.virtual_cuda.host_threads import HostThreads
@@ -30,7 +30,8 @@ STANDARD_MODULES = ("threading", "queue", "time")
 class VirtualClock:
     """Virtual time on `machine`, for the engine's threads and the device's streams.
 
-    `compute_idle`: the stretches in which the compute stream had nothing to do between two operations, in seconds.
+    `idle_s`, `busy_s`: of the compute stream, between its first and its last operation. `kernels`, `device_bytes`: how
+    many operations it had, and what they read and wrote. `link_bytes`: by direction.
     """
 
     def __init__(self, machine: MachineProfile, values: bool = True) -> None:
@@ -39,10 +40,9 @@ class VirtualClock:
         self.host = HostThreads()
         self.kernels = 0
         self.device_bytes = 0
-        """Read and written by kernels."""
         self.link_bytes = {"upload": 0, "download": 0}
-        self.compute_idle: list[tuple[float, float]] = []
-        self.compute_busy_s = 0.0
+        self.idle_s = 0.0
+        self.busy_s = 0.0
         self._free_at: dict[str, float] = {}
         """When a stream, or the link in a direction, has done what was issued."""
         self._ready_at: dict[str, float] = {}
@@ -65,9 +65,8 @@ class VirtualClock:
             return
         if operation.stream.name == "compute":
             before = self._free_at.get(stream)
-            if before is not None and start > before:
-                self.compute_idle.append((before, start))
-            self.compute_busy_s += seconds
+            self.idle_s += 0.0 if before is None else start - before
+            self.busy_s += seconds
         self._free_at[stream] = operation.ends_at
         if operation.name in self.link_bytes:
             self._free_at[operation.name] = operation.ends_at
@@ -99,6 +98,8 @@ class VirtualClock:
     @contextlib.contextmanager
     def in_the_engine(self) -> Iterator[None]:
         """Let the engine's modules take threads and time from here, and the host's work take its seconds."""
+        import workbench.engine.devices.cuda_device  # noqa: F401 - which the engine imports when it opens one
+
         with contextlib.ExitStack() as stack:
             for name, module in list(sys.modules.items()):
                 if name.startswith("workbench.engine"):

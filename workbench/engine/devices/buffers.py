@@ -37,7 +37,14 @@ class SlotPool:
         """Bytes of all the slots that were ever needed at once."""
         return self._made_bytes
 
+    @property
+    def would_wait(self) -> bool:
+        """`take` would wait for a slot that is on its way back."""
+        with self._changed:
+            return not (self._free or self._made < self._limit or not self._returning or self._broken)
+
     def take(self) -> Tensor:
+        """Return a slot, which is on its way back where none is free."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._free or self._made < self._limit or not self._returning or self._broken

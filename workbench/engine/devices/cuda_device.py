@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.device import Device, Event
+from workbench.engine.devices.device import Device, Event, Moment
 from workbench.engine.devices.pinned import HostMemory, StagingRing, carry, move
 from workbench.layout import padded
 from workbench.timeline import Lane
 
 COPYING = (Lane.DOWNLOAD, Lane.UPLOAD)
+REBASED_AFTER_S = 1.0
 
 
 class CudaLink:
@@ -51,6 +53,39 @@ class CudaLink:
         return event
 
 
+class CudaTimes:
+    """Times of events on compute, on the host's clock.
+
+    CUDA gives the milliseconds between two events in 32 bits, by a clock of its own. So the first of the two is never
+    far in the past; and an event that would have come before it was recorded, or after it was found over, sets the
+    clocks right.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._base, self._base_s = self.record()[0], 0.0
+        self._base.synchronize()
+        self._base_s = time.perf_counter()
+
+    def record(self) -> Moment:
+        """Return an event on compute, with the host's time."""
+        event = torch.cuda.Event(enable_timing=True)
+        issued_s = time.perf_counter()
+        event.record(self._stream)
+        return event, issued_s
+
+    def seconds(self, moment: Moment) -> float | None:
+        """Return when the event came, on the host's clock; None where it has not yet."""
+        event, issued_s = moment
+        if not event.query():
+            return None
+        came_s = self._base_s + 1e-3 * float(self._base.elapsed_time(event))
+        came_s = min(max(came_s, float(issued_s)), time.perf_counter())
+        if came_s - self._base_s > REBASED_AFTER_S:
+            self._base, self._base_s = event, came_s
+        return came_s
+
+
 class CudaDevice(Device):
     """`torch.device("cuda", N)`. Copies of lanes, and those beside compute, run on streams of their own."""
 
@@ -61,6 +96,7 @@ class CudaDevice(Device):
         self._lanes = {lane: CudaLink(self.torch_device) for lane in COPYING}
         self._beside_compute = {lane: CudaLink(self.torch_device) for lane in COPYING}
         self._compute_stream = torch.cuda.current_stream(self.torch_device)
+        self._times = CudaTimes(self._compute_stream)
         self._thread = threading.local()
         with torch.cuda.device(self.torch_device):
             self._host = HostMemory(torch.cuda.cudart(), self._forget_error)
@@ -106,6 +142,12 @@ class CudaDevice(Device):
     def wait_event(self, event: Event) -> None:
         if event is not None:
             torch.cuda.current_stream(self.torch_device).wait_event(event)
+
+    def record_moment(self) -> Moment:
+        return self._times.record()
+
+    def moment_s(self, moment: Moment) -> float | None:
+        return self._times.seconds(moment)
 
     def computing(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._compute_stream)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Event = Any
 """A moment in what compute has issued, or the end of a copy: a CUDA event, or None where it is over already."""
 
+Moment = Any
+"""A moment in what compute has issued whose time can be asked for; None where compute is done as it is issued."""
+
 BLOCK_BYTES = 512
 ALIGNED_FROM_BYTES = 64 << 10
 
@@ -65,6 +68,15 @@ class Device(ABC):
         """
         self.copy(lane, destination, source, after)
         return None
+
+    def record_moment(self) -> Moment:
+        """Return the moment after all that compute has issued so far."""
+        return None
+
+    def moment_s(self, moment: Moment) -> float | None:
+        """Return when compute was there (time.perf_counter()); None where it is not yet."""
+        assert moment is None, "a device with moments of its own knows their times"
+        return 0.0
 
     def wait_event(self, event: Event) -> None:
         """Let what compute issues from now on come after `event`."""

@@ -1,0 +1,133 @@
+"""The engine in virtual time, on a machine with a GPU: what it reports of a step is what the step was."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workbench.profiles
+from workbench.engine import AdamW, OffloadEngine, StepResult
+from workbench.profiles.machine_profile import MachineProfile, load_profile
+from workbench.timeline import Lane
+from workbench.virtual_cuda import VirtualCuda
+from workbench.virtual_cuda.host_threads import DeadlockError, HostThreads
+
+MACHINES = Path(workbench.profiles.__file__).parent / "machines"
+STEPS, SETTLED = 4, 2
+TICK_S = 200e-6
+"""Forty launches: a device that has been waited for has nothing to do until the next operation is issued."""
+
+
+@pytest.fixture(scope="module")
+def machine() -> MachineProfile:
+    return load_profile(MACHINES / "desktop-24gb.toml")
+
+
+def large_model() -> Any:
+    """A GPT-2 of 50 million parameters in six blocks; its values are never looked at."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=6, n_embd=768, n_head=12, n_positions=512, vocab_size=8192)
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(config)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    return model
+
+
+@dataclass
+class Training:
+    """Each step's result; `idle_s`, `busy_s`: of compute, from a step's first forward to the next step's."""
+
+    results: list[StepResult]
+    idle_s: list[float]
+    busy_s: list[float]
+
+
+def train(machine: MachineProfile, **options: Any) -> Training:
+    model = large_model()
+    accumulation = options.get("gradient_accumulation", 1)
+    with VirtualCuda(machine=machine, values=False, device_bytes=8 << 30) as cuda:
+        clock = cuda.clock
+        assert clock is not None
+        reports, idle_until, busy_until = [], [], []
+        with OffloadEngine(
+            model,
+            optimizer=AdamW(lr=1e-4),
+            device="cuda",
+            precision="bf16",
+            watchdog_s=0,
+            threads=2,
+            **options,
+        ) as engine:
+            for _ in range(STEPS + 1):
+                for micro_batch in range(accumulation):
+                    ids = torch.zeros(2, 512, dtype=torch.long, device="cuda")
+                    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                    if micro_batch == 0:
+                        idle_until.append(clock.idle_s)
+                        busy_until.append(clock.busy_s)
+                    engine.backward(loss)
+                reports.append(engine.step())
+            results = [report.result() for report in reports]
+    idle_s, busy_s = ([b - a for a, b in itertools.pairwise(sums)] for sums in (idle_until, busy_until))
+    return Training(results[SETTLED:STEPS], idle_s[SETTLED:], busy_s[SETTLED:])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_clipping": 1.0},
+        {},
+        {"overlap": "serial", "gradient_clipping": 1.0},
+        {"overlap": "delayed", "delay_warmup": 1, "gradient_clipping": 1.0},
+        {"weights": "host", "gradient_clipping": 1.0},
+        {"gradient_accumulation": 3, "gradient_clipping": 1.0},
+    ],
+    ids=lambda options: ", ".join(f"{name} {value}" for name, value in options.items()) or "no clipping",
+)
+def test_a_step_reports_as_exposed_how_long_the_device_had_nothing_to_do(
+    machine: MachineProfile, options: dict[str, Any]
+) -> None:
+    training = train(machine, **options)
+    tick_s = TICK_S * options.get("gradient_accumulation", 1)
+    assert min(training.idle_s) > 20 * tick_s, "there is something to report"
+    for result, truth_s in zip(training.results, training.idle_s, strict=True):
+        assert result.exposed_s == pytest.approx(truth_s, abs=tick_s)
+
+
+def test_virtual_time_is_the_same_each_time(machine: MachineProfile) -> None:
+    assert train(machine, weights="host") == train(machine, weights="host")
+
+
+def test_compute_seconds_are_the_devices_own_and_not_those_of_issuing(machine: MachineProfile) -> None:
+    training = train(machine, overlap="serial")
+    for result, busy_s in zip(training.results, training.busy_s, strict=True):
+        assert result.lane_seconds[Lane.COMPUTE] == pytest.approx(busy_s, abs=TICK_S)
+
+
+def test_threads_that_wait_for_each_other_are_a_deadlock() -> None:
+    host = HostThreads()
+    one, other = host.threading.Lock(), host.threading.Lock()
+    failures = []
+
+    def crosswise() -> None:
+        with other:
+            host.advance(2.0)
+            try:
+                one.acquire()
+            except DeadlockError as error:
+                failures.append(str(error))
+
+    thread = host.threading.Thread(target=crosswise, name="crosswise")
+    thread.start()
+    with one:
+        host.advance(1.0)
+        with other:
+            assert host.now() == 2.0
+    assert failures == ["every thread waits: main, crosswise"]
