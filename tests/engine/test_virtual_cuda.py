@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workbench.engine.blocks import activation_offload
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
+from workbench.engine.devices import cuda_device
 from workbench.engine.devices.cuda_device import CudaDevice, CudaLink
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.timeline import Lane
@@ -67,11 +68,13 @@ def steps_for(options: Options) -> list[list[Tensor]]:
     return [[next(numbers) for _ in range(accumulation)] for _ in range(STEPS)]
 
 
-def train(start: Any, order: Order, seed: int, options: Options) -> tuple[Outcome, VirtualCuda]:
+def train(
+    start: Any, order: Order, seed: int, options: Options, **of_device: Any
+) -> tuple[Outcome, VirtualCuda]:
     def compute_loss(model: Any, ids: Tensor) -> Tensor:
         return loss_of(model, ids.to("cuda"))
 
-    with VirtualCuda(order, seed) as cuda:
+    with VirtualCuda(order, seed, **of_device) as cuda:
         device = CudaDevice(torch.device("cuda", 0))
         outcome = train_engine(start, steps_for(options), device, compute_loss=compute_loss, **options)
         on_host = {name: weight.cpu() for name, weight in outcome.parameters.items()}
@@ -197,3 +200,59 @@ def test_a_wait_that_is_missing_is_found(start: Any, wanted: Callable[[str], Out
             outcome, cuda = train(start, Order.LAZY, 0, CONFIGURATIONS[name])
             assert_same_bits(wanted(name), outcome)
         assert cuda is None or cuda.races, name
+
+
+# Memory that the driver registers
+
+
+@pytest.mark.parametrize("buffers", [True, False], ids=["pinned buffers", "no pinned buffers"])
+@pytest.mark.parametrize("room", [200_000, 0])
+@pytest.mark.parametrize("name", ["weights on the host", "activations on the host"])
+def test_it_trains_the_same_bits_however_little_can_be_registered(
+    start: Any,
+    wanted: Callable[[str], Outcome],
+    name: str,
+    room: int,
+    buffers: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not buffers:
+        monkeypatch.setattr(cuda_device, "_pinned_buffer", lambda nbytes: None)
+    with pytest.warns(RuntimeWarning, match="the driver would not register"):
+        outcome, cuda = train(start, Order.LAZY, 0, CONFIGURATIONS[name], registered_bytes=room)
+    assert_same_bits(wanted(name), outcome)
+    assert not cuda.races and not cuda.faults
+    assert bool(cuda.pinned.buffers) == buffers
+
+
+def test_a_copy_between_two_places_on_the_host_waits_for_its_event_itself() -> None:
+    with VirtualCuda(Order.LAZY) as cuda:
+        device = CudaDevice(torch.device("cuda", 0))
+        one, other = device.empty_host(9, torch.float32), device.empty_host(9, torch.float32)
+        there = device.empty(9, torch.float32).fill_(3)
+        device.wait_event(device.copy_async(Lane.DOWNLOAD, other, there, device.record_event()))
+        device.copy(Lane.UPLOAD, one, other, device.record_event())
+        assert one.tolist() == [3] * 9
+        device.close()
+    assert not cuda.faults
+
+
+def test_host_memory_is_unregistered_at_close_even_when_the_device_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with VirtualCuda(Order.LAZY) as cuda:
+        device = CudaDevice(torch.device("cuda", 0))
+        kept, given_back = device.empty_host(1000, torch.float32), device.empty_host(1000, torch.int16)
+        pages = device.empty_pages(5000)
+        assert pages.numel() == 8192 and pages.data_ptr() % 4096 == 0
+        assert sorted(cuda.pinned.registered.values()) == [2000, 4000, 8192]
+        device.release_host(given_back)
+        assert sorted(cuda.pinned.registered.values()) == [4000, 8192]
+        with replaced(torch.cuda, "synchronize", broken), pytest.raises(RuntimeError, match="illegal memory"):
+            device.close()
+        assert not cuda.pinned.registered and kept.numel() == 1000
+    assert not cuda.faults
+
+
+def broken(device: Any) -> None:
+    raise RuntimeError("an illegal memory access was encountered")
