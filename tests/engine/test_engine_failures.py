@@ -63,6 +63,27 @@ def test_a_lanes_failure_names_the_lane_and_carries_its_cause(
     engine.close()
 
 
+def test_a_download_that_fails_is_what_backward_says_and_no_slot_is_made_in_its_place() -> None:
+    """Slots without a limit would use the device's memory up, and the user would be told of that."""
+
+    class Counting(BrokenLink):
+        slots = 0
+
+        def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+            self.slots += dtype == torch.uint8
+            return super().empty(elements, dtype)
+
+    model = MODELS["gpt2"](layers=12)
+    device = Counting(Lane.DOWNLOAD, 0)
+    with OffloadEngine(model, device=device, chunk_bytes=CHUNK_BYTES) as engine:
+        with pytest.raises(LaneError, match=r"lane download: .*the link is down"):
+            for ids in batches(3):
+                engine.backward(loss_of(model, ids))
+                engine.step()
+        limit = engine._scheduler._plan.sizes.device_slots.number
+        assert device.slots <= limit
+
+
 def _poison(model: nn.Module, name: str, value: float) -> object:
     parameter = dict(model.named_parameters())[name]
 

@@ -16,7 +16,9 @@ from torch import Tensor
 from workbench.engine import LaneError, OffloadEngine
 from workbench.engine.devices.device import CpuDevice
 from workbench.engine.disk_files import DiskError, RecordFile
+from workbench.engine.execution import LaneThreads
 from workbench.timeline import Lane
+from workbench.virtual_cuda import VirtualCuda
 
 
 class Blocked(SeparateMemory):
@@ -85,14 +87,16 @@ def test_an_engine_that_is_dropped_is_collected_with_its_memory_and_its_threads(
         model, device=SeparateMemory(seed=0), chunk_bytes=CHUNK_BYTES, watchdog_s=0.2, **options
     )
     train(engine, model)
-    dropped, threads = weakref.ref(engine), set(threading.enumerate()) - others
+    threads = set(threading.enumerate()) - others
+    dropped = [weakref.ref(part) for part in (engine, engine._runtime.grad_hooks, engine._runtime.tasks)]
     assert {"lane-watchdog", "lane-update"} <= {thread.name for thread in threads}
     del engine, model
     gc.collect()
-    assert dropped() is None
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
+    gc.collect()
+    assert [part() for part in dropped] == [None, None, None]
 
 
 @pytest.mark.parametrize("overlap", ["serial", "exact", "delayed"])
@@ -130,3 +134,56 @@ def test_memory_that_runs_out_in_backward_is_reported_with_what_the_engine_holds
             torch.OutOfMemoryError, match=r"tried to allocate 2 GiB.*device: weights .*host: exp_avg"
         ):
             engine.backward(loss)
+
+
+def test_a_task_that_hands_work_to_a_lane_that_has_not_begun_does_not_hold_up_the_end() -> None:
+    lanes = LaneThreads(CpuDevice())
+    begun, let_go = threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        assert let_go.wait(60)
+        lanes.submit(Lane.UPLOAD, "a fetch", lambda: None)
+
+    lanes.submit(Lane.READ, "a read", read)
+    assert begun.wait(60)
+    closing = threading.Thread(target=lanes.close, daemon=True)
+    closing.start()
+    let_go.set()
+    closing.join(5)
+    assert not closing.is_alive()
+
+
+def test_a_device_that_cannot_take_a_lanes_thread_stops_the_step_with_its_reason() -> None:
+    class Lost(SeparateMemory):
+        def before_task(self, lane: Lane) -> None:
+            raise RuntimeError("the device has fallen off the bus")
+
+    model = gpt2()
+    with (
+        pytest.raises(RuntimeError, match=r"lane download: .*fallen off the bus"),
+        OffloadEngine(model, device=Lost(), chunk_bytes=CHUNK_BYTES, watchdog_s=0) as engine,
+    ):
+        train(engine, model)
+
+
+@pytest.mark.parametrize("drop", [True, False], ids=["dropped", "closed"])
+def test_an_engine_that_is_dropped_unregisters_its_host_memory_while_it_is_mapped(drop: bool) -> None:
+    model = gpt2()
+    with VirtualCuda() as cuda:
+        engine = OffloadEngine(model, device="cuda", precision="fp32", chunk_bytes=CHUNK_BYTES)
+        ids = batches(1)[0].to("cuda")
+        engine.backward(loss_of(model, ids))
+        engine.step().result()
+        assert cuda.pinned.registered
+        if drop:
+            del engine, model
+            for thread in threading.enumerate():
+                if thread.name.startswith("lane-"):
+                    gc.collect()
+                    thread.join(5)
+            gc.collect()
+        else:
+            engine.close()
+        assert not cuda.pinned.registered
+    assert not cuda.faults

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from plain_torch import Outcome, assert_same_bits, train_engine
-from small_models import MODELS, SeparateMemory, batches, loss_of
+from plain_torch import SETTINGS, Outcome, assert_same_bits, train_engine
+from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, loss_of
 from torch import Tensor
 
+from workbench.engine import OffloadEngine
 from workbench.engine.blocks import activation_offload
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 from workbench.engine.devices import cuda_device
@@ -256,3 +257,42 @@ def test_host_memory_is_unregistered_at_close_even_when_the_device_has_failed(
 
 def broken(device: Any) -> None:
     raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("options", [{"overlap": "delayed", "delay_warmup": 0}, {}], ids=["delayed", "exact"])
+def test_a_forward_between_backward_and_step_reads_weights_that_nobody_writes(
+    start: Any, options: Options
+) -> None:
+    def looked_at(order: Order) -> tuple[list[float], VirtualCuda]:
+        model, losses = clone(start), []
+        with VirtualCuda(order) as cuda:
+            with OffloadEngine(
+                model, optimizer=SETTINGS, device="cuda", precision="fp32", chunk_bytes=CHUNK_BYTES, **options
+            ) as engine:
+                for ids in batches(STEPS):
+                    there = ids.to("cuda")
+                    torch.manual_seed(0)
+                    engine.backward(loss_of(model, there))
+                    losses.append(loss_of(model, there).detach())
+                    engine.step()
+            return [loss.item() for loss in losses], cuda
+
+    at_once, _ = looked_at(Order.AT_ONCE)
+    lazy, cuda = looked_at(Order.LAZY)
+    assert at_once == lazy and not cuda.races
+
+
+def test_a_model_that_is_called_on_another_stream_is_refused(start: Any) -> None:
+    model = clone(start)
+    with (
+        VirtualCuda(),
+        OffloadEngine(model, device="cuda", precision="fp32", chunk_bytes=CHUNK_BYTES) as engine,
+    ):
+        ids = batches(1)[0].to("cuda")
+        with (
+            torch.cuda.stream(torch.cuda.Stream(engine.device.torch_device)),
+            pytest.raises(RuntimeError, match="another CUDA stream"),
+        ):
+            loss_of(model, ids)
+        engine.backward(loss_of(model, ids))
+        assert not engine.step().result().skipped

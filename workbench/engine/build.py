@@ -212,7 +212,7 @@ class EngineRuntime:
 
     def cancel(self, error: BaseException) -> None:
         """Let whoever waits for a buffer or a slot go on: the step has failed."""
-        self.tasks.cancel()
+        self.tasks.cancel(error)
         if self.prefetcher is not None:
             self.prefetcher.cancel(error)
 
@@ -265,7 +265,9 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
         lanes_work = not all(r.update_on_compute and r.gradients != "bucketed" for r in routes)
         updated = {i for i in range(len(routes)) if lanes_work and i not in plan.streamed}
         watched = {i for i, route in enumerate(routes) if not route.update_on_compute}
-        barrier = ParamReadyBarrier(model, plan.found, updated, watched, clock, grad_hooks.block_called)
+        barrier = ParamReadyBarrier(
+            model, plan.found, updated, watched, clock, grad_hooks.block_called, device
+        )
         prefetcher: WeightPrefetcher | None = None
         if units.streamed:
             streamed = list(units.streamed.values())

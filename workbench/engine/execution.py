@@ -48,7 +48,10 @@ class Span:
 
 
 class StepExecution:
-    """One step on its way. `perform` does a task's work and is called from lane threads."""
+    """One step on its way. `perform` does a task's work and is called from lane threads.
+
+    `cancel` is given a failed task's error: whoever waits for what the task would have given goes on with that.
+    """
 
     def __init__(
         self,
@@ -57,12 +60,14 @@ class StepExecution:
         perform: Callable[[Task], None],
         *,
         inline: bool,
+        cancel: Callable[[LaneError], None] = lambda failure: None,
     ) -> None:
         self.timeline = timeline
         self.spans: list[Span] = []
         self._lanes = lanes
         self._perform = perform
         self._inline = inline
+        self._cancel = cancel
         self._changed = threading.Condition()
         self._missing = list(timeline.wait_counts)
         self._followers = timeline.followers
@@ -192,11 +197,14 @@ class StepExecution:
             return
         start = time.perf_counter()
         try:
+            if not self._inline and task.lane is not Lane.COMPUTE:
+                self._lanes.prepare(task.lane)
             self._perform(task)
         except BaseException as error:
             failure = LaneError(f"lane {task.lane.value}: {_name(task)} failed: {error}")
             failure.__cause__ = error
             self.fail(failure)
+            self._cancel(failure)
             return
         self.spans.append(Span(task.lane, task.kind, task.unit, task.chunk, start, time.perf_counter()))
         self.complete(task.index)
@@ -216,15 +224,22 @@ class LaneThreads:
         self._threads: dict[Lane, threading.Thread] = {}
         self._at_work: dict[Lane, tuple[str, float]] = {}
         self._stuck = False
+        self._closing = False
         self._lock = threading.Lock()
 
     def submit(self, lane: Lane, what: str, work: Callable[[], None]) -> None:
         """Queue `work`, which must not raise, behind what the lane already has. `what` names it in errors."""
         if lane not in self._threads:
             with self._lock:
+                if self._closing:
+                    return
                 if lane not in self._threads:
                     self._start(lane)
         self._queues[lane].put((what, work))
+
+    def prepare(self, lane: Lane) -> None:
+        """Called by a lane's work first: the device takes the lane's thread for its own."""
+        self._device.before_task(lane)
 
     def at_work(self) -> dict[Lane, tuple[str, float]]:
         """Return the task of each busy lane, and when it began (time.perf_counter())."""
@@ -241,7 +256,6 @@ class LaneThreads:
         while (item := work_queue.get()) is not None:
             what, work = item
             self._at_work[lane] = (what, time.perf_counter())
-            self._device.before_task(lane)
             work()
             # Not held while the lane waits for its next task: it may keep a step's memory alive.
             del item, work
@@ -262,12 +276,14 @@ class LaneThreads:
         A lane that is stuck is waited for a few seconds and then left behind; False where that was so.
         """
         with self._lock:
-            self.end()
-            for thread in self._threads.values():
-                thread.join(CLOSE_TIMEOUT_S if self._stuck else None)
-            self._threads = {lane: t for lane, t in self._threads.items() if t.is_alive()}
-            self._queues = {lane: self._queues[lane] for lane in self._threads}
-            return not self._threads
+            self._closing = True
+        self.end()
+        # Not within the lock: a lane's last task may hand work to a lane that has not begun, which is dropped.
+        for thread in self._threads.values():
+            thread.join(CLOSE_TIMEOUT_S if self._stuck else None)
+        self._threads = {lane: t for lane, t in self._threads.items() if t.is_alive()}
+        self._queues = {lane: self._queues[lane] for lane in self._threads}
+        return not self._threads
 
 
 class Watchdog:

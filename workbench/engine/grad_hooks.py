@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,8 +86,10 @@ class GradientHooks:
                     at = memory.unit.segments[part.segment].offset + part.start - chunk.start
                     places[part.segment].append((chunk.index, at, part.start, part.count))
             self._places.append(places)
+        # Python's collector does not see what a parameter's hooks hold: a strong reference would never be let go.
+        hooks = weakref.ref(self)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._arrive, unit, segment))
+            parameter.register_post_accumulate_grad_hook(functools.partial(_arrive, hooks, unit, segment))
             for unit, members in enumerate(parameters)
             if not memories[unit].route.after_backward
             for segment, parameter in enumerate(members)
@@ -296,15 +299,21 @@ class GradientHooks:
             for parameter in members:
                 parameter.grad = None
 
-    def cancel(self) -> None:
-        """Let whoever waits for a slot go on: none will come back."""
-        self.device_slots.cancel()
-        self.host_slots.cancel()
+    def cancel(self, failure: BaseException) -> None:
+        """The step has failed: whoever waits for a slot gets `failure`."""
+        self.device_slots.cancel(failure)
+        self.host_slots.cancel(failure)
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+
+
+def _arrive(hooks: weakref.ref[GradientHooks], unit: int, segment: int, parameter: Tensor) -> None:
+    alive = hooks()
+    if alive is not None:
+        alive._arrive(unit, segment, parameter)
 
 
 def _slices_to_come(memory: UnitMemory) -> list[int]:

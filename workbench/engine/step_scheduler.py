@@ -97,7 +97,9 @@ class StepScheduler:
         runtime.tasks.begin(self.settings, delayed=delayed, applies=applies)
         timeline = self._timeline(delayed, applies is not None)
         inline = self._config.overlap == "serial"
-        execution = StepExecution(timeline, runtime.lanes, runtime.tasks.perform, inline=inline)
+        execution = StepExecution(
+            timeline, runtime.lanes, runtime.tasks.perform, inline=inline, cancel=runtime.tasks.cancel
+        )
         runtime.grad_hooks.begin_step(execution)
         self._execution = execution
         self._uncounted = applies is not None

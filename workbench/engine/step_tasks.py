@@ -104,6 +104,7 @@ class StepTasks:
     def begin(self, settings: AdamW, *, delayed: bool = False, applies: GradientSet | None = None) -> None:
         """Start a step. Its update is by its own gradients, with `settings`; where delayed, by those of `applies`,
         if there are any."""
+        self._begun = self._device.record_event()
         number = 0 if applies is None else 1 - applies.number
         self._current = GradientSet(number, replace(settings), self._grad_hooks.has_gradient)
         self._applied = self._current
@@ -127,13 +128,8 @@ class StepTasks:
 
     def perform(self, task: Task) -> None:
         """Do what `task` says."""
-        try:
-            with self._device.computing() if self._computes(task) else nullcontext():
-                self._perform[task.kind](task)
-        except BaseException:
-            # Whoever waits for a slot that this task would have freed must not wait for ever.
-            self.cancel()
-            raise
+        with self._device.computing() if self._computes(task) else nullcontext():
+            self._perform[task.kind](task)
 
     def _computes(self, task: Task) -> bool:
         """Return whether a task works on a device of its own, whose operations belong on the stream of compute."""
@@ -364,7 +360,8 @@ class StepTasks:
             with torch.no_grad():
                 target.copy_(source)
         else:
-            after = self._grad_hooks.over_events.get(memory.unit.index)
+            # Where backward has not been through the unit, forwards from before the step may still read its weights.
+            after = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
             self._device.copy(Lane.UPLOAD, target, source, after)
 
     # The end of a step
@@ -392,11 +389,11 @@ class StepTasks:
             for segment, had in enumerate(flags):
                 memory.steps[segment] += had
 
-    def cancel(self) -> None:
-        """Let whoever waits for a buffer go on: the step has failed."""
-        self._grad_hooks.cancel()
+    def cancel(self, failure: BaseException) -> None:
+        """The step has failed: whoever waits for a buffer gets `failure`."""
+        self._grad_hooks.cancel(failure)
         for pool in self._pools:
-            pool.cancel()
+            pool.cancel(failure)
 
     @property
     def check(self) -> GradCheck | None:

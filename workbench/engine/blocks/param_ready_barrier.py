@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.blocks.discovery import FoundUnit
+from workbench.engine.devices.device import Device
 from workbench.engine.execution import StepExecution
 from workbench.engine.report import ComputeClock
 
@@ -33,7 +34,9 @@ class ParamReadyBarrier:
         watched: set[int],
         clock: ComputeClock,
         block_called: Callable[[int, Tensor | None], None],
+        device: Device,
     ) -> None:
+        self._device = device
         self._block_called = block_called
         self._clock = clock
         self._execution: StepExecution | None = None
@@ -94,6 +97,7 @@ class ParamReadyBarrier:
             handle.remove()
 
     def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._device.check_stream()
         if torch.is_grad_enabled() and not self._clock.in_forward:
             self._clock.begin_forward()
             self._called.clear()

@@ -163,7 +163,7 @@ class WeightPrefetcher:
         with self._changed:
             self._failure = self._failure or reason
             self._changed.notify_all()
-        self._staging.cancel()
+        self._staging.cancel(reason)
 
     def unbind(self) -> None:
         """Give every block its placeholders."""
@@ -258,6 +258,7 @@ class WeightPrefetcher:
             return
         start = time.perf_counter()
         try:
+            self._lanes.prepare(Lane.READ)
             buffer = self._staging.take()
             self._staging.will_return()
             assert piece.file is not None
@@ -280,6 +281,7 @@ class WeightPrefetcher:
             return
         start = time.perf_counter()
         try:
+            self._lanes.prepare(Lane.UPLOAD)
             self._device.copy(Lane.UPLOAD, piece.target(slot.memory), source, event)
         except BaseException as error:
             self._fail(Lane.UPLOAD, unit, error)

@@ -29,7 +29,7 @@ class SlotPool:
         self._made = 0
         self._made_bytes = 0
         self._returning = 0
-        self._broken = False
+        self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
     @property
@@ -41,14 +41,16 @@ class SlotPool:
     def would_wait(self) -> bool:
         """`take` would wait for a slot that is on its way back."""
         with self._changed:
-            return not (self._free or self._made < self._limit or not self._returning or self._broken)
+            return not (self._free or self._made < self._limit or not self._returning or self._failure)
 
     def take(self) -> Tensor:
-        """Return a slot, which is on its way back where none is free."""
+        """Return a slot, which is on its way back where none is free. Raises what `cancel` was given."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._free or self._made < self._limit or not self._returning or self._broken
+                lambda: self._free or self._made < self._limit or not self._returning or self._failure
             )
+            if self._failure is not None:
+                raise self._failure
             if self._free:
                 return self._free.pop()
             self._made += 1
@@ -68,10 +70,10 @@ class SlotPool:
             self._returning -= 1
             self._changed.notify()
 
-    def cancel(self) -> None:
-        """Let every waiter go on: the step has failed and nothing will come back."""
+    def cancel(self, failure: BaseException) -> None:
+        """The step has failed and nothing will come back: whoever takes a slot, now or later, gets `failure`."""
         with self._changed:
-            self._broken = True
+            self._failure = self._failure or failure
             self._changed.notify_all()
 
 

@@ -12,6 +12,7 @@ a program changes it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from contextlib import AbstractContextManager
@@ -99,7 +100,11 @@ class CudaDevice(Device):
         self._times = CudaTimes(self._compute_stream)
         self._thread = threading.local()
         with torch.cuda.device(self.torch_device):
-            self._host = HostMemory(torch.cuda.cudart(), self._forget_error)
+            self._host = HostMemory(
+                torch.cuda.cudart(),
+                functools.partial(_forget_error, self.torch_device),
+                synchronize=functools.partial(torch.cuda.synchronize, self.torch_device),
+            )
 
     # Memory
 
@@ -142,6 +147,14 @@ class CudaDevice(Device):
     def wait_event(self, event: Event) -> None:
         if event is not None:
             torch.cuda.current_stream(self.torch_device).wait_event(event)
+
+    def check_stream(self) -> None:
+        if torch.cuda.current_stream(self.torch_device) != self._compute_stream:
+            raise RuntimeError(
+                "the model was called on another CUDA stream than the one that was current when the engine was made: "
+                "the engine orders its copies by that one; call the model outside of torch.cuda.stream(...), or make "
+                "the engine within it"
+            )
 
     def record_moment(self) -> Moment:
         return self._times.record()
@@ -193,9 +206,10 @@ class CudaDevice(Device):
         finally:
             self._host.close()
 
-    def _forget_error(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=self.torch_device)
+
+def _forget_error(device: torch.device) -> None:
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def _pinned_buffer(nbytes: int) -> Tensor | None:

@@ -69,6 +69,9 @@ class Device(ABC):
         self.copy(lane, destination, source, after)
         return None
 
+    def check_stream(self) -> None:  # noqa: B027 - most devices have one order of work
+        """Raise RuntimeError where the model's work would be issued where the engine does not see its order."""
+
     def record_moment(self) -> Moment:
         """Return the moment after all that compute has issued so far."""
         return None

@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,11 +95,16 @@ class HostMemory:
     """Allocates host memory and registers it.
 
     `forget_error` is called after a refusal: the runtime keeps the error until somebody asks for it, and would blame
-    whatever comes next.
+    whatever comes next. `synchronize` waits for all copies, before memory that was never closed is unregistered: where
+    an engine was dropped. Neither may hold whoever holds this object.
     """
 
     def __init__(
-        self, registrar: Registrar, forget_error: Callable[[], None], piece_bytes: int = PIECE_BYTES
+        self,
+        registrar: Registrar,
+        forget_error: Callable[[], None],
+        piece_bytes: int = PIECE_BYTES,
+        synchronize: Callable[[], None] = lambda: None,
     ) -> None:
         self._registrar = registrar
         self._forget_error = forget_error
@@ -106,6 +112,7 @@ class HostMemory:
         self._ranges = RegisteredRanges()
         self._held: dict[int, tuple[mmap.mmap, list[int]]] = {}
         """Mappings by address, with the addresses of their registered pieces."""
+        weakref.finalize(self, _unregister_all, registrar, self._held, synchronize).atexit = False
         self._refused_bytes: int | None = None
         self._warned = False
         self._lock = threading.Lock()
@@ -189,6 +196,20 @@ class HostMemory:
             if status != 0:
                 self._forget_error()
         _advise(mapping, "MADV_DOFORK")
+
+
+def _unregister_all(
+    registrar: Registrar, held: dict[int, tuple[mmap.mmap, list[int]]], synchronize: Callable[[], None]
+) -> None:
+    """Unregister what nobody has closed, while it is still mapped: `held` has the mappings."""
+    if not held:
+        return
+    with contextlib.suppress(RuntimeError):
+        synchronize()
+    for _, pieces in held.values():
+        for address in pieces:
+            registrar.cudaHostUnregister(address)
+    held.clear()
 
 
 def _advise(mapping: mmap.mmap, advice: str) -> None:
