@@ -27,6 +27,11 @@ ROWS = 32
 INPUT_BYTES = ROWS * WIDTH * 4
 
 
+@pytest.fixture(autouse=True)
+def _small_inputs_move_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1024)
+
+
 @pytest.fixture
 def device() -> Iterator[CopiesAtTheLastMoment]:
     device = CopiesAtTheLastMoment()
@@ -34,9 +39,13 @@ def device() -> Iterator[CopiesAtTheLastMoment]:
     device.close()
 
 
-@pytest.fixture(autouse=True)
-def _small_inputs_move_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1024)
+@pytest.fixture
+def offload(device: CopiesAtTheLastMoment) -> Iterator[ActivationOffload]:
+    """Closed at the end, when all host memory must have been given back."""
+    offload = ActivationOffload(device)
+    yield offload
+    offload.close()
+    assert offload.host_bytes == device.host_bytes == 0
 
 
 class Chain(nn.Module):
@@ -52,7 +61,7 @@ class Chain(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.inner = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(
+        self.blocks: Any = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.2))
             for _ in range(depth)
         )
@@ -77,6 +86,10 @@ class Chain(nn.Module):
         loss.kept = kept  # type: ignore[attr-defined]
         return loss
 
+    def gradients(self) -> list[Tensor]:
+        """Copies of those that there are."""
+        return [p.grad.clone() for p in self.parameters() if p.grad is not None]
+
 
 def gradients(
     model: Chain, offload: ActivationOffload | None, micro_batches: int = 3, rows: Sequence[int] = (ROWS,)
@@ -90,7 +103,7 @@ def gradients(
         loss.backward()
         if offload is not None:
             offload.end_micro_batch()
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return model.gradients()
 
 
 def assert_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
@@ -112,11 +125,6 @@ def test_gradients_have_the_same_bits_whatever_the_copies_timing(seed: int | Non
     device.close()
 
 
-def middle(x: Tensor) -> Tensor:
-    """Its last dimension is a part of a longer one."""
-    return torch.cat([x, x, x], dim=1)[:, WIDTH + 1 : 2 * WIDTH + 1]
-
-
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "a transposed one": lambda x: (2 * x).t().contiguous().t(),
     "rows of a longer one": lambda x: torch.cat([x, x])[3 : 3 + len(x)],
@@ -127,30 +135,30 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_comes_back_with_its_shape_strides_and_alignment(
-    device: CopiesAtTheLastMoment, monkeypatch: pytest.MonkeyPatch, name: str
+    device: CopiesAtTheLastMoment, offload: ActivationOffload, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1)
     seen: list[tuple[Any, ...]] = []
-    model, offload = Chain(depth=4, change=VIEWS[name]), ActivationOffload(device)
+    model = Chain(depth=4, change=VIEWS[name])
     model.blocks[0].register_forward_pre_hook(
         lambda block, args: seen.append((args[0].shape, args[0].stride(), args[0].data_ptr() % 64))
     )
     assert_equal(gradients(model, offload, 1), gradients(model, None, 1))
     assert seen[0] == seen[1]
     assert device.copied[Lane.UPLOAD] > 0
-    offload.close()
 
 
-def test_a_view_of_scattered_parts_stays_where_it_is(device: CopiesAtTheLastMoment) -> None:
-    model, offload = Chain(change=middle), ActivationOffload(device)
+def test_a_view_of_scattered_parts_stays_where_it_is(
+    device: CopiesAtTheLastMoment, offload: ActivationOffload
+) -> None:
+    model = Chain(change=lambda x: torch.cat([x, x, x], dim=1)[:, WIDTH + 1 : 2 * WIDTH + 1])
     assert_equal(gradients(model, offload), gradients(model, None))
     assert not any(device.copied.values())
 
 
 def test_what_is_small_or_has_no_gradient_stays_where_it_is(
-    device: CopiesAtTheLastMoment, monkeypatch: pytest.MonkeyPatch
+    device: CopiesAtTheLastMoment, offload: ActivationOffload
 ) -> None:
-    offload = ActivationOffload(device)
     mask = torch.ones(ROWS, WIDTH)
     integers = torch.ones(ROWS, WIDTH, dtype=torch.int64)
     weight = torch.ones(ROWS, WIDTH, requires_grad=True)
@@ -162,25 +170,20 @@ def test_what_is_small_or_has_no_gradient_stays_where_it_is(
     made.sum().backward()
     device.synchronize()
     assert not any(device.copied.values())
-    offload.close()
 
 
 def test_what_several_blocks_read_is_copied_once_and_stays_on_the_device(
-    device: CopiesAtTheLastMoment,
+    device: CopiesAtTheLastMoment, offload: ActivationOffload
 ) -> None:
-    offload, depth = ActivationOffload(device), 6
+    depth = 6
     leaf = torch.randn(ROWS, WIDTH, requires_grad=True)
     common = leaf * 2
 
     def run(offload: ActivationOffload | None) -> Tensor:
         x = leaf * 3
         for index in range(depth):
-            arguments = (lambda a, b, c: (a * b * c).sin(), x, common, common[1:2])
-            if offload is None:
-                x = checkpoint(*arguments, use_reentrant=False)
-            else:
-                with offload.around_block(index):
-                    x = checkpoint(*arguments, use_reentrant=False)
+            with nullcontext() if offload is None else offload.around_block(index):
+                x = checkpoint(lambda a, b, c: (a * b * c).sin(), x, common, common[1:2], use_reentrant=False)
         leaf.grad = None
         x.sum().backward(retain_graph=True)
         assert leaf.grad is not None
@@ -190,7 +193,6 @@ def test_what_several_blocks_read_is_copied_once_and_stays_on_the_device(
     device.synchronize()
     assert device.copied[Lane.DOWNLOAD] == (depth + 1) * INPUT_BYTES
     assert device.copied[Lane.UPLOAD] == (depth - 2) * INPUT_BYTES
-    offload.close()
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
@@ -230,41 +232,50 @@ def test_peak_device_memory_of_inputs_does_not_grow_with_depth(branches: bool) -
     assert peak(24, offloads=True) - peak(12, offloads=True) < one_input / 2
 
 
-def test_an_input_begins_to_come_up_one_block_before_its_recompute(device: CopiesAtTheLastMoment) -> None:
-    model, offload = Chain(depth=6), ActivationOffload(device)
+def test_an_input_comes_up_one_block_before_its_recompute_and_is_freed_after_its_backward(
+    device: CopiesAtTheLastMoment, offload: ActivationOffload
+) -> None:
+    """Else the inputs would gather on the device during backward."""
+    model = Chain(depth=6)
     begun: list[int] = []
+    inputs: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def note(block: nn.Module, args: Any) -> None:
+        begun.append(device.begun[Lane.UPLOAD])
+        inputs.append(weakref.ref(args[0]))
+        alive.append(sum(ref() is not None for ref in inputs))
+
     for block in model.blocks:
-        block.register_forward_pre_hook(lambda block, args: begun.append(device.begun[Lane.UPLOAD]))
+        block.register_forward_pre_hook(note)
     gradients(model, offload, 1)
     # Two inputs were still there; when the second of these is used, the first to come up is on its way.
     assert begun == [0] * 6 + [0, 1, 2, 3, 4, 4]
-    offload.close()
+    assert max(alive) <= 2
 
 
-def test_host_buffers_are_used_again_and_grow_with_the_longest_input(device: CopiesAtTheLastMoment) -> None:
-    model, offload = Chain(), ActivationOffload(device)
-    gradients(model, offload, 1)
-    assert offload.host_bytes == device.host_bytes == 6 * INPUT_BYTES
-    gradients(model, offload, 3)
-    assert offload.host_bytes == 6 * INPUT_BYTES
+def test_host_buffers_are_used_again_and_grow_with_the_longest_input(
+    device: CopiesAtTheLastMoment, offload: ActivationOffload
+) -> None:
+    model = Chain()
+    for micro_batches in (1, 3):
+        gradients(model, offload, micro_batches)
+        assert offload.host_bytes == device.host_bytes == 6 * INPUT_BYTES
     gradients(model, offload, 4, rows=(ROWS, 2 * ROWS, ROWS // 2, ROWS + 1))
     assert offload.host_bytes == device.host_bytes == 12 * INPUT_BYTES
-    offload.close()
-    assert offload.host_bytes == device.host_bytes == 0
 
 
-def test_a_forward_without_a_backward_leaves_nothing_behind(device: CopiesAtTheLastMoment) -> None:
-    model, offload = Chain(), ActivationOffload(device)
+def test_a_forward_without_a_backward_leaves_nothing_behind(offload: ActivationOffload) -> None:
+    model = Chain()
     expected = gradients(model, None)
     for _ in range(3):
         model(torch.randn(ROWS, WIDTH), offload)
     assert_equal(gradients(model, offload), expected)
     assert offload.host_bytes == 6 * INPUT_BYTES
-    offload.close()
 
 
-def test_two_forwards_may_wait_for_their_backwards_in_any_order(device: CopiesAtTheLastMoment) -> None:
-    model, offload = Chain(), ActivationOffload(device)
+def test_two_forwards_may_wait_for_their_backwards_in_any_order(offload: ActivationOffload) -> None:
+    model = Chain()
     inputs = [torch.randn(ROWS, WIDTH) for _ in range(2)]
     for order in ((0, 1), (1, 0)):
         found = []
@@ -274,24 +285,21 @@ def test_two_forwards_may_wait_for_their_backwards_in_any_order(device: CopiesAt
             losses = [model(x, used) for x in inputs]
             for number in order:
                 losses[number].backward()
-            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+            found.append(model.gradients())
         assert_equal(*found)
-    offload.close()
 
 
-def test_a_graph_that_is_kept_can_be_run_backward_again(device: CopiesAtTheLastMoment) -> None:
-    model, offload = Chain(), ActivationOffload(device)
+def test_a_graph_that_is_kept_can_be_run_backward_again(offload: ActivationOffload) -> None:
+    model = Chain()
     loss = model(torch.randn(ROWS, WIDTH), offload)
     loss.backward(retain_graph=True)
-    once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    once = model.gradients()
     model.zero_grad()
     loss.backward()
-    assert_equal([p.grad for p in model.parameters() if p.grad is not None], once)
-    offload.close()
+    assert_equal(model.gradients(), once)
 
 
-def test_an_input_changed_in_place_while_it_travels_is_refused(device: CopiesAtTheLastMoment) -> None:
-    offload = ActivationOffload(device)
+def test_an_input_changed_in_place_while_it_travels_is_refused(offload: ActivationOffload) -> None:
     x = torch.randn(ROWS, WIDTH, requires_grad=True) * 2
     with pytest.raises(RuntimeError, match="input of block 0 was changed in place"):
         for index in range(4):
@@ -299,7 +307,6 @@ def test_an_input_changed_in_place_while_it_travels_is_refused(device: CopiesAtT
                 made = checkpoint(torch.sin, x, use_reentrant=False)
             x.add_(1)
             x = made
-    offload.close()
 
 
 class BlockError(RuntimeError):
@@ -307,8 +314,8 @@ class BlockError(RuntimeError):
 
 
 @pytest.mark.parametrize("when", ["forward", "recompute", "backward"])
-def test_an_error_in_a_block_leaves_nothing_behind(device: CopiesAtTheLastMoment, when: str) -> None:
-    model, offload = Chain(), ActivationOffload(device)
+def test_an_error_in_a_block_leaves_nothing_behind(offload: ActivationOffload, when: str) -> None:
+    model = Chain()
     expected = gradients(model, None)
     runs = []
 
@@ -330,31 +337,24 @@ def test_an_error_in_a_block_leaves_nothing_behind(device: CopiesAtTheLastMoment
     gc.collect()  # the error's frames and the error hold each other, and the graph
     torch.zeros(
         1, requires_grad=True
-    ).sum().backward()  # autograd holds what it had not come to until its next run
+    ).sum().backward()  # autograd holds what it had not come to until it runs
     assert_equal(gradients(model, offload), expected)
     assert offload.host_bytes == 6 * INPUT_BYTES
-    offload.close()
-    assert device.host_bytes == 0
 
 
 @pytest.mark.parametrize("healthy", [0, 3, 7])
-def test_a_copy_that_cannot_begin_reaches_the_caller(device: CopiesAtTheLastMoment, healthy: int) -> None:
-    model, offload = Chain(), ActivationOffload(device)
+def test_a_copy_that_cannot_begin_reaches_the_caller(
+    device: CopiesAtTheLastMoment, offload: ActivationOffload, healthy: int
+) -> None:
     device.fail_after = healthy
     with pytest.raises(OSError, match="the link is down"):
-        gradients(model, offload, 1)
+        gradients(Chain(), offload, 1)
     device.fail_after = None
-    offload.close()
-    assert device.host_bytes == 0
 
 
-def test_closing_takes_all_back_and_a_late_backward_is_refused_in_words(
-    device: CopiesAtTheLastMoment,
-) -> None:
-    model, offload = Chain(), ActivationOffload(device)
-    loss = model(torch.randn(ROWS, WIDTH), offload)
+def test_a_backward_after_closing_is_refused_in_words(offload: ActivationOffload) -> None:
+    loss = Chain()(torch.randn(ROWS, WIDTH), offload)
     offload.close()
-    assert device.host_bytes == 0
     with pytest.raises(RuntimeError, match="engine is closed"):
         loss.backward()
 
@@ -368,26 +368,6 @@ def test_a_shared_memory_copies_nothing_and_keeps_nothing() -> None:
     device.close()
 
 
-def test_the_device_memory_of_a_block_is_free_when_its_backward_is_over(
-    device: CopiesAtTheLastMoment,
-) -> None:
-    """Else the inputs would gather on the device during backward."""
-    model, offload = Chain(), ActivationOffload(device)
-    inputs: list[weakref.ref[Tensor]] = []
-    most = 0
-
-    def note(module: nn.Module, args: Any) -> None:
-        nonlocal most
-        inputs.append(weakref.ref(args[0]))
-        most = max(most, sum(ref() is not None for ref in inputs))
-
-    for block in model.blocks:
-        block.register_forward_pre_hook(note)
-    gradients(model, offload, 2)
-    assert most <= 2
-    offload.close()
-
-
 @pytest.mark.parametrize("weights", ["device", "host"])
 @pytest.mark.parametrize("name", MODELS)
 def test_an_engine_trains_the_same_bits_with_activations_on_the_host(name: str, weights: str) -> None:
@@ -397,22 +377,16 @@ def test_an_engine_trains_the_same_bits_with_activations_on_the_host(name: str, 
         model, device = clone(start), CopiesInThreads(seed=1)
         outcome = []
         torch.manual_seed(0)
+        options: dict[str, Any] = {"weights": weights, "activations": activations, "precision": "fp32"}
         with OffloadEngine(
-            model,
-            device=device,
-            precision="fp32",
-            weights=weights,  # type: ignore[arg-type]
-            activations=activations,  # type: ignore[arg-type]
-            gradient_accumulation=2,
-            gradient_clipping=0.5,
+            model, device=device, gradient_accumulation=2, gradient_clipping=0.5, **options
         ) as engine:
-            data = iter(batches(6))
-            for _ in range(3):
-                for _ in range(2):
-                    loss = loss_of(model, next(data))
-                    outcome.append(loss.detach())
-                    engine.backward(loss)
-                engine.step()
+            for number, ids in enumerate(batches(6)):
+                loss = loss_of(model, ids)
+                outcome.append(loss.detach())
+                engine.backward(loss)
+                if number % 2:
+                    engine.step()
             for unit in engine.weights():
                 outcome += [weight.clone() for weight in unit.values()]
         assert (device.copied[Lane.UPLOAD] > 0) == (activations == "host")
@@ -424,24 +398,23 @@ def test_an_engine_trains_the_same_bits_with_activations_on_the_host(name: str, 
 class KeywordChain(nn.Module):
     """Blocks that are given their input by keyword."""
 
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, *, hidden: Tensor, scale: float) -> Tensor:
+            return hidden + self.inner(hidden).relu() * scale
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(KeywordBlock() for _ in range(5))
+        self.blocks = nn.ModuleList(KeywordChain.Block() for _ in range(5))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(scale=2.0, hidden=x)
         return x
-
-
-class KeywordBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, *, hidden: Tensor, scale: float) -> Tensor:
-        return hidden + self.inner(hidden).relu() * scale
 
 
 def test_an_input_given_by_keyword_moves_too() -> None:

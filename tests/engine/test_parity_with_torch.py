@@ -105,18 +105,9 @@ def _ulp(values: torch.Tensor) -> torch.Tensor:
     return torch.nextafter(values.abs(), torch.tensor(torch.inf)) - values.abs()
 
 
-SHORT = [("gpt2", 0.0, 50), ("llama", 0.1, 50)]
-LONG = [(name, dropout, 200) for name in MODELS for dropout in (0.0, 0.1)]
-
-
-@pytest.mark.parametrize(
-    ("name", "dropout", "steps"), [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)]
-)
-def test_a_curve_stays_as_near_to_fused_as_torchs_own_versions_do(
-    name: str, dropout: float, steps: int
-) -> None:
-    start = MODELS[name](dropout)
-    data = batches(steps)
+@pytest.mark.parametrize(("name", "dropout"), [("gpt2", 0.0), ("llama", 0.1)])
+def test_a_curve_stays_as_near_to_fused_as_torchs_own_versions_do(name: str, dropout: float) -> None:
+    start, data = MODELS[name](dropout), batches(50)
 
     def torch_curve(**options: bool) -> torch.Tensor:
         model = clone(start)
@@ -148,32 +139,6 @@ def test_a_curve_stays_as_near_to_fused_as_torchs_own_versions_do(
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("state", ["host", "device"])
-def test_clipping_and_accumulation_give_torchs_step(state: str) -> None:
-    """Four micro-batches of different lengths, weighted by their tokens, then clipped."""
-    reference = MODELS["gpt2"]()
-    model = clone(reference)
-    optimizer = torch_adamw(reference, LR, DECAY, foreach=False)
-    parts = [ids[:, :length] for ids, length in zip(batches(4), (24, 9, 17, 12), strict=True)]
-    counts = [ids.shape[0] * (ids.shape[1] - 1) for ids in parts]
-    with _engine(
-        model, state=state, gradient_accumulation=4, gradient_clipping=0.05, activation_checkpointing=True
-    ) as engine:
-        for _ in range(3):
-            for ids, counted in zip(parts, counts, strict=True):
-                (loss_of(reference, ids) * counted / sum(counts)).backward()
-            norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
-            optimizer.step()
-            optimizer.zero_grad()
-            for ids, counted in zip(parts, counts, strict=True):
-                engine.backward(loss_of(model, ids), tokens=counted)
-            result = engine.step().result()
-            assert result.grad_norm == pytest.approx(float(norm), rel=1e-5)
-    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
-        # AdamW's first steps divide by a root of tiny squares: an ulp of a gradient shows in the update.
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5, msg=name)
-
-
 def test_bf16_weights_follow_a_reference_with_the_split_master() -> None:
     """One step on bf16 weights equals AdamW in fp32 on the master, given the same bf16 gradients."""
     model = MODELS["llama"]()
@@ -197,7 +162,8 @@ def test_bf16_weights_follow_a_reference_with_the_split_master() -> None:
                 assert gradients[segment.name].dtype == torch.bfloat16
                 kept.update(gradients[segment.name].view(-1).float(), settings)
                 moved = (kept.parameter - before).abs()
-                ulp = torch.nextafter(kept.parameter.abs(), torch.tensor(torch.inf)) - kept.parameter.abs()
-                assert ((master - kept.parameter).abs() <= ulp + 8 * 2.0**-24 * moved).all(), segment.name
+                assert (
+                    (master - kept.parameter).abs() <= _ulp(kept.parameter) + 8 * 2.0**-24 * moved
+                ).all(), segment.name
                 weights = dict(model.named_parameters())[segment.name]
                 assert torch.equal(weights.view(-1), split_float32(master)[0]), segment.name
