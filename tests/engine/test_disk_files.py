@@ -1,26 +1,68 @@
-"""Files of records on the disk tier give back what was written, or say what is wrong."""
+"""The disk tier gives back what was written or says what is wrong, and leaves nothing behind, whoever dies."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from disk_records import SIZES, Transfer, filled, path_of, refused, written
 from torch import Tensor
 
 from workbench.engine import disk_files as disk
 from workbench.engine.devices.buffers import page_aligned
-from workbench.engine.disk_files import DiskError, DiskTier
+from workbench.engine.disk_files import DiskError, DiskTier, RecordFile
 from workbench.layout import PAGE_BYTES, padded
+
+SIZES = (1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, 10_000, 0)
+Transfer = Callable[[int, list[Any], int], int]
+
+
+def filled(nbytes: int, seed: int) -> Tensor:
+    """A buffer for a record of `nbytes`; the padding is noise too."""
+    buffer = page_aligned(nbytes)
+    buffer.copy_(
+        torch.randint(256, buffer.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    )
+    return buffer
+
+
+def written(tier: DiskTier, sizes: tuple[int, ...] = SIZES) -> tuple[RecordFile, list[Tensor]]:
+    file = tier.create("state", sizes)
+    buffers = [filled(size, seed) for seed, size in enumerate(sizes)]
+    for record, buffer in enumerate(buffers):
+        file.write(record, buffer)
+    return file, buffers
+
+
+def path_of(tier: DiskTier) -> Path:
+    """The tier's only file of records."""
+    (path,) = (p for p in tier.folder.iterdir() if p.name != disk.LOCK)
+    return path
+
+
+def refused(reason: int) -> Transfer:
+    def transfer(descriptor: int, buffers: list[Any], offset: int) -> int:
+        raise OSError(reason, os.strerror(reason))
+
+    return transfer
+
+
+def open_descriptors() -> int:
+    """How many descriptors this process has."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 @pytest.fixture
@@ -65,6 +107,7 @@ def test_records_take_whole_pages_and_are_counted_so(tier: DiskTier) -> None:
     file.read(2, page_aligned(SIZES[2]))
     assert tier.bytes_read == 2 * PAGE_BYTES
     assert file.record_bytes == SIZES
+    assert tier.create("nothing", []).nbytes == 0
 
 
 def test_buffers_may_be_of_any_dtype_and_longer_than_the_record(tier: DiskTier) -> None:
@@ -88,19 +131,6 @@ def test_unwritten_records_read_as_zeros_without_touching_the_disk(
         file.read(record, out)
         assert not out.any()
     assert tier.bytes_read == 0
-
-
-def test_empty_records_and_files_are_no_special_case(tier: DiskTier) -> None:
-    assert tier.create("nothing", []).nbytes == 0
-    file = tier.create("state", [0, 10, 0])
-    assert file.nbytes == PAGE_BYTES
-    buffer = filled(10, seed=4)
-    for record in (0, 1, 2):
-        file.write(record, buffer)
-    file.read(0, page_aligned(0))
-    out = page_aligned(10)
-    file.read(1, out)
-    assert torch.equal(out[:10], buffer[:10])
 
 
 def test_many_threads_on_random_records_each_find_what_was_last_written(tier: DiskTier) -> None:
@@ -173,17 +203,16 @@ def test_transfers_are_of_limited_size_and_short_ones_are_continued_at_a_page_wh
     assert offsets == list(range(0, 5 * PAGE_BYTES, forward)) * 2
 
 
-@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EIO])
 def test_a_refused_write_names_file_record_and_reason(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, reason: int
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, buffers = written(tier)
     real = os.pwritev
-    monkeypatch.setattr(os, "pwritev", refused(reason))
+    monkeypatch.setattr(os, "pwritev", refused(errno.ENOSPC))
     with pytest.raises(DiskError) as caught:
         file.write(3, buffers[3])
-    message = str(caught.value)
-    assert str(path_of(tier)) in message and "record 3" in message and os.strerror(reason) in message
+    for words in (str(path_of(tier)), "record 3", os.strerror(errno.ENOSPC)):
+        assert words in str(caught.value)
     assert isinstance(caught.value.__cause__, OSError)
     monkeypatch.setattr(os, "pwritev", real)
     # What it holds now nobody knows; the next write makes it good.
@@ -328,7 +357,7 @@ def test_where_the_disk_takes_direct_io_every_transfer_is_direct(
     file, _ = written(tier)
     for record, size in enumerate(SIZES):
         file.read(record, page_aligned(size))
-    assert len(flags) == 2 * len(SIZES) and all(f & os.O_DIRECT for f in flags)
+    assert len(flags) == 2 * sum(size > 0 for size in SIZES) and all(f & os.O_DIRECT for f in flags)
     tier.close()
 
 
@@ -350,36 +379,237 @@ def test_without_direct_io_what_is_written_or_read_leaves_the_page_cache(
     tier.close()
 
 
-def flags_of_mapping(address: int) -> list[str] | None:
-    """What the system knows of the mapping that holds `address`; None where nothing is mapped."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, *rest = line.split()
-        if not first.endswith(":"):
-            start, stop = (int(part, 16) for part in first.split("-"))
-            inside = start <= address < stop
-        elif inside and first == "VmFlags:":
-            return rest
-    return None
+# Room
 
 
-def test_page_aligned_memory_is_whole_zeroed_pages_and_goes_back_when_freed() -> None:
-    for nbytes in (1, PAGE_BYTES, 3 * PAGE_BYTES + 5):
-        buffer = page_aligned(nbytes)
-        assert buffer.dtype == torch.uint8 and buffer.shape == (padded(nbytes),)
-        assert buffer.data_ptr() % PAGE_BYTES == 0 and not buffer.any()
-    assert page_aligned(0).numel() == 0
-    # So large that nothing else is likely to take its place meanwhile.
-    large = page_aligned(1 << 30)
-    address = large.data_ptr() + large.numel() // 2
-    view = large[10:20]
-    del large
-    assert flags_of_mapping(address) is not None
-    del view
-    assert flags_of_mapping(address) is None
+def test_files_are_allocated_in_full_when_created(tier: DiskTier) -> None:
+    file = tier.create("state", [100 * PAGE_BYTES, 1])
+    assert path_of(tier).stat().st_blocks * 512 >= file.nbytes == 101 * PAGE_BYTES
 
 
-def test_a_fork_does_not_move_memory_that_is_being_read_into() -> None:
-    buffer = page_aligned(PAGE_BYTES)
-    flags = flags_of_mapping(buffer.data_ptr())
-    assert flags is not None and "dc" in flags, "the system is told not to copy these pages on a fork"
+def test_a_disk_that_is_full_says_what_is_needed_and_free_and_keeps_nothing(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, start: int, size: int) -> None:
+        os.pwrite(descriptor, b"partly", 0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 0, 5 << 30))
+    with pytest.raises(DiskError, match=r"64\.00 GiB cannot be allocated .*5\.00 GiB are free"):
+        tier.create("state", [64 << 30])
+    assert [p.name for p in tier.folder.iterdir()] == [disk.LOCK]
+
+
+# What stays behind
+
+HOLDER = """
+import sys, pathlib, torch
+from workbench.engine.disk_files import DiskTier
+from workbench.engine.devices.buffers import page_aligned
+tier = DiskTier(pathlib.Path(sys.argv[1]))
+tier.create("state", [100_000]).write(0, page_aligned(100_000))
+print(tier.folder, flush=True)
+sys.stdin.readline()
+if sys.argv[2] == "raise":
+    raise KeyError("the run fails")
+"""
+
+
+def holder(folder: Path, end: str) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not(tmp_path: Path) -> None:
+    killed, left = holder(tmp_path, "sleep")
+    living, kept = holder(tmp_path, "raise")
+    try:
+        before = DiskTier(tmp_path)
+        before.close()
+        assert left.is_dir() and kept.is_dir() and len(list(kept.iterdir())) == 2
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert left.is_dir()
+        tier = DiskTier(tmp_path)
+        assert not left.exists()
+        assert len(list(kept.iterdir())) == 2
+        tier.close()
+        living.communicate("\n")
+        assert living.returncode == 1
+        assert not any(tmp_path.iterdir()), "a process that ends with an error removes its files itself"
+    finally:
+        for process in (killed, living):
+            process.kill()
+            process.communicate()
+
+
+def test_only_what_a_tier_made_is_ever_taken_for_a_leftover(tmp_path: Path) -> None:
+    mine = tmp_path / f"{disk.PREFIX}notes"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("keep")
+    (tmp_path / f"{disk.PREFIX}a-file").write_text("keep")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / disk.LOCK).touch()
+    (tmp_path / f"{disk.PREFIX}link").symlink_to(elsewhere)
+    tier = DiskTier(tmp_path)
+    tier.close()
+    assert (mine / "notes.txt").read_text() == "keep"
+    assert (tmp_path / f"{disk.PREFIX}a-file").read_text() == "keep"
+    assert (elsewhere / disk.LOCK).exists()
+
+
+def test_a_folder_whose_maker_died_before_it_had_the_lock_is_removed(tmp_path: Path) -> None:
+    (tmp_path / f"{disk.PREFIX}early").mkdir()
+    (tmp_path / f"{disk.PREFIX}late").mkdir()
+    (tmp_path / f"{disk.PREFIX}late" / disk.LOCK).touch()
+    tier = DiskTier(tmp_path)
+    assert list(tmp_path.iterdir()) == [tier.folder]
+    tier.close()
+
+
+@pytest.mark.parametrize("moment", ["before the lock is made", "before the lock is held"])
+def test_a_tier_whose_folder_is_swept_away_while_it_is_made_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    swept: list[Path] = []
+    real_mkdtemp, real_flock = disk.tempfile.mkdtemp, fcntl.flock
+
+    def sweep(folder: Path) -> None:
+        if not swept:
+            swept.append(folder)
+            disk._remove_leftovers(tmp_path)
+            assert not folder.exists()
+
+    def mkdtemp(**named: Any) -> str:
+        folder = real_mkdtemp(**named)
+        if moment == "before the lock is made":
+            sweep(Path(folder))
+        return folder
+
+    def flock(descriptor: int, operation: int) -> None:
+        if moment == "before the lock is held" and operation == fcntl.LOCK_EX:
+            sweep(next(tmp_path.iterdir()))
+        real_flock(descriptor, operation)
+
+    monkeypatch.setattr(disk.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(disk.fcntl, "flock", flock)
+    tier = DiskTier(tmp_path)
+    assert swept and swept[0] != tier.folder
+    written(tier)
+    disk._remove_leftovers(tmp_path)
+    assert tier.folder.is_dir()
+    tier.close()
+
+
+def test_a_lock_that_was_replaced_since_it_was_opened_lets_nobody_remove_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"{disk.PREFIX}taken-over"
+    folder.mkdir()
+    (folder / disk.LOCK).touch()
+    real = fcntl.flock
+    held: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not held:
+            (folder / disk.LOCK).unlink()
+            held.append(os.open(folder / disk.LOCK, os.O_RDWR | os.O_CREAT))
+            real(held[0], fcntl.LOCK_EX)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(disk.fcntl, "flock", flock)
+    disk._remove_leftovers(tmp_path)
+    assert held and (folder / disk.LOCK).exists()
+    os.close(held[0])
+    disk._remove_leftovers(tmp_path)
+    assert not folder.exists()
+
+
+def test_tiers_opened_and_closed_at_once_never_remove_each_others_files(tmp_path: Path) -> None:
+    def work(seed: int) -> None:
+        for turn in range(10):
+            tier = DiskTier(tmp_path)
+            file, buffers = written(tier, (10_000,))
+            out = page_aligned(10_000)
+            file.read(0, out)
+            assert torch.equal(out, buffers[0]), (seed, turn)
+            tier.close()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert not any(tmp_path.iterdir())
+
+
+def test_close_leaves_the_folder_empty_twice_over_and_ends_all_use(tier: DiskTier, tmp_path: Path) -> None:
+    file, buffers = written(tier)
+    tier.create("more", [PAGE_BYTES])
+    before = open_descriptors()
+    tier.close()
+    tier.close()
+    assert not any(tmp_path.iterdir())
+    assert open_descriptors() == before - 1
+    with pytest.raises(DiskError, match="engine was closed"):
+        file.read(0, page_aligned(SIZES[0]))
+    with pytest.raises(DiskError, match="engine was closed"):
+        file.write(0, buffers[0])
+    with pytest.raises(DiskError, match="tier is closed"):
+        tier.create("late", [10])
+
+
+def test_files_go_with_the_last_reference_to_them(tmp_path: Path) -> None:
+    file, buffers = written(DiskTier(tmp_path))
+    gc.collect()
+    file.write(0, buffers[0])
+    del file
+    gc.collect()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_forked_child_does_not_take_the_files_with_it(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path)
+    file, buffers = written(tier)
+    child = os.fork()
+    if child == 0:
+        tier.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    out = page_aligned(SIZES[3])
+    file.read(3, out)
+    assert torch.equal(out, buffers[3])
+    tier.close()
+
+
+def test_more_files_than_may_be_open_at_once_are_no_trouble(tmp_path: Path) -> None:
+    before = open_descriptors()
+    tier = DiskTier(tmp_path)
+    for n in range(50):
+        tier.create(str(n), [10]).write(0, page_aligned(10))
+    assert open_descriptors() == before + 1
+    tier.close()
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "not writable"])
+def test_a_folder_that_cannot_be_had_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place = tmp_path / "place"
+    if kind == "not writable":
+        monkeypatch.setattr(os, "pwritev", refused(errno.EROFS))
+    else:
+        place.write_text("")
+    folder = place / "below" if kind == "below a file" else place
+    descriptors = open_descriptors()
+    with pytest.raises(DiskError) as caught:
+        DiskTier(folder)
+    assert str(folder) in str(caught.value)
+    assert place.is_file() or not any(place.iterdir())
+    assert open_descriptors() == descriptors

@@ -1,4 +1,4 @@
-"""Host memory is registered piece by piece, and what the driver refuses travels through a ring of small buffers."""
+"""Host memory is whole pages, registered piece by piece; what the driver refuses goes through small buffers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.engine.devices.buffers import page_aligned
 from workbench.engine.devices.pinned import HostMemory, RegisteredRanges, StagingRing, Stretch, carry
-
-PAGE = 4096
+from workbench.layout import PAGE_BYTES as PAGE
+from workbench.layout import padded
 
 
 class FakeRuntime:
@@ -91,10 +92,21 @@ def ring_of(buffers: int = 4, buffer_bytes: int = 8, available: int = 1 << 30) -
     return StagingRing(make, buffers, buffer_bytes)
 
 
+def flags_of_mapping(address: int) -> list[str] | None:
+    """What the system knows of the mapping that holds `address`; None where nothing is mapped."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            start, stop = (int(part, 16) for part in first.split("-"))
+            inside = start <= address < stop
+        elif inside and first == "VmFlags:":
+            return rest
+    return None
+
+
 def is_mapped(address: int) -> bool:
-    """Whether this process has memory at `address`."""
-    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
-    return any(int(start, 16) <= address < int(stop, 16) for start, stop in ranges)
+    return flags_of_mapping(address) is not None
 
 
 def noise(nbytes: int, seed: int = 0) -> Tensor:
@@ -125,28 +137,15 @@ def test_closing_unregisters_all_while_it_is_mapped_and_tensors_live_on() -> Non
     assert memory.cut(kept) == [Stretch(0, 5 * PAGE, False)]
 
 
-def flags_of(address: int) -> list[str]:
-    """What the kernel notes of the mapping at `address` (proc(5), VmFlags)."""
-    here = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        word = line.split()[0]
-        if "-" in word and not word.endswith(":"):
-            start, stop = word.split("-")
-            here = int(start, 16) <= address < int(stop, 16)
-        elif here and word == "VmFlags:":
-            return line.split()[1:]
-    raise AssertionError("not mapped")
-
-
 def test_a_forked_child_has_no_part_in_what_is_registered_and_has_its_copy_afterwards() -> None:
     memory = memory_of(FakeRuntime())
     tensor = memory.allocate(3 * PAGE)
-    assert "dc" in flags_of(tensor.data_ptr())
+    assert "dc" in (flags_of_mapping(tensor.data_ptr()) or ())
     memory.close()
-    assert "dc" not in flags_of(tensor.data_ptr())
+    assert "dc" not in (flags_of_mapping(tensor.data_ptr()) or ())
     with pytest.warns(RuntimeWarning):
         pageable = memory_of(FakeRuntime(room=0)).allocate(PAGE)
-    assert "dc" not in flags_of(pageable.data_ptr())
+    assert "dc" not in (flags_of_mapping(pageable.data_ptr()) or ())
 
 
 def test_a_released_tensor_is_unregistered_alone_and_its_mapping_goes_with_it() -> None:
@@ -270,3 +269,29 @@ def test_a_copy_is_direct_where_it_is_registered_and_staged_where_it_is_not() ->
     host.zero_()
     carry(link, ring, memory.cut(host), host, on_device, up=False)
     assert torch.equal(host, expected)  # the staged end came last on the stream
+
+
+# Pages
+
+
+def test_page_aligned_memory_is_whole_zeroed_pages_and_goes_back_when_freed() -> None:
+    for nbytes in (1, PAGE, 3 * PAGE + 5):
+        buffer = page_aligned(nbytes)
+        assert buffer.dtype == torch.uint8 and buffer.shape == (padded(nbytes),)
+        assert buffer.data_ptr() % PAGE == 0 and not buffer.any()
+    assert page_aligned(0).numel() == 0
+    # So large that nothing else is likely to take its place meanwhile.
+    large = page_aligned(1 << 30)
+    address = large.data_ptr() + large.numel() // 2
+    view = large[10:20]
+    del large
+    assert is_mapped(address)
+    del view
+    assert not is_mapped(address)
+
+
+def test_a_fork_does_not_move_memory_that_is_being_read_into() -> None:
+    buffer = page_aligned(PAGE)
+    assert "dc" in (flags_of_mapping(buffer.data_ptr()) or ()), (
+        "the system is told not to copy these pages on a fork"
+    )
