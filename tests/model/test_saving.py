@@ -34,17 +34,22 @@ def assert_same_tensors(one: Path, other: Path) -> None:
     assert [name for name in mine if not same_bytes(mine[name], theirs[name])] == []
 
 
+def assert_saved_as_by_transformers(model: Any, folder: Path) -> dict[str, Tensor]:
+    """Save the model both ways; return the tensors."""
+    model.save_pretrained(folder / "theirs")
+    units = list(units_of(model))
+    blank(model)
+    save_model(model, iter(units), folder / "mine")
+    assert_same_tensors(folder / "theirs", folder / "mine")
+    return tensors_in(folder / "mine")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", SETTINGS)
 def test_a_family_is_saved_as_transformers_saves_it_and_loads_to_the_same_logits(
     tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
-    model = build(family, dtype=dtype)
-    model.save_pretrained(tmp_path / "theirs")
-    units = list(units_of(model))
-    blank(model)
-    save_model(model, iter(units), tmp_path / "mine")
-    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
+    assert_saved_as_by_transformers(build(family, dtype=dtype), tmp_path)
     assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == sorted(
         p.name for p in (tmp_path / "theirs").iterdir()
     )
@@ -89,25 +94,13 @@ def test_every_unit_is_let_go_before_the_next_is_asked_for(tmp_path: Path, famil
     assert len(alive) == len(list(model.parameters()))
 
 
-def test_the_dtype_of_the_weights_is_recorded_not_that_of_the_placeholders(tmp_path: Path) -> None:
-    model = build("llama", dtype=torch.bfloat16)
-    units = list(units_of(model))
-    blank(model)
-    assert model.dtype == torch.float32
-    save_model(model, iter(units), tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
-
-
 def test_persistent_buffers_are_saved_and_others_are_not(tmp_path: Path) -> None:
     model = build("gpt2")
     block = model.transformer.h[1]
     block.register_buffer("kept", torch.arange(3))
     block.register_buffer("scale", torch.tensor(2.5, dtype=torch.float64))
     block.register_buffer("derived", torch.ones(2), persistent=False)
-    model.save_pretrained(tmp_path / "theirs")
-    save_model(model, units_of(model), tmp_path / "mine")
-    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
-    assert "transformer.h.1.kept" in tensors_in(tmp_path / "mine")
+    assert "transformer.h.1.kept" in assert_saved_as_by_transformers(model, tmp_path)
 
 
 def test_a_tie_that_the_architecture_does_not_know_is_saved_under_both_names(tmp_path: Path) -> None:
@@ -122,19 +115,14 @@ def test_of_a_tie_with_all_names_declared_the_one_that_transformers_keeps_is_kep
     model = build("gpt2")
     names = ("lm_head.weight", "transformer.wte.weight")
     model._tied_weights_keys = dict(zip(names, names[::-1], strict=True))
-    model.save_pretrained(tmp_path / "theirs")
-    save_model(model, units_of(model), tmp_path / "mine")
-    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
+    assert_saved_as_by_transformers(model, tmp_path)
 
 
 def test_names_that_transformers_leaves_out_are_left_out(tmp_path: Path) -> None:
     model = build("opt")
     left_out = "model.decoder.embed_positions.weight"
     model._keys_to_ignore_on_save = [left_out]
-    model.save_pretrained(tmp_path / "theirs")
-    save_model(model, units_of(model), tmp_path / "mine")
-    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
-    assert left_out not in tensors_in(tmp_path / "mine")
+    assert left_out not in assert_saved_as_by_transformers(model, tmp_path)
 
 
 def test_a_conversion_that_needs_tensors_of_several_units_gets_them(
@@ -162,13 +150,8 @@ def test_a_conversion_that_needs_tensors_of_several_units_gets_them(
 def test_a_transformers_without_the_conversion_saves_the_same_all_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    model = build(family, dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path / "theirs")
-    units = list(units_of(model))
-    blank(model)
     monkeypatch.setattr(saving, "_reversal", lambda _: None)
-    save_model(model, iter(units), tmp_path / "mine")
-    assert_same_tensors(tmp_path / "theirs", tmp_path / "mine")
+    assert_saved_as_by_transformers(build(family, dtype=torch.bfloat16), tmp_path)
     assert torch.equal(load(tmp_path / "mine")(IDS).logits, load(tmp_path / "theirs")(IDS).logits)
 
 

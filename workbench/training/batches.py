@@ -12,10 +12,9 @@ import numpy as np
 
 from workbench.config import RunConfig
 from workbench.config.schema import EvaluateConfig
-from workbench.data.batches import Batch
+from workbench.data.batches import Batch, Sampler
 from workbench.data.batches.documents import DocumentSampler
 from workbench.data.batches.sampling import (
-    Sampler,
     evaluation_batches,
     open_sampler,
     training_stream,

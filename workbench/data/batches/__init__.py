@@ -9,6 +9,7 @@ Invariant: `Batch.loss_tokens` is the number of labels over which the model take
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,28 +131,94 @@ def stack(rows: Sequence[Row]) -> Batch:
     )
 
 
+class Sampler(ABC):
+    """Endless training batches, epoch after epoch. `state` decides everything that follows.
+
+    A batch may go on in the next epoch.
+
+    Args:
+        stream: the tokens of a side.
+        sequence_length: tokens in a row.
+        batch_size: rows in a batch.
+        seed: decides the order.
+        separate: keep the documents of a row apart.
+        padding: the id that fills a row.
+    """
+
+    CURSOR: tuple[str, ...]
+    """The attributes that say where the next batch begins."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        sequence_length: int,
+        batch_size: int,
+        seed: int,
+        *,
+        separate: bool = False,
+        padding: int = 0,
+    ) -> None:
+        if sequence_length < 2 or batch_size < 1:
+            raise ValueError(f"cannot give batches of {batch_size} x {sequence_length}")
+        self._stream = stream
+        self._sequence_length = sequence_length
+        self._batch_size = batch_size
+        self._seed = seed
+        self._separate = separate
+        self._padding = padding
+
+    def next(self) -> Batch:
+        """Return the next batch; every row has a token in the loss."""
+        return stack([self._next_row() for _ in range(self._batch_size)])
+
+    def state(self) -> dict[str, int]:
+        """Return the cursor, with the properties of the data that it points into."""
+        return {**{name: getattr(self, f"_{name}") for name in self.CURSOR}, **self._data()}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Continue where `state` was taken. The batch size may differ.
+
+        Raises:
+            ConfigurationError: the state was taken with other tokens, another sequence length or another seed.
+        """
+        for name, value in self._data().items():
+            if state.get(name, value) != value:
+                moved = "put the files of data.source back as they were, and " if name == "tokens" else ""
+                raise ConfigurationError(
+                    f"the data cursor was saved with {name} = {state[name]}, and now it is {value}; "
+                    f"{moved}resume with the data settings that the run was started with"
+                )
+        missing = [name for name in self.CURSOR if name not in state]
+        if missing:
+            raise ConfigurationError(
+                f"the data cursor was saved with data of another kind (it has no {missing[0]}): plain text is read in "
+                "windows, prompts and chats document by document; resume with the data settings that the run was "
+                "started with"
+            )
+        self._begin(*(state[name] for name in self.CURSOR))
+
+    @abstractmethod
+    def sequences_per_epoch(self) -> int:
+        """Return the rows of the first epoch; later ones have about as many."""
+
+    @abstractmethod
+    def _next_row(self) -> Row: ...
+
+    @abstractmethod
+    def _begin(self, *cursor: int) -> None:
+        """Go to a place. Raises ConfigurationError where the data has no such place."""
+
+    def _data(self) -> dict[str, int]:
+        return {"seed": self._seed, "sequence_length": self._sequence_length, "tokens": len(self._stream)}
+
+    def _row_of(self, spans: Sequence[Span]) -> Row:
+        return self._stream.row(spans, self._sequence_length, separate=self._separate, padding=self._padding)
+
+
 def generator(*seed: int | str) -> torch.Generator:
     """Return a random generator for this seed; torch's global generator is neither read nor moved."""
     digest = hashlib.blake2b("/".join(map(str, seed)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-def check_state(state: Mapping[str, int], data: Mapping[str, int], cursor: tuple[str, ...]) -> None:
-    """Raise ConfigurationError unless `state` was taken on this `data` and has the numbers named in `cursor`."""
-    for name, value in data.items():
-        if state.get(name, value) != value:
-            moved = "put the files of data.source back as they were, and " if name == "tokens" else ""
-            raise ConfigurationError(
-                f"the data cursor was saved with {name} = {state[name]}, and now it is {value}; "
-                f"{moved}resume with the data settings that the run was started with"
-            )
-    missing = [name for name in cursor if name not in state]
-    if missing:
-        raise ConfigurationError(
-            f"the data cursor was saved with data of another kind (it has no {missing[0]}): plain text is read in "
-            "windows, prompts and chats document by document; resume with the data settings that the run was "
-            "started with"
-        )
 
 
 def damaged_cursor(what: str, epoch: int) -> ConfigurationError:

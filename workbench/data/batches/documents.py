@@ -10,22 +10,20 @@ Invariant: the rows and their order follow from (seed, epoch, data) alone, never
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from workbench.data.batches import (
-    Batch,
     Row,
+    Sampler,
     Span,
     TokenStream,
-    check_state,
     damaged_cursor,
     generator,
     nothing_in_loss,
-    stack,
 )
 
 BLOCK_ROWS = 256
@@ -37,23 +35,17 @@ _LOOKED_UP = 1024
 _Rows = list[list[Span]]
 
 
-class DocumentSampler:
+class DocumentSampler(Sampler):
     """Endless training batches of whole documents, side by side in rows that end with padding.
 
     A document longer than a row is cut into pieces that are treated as documents. Documents and pieces without a token
-    in the loss are left out. A batch may go on in the next epoch.
-
-    Args:
-        stream: the documents.
-        sequence_length: tokens in a row.
-        batch_size: rows in a batch.
-        seed: decides the order.
-        separate: keep the documents of a row apart.
-        padding: the id that fills a row.
+    in the loss are left out.
 
     Raises:
         ConfigurationError: no document has a token in the loss.
     """
+
+    CURSOR = ("epoch", "document", "row")
 
     def __init__(
         self,
@@ -65,14 +57,7 @@ class DocumentSampler:
         separate: bool = False,
         padding: int = 0,
     ) -> None:
-        if sequence_length < 2 or batch_size < 1:
-            raise ValueError(f"cannot give batches of {batch_size} x {sequence_length}")
-        self._stream = stream
-        self._sequence_length = sequence_length
-        self._batch_size = batch_size
-        self._seed = seed
-        self._separate = separate
-        self._padding = padding
+        super().__init__(stream, sequence_length, batch_size, seed, separate=separate, padding=padding)
         with_loss = _with_loss(stream)
         self._numbers: Any | None = None if with_loss.all() else np.flatnonzero(with_loss)
         self._documents = int(with_loss.sum())
@@ -82,19 +67,6 @@ class DocumentSampler:
             raise nothing_in_loss()
         self._rows: _Rows = []
         self._begin(0, 0, 0)
-
-    def next(self) -> Batch:
-        """Return the next batch; every row has a token in the loss."""
-        return stack([self._next_row() for _ in range(self._batch_size)])
-
-    def state(self) -> dict[str, int]:
-        """Return the cursor (epoch, document, row) and the properties of the data."""
-        return {"epoch": self._epoch, "document": self._document, "row": self._row, **self._data()}
-
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """See `WindowSampler.load_state`."""
-        check_state(state, self._data(), ("epoch", "document", "row"))
-        self._begin(state["epoch"], state["document"], state["row"])
 
     def sequences_per_epoch(self) -> int:
         """Return the rows of the first epoch, counted by packing it; later epochs have nearly as many.
@@ -112,7 +84,7 @@ class DocumentSampler:
         """Yield the rows of an epoch in order, without moving the cursor."""
         for rows, _ in self._blocks(epoch):
             for spans in rows:
-                yield self._fill(spans)
+                yield self._row_of(spans)
 
     def _next_row(self) -> Row:
         epochs = 0
@@ -125,20 +97,13 @@ class DocumentSampler:
             else:
                 self._open_block(self._next_document)
         self._row += 1
-        return self._fill(self._rows[self._row - 1])
-
-    def _fill(self, spans: list[Span]) -> Row:
-        return self._stream.row(spans, self._sequence_length, separate=self._separate, padding=self._padding)
+        return self._row_of(self._rows[self._row - 1])
 
     def _data(self) -> dict[str, int]:
-        return {
-            "seed": self._seed,
-            "sequence_length": self._sequence_length,
-            "tokens": len(self._stream),
-            "documents": len(self._stream.starts),
-        }
+        return {**super()._data(), "documents": len(self._stream.starts)}
 
-    def _begin(self, epoch: int, document: int, row: int) -> None:
+    def _begin(self, *cursor: int) -> None:
+        epoch, document, row = cursor
         if not 0 <= document <= self._documents:
             raise damaged_cursor(f"document {document} of {self._documents}", epoch)
         self._epoch = epoch

@@ -9,7 +9,7 @@ numbers resumes exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
@@ -17,8 +17,8 @@ import torch
 from workbench.data.batches import (
     Batch,
     Row,
+    Sampler,
     TokenStream,
-    check_state,
     damaged_cursor,
     generator,
     nothing_in_loss,
@@ -31,73 +31,44 @@ from workbench.errors import ConfigurationError
 _EVALUATION_SEED = 0
 
 
-class WindowSampler:
-    """Endless training batches of windows.
+class WindowSampler(Sampler):
+    """Endless training batches of windows; every row is full.
 
     Each epoch cuts the tokens into windows of `sequence_length` from a random offset, which leaves out fewer than
-    `sequence_length` tokens at either end, and shuffles them. A batch may go on in the next epoch. A window without a
-    token in the loss (with `separate`, one of documents of a single token) is left out.
+    `sequence_length` tokens at either end, and shuffles them. A window without a token in the loss (with `separate`,
+    one of documents of a single token) is left out.
     """
+
+    CURSOR = ("epoch", "position")
 
     def __init__(
         self, stream: TokenStream, sequence_length: int, batch_size: int, seed: int, *, separate: bool = False
     ) -> None:
-        if len(stream) < sequence_length or sequence_length < 2 or batch_size < 1:
-            raise ValueError(f"{len(stream)} tokens cannot give batches of {batch_size} x {sequence_length}")
-        self._stream = stream
-        self._sequence_length = sequence_length
-        self._batch_size = batch_size
-        self._seed = seed
-        self._separate = separate
+        super().__init__(stream, sequence_length, batch_size, seed, separate=separate)
+        if len(stream) < sequence_length:
+            raise ValueError(f"{len(stream)} tokens give no window of {sequence_length}")
         self._begin(0, 0)
-
-    def next(self) -> Batch:
-        """Return the next batch; every row is full."""
-        rows: list[Row] = []
-        empty = 0
-        while len(rows) < self._batch_size:
-            row = self._next_row()
-            if row.loss_tokens:
-                rows.append(row)
-                empty = 0
-            else:
-                empty += 1
-                if empty > 2 * len(self._starts):
-                    raise ConfigurationError(
-                        "data.separate_documents = true: the documents of data.source have a token each, and nothing "
-                        "can be learnt from one token; set it to false, or join the documents"
-                    )
-        return stack(rows)
-
-    def state(self) -> dict[str, int]:
-        """Return the cursor (epoch, position) and the properties of the data."""
-        return {"epoch": self._epoch, "position": self._position, **self._data()}
-
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """Continue where `state` was taken. The batch size may differ.
-
-        Raises:
-            ConfigurationError: the state was taken with other tokens, another sequence length or another seed.
-        """
-        check_state(state, self._data(), ("epoch", "position"))
-        self._begin(state["epoch"], state["position"])
 
     def sequences_per_epoch(self) -> int:
         """Return the windows of an epoch; with a large offset there is one less."""
         return len(self._stream) // self._sequence_length
 
     def _next_row(self) -> Row:
-        if self._position == len(self._starts):
-            self._begin(self._epoch + 1, 0)
-        first = int(self._starts[self._position])
-        self._position += 1
-        length = self._sequence_length
-        return self._stream.row([(first, first + length)], length, separate=self._separate, padding=0)
+        for _ in range(2 * len(self._starts) + 1):
+            if self._position == len(self._starts):
+                self._begin(self._epoch + 1, 0)
+            first = int(self._starts[self._position])
+            self._position += 1
+            row = self._row_of([(first, first + self._sequence_length)])
+            if row.loss_tokens:
+                return row
+        raise ConfigurationError(
+            "data.separate_documents = true: the documents of data.source have a token each, and nothing can be learnt "
+            "from one token; set it to false, or join the documents"
+        )
 
-    def _data(self) -> dict[str, int]:
-        return {"seed": self._seed, "sequence_length": self._sequence_length, "tokens": len(self._stream)}
-
-    def _begin(self, epoch: int, position: int) -> None:
+    def _begin(self, *cursor: int) -> None:
+        epoch, position = cursor
         length, tokens = self._sequence_length, len(self._stream)
         draws = generator(self._seed, epoch)
         slack = min(length - 1, tokens - length)
@@ -107,10 +78,6 @@ class WindowSampler:
         if not 0 <= position <= windows:
             raise damaged_cursor(f"position {position} of {windows}", epoch)
         self._epoch, self._position = epoch, position
-
-
-Sampler = WindowSampler | DocumentSampler
-"""Endless training batches, epoch after epoch. `state` decides everything that follows."""
 
 
 def open_sampler(
