@@ -1,4 +1,4 @@
-"""A driver for tests: the C functions of NVML, answered from a table by card, below the real `pynvml`.
+"""A clock and a driver for tests: the C functions of NVML, answered from a table by card, below the real `pynvml`.
 
 `pynvml`'s own functions, structures and errors are all at work; only the shared library is replaced. What an H200 and
 a GeForce RTX 4090 answer and what they do not follows what their drivers print; the moment's numbers are chosen.
@@ -18,6 +18,16 @@ import pytest
 MIB = 1 << 20
 NOT_GIVEN = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE of a process's memory."""
+
+
+class Clock:
+    """Seconds that only rise, as far as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @dataclass

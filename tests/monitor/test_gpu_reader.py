@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pynvml
 import pytest
-from recorded_nvml import MIB, NOT_GIVEN, Card, RecordedNvml, h200, install, rtx_4090
+from recorded_nvml import MIB, NOT_GIVEN, Card, Clock, RecordedNvml, h200, install, rtx_4090
 
 import workbench.monitor
 from workbench.monitor.nvml import (
@@ -25,14 +25,6 @@ from workbench.monitor.nvml import (
 from workbench.monitor.samples import GpuProcess, GpuSample
 
 NO_SUCH_PID = 2**31 - 2
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -120,14 +112,11 @@ def test_a_driver_of_before_535_is_asked_by_its_old_names(driver: Callable[..., 
 @pytest.mark.parametrize(
     ("bits", "words"),
     [
-        (0x0, ()),
         (0x1, ()),
-        (0x2, ("clocks set by the user",)),
         (0x24, ("power cap", "thermal")),
         (0x48, ("thermal, by hardware",)),
         (0x88, ("power brake",)),
         (0x8, ("slowed by hardware",)),
-        (0x200, ("board limit",)),
         (1 << 40, ("another reason (0x10000000000)",)),
     ],
 )
@@ -214,14 +203,19 @@ def test_a_reset_of_the_driver_in_mid_run_is_survived(driver: Callable[..., Reco
         (pynvml.NVML_ERROR_UNKNOWN, "does not answer (Unknown Error)"),
     ],
 )
-def test_a_driver_that_does_not_answer_is_one_calm_sentence(
+def test_a_driver_that_does_not_answer_is_one_calm_sentence_and_is_found_later(
     driver: Callable[..., RecordedNvml], error: int, words: str
 ) -> None:
-    driver(h200()).init_error = error
-    reading = GpuReader().read()
-    assert reading.gpus == ()
-    assert words in reading.note
-    assert reading.note.endswith(".")
+    library, clock = driver(h200()), Clock()
+    library.init_error = error
+    reader = GpuReader(clock=clock)
+    for _ in range(20):
+        gpus, note = reader.read()
+        assert gpus == () and words in note and note.endswith(".")
+    assert library.called.count("nvmlInitWithFlags") == 1
+    library.init_error = pynvml.NVML_SUCCESS
+    clock.now += RETRY_S
+    assert len(reader.read().gpus) == 1
 
 
 def test_no_driver_no_gpu_and_no_package_are_calm_sentences_too(
@@ -233,18 +227,6 @@ def test_no_driver_no_gpu_and_no_package_are_calm_sentences_too(
     assert GpuReader().read() == ((), "There is no NVIDIA driver on this machine.")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py" in GpuReader().read().note
-
-
-def test_a_driver_that_comes_later_is_found(driver: Callable[..., RecordedNvml]) -> None:
-    library, clock = driver(h200()), Clock()
-    library.init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    reader = GpuReader(clock=clock)
-    for _ in range(20):
-        reader.read()
-    assert library.called.count("nvmlInitWithFlags") == 1
-    library.init_error = pynvml.NVML_SUCCESS
-    clock.now += RETRY_S
-    assert len(reader.read().gpus) == 1
 
 
 def test_all_gpus_are_read_and_nothing_else_is_ever_called(
@@ -270,15 +252,10 @@ def test_every_name_that_is_asked_exists_in_the_real_package() -> None:
 @pytest.mark.parametrize(
     ("generation", "width", "gb_per_s"),
     [
-        (1, 16, 4.0),
         (2, 8, 4.0),
-        (3, 16, 15.754),
         (4, 16, 31.508),
-        (5, 16, 63.015),
         (6, 16, 121.0),
-        (4, 4, 7.877),
         (None, 16, None),
-        (4, None, None),
         (99, 16, None),
         (4, 0, None),
     ],
@@ -298,13 +275,9 @@ def test_a_real_gpu_answers() -> None:
     if not reading.gpus:
         pytest.skip(reading.note)
     gpu = reading.gpus[0]
-    assert gpu.fault == ""
-    assert gpu.name and gpu.uuid
+    assert gpu.fault == "" and gpu.name and gpu.uuid
     assert gpu.memory_total_bytes and gpu.memory_total_bytes > 1 << 30
     assert gpu.busy is not None and 0 <= gpu.busy <= 1
     assert gpu.temperature_c is not None and 0 < gpu.temperature_c < 120
-    assert (
-        gpu.pcie_limit_bytes_per_s is None
-        or traffic.received_bytes_per_s is None
-        or (traffic.received_bytes_per_s <= 1.1 * gpu.pcie_limit_bytes_per_s)
-    )
+    if gpu.pcie_limit_bytes_per_s and traffic.received_bytes_per_s:
+        assert traffic.received_bytes_per_s <= 1.1 * gpu.pcie_limit_bytes_per_s

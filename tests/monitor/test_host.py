@@ -10,9 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
+from recorded_nvml import Clock
 
 from workbench.monitor import host
-from workbench.monitor.host import DiskReader, HostReader, parse_cores
+from workbench.monitor.host import DiskReader, HostReader
 from workbench.monitor.samples import DiskSample, HostSample
 
 KIB, GIB = 1 << 10, 1 << 30
@@ -28,16 +29,6 @@ SReclaimable:     200000 kB
 Active:          3000000 kB
 Inactive:        2000000 kB
 """
-
-
-class Clock:
-    """Seconds that only rise, as far as the test says."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -176,13 +167,6 @@ def test_a_machine_without_proc_gives_what_it_can(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
     sample = HostReader(tmp_path).read()
     assert sample == HostSample(allowed_cores=sample.allowed_cores, load=sample.load)
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("", ()), ("0", (0,)), ("0-2,8\n", (0, 1, 2, 8)), ("3,1", (3, 1)), ("none", ())]
-)
-def test_lists_of_cores_are_read_as_the_kernel_writes_them(text: str, cores: tuple[int, ...]) -> None:
-    assert parse_cores(text) == cores
 
 
 def test_this_machine_has_cores_and_memory() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from recorded_nvml import Clock
 
 from workbench.monitor.samples import ThreadSample, TrainerSample
 from workbench.monitor.training_process import TrainingProcessReader
@@ -29,16 +30,6 @@ def work():
     sys.stdin.readline()
 threading.Thread(target=work).start()
 """
-
-
-class Clock:
-    """Seconds that only rise, as far as the test says."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def stat(name: str, ticks: int, *, state: str = "S", started: int = 500, core: int = 0) -> str:

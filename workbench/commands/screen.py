@@ -52,7 +52,7 @@ def top(*, runs: Path | None, as_json: bool, plain: bool) -> int:
         from workbench.runs.summary import newest_trainer
 
         root = runs_root(runs).absolute()
-        sampler = Sampler()
+        sampler = Sampler(interval_s=0.2)
         sampler.watch(pid=newest_trainer(root), folders=(root,))
         print(json.dumps(_finite(asdict(sampler.sample_once())), indent=2, allow_nan=False))
         return EXIT_DONE

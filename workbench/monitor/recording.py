@@ -55,10 +55,10 @@ _HIGHEST = {
 
 
 class SystemRecording:
-    """Records this process's machine into the run's `system.bin` from `start` to `stop`; also a context manager.
+    """A context manager that records this process's machine into the run's `system.bin`.
 
-    `gpu`: the trainer's GPU, its UUID (with or without "GPU-") or NVML's index; None: it trains without one. NVML
-    counts all GPUs of the machine, CUDA those that CUDA_VISIBLE_DEVICES leaves: the UUID is never wrong.
+    It begins at once, raises nothing, and ends in a few seconds at the most with a last record of what was seen since
+    the one before. `gpu`: the UUID of the trainer's GPU, with or without "GPU-"; None: it trains without one.
     `folders`: those whose disks the run uses. `warn`: told once, in one sentence, where nothing can be recorded; called
     in another thread. `sampler`: an own one (tests), which is started and stopped here.
     """
@@ -67,7 +67,7 @@ class SystemRecording:
         self,
         run: RunDirectory,
         *,
-        gpu: int | str | None,
+        gpu: str | None,
         folders: tuple[Path, ...] = (),
         warn: Callable[[str], None],
         every_s: float = RECORD_EVERY_S,
@@ -86,20 +86,12 @@ class SystemRecording:
         self._thread = threading.Thread(target=self._work, name="system-recording", daemon=True)
 
     def __enter__(self) -> SystemRecording:
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Begin; returns at once and raises nothing."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, with a last record of what was seen since the one before; in a few seconds at the most."""
         self._ended.set()
         self._thread.join(_ENDING_S)
 
@@ -147,7 +139,7 @@ def read_system(run: RunDirectory) -> Metrics:
 class _Looks:
     """The samples of one record, those of one moment once."""
 
-    def __init__(self, gpu: int | str | None, last_time: float = -math.inf) -> None:
+    def __init__(self, gpu: str | None, last_time: float = -math.inf) -> None:
         self._gpu = gpu
         self._values: dict[str, list[float]] = {}
         self.last_time = last_time
@@ -169,7 +161,7 @@ class _Looks:
         return record
 
 
-def _values(sample: MonitorSample, gpu: int | str | None) -> dict[str, float | None]:
+def _values(sample: MonitorSample, gpu: str | None) -> dict[str, float | None]:
     own, trainer, host = _own_gpu(sample.gpus, gpu), sample.trainer, sample.host
     # Two folders on one disk see the same traffic.
     disks = {disk.device or disk.folder: disk for disk in sample.disks}.values()
@@ -190,12 +182,12 @@ def _values(sample: MonitorSample, gpu: int | str | None) -> dict[str, float | N
     }
 
 
-def _own_gpu(gpus: Sequence[GpuSample], gpu: int | str | None) -> GpuSample:
+def _own_gpu(gpus: Sequence[GpuSample], gpu: str | None) -> GpuSample:
     """Return the trainer's GPU; one without any values where it is not there."""
     if gpu is None:
         return GpuSample(-1)
-    wanted = gpu if isinstance(gpu, int) else f"GPU-{gpu.removeprefix('GPU-')}"
-    return next((each for each in gpus if wanted in (each.index, each.uuid)), GpuSample(-1))
+    wanted = f"GPU-{gpu.removeprefix('GPU-')}"
+    return next((each for each in gpus if each.uuid == wanted), GpuSample(-1))
 
 
 def _busy(host: HostSample) -> float | None:

@@ -32,91 +32,6 @@ _ENDING_S = 0.5
 T = TypeVar("T")
 
 
-class Sampler:
-    """The monitor of the screen: `start`, `watch`, `latest`, `stop`; also a context manager.
-
-    `interval_s`: between two samples. `gpu_reader`: makes the reader of the GPUs, once a start. `clock`: unix seconds,
-    for the samples' times.
-    """
-
-    def __init__(
-        self,
-        *,
-        interval_s: float = 0.5,
-        pcie_interval_s: float = PCIE_INTERVAL_S,
-        silent_s: float = SILENT_S,
-        gpu_reader: Callable[[], GpuReader] = GpuReader,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._interval_s = interval_s
-        self._pcie_interval_s = pcie_interval_s
-        self._silent_s = silent_s
-        self._gpu_reader = gpu_reader
-        self.clock = clock
-        self.process: TrainingProcessReader | None = None
-        self.disks: tuple[DiskReader, ...] = ()
-        self._threads: _Threads | None = None
-        self._last: MonitorSample | None = None
-
-    def __enter__(self) -> Sampler:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Begin to sample; nothing where it has begun."""
-        if self._threads is None:
-            self._threads = self._begin(self._interval_s)
-
-    def stop(self) -> None:
-        """End the threads, in a second at the most; one that hangs in the driver is left behind as a daemon."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.stop()
-            self._last = threads.latest or self._last
-
-    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
-        """From now on sample this process and the disks under these folders."""
-        if pid != (None if self.process is None else self.process.pid):
-            self.process = None if pid is None else TrainingProcessReader(pid)
-        there = {disk.folder: disk for disk in self.disks}
-        self.disks = tuple(there.get(folder) or DiskReader(folder) for folder in dict.fromkeys(folders))
-        if self._threads is not None:
-            self._threads.wake()
-
-    @property
-    def latest(self) -> MonitorSample | None:
-        """The newest sample; None before the first. The last one stays after `stop`."""
-        threads = self._threads
-        return (None if threads is None else threads.latest) or self._last
-
-    def sample_once(self, settle_s: float = 0.2, timeout_s: float = 3.0) -> MonitorSample:
-        """Return a whole sample with its rates, over `settle_s`; after `timeout_s` what there is by then.
-
-        Where nothing samples yet, threads are begun and ended for it. Raises TimeoutError where the host itself
-        could not be read.
-        """
-        threads = self._threads or self._begin(settle_s)
-        try:
-            return threads.whole(timeout_s)
-        finally:
-            if threads is not self._threads:
-                threads.stop()
-
-    def _begin(self, interval_s: float) -> _Threads:
-        return _Threads(
-            self,
-            interval_s,
-            max(interval_s, self._pcie_interval_s),
-            max(4 * interval_s, self._silent_s),
-            self._gpu_reader(),
-        )
-
-
 @dataclass(frozen=True)
 class _Reading(Generic[T]):
     value: T
@@ -195,65 +110,102 @@ class _Source(Generic[T]):
                 self._finish()
 
 
-class _Threads:
-    """The threads of one start, and what they have read so far. Each attribute is written by one thread alone."""
+class Sampler:
+    """The monitor of the screen: `start`, `watch`, `latest`, `stop`; also a context manager.
+
+    `interval_s`: between two samples. `gpu_reader`: makes the reader of the GPUs, once a start. `clock`: unix seconds,
+    for the samples' times.
+    """
 
     def __init__(
         self,
-        sampler: Sampler,
-        interval_s: float,
-        pcie_interval_s: float,
-        silent_s: float,
-        gpu_reader: GpuReader,
+        *,
+        interval_s: float = 0.5,
+        pcie_interval_s: float = PCIE_INTERVAL_S,
+        silent_s: float = SILENT_S,
+        gpu_reader: Callable[[], GpuReader] = GpuReader,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._sampler = sampler
-        self._silent_s = silent_s
+        self._latest: MonitorSample | None = None
+        self._interval_s = interval_s
+        self._pcie_interval_s = max(interval_s, pcie_interval_s)
+        self._silent_s = max(4 * interval_s, silent_s)
+        self._gpu_reader = gpu_reader
+        self._clock = clock
+        self._process: TrainingProcessReader | None = None
+        self._disk_readers: tuple[DiskReader, ...] = ()
+        self._done = threading.Condition()
+        self._began: float | None = None
+        """When it was started, seconds of the monotonic clock; None while it does not sample."""
+
+    def __enter__(self) -> Sampler:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to sample; nothing where it has begun."""
+        if self._began is not None:
+            return
+        reader, interval_s, done = self._gpu_reader(), self._interval_s, self._done
         self._host_reader = HostReader()
-        self._began = time.monotonic()
         self._traffic: dict[int, tuple[float, PcieTraffic]] = {}
-        self._done = done = threading.Condition()
-        self._gpus = _Source(
-            "nvml", gpu_reader.read, interval_s, done, gpu_reader.close, self._gpus_are_known
-        )
-        self._pcie = _Source("pcie", self._read_pcie, pcie_interval_s, done)
+        self._gpus = _Source("nvml", reader.read, interval_s, done, reader.close, self._gpus_are_known)
+        self._pcie = _Source("pcie", self._read_pcie, self._pcie_interval_s, done)
         self._disks = _Source("disks", self._read_disks, interval_s, done)
         self._samples = _Source("host", self._read_sample, interval_s, done)
+        self._began = time.monotonic()
         for source in (self._gpus, self._pcie, self._disks, self._samples):
             source.start()
 
     def stop(self) -> None:
-        """Stop the GPUs' thread last: it closes NVML, in which no counter should be waited for then."""
+        """End the threads, in a second at the most; one that hangs in the driver is left behind as a daemon."""
+        if self._began is None:
+            return
+        self._began = None
         for source in (self._pcie, self._disks, self._samples):
             source.stop()
+        # The GPUs' thread comes last: it closes NVML, in which no counter should be waited for then.
         self._pcie.join(_ENDING_S)
         self._gpus.stop()
         deadline = time.monotonic() + _ENDING_S
         for join in (self._samples.join, self._disks.join, self._gpus.join):
             join(deadline - time.monotonic())
 
-    def wake(self) -> None:
-        """Read now: something else is watched."""
-        self._disks.wake()
-        self._samples.wake()
+    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
+        """From now on sample this process and the disks under these folders."""
+        if pid != (None if self._process is None else self._process.pid):
+            self._process = None if pid is None else TrainingProcessReader(pid)
+        there = {disk.folder: disk for disk in self._disk_readers}
+        self._disk_readers = tuple(
+            there.get(folder) or DiskReader(folder) for folder in dict.fromkeys(folders)
+        )
+        if self._began is not None:
+            self._disks.wake()
+            self._samples.wake()
 
     @property
     def latest(self) -> MonitorSample | None:
-        reading = self._samples.latest
-        return None if reading is None else reading.value
+        """The newest sample; None before the first. The last one stays after `stop`."""
+        return self._latest
 
-    @property
-    def problem(self) -> str:
-        sources = (self._samples, self._gpus, self._pcie, self._disks)
-        return next((source.problem for source in sources if source.problem), "")
+    def sample_once(self, timeout_s: float = 3.0) -> MonitorSample:
+        """Return a whole sample with its rates over one interval; after `timeout_s` what there is by then.
 
-    def whole(self, timeout_s: float) -> MonitorSample:
-        """Wait for a sample with all rates. Raises TimeoutError where there is none at all."""
-        with self._done:
-            self._done.wait_for(self._is_whole, timeout_s)
-        sample = self.latest
-        if sample is None:
-            raise TimeoutError(f"the host could not be read within {timeout_s:g} s {self.problem}".rstrip())
-        return self._put_together(sample.host, sample.trainer)
+        Threads are begun and ended for it. Raises TimeoutError where the host itself could not be read.
+        """
+        with self:
+            with self._done:
+                self._done.wait_for(self._is_whole, timeout_s)
+            reading = self._samples.latest
+            if reading is None:
+                problem = self._samples.problem
+                raise TimeoutError(f"the host could not be read within {timeout_s:g} s {problem}".rstrip())
+            return self._put_together(reading.value.host, reading.value.trainer)
 
     def _is_whole(self) -> bool:
         samples, gpus, disks = self._samples.latest, self._gpus.latest, self._disks.latest
@@ -267,11 +219,14 @@ class _Threads:
         return all(gpu.fault or gpu.index in self._traffic for gpu in gpus.value.gpus)
 
     def _read_sample(self) -> MonitorSample:
-        process = self._sampler.process
-        return self._put_together(self._host_reader.read(), None if process is None else process.read())
+        process = self._process
+        self._latest = self._put_together(
+            self._host_reader.read(), None if process is None else process.read()
+        )
+        return self._latest
 
     def _read_disks(self) -> dict[str, DiskSample]:
-        return {str(disk.folder): disk.read() for disk in self._sampler.disks}
+        return {str(disk.folder): disk.read() for disk in self._disk_readers}
 
     def _read_pcie(self) -> None:
         """Read every GPU in turn and keep each value at once: one that hangs takes nothing from those before it."""
@@ -290,7 +245,7 @@ class _Threads:
         now = time.monotonic()
         gpus, note = self._gpus_at(now)
         return MonitorSample(
-            time=self._sampler.clock(),
+            time=self._clock(),
             host=host,
             gpus=gpus,
             gpu_note=note,
@@ -300,7 +255,7 @@ class _Threads:
 
     def _gpus_at(self, now: float) -> GpuReading:
         reading = self._gpus.latest
-        silent_s = now - (self._began if reading is None else reading.time)
+        silent_s = now - ((self._began or now) if reading is None else reading.time)
         if reading is None:
             if silent_s < self._silent_s:
                 return GpuReading((), "The NVIDIA driver is being asked.")
@@ -324,5 +279,5 @@ class _Threads:
     def _disks_at(self, now: float) -> tuple[DiskSample, ...]:
         reading = self._disks.latest
         known = reading.value if reading is not None and now - reading.time < self._silent_s else {}
-        folders = (str(disk.folder) for disk in self._sampler.disks)
+        folders = (str(disk.folder) for disk in self._disk_readers)
         return tuple(known.get(folder) or DiskSample(folder) for folder in folders)
