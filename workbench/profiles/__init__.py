@@ -1,1 +1,1 @@
-"""What a plan is made of: the model profile (one real block measured) and the machine profile (probe, data sheets)."""
+"""The inputs of a plan: the model profile (one real block measured) and the machine profile (probe, data sheets)."""

@@ -148,10 +148,6 @@ class ModelProfile(_Part):
                 raise ValueError(f"block {name} is of kind {kind}, and there are {len(self.kinds)}")
         return self
 
-    @cached_property
-    def trainable_parameters(self) -> int:
-        return sum(p.numel for unit in self._units() for p in unit[2] if p.trainable)
-
     def layout(
         self,
         precision: str | None,
@@ -206,11 +202,6 @@ class ModelProfile(_Part):
     def trains_embedding(self) -> bool:
         """True where any rows that are looked up get a gradient."""
         return any(p.trainable and p.embeds for p in (*self.before, *self.after))
-
-    def kind_of(self, unit: int) -> BlockKind | None:
-        """Return the kind of a unit by its index in the layout; None where it is no block."""
-        number = unit - bool(self.before)
-        return self.kinds[self.blocks[number][1]] if 0 <= number < len(self.blocks) else None
 
     def _units(self) -> list[tuple[str, str, tuple[ParameterProfile, ...]]]:
         """Return (name, prefix of its parameters, parameters) in forward order."""

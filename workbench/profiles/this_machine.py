@@ -1,4 +1,4 @@
-"""This machine: its GPUs, a fingerprint that says whether it is still the same, and its profile as last measured.
+"""This machine: its GPUs, a fingerprint that changes with it, and its profile as last measured.
 
 No torch here: the screen and the planner read it. Nothing raises for what the system does not say: that is "N/A". The
 machine's profile is cached by its device, each disk's by its folder, so that several disks may be known.
@@ -224,7 +224,9 @@ def cached_profile(device: str = "auto", disk_path: str | None = None) -> Machin
         ConfigurationError: `device` is none of auto, cpu, cuda and cuda:N.
     """
     fingerprint = machine_fingerprint(device)
-    for name in map(_name, _candidates(device)):
+    # What "auto" took may be another device than the driver tells of; the fingerprint decides.
+    devices = ("cuda:0", "cpu") if device == "auto" else (resolved_device(device),)
+    for name in map(_name, devices):
         text = read_cached(name)
         try:
             profile = None if text is None else parse_profile(text, name)
@@ -262,24 +264,11 @@ def folder_of(path: Path) -> Path:
 
 
 def _measured_on(profile: MachineProfile, device: str) -> str:
-    """Return the device's own name where "auto" was asked for; the driver may not say what torch took."""
+    """Return the name of the device that was measured; the driver may not list a GPU that torch can use."""
+    if profile.device.shared_memory:
+        return "cpu"
     resolved = resolved_device(device)
-    if device != "auto" or profile.device.shared_memory == (resolved == "cpu"):
-        return resolved
-    # On a CPU although there is a GPU: torch could not use that, and who asks for it must not get this.
-    return "auto" if profile.device.shared_memory else "cuda:0"
-
-
-def _candidates(device: str) -> list[str]:
-    """Return the devices under whose names a profile for `device` may be cached, the best first."""
-    resolved = resolved_device(device)
-    if device != "auto":
-        return [resolved]
-    if resolved != "cpu":
-        return [resolved, "auto"]
-    # A GPU of which the driver's library tells nothing: what was measured on it has no GPU in its fingerprint.
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    return ["cpu"] if hidden else ["cuda:0", "cpu"]
+    return "cuda:0" if resolved == "cpu" else resolved
 
 
 def _name(device: str) -> str:

@@ -11,7 +11,6 @@ from tiny_probe import ON_CPU, TINY, profile_on
 
 from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.profiles import probe_command as command
-from workbench.profiles import this_machine
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.probe_command import probe
 from workbench.profiles.this_machine import cached_profile, machine_fingerprint
@@ -57,10 +56,6 @@ def test_it_is_measured_once(
     assert "the machine has not changed; `workbench probe --fresh`" in second.err
     assert "a processor: 3 cores" in second.out
     assert measurements == ["machine"]
-
-
-def test_fresh_measures_again(measurements: list[str]) -> None:
-    ask()
     ask(fresh=True)
     assert measurements == ["machine", "machine"]
 
@@ -93,22 +88,15 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_probe_alone(
     assert measurements == ["machine", "machine"]
 
 
-def test_of_a_known_machine_only_another_disk_is_measured(measurements: list[str], tmp_path: Path) -> None:
-    ask()
+def test_of_a_known_machine_only_another_disk_is_measured(
+    measurements: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ask(tmp_path / "one")
     ask(tmp_path / "other")
     ask(tmp_path / "one")
-    assert measurements == ["machine", "disk one", "disk other"]
+    assert measurements == ["machine", "disk other"]
+    assert f"disk {tmp_path / 'one'}" in capsys.readouterr().out
     assert cached_profile("cpu", str(tmp_path / "one")).disk is not None  # type: ignore[union-attr]
-
-
-def test_machine_and_disk_are_measured_together_where_neither_is_known(
-    measurements: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ask(tmp_path)
-    ask(tmp_path)
-    assert measurements == ["machine"]
-    assert f"disk {tmp_path}" in capsys.readouterr().out
 
 
 def test_json_is_the_profile_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,14 +105,6 @@ def test_json_is_the_profile_and_nothing_else(capsys: pytest.CaptureFixture[str]
     ask(as_json=True)
     shown = MachineProfile.model_validate(json.loads(capsys.readouterr().out))
     assert shown.host.optimizer_ns == profile_on(ON_CPU).host.optimizer_ns
-
-
-def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(this_machine, "write_cached", lambda name, text: None)
-    ask()
-    assert "not cached" in capsys.readouterr().err
 
 
 def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: list[str]) -> None:

@@ -50,7 +50,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 PUBLIC: dict[str, tuple[dict[str, Any], int]] = {
-    "GPT-2 124M": (table("gpt2"), 124_439_808),
     "Mixtral-8x7B": (
         table(
             "mixtral",
@@ -82,18 +81,5 @@ PUBLIC: dict[str, tuple[dict[str, Any], int]] = {
             tie_word_embeddings=True,
         ),
         9_241_705_984,
-    ),
-    "OPT-1.3B": (
-        table(
-            "opt",
-            hidden_size=2048,
-            word_embed_proj_dim=2048,
-            ffn_dim=8192,
-            num_hidden_layers=24,
-            num_attention_heads=32,
-            max_position_embeddings=2048,
-            vocab_size=50272,
-        ),
-        1_315_758_080,
     ),
 }

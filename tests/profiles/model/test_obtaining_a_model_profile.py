@@ -19,7 +19,6 @@ from workbench.profiles.block_times import FOLDER, answer, shipped_tables
 from workbench.profiles.meta_model import count_parts, meta_model
 from workbench.profiles.model_profile import ModelProfile
 from workbench.profiles.obtain import (
-    model_profile_text,
     obtain_model_profile,
     obtain_times,
     read_shipped,
@@ -131,12 +130,6 @@ def test_a_model_profile_that_lacks_something_is_taken_again_another_time(
     assert obtain_model_profile(TABLE, silent, take=False) is None
 
 
-def test_a_kept_model_profile_comes_back_as_it_was(model_profile_of: Callable[[str], ModelProfile]) -> None:
-    for family in FAMILIES:
-        model_profile = model_profile_of(family)
-        assert ModelProfile.model_validate_json(model_profile_text(model_profile)) == model_profile
-
-
 def test_times_are_kept_by_machine_sizes_and_dtype(
     asked: list[Any], model_profile_of: Callable[[str], ModelProfile]
 ) -> None:
@@ -165,18 +158,6 @@ def test_times_are_kept_by_machine_sizes_and_dtype(
     for damage in damages:
         path.write_text(json.dumps({**times.model_dump(), **damage}))
         assert obtain_times(TABLE, model_profile, **what, report=silent, take=False) is None
-
-
-def test_times_are_asked_for_by_the_devices_own_name(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(obtain, "resolved_device", {"auto": "cpu", "cpu": "cpu"}.__getitem__)
-    model_profile = obtain_model_profile(TABLE, silent)
-    assert model_profile is not None
-    what: dict[str, Any] = {"fingerprint": "here", "sequences": 2, "tokens": 16, "dtype": "float32"}
-    times = obtain_times(TABLE, model_profile, **what, device="auto", report=silent)
-    assert asked[-1]["device"] == "cpu", "torch knows no device that is called auto"
-    assert obtain_times(TABLE, model_profile, **what, device="cpu", report=silent, take=False) == times
 
 
 @pytest.mark.slow
