@@ -6,16 +6,15 @@ import random
 from typing import Any
 
 import pytest
-from synthetic import GIB, gpt2, machine
+from synthetic import gpt2, machine
 
 from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.config.rules import CONTRADICTIONS
 from workbench.errors import ConfigurationError
 from workbench.plan.fit import FIELDS, fit, get_field, remedies, why_not
 from workbench.plan.machine import planned_machine
-from workbench.plan.planner import Plan, Planner
+from workbench.plan.planner import Planner
 from workbench.presets import find_preset
-from workbench.profiles.machine_profile import parse_profile, shipped_profiles
 
 LARGE = gpt2(50, 4096)
 SMALL = gpt2(12, 768)
@@ -156,10 +155,6 @@ def random_case(draw: random.Random) -> tuple[RunConfig, int | None, int]:
         return config, draw.choice([None, 4, 16, 40]), draw.choice([4, 24, 64])
 
 
-def promises_no_more_than_there_is(plan: Plan) -> bool:
-    return all(tier.needed_bytes <= tier.free_bytes for tier in plan.memory.tiers)
-
-
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))]
 )
@@ -176,24 +171,10 @@ def test_random_configurations_get_a_plan_that_keeps_its_promise_and_more_memory
         )
         found = fit(plans, config)
         if found.fits:
-            assert promises_no_more_than_there_is(found.plan)
+            assert all(tier.needed_bytes <= tier.free_bytes for tier in found.plan.memory.tiers)
         assert not any(rule.broken(found.plan.config) for rule in CONTRADICTIONS)
         if best is not None:
             assert found.fits, "what fits goes on to fit where there is more"
         if found.fits and found.plan.time is not None:
             assert best is None or found.plan.time.step_s <= best * (1 + 1e-9)
             best = found.plan.time.step_s
-
-
-@pytest.mark.parametrize("name", sorted(shipped_profiles()))
-@pytest.mark.parametrize("preset_name", ["gpt2-10b", "quickstart"])
-def test_every_shipped_preset_fits_a_shipped_machine_or_has_a_nearest(name: str, preset_name: str) -> None:
-    model_profile = LARGE if preset_name == "gpt2-10b" else gpt2(4, 128, 257, 128)
-    profile = parse_profile(shipped_profiles()[name], name)
-    found = fit(Planner(model_profile, planned_machine(profile)), load_config(find_preset(preset_name)))
-    assert found.fits or found.advice
-    if found.fits:
-        assert promises_no_more_than_there_is(found.plan)
-        assert found.plan.time is not None
-        assert found.plan.time.step_s > 0
-    assert profile.host.free_bytes < 2048 * GIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from workbench.config import RunConfig, load_config
 from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.presets import shipped_folder
-from workbench.profiles.machine_profile import MachineProfile, parse_profile, shipped_profiles
+from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import ModelProfile, model_table
 from workbench.profiles.obtain import read_shipped
 
@@ -41,10 +42,6 @@ def model_profile_of(config: RunConfig) -> ModelProfile:
     return model_profile
 
 
-def profile(name: str) -> MachineProfile:
-    return parse_profile(shipped_profiles()[name], name)
-
-
 def test_every_preset_is_held_to_something() -> None:
     assert set(PRESETS) == set(KNOWN)
 
@@ -61,7 +58,7 @@ def test_the_shipped_model_profile_has_the_published_number_of_parameters(name: 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_fits_the_machine_that_it_is_for(name: str) -> None:
     config = load_config(PRESETS[name])
-    plan = Planner(model_profile_of(config), planned_machine(profile(KNOWN[name][1]))).plan(config)
+    plan = Planner(model_profile_of(config), planned_machine(load_profile(Path(KNOWN[name][1])))).plan(config)
     assert plan.fits, plan.memory.table()
     assert plan.time is not None
 

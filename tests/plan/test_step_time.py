@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from synthetic import gpt2, machine, workload
 
+from workbench.layout import Layout, StateFormat, place
 from workbench.plan import two_steps
 from workbench.plan.rates import Rates
 from workbench.plan.step_time import StepTime, step_time
+from workbench.plan.two_steps import MOST_GROUPS, group_layout
 from workbench.profiles.model_profile import KindTimes, ModelProfile, ModelTimes
 from workbench.timeline import Lane
 
@@ -96,19 +99,20 @@ def test_in_one_memory_update_and_compute_share_the_cores() -> None:
     assert step.step_s == pytest.approx(forward_and_backward + update, rel=0.1)
 
 
-def test_measured_times_are_taken_before_arithmetic_whatever_a_matrix_product_took_beside_them() -> None:
-    def times(speed: float) -> ModelTimes:
-        return ModelTimes(
-            fingerprint="",
-            sequences=8,
-            tokens=1024,
-            dtype="bfloat16",
-            kinds=(KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2),),
-            outer_forward_s=0.05,
-            outer_backward_s=0.05,
-            matrix_flops_per_s=speed,
-        )
+def times(speed: float, sequences: int = 8, tokens: int = 1024) -> ModelTimes:
+    return ModelTimes(
+        fingerprint="",
+        sequences=sequences,
+        tokens=tokens,
+        dtype="bfloat16",
+        kinds=(KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2),),
+        outer_forward_s=0.05,
+        outer_backward_s=0.05,
+        matrix_flops_per_s=speed,
+    )
 
+
+def test_measured_times_are_taken_before_arithmetic_whatever_a_matrix_product_took_beside_them() -> None:
     measured = predict(times=times(150e12), state="device")
     assert measured.measured
     assert measured.lanes[Lane.COMPUTE].busy_s == pytest.approx(24 * 0.4 + 0.1, rel=0.1)
@@ -120,28 +124,15 @@ def test_measured_times_are_taken_before_arithmetic_whatever_a_matrix_product_to
 def test_masks_that_keep_documents_apart_take_attention_through_all_pairs(
     checkpointing: bool, forwards: int
 ) -> None:
-    kind = KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2)
-    times = ModelTimes(
-        fingerprint="",
-        sequences=2,
-        tokens=512,
-        dtype="bfloat16",
-        kinds=(kind,),
-        outer_forward_s=0.05,
-        outer_backward_s=0.05,
-        matrix_flops_per_s=1e12,
-    )
     sizes = {"micro_batch_size": 4, "sequence_length": 1024, "activation_checkpointing": checkpointing}
     together, apart = (
-        predict(times=times, state="device", separate_documents=apart, **sizes).lanes[Lane.COMPUTE].busy_s
+        predict(times=times(1e12, 2, 512), state="device", separate_documents=apart, **sizes)
+        .lanes[Lane.COMPUTE]
+        .busy_s
         for apart in (False, True)
     )
-    masked_s = 0.5 * MODEL.kinds[0].flops.per_token_pair * 4 * 1024**2 / times.matrix_flops_per_s
+    masked_s = 0.5 * MODEL.kinds[0].flops.per_token_pair * 4 * 1024**2 / 1e12
     assert apart - together == pytest.approx(24 * (forwards + 2) * masked_s)
-
-
-def test_the_same_question_has_the_same_answer() -> None:
-    assert predict(weights="host", state="disk") == predict(weights="host", state="disk")
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -161,7 +152,6 @@ def test_units_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: py
         "gradient_clipping": draw.choice([0.0, 1.0]),
     }
     together = predict(**changes)
-    group_layout = two_steps.group_layout
 
     def each_by_itself(*settings: Any) -> two_steps.GroupedLayout:
         grouped = group_layout(*settings)
@@ -171,3 +161,40 @@ def test_units_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: py
     monkeypatch.setattr(two_steps, "group_layout", each_by_itself)
     monkeypatch.setattr(two_steps, "_cache", {})
     assert predict(**changes) == together
+
+
+# The layout that is simulated
+
+MODELS = {
+    "ten billion": gpt2(50, 4096),
+    "small": gpt2(12, 768),
+    "tiny": gpt2(4, 128, 257, 128),
+    "one": gpt2(1, 64),
+}
+
+
+def elements_by_dtype(layout: Layout) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for unit in layout.units:
+        for region in unit.regions:
+            found[region.dtype] += region.elements
+    return found
+
+
+@pytest.mark.parametrize("model_profile", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
+@pytest.mark.parametrize("fraction", [0.0, 0.4, 1.0])
+def test_elements_and_chunks_are_the_engines(
+    model_profile: ModelProfile, precision: str, state_format: StateFormat, fraction: float
+) -> None:
+    for chunk_bytes in (16 << 20, 1 << 30):
+        engine = model_profile.layout(precision, chunk_bytes, state_format, fraction)
+        placements = place(engine, "device", "host", fraction)
+        grouped = group_layout(engine, placements, model_profile, chunk_bytes)
+        assert elements_by_dtype(grouped.layout) == elements_by_dtype(engine)
+        assert sum(group.chunks for group in grouped.groups) == len(list(engine.chunks()))
+        assert sum(group.count for group in grouped.groups) == len(engine.units)
+        assert len(grouped.groups) <= MOST_GROUPS + 4
+        by_unit = [group.placement for group in grouped.groups for _ in range(group.count)]
+        assert by_unit == list(placements)
