@@ -13,8 +13,8 @@ import pytest
 from benchmarks.state_formats.__main__ import main
 from benchmarks.state_formats.curves import Curve
 from benchmarks.state_formats.falling import mean_exp_avg_sq
-from benchmarks.state_formats.noise import compare, largest_apart
-from benchmarks.state_formats.report import curve_table, falling_table, noise_table
+from benchmarks.state_formats.noise import compare
+from benchmarks.state_formats.report import falling_table, noise_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,14 +49,6 @@ def test_a_few_steps_give_tables_and_a_chart_and_are_not_made_twice(
     assert again.out == first.stdout
 
 
-def test_differences_are_taken_at_the_same_seed() -> None:
-    losses = {("exact", 1): 2.0, ("exact", 2): 2.5, ("half", 1): 2.1, ("half", 2): 2.4}
-    curves = [Curve("m", f, seed, (loss,) * 3, loss) for (f, seed), loss in losses.items()]  # type: ignore[arg-type]
-    exact, half = curve_table(curves).splitlines()[2:]
-    assert exact.endswith("| exact | 2.0000, 2.5000 | +0.0000 | +0.0000 | +0.0000 | 0.5000 |")
-    assert "| half | 2.1000, 2.4000 | -0.0000 |" in half or "| half | 2.1000, 2.4000 | +0.0000 |" in half
-
-
 def test_a_difference_counts_as_noise_up_to_the_deviation_between_seeds_of_exact() -> None:
     exact = [2.0, 2.1, 2.2]  # a standard deviation of 0.1
     losses = {"exact": exact, "half": [2.01, 2.12, 2.24], "compact": [2.11, 2.21, 2.31]}
@@ -77,12 +69,6 @@ def test_one_seed_has_no_noise_to_be_within() -> None:
     curves = [Curve("m", f, 1, (1.0, 2.0), 2.0) for f in ("exact", "half")]  # type: ignore[arg-type]
     assert all(c.within_noise is None and c.standard_error is None for c in compare(curves))
     assert "| +0.00000 ± n/a | n/a | n/a |" in noise_table(compare(curves))
-
-
-def test_curves_are_compared_where_they_are_smooth() -> None:
-    spike = Curve("m", "half", 1, (1.0,) * 39 + (3.0,), 1.0)
-    flat = Curve("m", "exact", 1, (1.0,) * 40, 1.0)
-    assert largest_apart(spike, flat) == pytest.approx(2.0 / 20)
 
 
 def test_rounding_to_the_nearest_stands_still_where_the_formats_follow() -> None:

@@ -14,7 +14,7 @@ from forged_machine import around
 
 from workbench.cli import main
 from workbench.doctor import Context, Finding, command, failure, ok, warning
-from workbench.doctor.command import CHECKS, Check, as_text, run_checks
+from workbench.doctor.command import CHECKS, Check, run_checks
 
 OK = ok("python", "3.11")
 WARNING = warning("threads", "idle", "`export OMP_NUM_THREADS=4`")
@@ -46,11 +46,6 @@ def test_every_finding_is_printed_and_the_exit_code_is_that_of_the_worst(
     assert main(["doctor", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == [vars(each) for each in findings]
     assert asked == [(Path("d"), Path("r")), (None, None)]
-
-
-def test_colour_only_paints_the_status() -> None:
-    painted = as_text(WARNING, colour=True)
-    assert painted.replace("\x1b[33m", "").replace("\x1b[0m", "") == as_text(WARNING, colour=False)
 
 
 def test_a_check_that_raises_hangs_or_misses_a_package_is_a_warning_and_the_others_go_on(

@@ -56,15 +56,7 @@ def test_a_package_that_is_missing_or_too_old_is_a_failure_with_its_installation
     assert "2.9.1" in old.finding and '`python -m pip install "a>=2.11"`' in old.remedy
     assert "d is not installed" in missing.finding
     assert right.finding == "b 2.11.0a0+git1, c 2.13.0+cu130"
-
-
-def test_without_metadata_of_its_own_nothing_is_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def requires(name: str) -> list[str]:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "requires", requires)
+    monkeypatch.setattr(metadata, "requires", version)  # of no metadata of its own
     found = only(host_checks.check_packages(around(tmp_path)))
     assert found.status == "warning" and "pip install --editable ." in found.remedy
 
@@ -245,21 +237,14 @@ def test_a_folder_of_the_disk_tier_that_is_not_there_is_to_be_made(
     assert found.status == "failure" and found.remedy == f"`mkdir -p '{tmp_path}/a b'`"
 
 
-@pytest.mark.parametrize(("number", "takes"), [(errno.EINVAL, False), (errno.ENOSPC, None)])
-def test_direct_io_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, takes: bool | None
-) -> None:
+def test_direct_io_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert takes_direct(tmp_path) in (True, False)
 
     def refuse(*_: Any) -> int:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(os, "pwritev", refuse)
-    if takes is None:
-        with pytest.raises(OSError, match="No space"):
-            takes_direct(tmp_path)
-    else:
-        assert takes_direct(tmp_path) is takes
+    assert not takes_direct(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -10,6 +10,7 @@ import pytest
 from synthetic import gpt2, machine
 
 from workbench.config import load_config, parse_config, to_toml
+from workbench.formatting import in_sentence
 from workbench.plan.machine import planned_machine
 from workbench.plan.memory import TierNeed
 from workbench.plan.outcome import compare
@@ -52,6 +53,7 @@ def test_a_plan_says_what_its_speeds_are_worth_and_names_the_machine_within_its_
     there = machine(gpu_gib=31).model_copy(update={"name": "A desktop with a card", "busy_cores": 3.0})
     small = load_config(find_preset("quickstart"), ["checkpoint.every=0"])
     made = Planner(gpt2(2, 64, 257, 128), planned_machine(there)).plan(small)
+    assert in_sentence("AMD EPYC 9555, 8 cores") == "AMD EPYC 9555, 8 cores"
     lines = plan_text(made).splitlines()
     assert "parameters on a desktop with a card: it fits" in lines[0]
     (warning,) = (line for line in lines if "used 3.0 of" in line and "`workbench probe`" in line)

@@ -86,21 +86,6 @@ def test_what_a_run_would_refuse_is_refused(
     assert because in told.err and not told.out
 
 
-def test_a_preset_that_is_not_there_is_refused(capsys: Captured) -> None:
-    assert main(["verify", "quickstrat"]) == 2
-    assert '"quickstart"' in capsys.readouterr().err
-
-
-def test_16_bit_weights_without_checkpointing_are_refused_where_they_are_computed_in_fp32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setattr("workbench.engine.precision.has_bfloat16", lambda device: False)
-    preset = write_preset(tmp_path)
-    options = ["--set", "train.precision=bf16", "--set", "train.activation_checkpointing=false"]
-    assert main(["verify", str(preset), *options]) == 2
-    assert "activation_checkpointing" in capsys.readouterr().err
-
-
 def test_the_model_itself_is_verified_where_it_fits(tmp_path: Path, capsys: Captured) -> None:
     preset = write_preset(tmp_path, PRESET.replace("n_layer = 5", "n_layer = 6"))
     assert main(["verify", str(preset), "--full", "--set", "train.micro_batch_size=3"]) == 0

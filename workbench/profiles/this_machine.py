@@ -265,10 +265,9 @@ def folder_of(path: Path) -> Path:
 
 def _measured_on(profile: MachineProfile, device: str) -> str:
     """Return the name of the device that was measured; the driver may not list a GPU that torch can use."""
-    if profile.device.shared_memory:
-        return "cpu"
-    resolved = resolved_device(device)
-    return "cuda:0" if resolved == "cpu" else resolved
+    if device != "auto":
+        return resolved_device(device)
+    return "cpu" if profile.device.shared_memory else "cuda:0"
 
 
 def _name(device: str) -> str:
