@@ -42,3 +42,10 @@ class DivergedError(WorkbenchError):
 
 class ScreenError(Exception):
     """An exception that nobody expected ended the screen: a bug. Its text is "TYPE: MESSAGE" of that exception."""
+
+
+def brief(error: BaseException) -> str:
+    """Return the first lines of an error's message as one line of at most 300 characters; its type without one."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    text = "; ".join(lines[:3]) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config.references import nearest_file
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError, brief
 from workbench.model import hub
 from workbench.system.folders import expanded
 
@@ -225,14 +225,13 @@ def _from_folder(called: str, folder: Path, trust_remote_code: bool) -> Any:
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # the library raises errors of every type
-        words = " ".join(str(error).split())
-        if "trust_remote_code" in words:
+        if "trust_remote_code" in str(error):
             raise ConfigurationError(
                 f"{called}: it comes with code of its own, which runs only with model.trust_remote_code = true"
             ) from error
         if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").exists():
             return _from_file(called, folder / "tokenizer.json")
-        raise ConfigurationError(f"{called}: it cannot be loaded: {_short(words, error)}") from error
+        raise ConfigurationError(f"{called}: it cannot be loaded: {brief(error)}") from error
 
 
 def _from_file(called: str, path: Path) -> Any:
@@ -242,9 +241,8 @@ def _from_file(called: str, path: Path) -> Any:
     try:
         return make(tokenizer_file=str(path), clean_up_tokenization_spaces=False)
     except Exception as error:  # as above
-        words = " ".join(str(error).split())
         raise ConfigurationError(
-            f"{called}: {path} is no tokenizer.json that can be loaded: {_short(words, error)}"
+            f"{called}: {path} is no tokenizer.json that can be loaded: {brief(error)}"
         ) from error
 
 
@@ -276,11 +274,6 @@ def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> 
             f"{no_folder}, the hub's cache does not have it, and {unreachable or error}; fetch it once where there is "
             f"a network (hf download {name}), or name a folder"
         ) from error
-
-
-def _short(words: str, error: BaseException) -> str:
-    words = words or type(error).__name__
-    return words if len(words) < 300 else words[:297] + "..."
 
 
 def made_backend(rust: Any, **options: Any) -> Any:

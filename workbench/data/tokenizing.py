@@ -35,6 +35,9 @@ _LOOK_ON_BYTES = 1 << 20
 Progress = Callable[[str, int, int], None]
 """Called with the activity, the bytes of the source that are done, and all its bytes. May raise to stop the work."""
 
+WrongRecord = tuple[str, str]
+"""The place of a record ("chats.jsonl:12"), and what is wrong with it."""
+
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -58,21 +61,20 @@ def tokenize(
     check_first_records(source, records)
     reader = SourceReader(source, tokenizer, validation_fraction)
     encoder = ChunkEncoder(tokenizer, records)
-    errors = RecordErrors()
+    errors: list[WrongRecord] = []
     done = read_on = 0
     with StreamWriter(folder, token_dtype(tokenizer)) as stream:
         with closing(in_order(encoder, reader.chunks(), threads)) as results:
             for encoded, wrong, size in results:
-                for place, reason in wrong:
-                    errors.add(place, reason)
-                if not errors.count:
+                errors += wrong
+                if not errors:
                     stream.append(encoded)
                 elif (read_on := read_on + size) > _LOOK_ON_BYTES:
                     break
                 done += size
                 if progress is not None:
                     progress("tokenizing", done, reader.total)
-        errors.raise_if_any()
+        _raise_if_any(errors)
         if progress is not None:
             progress("tokenizing", reader.total, reader.total)
         return stream.divide(tokenizer, validation_fraction, list(reader.notes))
@@ -80,7 +82,7 @@ def tokenize(
 
 def check_first_records(source: SourceFiles, encoder: RecordEncoder) -> None:
     """Raise ConfigurationError if one of the first records of a file is wrong: mostly all of its records are then."""
-    errors = RecordErrors()
+    errors: list[WrongRecord] = []
     for records in SourceReader(source).records():
         for record in islice(records, FIRST_RECORDS):
             try:
@@ -88,36 +90,22 @@ def check_first_records(source: SourceFiles, encoder: RecordEncoder) -> None:
                 if encoder.plain_text(value) is None:
                     encoder.encode(value)
             except RecordError as error:
-                errors.add(record.place, str(error))
-    errors.raise_if_any()
+                errors.append((record.place, str(error)))
+    _raise_if_any(errors)
 
 
-class RecordErrors:
-    """Collects the errors of a source in order."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._listed: list[tuple[str, str]] = []
-
-    def add(self, place: str, reason: str) -> None:
-        """Add the error of the record at `place` ("chats.jsonl:12")."""
-        self.count += 1
-        if len(self._listed) < LISTED:
-            self._listed.append((place, reason))
-
-    def raise_if_any(self) -> None:
-        """Raise a ConfigurationError that lists the first `LISTED` errors, if there are any."""
-        if not self.count:
-            return
-        if self.count == 1:
-            [(place, reason)] = self._listed
-            raise ConfigurationError(f"data.source: {place}: {reason}")
-        lines, before = ["data.source has wrong records:"], None
-        for place, reason in self._listed:
-            lines.append(f"  {place}: {'the same' if reason == before else reason}")
-            before = reason
-        if self.count > LISTED:
-            lines.append(f"  and {self.count - LISTED:,} more so far")
+def _raise_if_any(wrong: Sequence[WrongRecord]) -> None:
+    """Raise a ConfigurationError that lists the first `LISTED` wrong records, if there are any."""
+    if len(wrong) == 1:
+        [(place, reason)] = wrong
+        raise ConfigurationError(f"data.source: {place}: {reason}")
+    lines, before = ["data.source has wrong records:"], None
+    for place, reason in wrong[:LISTED]:
+        lines.append(f"  {place}: {'the same' if reason == before else reason}")
+        before = reason
+    if len(wrong) > LISTED:
+        lines.append(f"  and {len(wrong) - LISTED:,} more so far")
+    if wrong:
         raise ConfigurationError("\n".join(lines))
 
 
@@ -155,11 +143,11 @@ class ChunkEncoder:
         self._records = records
         self._dtype = token_dtype(tokenizer)
 
-    def __call__(self, chunk: Chunk) -> tuple[Encoded, list[tuple[str, str]], int]:
+    def __call__(self, chunk: Chunk) -> tuple[Encoded, list[WrongRecord], int]:
         """Return the chunk's tokens, the place and reason of each wrong record, and the chunk's size."""
         items, size = chunk
         output = _Output(self._dtype)
-        errors: list[tuple[str, str]] = []
+        errors: list[WrongRecord] = []
         values = [self._value(item, errors) for item in items]
         texts = [value if isinstance(value, str) else self._records.plain_text(value) for value in values]
         encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
@@ -186,7 +174,7 @@ class ChunkEncoder:
                     output.end_document(share_of(item.source))
         return output.encoded(), errors, size
 
-    def _value(self, item: Item, errors: list[tuple[str, str]]) -> Any:
+    def _value(self, item: Item, errors: list[WrongRecord]) -> Any:
         """Return the text of a text block, or a record's value; None for all else."""
         if isinstance(item, TextBlock):
             return item.text if isinstance(item.text, str) else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.precision import dtype_name
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, brief
 from workbench.export.weights import (
     bytes_in,
     checkpoint_tensors,
@@ -78,7 +78,7 @@ def check_export(
         except WorkbenchError:
             raise
         except Exception as error:
-            raise DamagedFileError(f"its model cannot be loaded: {_first_line(error)}") from error
+            raise DamagedFileError(f"its model cannot be loaded: {brief(error)}") from error
         ids = _token_ids(model)
         expected = _logits(model, ids)
         del model
@@ -87,7 +87,7 @@ def check_export(
             model = _load(working, None, config.model.trust_remote_code)
         except Exception as error:
             raise WorkbenchError(
-                f"export: what was written cannot be loaded, so nothing is left of it: {_first_line(error)}"
+                f"export: what was written cannot be loaded, so nothing is left of it: {brief(error)}"
             ) from error
         stored = model.config.dtype or torch.float32
         found = _logits(model, ids)
@@ -135,7 +135,3 @@ def _token_ids(model: Any) -> Tensor:
 def _logits(model: Any, ids: Tensor) -> Tensor:
     logits: Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float().clone()
     return logits
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

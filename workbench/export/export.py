@@ -9,13 +9,14 @@ Invariant: the target is there whole or not at all, and nothing that was there b
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model.hub import Log
@@ -32,7 +33,6 @@ from workbench.system.folders import expanded
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The values of `--dtype`, and torch's names for them."""
-SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,10 @@ def parse_size(text: str) -> int:
     Raises:
         ConfigurationError: it is neither, or less than a megabyte.
     """
-    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = SIZES.get(parts[2].upper().removesuffix("YTES") if parts else "?")
-    if parts is None or unit is None:
-        raise ConfigurationError(f"--max-shard-size {text}: expected a size such as 5GB or 500MB")
-    size = int(float(parts[1]) * unit)
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise ConfigurationError(f"--max-shard-size {text}: expected a size such as 5GB or 500MB") from None
     if size < 10**6:
         raise ConfigurationError(f"--max-shard-size {text}: expected at least 1MB")
     return size

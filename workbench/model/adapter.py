@@ -25,13 +25,12 @@ from workbench.config.schema import AdapterConfig
 from workbench.engine.blocks.discovery import FoundUnit, find_blocks, find_units
 from workbench.errors import ConfigurationError
 from workbench.model.build import seeded
+from workbench.model.hub import Log
 
 NAME = "default"
 """The name that peft gives an adapter without one."""
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

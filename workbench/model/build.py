@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.blocks.discovery import FoundUnit, find_blocks
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, brief
 
 
 def model_config(architecture: str, settings: dict[str, Any]) -> Any:
@@ -34,12 +34,10 @@ def model_config(architecture: str, settings: dict[str, Any]) -> Any:
     if architecture not in known:
         near = difflib.get_close_matches(architecture, known, n=1)
         hint = (
-            f'; did you mean "{near[0]}"?'
-            if near
-            else f"; {len(known)} are known, among them gpt2, llama, qwen3"
+            f'did you mean "{near[0]}"?' if near else f"{len(known)} are known, among them gpt2, llama, qwen3"
         )
         raise ConfigurationError(
-            f"model.architecture = {architecture!r}: transformers has no causal language model of this name{hint}"
+            f"model.architecture = {architecture!r}: transformers has no causal language model of this name; {hint}"
         )
     try:
         defaults = CONFIG_MAPPING[architecture]()
@@ -217,9 +215,3 @@ def _is_unset(tensor: Tensor) -> bool:
         return False
     flat = tensor.detach().reshape(-1)
     return bool(flat[0].isnan() or flat[-1].isnan())
-
-
-def brief(error: Exception) -> str:
-    """Return the first lines of an error's message as one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:3]) or type(error).__name__

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.model.build import brief
+from workbench.errors import ConfigurationError, WorkbenchError, brief
 from workbench.model.safetensors_files import Read, StoredTensor
 
 

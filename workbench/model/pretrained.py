@@ -19,8 +19,8 @@ from typing import Any
 from torch import nn
 
 from workbench.config.references import HUB_ID
-from workbench.errors import ConfigurationError
-from workbench.model.build import brief, build_on_meta
+from workbench.errors import ConfigurationError, brief
+from workbench.model.build import build_on_meta
 from workbench.model.hub import INDEX_FILE, WEIGHTS_FILE, fetch, read_index, read_json
 
 CONFIG_FILE = "config.json"

@@ -20,10 +20,10 @@ from workbench.config import RunConfig
 from workbench.config.schema import AdapterConfig
 from workbench.engine.blocks.discovery import FoundUnit, find_blocks, find_units
 from workbench.engine.devices.device import Device
-from workbench.errors import ConfigurationError, DoesNotFitError
+from workbench.errors import ConfigurationError, DoesNotFitError, brief
 from workbench.formatting import gib
 from workbench.model.adapter import AdapterUnits, add_adapter
-from workbench.model.build import UnitInitializer, brief, build_on_meta, model_config
+from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.model.saving import has_adapter
 from workbench.profiles.meta_model import shape_of
 from workbench.profiles.model_profile import model_table

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError, brief
 from workbench.model import hub
 
 _ROWS_AT_ONCE = 256
@@ -117,8 +117,7 @@ _UNREACHABLE = {"ConnectionError", "OfflineModeIsEnabled", "ConnectError", "Conn
 def _explained(called: str, error: Exception, subset: str, split: str, unreachable: str) -> WorkbenchError:
     """Return the error for what went wrong while the dataset was loaded."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    words = " ".join(str(error).split())
-    words = words if len(words) < 300 else words[:297] + "..."
+    words = brief(error)
     if "DatasetNotFoundError" in kinds:
         return ConfigurationError(
             f"{called}: no such dataset, or it is gated or private: log in (hf auth login or HF_TOKEN); {words}"
