@@ -108,14 +108,6 @@ def test_labels_are_the_tokens_in_the_loss_and_padding_has_none() -> None:
         assert batch.position_ids is None
 
 
-def test_the_first_token_of_a_document_is_never_predicted_from_another() -> None:
-    stream = answered([4] * 50, [True] * 200)
-    for separate in (False, True):
-        batches = epoch_of(sampler_of(stream, separate=separate))
-        labels = torch.cat([batch.labels for batch in batches])[:, 1:]
-        assert not any(token % 4 == 0 for token in labels.flatten().tolist() if token != -100)
-
-
 def test_positions_begin_again_at_each_document_and_at_the_padding() -> None:
     batch = sampler_of(answered([5, 4, 3]), separate=True).next()
     assert batch.position_ids is not None

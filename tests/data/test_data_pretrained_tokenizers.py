@@ -13,7 +13,7 @@ from huggingface_hub import errors
 from transformers import AutoTokenizer
 
 from workbench.data.tokenizers import PretrainedTokenizer, load_tokenizer
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import ConfigurationError
 from workbench.model import hub
 
 TEXTS = ["", "hello world", "  two  spaces\n\n\tand a tab ", "naïve 日本語 🎉", "a</s>b<|im_end|>", "x" * 500]
@@ -150,33 +150,6 @@ def test_what_is_no_tokenizer_is_said_in_one_sentence(folder: Path, tmp_path: Pa
             load_tokenizer(str(tmp_path / spec))
         assert str(raised.value).startswith('data.tokenizer = "')
         assert "\n" not in str(raised.value)
-
-
-def hub_error(kind: type[Exception]) -> Exception:
-    """One whose making needs no answer of a server."""
-    error = kind.__new__(kind)
-    error.args = ("no",)
-    return error
-
-
-@pytest.mark.parametrize(
-    ("raised", "expected", "reason"),
-    [
-        (errors.OfflineModeIsEnabled, WorkbenchError, r"HF_HUB_OFFLINE keeps .*hf download owner/name"),
-        (ConnectionError, WorkbenchError, r"the hub cannot be reached .*hf download owner/name"),
-        (errors.RevisionNotFoundError, ConfigurationError, r'model\.revision = "v2": owner/name has no such'),
-    ],
-)
-def test_each_trouble_with_the_hub_has_its_sentence(
-    monkeypatch: pytest.MonkeyPatch, raised: type[Exception], expected: type[Exception], reason: str
-) -> None:
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise hub_error(raised)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(expected, match=reason) as error:
-        load_tokenizer("owner/name", revision="v2")
-    assert type(error.value) is expected
 
 
 def test_a_hub_id_is_loaded_from_what_was_fetched_and_only_the_tokenizers_files_are(

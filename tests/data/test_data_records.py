@@ -128,15 +128,6 @@ def test_an_answer_that_cannot_be_found_is_refused_with_the_ways_out() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_call_of_a_tool_is_in_the_loss() -> None:
-    call = {"type": "function", "function": {"name": "ask", "arguments": {"who": "you"}}}
-    (words,) = in_loss(
-        templates.THINKING,
-        {"messages": [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [call]}]},
-    )
-    assert words.endswith("</tool_call><|im_end|>") and '"who": "you"' in words
-
-
 @pytest.mark.parametrize("template", ["CHATML", "PLAIN", "MARKED"])
 def test_what_is_not_the_assistants_is_never_in_loss(template: str) -> None:
     source = getattr(templates, template)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,11 @@ def adapter(train: Callable[..., RunDirectory], base: Path) -> RunDirectory:
 
 @pytest.fixture
 def broken(whole: RunDirectory, tmp_path: Path) -> RunDirectory:
-    """The whole model's run, whose newest checkpoint's weights cannot be read."""
-    import shutil
-
+    """The whole model's run, with a bit flipped in its newest checkpoint's weights."""
     shutil.copytree(whole.path, tmp_path / "runs" / whole.name)
     run = RunDirectory(tmp_path / "runs" / whole.name)
     path = run.checkpoints / "step-00000004" / "model.safetensors"
     data = bytearray(path.read_bytes())
-    data[8:40] = b"#" * 32
+    data[-9] ^= 1
     path.write_bytes(data)
     return run

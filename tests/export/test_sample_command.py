@@ -109,7 +109,14 @@ def test_a_chat_goes_through_the_tokenizer_s_template_and_only_the_answer_is_pri
     manifest = path.parent / "state" / "manifest.json"
     described = {**json.loads(path.read_text()), "chat_template": TEMPLATE}
     path.write_text(json.dumps(described))
-    monkeypatch.setattr(generate, "_fitted", keep := Kept(generate._fitted))
+    given: list[int] = []
+    fitted = generate._fitted
+
+    def noted(model: Any, ids: torch.Tensor, *rest: Any) -> Any:
+        given[:] = ids[0].tolist()
+        return fitted(model, ids, *rest)
+
+    monkeypatch.setattr(generate, "_fitted", noted)
     sizes = json.loads(manifest.read_text())
     for table in ("model_files", "model_checksums"):
         assert sizes[table].pop("tokenizer_config.json")
@@ -119,19 +126,7 @@ def test_a_chat_goes_through_the_tokenizer_s_template_and_only_the_answer_is_pri
     done.write_text(json.dumps({"step": 4, "manifest_crc32": zlib.crc32(text)}))
     code, out, _ = sample(run, "--chat", "--prompt", "one", "--step", "4")
     assert code == 0 and not out.startswith("one")
-    assert bytes(keep.ids) == b"<user>one<assistant>"
-
-
-class Kept:
-    """Keeps the ids that the model is given."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self.ids: list[int] = []
-
-    def __call__(self, model: Any, ids: torch.Tensor, *rest: Any) -> Any:
-        self.ids = ids[0].tolist()
-        return self._call(model, ids, *rest)
+    assert bytes(given) == b"<user>one<assistant>"
 
 
 def test_text_beyond_the_model_s_positions_is_told_and_cut(whole: RunDirectory, sample: Sample) -> None:
