@@ -186,36 +186,18 @@ def test_a_run_that_cannot_be_resumed_says_why_and_stays_as_it_is(tmp_path: Path
     with pytest.raises(ConfigurationError, match=r"config\.toml cannot be read"):
         launch.resume(run)
     run.config.write_text(PRESET)
-    with RunHeld(run), pytest.raises(WorkbenchError, match="is training it already"):
+    run.acquire()
+    with pytest.raises(WorkbenchError, match="is training it already"):
         launch.resume(RunDirectory(run.path))
+    run.release()
+    (run.checkpoints / "step-00000005").mkdir()
+    with pytest.raises(WorkbenchError, match="step-00000005: DONE is missing"):
+        launch.resume(run)
     write_status(run, Status(phase="finished", step=750, total_steps=750, exit_code=0))
     with pytest.raises(WorkbenchError, match="all its 750 steps are done"):
         launch.resume(run)
     assert read_status(run).phase == "finished"
     assert not run.log.exists()
-
-
-def test_a_run_without_a_whole_checkpoint_is_not_started(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, "p")
-    run.config.write_text(PRESET)
-    write_status(run, Status(phase="stopped", step=5, total_steps=9, exit_code=143))
-    (run.checkpoints / "step-00000005").mkdir()
-    with pytest.raises(WorkbenchError, match="step-00000005: DONE is missing"):
-        launch.resume(run)
-    assert read_status(run).phase == "stopped" and not run.log.exists()
-
-
-class RunHeld:
-    """Holds a run as a trainer does."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.run = run
-
-    def __enter__(self) -> None:
-        self.run.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.run.release()
 
 
 def test_the_command_is_that_of_a_detached_run(tmp_path: Path) -> None:
@@ -228,8 +210,6 @@ def test_the_command_is_that_of_a_detached_run(tmp_path: Path) -> None:
 
 def test_the_last_lines_of_a_log_of_any_length_are_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert launch.tail(log, 5) == ()
-    log.write_bytes(b"")
     assert launch.tail(log, 5) == ()
     log.write_bytes(b"a\n\xff b\nhalf")
     assert launch.tail(log, 2) == ("\ufffd b", "half")

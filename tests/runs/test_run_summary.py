@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from workbench.runs import MetricsWriter, RunDirectory, Status, summary, write_status
-from workbench.runs.summary import RunSummaries, RunSummary, list_summaries, summarize
+from workbench.runs.status import process_started
+from workbench.runs.summary import _NEWEST_RUNS, RunSummaries, RunSummary, newest_trainer, summarize
 
 GONE = 2**22 + 1
 """No process has this number: it is above the largest that Linux gives."""
@@ -24,7 +26,7 @@ def new_run(root: Path, preset: str = "p", status: Status | None = None) -> RunD
 
 
 def row_of(root: Path, name: str) -> RunSummary:
-    [row] = [row for row in list_summaries(root) if row.name == name]
+    [row] = [row for row in RunSummaries(root).read() if row.name == name]
     return row
 
 
@@ -92,7 +94,7 @@ def test_the_newest_run_comes_first_and_what_is_no_run_last(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / "events.jsonl").touch()
     (tmp_path / "zzz-notes").mkdir()
-    names = [row.name for row in list_summaries(tmp_path)]
+    names = [row.name for row in RunSummaries(tmp_path).read()]
     assert names == ["20260103-000000-a-000000", "20260102-000000-b-aaaaaa", "zebra", "zzz-notes"]
 
 
@@ -139,7 +141,7 @@ def test_a_folder_that_is_no_run_is_told_and_hidden_ones_and_links_are_left_out(
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "latest").symlink_to("empty")
     (tmp_path / "file").touch()
-    [row] = list_summaries(tmp_path)
+    [row] = RunSummaries(tmp_path).read()
     assert (row.name, row.state) == ("empty", "foreign")
     assert "no run" in row.problem
 
@@ -171,4 +173,29 @@ def test_a_run_that_is_deleted_while_it_is_looked_at_is_no_folder_of_something_e
         return real(folder)
 
     monkeypatch.setattr(summary, "_stamps", deleted_meanwhile)
-    assert list_summaries(run.path.parent) == ()
+    assert RunSummaries(tmp_path).read() == ()
+
+
+def numbered(root: Path, number: int, **changes: object) -> RunDirectory:
+    """A run that this very process trains, unless `changes` say otherwise; the higher the number, the newer."""
+    run = RunDirectory(root / f"20260101-{number:06d}-p-0a1b2c")
+    run.path.mkdir(parents=True)
+    known = {"phase": "training", "pid": os.getpid(), "pid_started": process_started(os.getpid())}
+    write_status(run, Status(**{**known, "host": socket.gethostname(), **changes}), durable=False)  # type: ignore[arg-type]
+    return run
+
+
+def test_the_newest_trainer_is_the_newest_one_on_this_machine(tmp_path: Path) -> None:
+    assert newest_trainer(tmp_path / "none") is None
+    numbered(tmp_path, 1)
+    assert newest_trainer(tmp_path) == os.getpid()
+    numbered(tmp_path, 2, host="elsewhere", pid=1)
+    numbered(tmp_path, 3, phase="finished", exit_code=0, pid=1)
+    assert newest_trainer(tmp_path) == os.getpid()
+
+
+def test_a_folder_of_thousands_is_not_read_for_the_newest_trainer(tmp_path: Path) -> None:
+    numbered(tmp_path, 0)
+    for number in range(1, _NEWEST_RUNS + 1):
+        numbered(tmp_path, number, phase="finished", exit_code=0)
+    assert newest_trainer(tmp_path) is None

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from workbench.config import parse_config, to_toml
+from workbench.config import load_config, parse_config, to_toml
 from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import precision as engine_precision
 from workbench.engine.disk_files import DiskError
 from workbench.errors import ConfigurationError, DoesNotFitError
+from workbench.presets import find_preset
 from workbench.system.free_space import Mount
 from workbench.training import fitting
 from workbench.training.prepare import Prepared, TextProgress, prepare_run
@@ -177,6 +178,27 @@ def test_a_placement_that_is_fixed_is_refused_with_one_that_would_fit(
         prepare(text_file, small, f"offload.disk_path={tmp_path / 'fast'}", model=model)
     assert "It would fit with one of: " in str(error.value)
     assert 'offload.state = "disk"' in str(error.value)
+
+
+def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fitting, "free_host_bytes", lambda: 16 << 30)
+    monkeypatch.setattr("workbench.plan.machine.free_disk_bytes", lambda path: 64 << 30)
+    config = load_config(find_preset("gpt2-10b"), ["train.device=cpu"])
+    with pytest.raises(DoesNotFitError) as refusal:
+        prepare_run(config, tmp_path, pytest.fail)
+    table = str(refusal.value)
+    assert refusal.value.exit_code == 3
+    assert "10,279,239,680 parameters" in table
+    rows = [line.strip().rsplit("  ", 1)[0].strip() for line in table.splitlines() if line.startswith("  ")]
+    assert rows == [
+        *("weights", "exp_avg and exp_avg_sq", "gradients", "activations", "workspaces", "runtime"),
+        *("needed", "free", "missing"),
+        *("2 + 1 checkpoints", "needed", "free", "missing"),
+    ]
+    assert "host: does not fit" in table and "disk: does not fit" in table
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_folder_that_is_not_there_or_no_folder_is_refused(text_file: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ also after a crash, sees whole things; it gets what is there and a sentence abou
 
 from workbench.runs.control import Command, ControlReader, send_control
 from workbench.runs.directory import RunDirectory
-from workbench.runs.events import Event, append_event, read_events
 from workbench.runs.log import LogTee
 from workbench.runs.metrics import (
     METRIC_COLUMNS,
@@ -19,8 +18,11 @@ from workbench.runs.metrics import (
     record_resume,
 )
 from workbench.runs.records import (
+    Event,
     Lanes,
     LaneSpan,
+    append_event,
+    read_events,
     read_lanes,
     read_plan,
     write_config,

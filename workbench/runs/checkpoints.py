@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
+from workbench.runs.records import read_json
 from workbench.runs.status import read_status
-from workbench.runs.writing import read_json
 from workbench.system.files import crc32
 
 FORMAT_VERSION = 1
@@ -204,12 +204,10 @@ def _check_length(path: Path, expected: int) -> None:
 def _check_contents(files: dict[Path, Spans]) -> None:
     """Compare files with their checksums, several at once. Raises DamagedFileError for the first in order."""
     with ThreadPoolExecutor(_READERS, "check-files") as pool:
-        for damage in pool.map(_damage, sorted(files), (files[path] for path in sorted(files))):
-            if damage is not None:
-                raise damage
+        list(pool.map(_check_content, sorted(files), (files[path] for path in sorted(files))))
 
 
-def _damage(path: Path, spans: Spans) -> DamagedFileError | None:
+def _check_content(path: Path, spans: Spans) -> None:
     try:
         with path.open("rb", buffering=0) as file:
             for size, expected in spans:
@@ -217,16 +215,15 @@ def _damage(path: Path, spans: Spans) -> DamagedFileError | None:
                 while size:
                     piece = file.read(min(size, _PIECE_BYTES))
                     if not piece:
-                        return DamagedFileError(f"{path} ended early")
+                        raise DamagedFileError(f"{path} ended early")
                     seen = crc32(piece, seen)
                     size -= len(piece)
                 if seen != expected:
-                    return DamagedFileError(
+                    raise DamagedFileError(
                         f"{path} is damaged: its checksum is {seen:08x} instead of {expected:08x}"
                     )
     except OSError as error:
-        return DamagedFileError(f"{path} cannot be read: {error.strerror or error}")
-    return None
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def read_best(root: Path) -> BestStep | None:

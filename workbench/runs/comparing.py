@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from workbench.runs.directory import RunDirectory
-from workbench.runs.events import read_events
 from workbench.runs.metrics import MetricsReader
+from workbench.runs.records import read_events
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
-from workbench.runs.events import append_event, read_events
+from workbench.runs.records import append_event, append_line, read_events, read_lines
 from workbench.runs.status import ACTIVE, liveness, read_status
-from workbench.runs.writing import append_line, read_lines
 
 CONTROL_VERSION = 1
 VERBS = ("stop", "save", "pause", "resume")

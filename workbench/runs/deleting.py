@@ -14,8 +14,8 @@ from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.runs.directory import RunDirectory
+from workbench.runs.records import cannot_write
 from workbench.runs.status import ACTIVE, liveness, read_status
-from workbench.runs.writing import cannot_write
 
 _PREFIX = ".deleting-"
 """The beginning of a folder's name while its files are removed. The next deletion removes what a crash leaves."""

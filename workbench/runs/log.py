@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from workbench.runs.writing import cannot_write
+from workbench.runs.records import cannot_write
 
 
 class LogTee:

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
-from workbench.runs.events import Event, append_event
-from workbench.runs.writing import cannot_write
+from workbench.runs.records import Event, append_event, cannot_write
 from workbench.system.files import write_atomically
 
 if TYPE_CHECKING:

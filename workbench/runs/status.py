@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from workbench.runs.directory import RunDirectory
-from workbench.runs.writing import read_json, write_json
+from workbench.runs.records import read_json, write_json
 
 STATUS_VERSION = 1
 STALE_AFTER_S = 120.0

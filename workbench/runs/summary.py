@@ -155,11 +155,6 @@ class RunSummaries:
         return _Reading(stamps, status, row)
 
 
-def list_summaries(root: Path) -> tuple[RunSummary, ...]:
-    """Return a row for every folder in `root`, the newest run first."""
-    return RunSummaries(root).read()
-
-
 def summarize(run: RunDirectory, now: float | None = None) -> RunSummary:
     """Return the row of one run."""
     moment = time.time() if now is None else now

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from workbench.runs import RunDirectory, Status, append_event
 from workbench.runs.control import Answer, ControlReader
-from workbench.runs.writing import read_lines
+from workbench.runs.records import read_lines
 from workbench.tui.dialogs import Choice, Confirm
 from workbench.tui.panels.status_line import KeyLine
 from workbench.tui.run import screen as run_screen

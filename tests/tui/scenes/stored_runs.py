@@ -30,7 +30,7 @@ from workbench.runs import (
     write_plan,
     write_sample,
 )
-from workbench.runs.writing import append_line, write_json
+from workbench.runs.records import append_line, write_json
 
 ELSEWHERE = "trainer.invalid"
 """The machine of living runs: here nobody could ask for their processes."""

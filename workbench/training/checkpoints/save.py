@@ -52,7 +52,7 @@ from workbench.runs.checkpoints import (
     step_folders,
     step_of,
 )
-from workbench.runs.writing import write_json
+from workbench.runs.records import write_json
 from workbench.system.files import crc32, sync
 from workbench.training.checkpoints.load import unit_name
 from workbench.training.checkpoints.state_files import write_tensors

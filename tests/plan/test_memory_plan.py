@@ -9,20 +9,16 @@ import pytest
 import torch
 from tiny_training import SETTINGS, build_engine
 
-from workbench.config import load_config
 from workbench.engine.blocks.discovery import find_units, lay_out
 from workbench.engine.devices.device import CpuDevice
 from workbench.engine.precision import compute_dtypes, dtype_name, working_precision
-from workbench.errors import DoesNotFitError
 from workbench.layout import Layout, ParameterSpec, UnitSpec, build_layout
 from workbench.model.build import build_on_meta, model_config
 from workbench.plan.machine import Free
 from workbench.plan.memory import EngineNeeds, MemoryPlan, heap_reserve, model_rows, plan_memory
 from workbench.plan.workload import Workload
-from workbench.presets import find_preset
 from workbench.profiles.meta_model import count_parts
 from workbench.profiles.model_profile import ModelProfile
-from workbench.training.prepare import prepare_run
 
 GIB = 1 << 30
 
@@ -223,29 +219,6 @@ def test_a_tier_that_lacks_a_byte_does_not_fit_and_says_how_much_is_missing() ->
     assert "host: does not fit" in short.table() and "missing" in short.table()
     assert short.missing_bytes == 1
     assert not plan(free_disk=1000).fits
-
-
-def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from workbench.training import fitting
-
-    monkeypatch.setattr(fitting, "free_host_bytes", lambda: 16 * GIB)
-    monkeypatch.setattr("workbench.plan.machine.free_disk_bytes", lambda path: 64 * GIB)
-    config = load_config(find_preset("gpt2-10b"), ["train.device=cpu"])
-    with pytest.raises(DoesNotFitError) as refusal:
-        prepare_run(config, tmp_path, pytest.fail)
-    table = str(refusal.value)
-    assert refusal.value.exit_code == 3
-    assert "10,279,239,680 parameters" in table
-    rows = [line.strip().rsplit("  ", 1)[0].strip() for line in table.splitlines() if line.startswith("  ")]
-    assert rows == [
-        *("weights", "exp_avg and exp_avg_sq", "gradients", "activations", "workspaces", "runtime"),
-        *("needed", "free", "missing"),
-        *("2 + 1 checkpoints", "needed", "free", "missing"),
-    ]
-    assert "host: does not fit" in table and "disk: does not fit" in table
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_heap_keeps_holes_only_in_one_memory_whose_blocks_are_not_given_back() -> None:

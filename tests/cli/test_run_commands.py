@@ -86,37 +86,21 @@ def test_a_run_that_is_not_alive_is_not_steered(
     assert read_events(run).events == []
 
 
-@pytest.mark.parametrize("phase", ["stopped", "training", "failed"])
-def test_resume_starts_a_run_without_a_trainer_from_its_last_checkpoint(
-    run: RunDirectory, phase: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("phase", "changes"),
+    [("stopped", []), ("training", []), ("failed", ["offload.state=disk"]), ("finished", ["train.steps=9"])],
+)
+def test_resume_starts_a_run_without_a_trainer_from_its_last_checkpoint_with_its_changes(
+    run: RunDirectory, phase: str, changes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_status(run, Status(phase=phase, pid=2**22 + 1, pid_started=1.0))
+    write_status(run, Status(phase=phase, step=4, total_steps=4, pid=2**22 + 1, pid_started=1.0))
     calls: list[dict[str, object]] = []
-
-    def train(**arguments: object) -> int:
-        calls.append(arguments)
-        return 7
-
     command = types.ModuleType("workbench.training.command")
-    command.run = train  # type: ignore[attr-defined]
+    command.run = lambda **options: calls.append(options) or 7  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workbench.training.command", command)
-    assert run_commands.steer(verb="resume", run=run.name, runs=run.path.parent) == 7
-    expected = {"preset": None, "overrides": [], "resume": str(run.path), "detach": True, "runs": None}
-    assert calls == [expected]
-
-
-@pytest.mark.parametrize("phase", ["stopped", "failed", "finished"])
-def test_resume_hands_changes_on_to_the_run_that_starts_again(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, phase: str
-) -> None:
-    seen: dict[str, object] = {}
-    command = types.ModuleType("workbench.training.command")
-    command.run = lambda **options: seen.update(options) or 7  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "workbench.training.command", command)
-    write_status(run, Status(phase=phase, step=4, total_steps=4))
-    changes = ["offload.state=disk", "train.steps=9"]
     assert run_commands.steer(verb="resume", run=run.name, runs=run.path.parent, overrides=changes) == 7
-    assert seen["overrides"] == changes and seen["resume"] == str(run.path)
+    expected = {"preset": None, "overrides": changes, "resume": str(run.path), "detach": True, "runs": None}
+    assert calls == [expected]
 
 
 @pytest.mark.parametrize("phase", ["training", "paused"])
