@@ -1,4 +1,4 @@
-"""The pool behind the host optimizer: named threads, several pools, forks, closing, interpreter exit."""
+"""The pool behind the host optimizer: named threads, several pools, forks, closing, exit, and how many there are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.optimizer import candidates, fastest_thread_count, host
 from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
 
 LARGE = 300_000  # enough elements that all threads get slices
@@ -204,13 +205,9 @@ def test_a_fork_while_another_thread_is_in_a_call_leaves_a_working_child() -> No
     assert run.stdout == "{0}\n", run.stderr
 
 
-def test_the_interpreter_leaves_cleanly_without_close() -> None:
-    run = run_python("import builtins; builtins.kept = kept = [optimizer]; kept.append(kept); print('end')")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
-
-
-def test_the_interpreter_leaves_cleanly_while_a_daemon_thread_is_in_a_call() -> None:
+def test_the_interpreter_leaves_cleanly_without_close_while_a_daemon_thread_is_in_a_call() -> None:
     run = run_python(
+        "import builtins; builtins.kept = kept = [optimizer]; kept.append(kept)\n"
         "started = threading.Event()\n"
         "def work():\n"
         "    try:\n"
@@ -240,9 +237,7 @@ def test_the_pools_threads_take_no_signals() -> None:
         assert all(mask >> (number - 1) & 1 for mask in masks)
 
 
-def test_auto_takes_no_more_threads_than_the_process_may_use() -> None:
-    with HostOptimizer() as optimizer:
-        assert 1 <= optimizer.threads <= (os.cpu_count() or 1)
+# How many
 
 
 @linux_only
@@ -254,3 +249,47 @@ def test_auto_respects_affinity() -> None:
             assert optimizer.threads == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])]
+)
+def test_powers_of_two_and_all_cpus_are_tried(most: int, counts: list[int]) -> None:
+    assert candidates(most) == counts
+
+
+def test_threads_that_memory_cannot_feed_are_not_taken() -> None:
+    """Speed grows up to 8 threads and then stays."""
+    assert fastest_thread_count(64, lambda threads: 1 / min(threads, 8)) == 8
+    assert fastest_thread_count(64, lambda threads: 1 / min(threads, 8) - threads * 1e-5) == 8
+    assert fastest_thread_count(64, lambda threads: 1 / threads) == 64
+    assert fastest_thread_count(2, lambda threads: float(threads)) == 1
+
+
+def test_a_machine_that_is_busy_now_and_then_does_not_decide() -> None:
+    calls = 0
+
+    def seconds(threads: int) -> float:
+        nonlocal calls
+        calls += 1
+        return 1 / threads + (10 if calls % 3 == 0 else 0)
+
+    assert fastest_thread_count(16, seconds) == 16
+
+
+def test_one_cpu_is_not_measured() -> None:
+    def never(threads: int) -> float:
+        raise AssertionError("measured")
+
+    assert fastest_thread_count(1, never) == 1
+    assert host.measured_threads(1) == 1
+
+
+def test_auto_measures_once_and_stays_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    host.measured_threads.cache_clear()
+    chosen = host.measured_threads(2)
+    assert chosen in (1, 2)
+    monkeypatch.setattr(host, "fastest_thread_count", None)  # a second measurement would call it
+    monkeypatch.setattr(host, "usable_cpus", lambda: 2)
+    with host.HostOptimizer() as optimizer:
+        assert optimizer.threads == chosen

@@ -21,6 +21,35 @@ from workbench.optimizer.reference import ReferenceParameter, join_float32, spli
 DECAYING = AdamW(lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("decay", [True, False])
+def test_the_reference_has_torchs_bits_also_where_gradients_are_missing(
+    dtype: torch.dtype, decay: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(10, 7, generator=generator, dtype=dtype)
+    theirs = start.clone().requires_grad_()
+    settings = AdamW(lr=1e-2, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        [theirs],
+        lr=1e-2,
+        betas=(0.8, 0.99),
+        eps=1e-6,
+        weight_decay=0.1 if decay else 0.0,
+        foreach=False,
+    )
+    ours = ReferenceParameter.fresh(start, decay=decay)
+    for step in range(10):
+        gradient = None if step % 3 == 1 else torch.randn(10, 7, generator=generator, dtype=dtype)
+        theirs.grad = gradient
+        optimizer.step()
+        ours.update(gradient, settings)
+    assert ours.step == 7
+    assert torch.equal(ours.parameter, theirs.detach())
+    assert torch.equal(ours.exp_avg, optimizer.state[theirs]["exp_avg"])
+    assert torch.equal(ours.exp_avg_sq, optimizer.state[theirs]["exp_avg_sq"])
+
+
 @functools.cache
 def parity(capability: str) -> dict[str, dict[str, float]]:
     """torch_parity's report from a process in which torch uses that capability's kernels.
@@ -76,24 +105,39 @@ def rounded_adamw(
     return parameter.addcdiv(exp_avg, denominator, value=-step_size)
 
 
+def update(
+    pieces: list[Piece],
+    gradients: list[Tensor | None],
+    settings: AdamW = DECAYING,
+    steps: int = 1,
+    scale: float = 1.0,
+    threads: int = 1,
+) -> None:
+    """Take one update, the `steps`-th of each piece."""
+    table = PieceTable(pieces)
+    table.set_gradients(gradients)
+    table.set_steps([steps] * len(pieces))
+    with HostOptimizer(threads) as optimizer:
+        optimizer.update(table, settings, scale)
+
+
+def zeros(count: int) -> Piece:
+    return Piece(*(torch.zeros(count) for _ in range(3)))
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0])
 def test_the_parameter_has_the_bits_of_the_same_operations_correctly_rounded(scale: float) -> None:
     generator = torch.Generator().manual_seed(3)
-    parameter = torch.randn(200_003, generator=generator) * scale
-    before = parameter.clone()
-    piece = Piece(
-        torch.randn(200_003, generator=generator), torch.rand(200_003, generator=generator), parameter
-    )
-    table = PieceTable([piece])
-    table.set_gradient(0, torch.randn(200_003, generator=generator))
-    table.set_step(0, 7)
-    with HostOptimizer(threads=2) as optimizer:
-        optimizer.update(table, DECAYING)
+    before, exp_avg, gradient = (torch.randn(200_003, generator=generator) for _ in range(3))
+    before *= scale
+    piece = Piece(exp_avg, torch.rand(200_003, generator=generator), before.clone())
+    update([piece], [gradient], steps=7, threads=2)
+    assert piece.master is not None
     expected = rounded_adamw(before, piece.exp_avg, piece.exp_avg_sq, DECAYING, step=7)
-    assert torch_parity.different(parameter, expected) == 0
+    assert torch_parity.different(piece.master, expected) == 0
 
 
-def run_steps(optimizer: HostOptimizer, layout: str) -> list[Tensor]:
+def run_steps(layout: str) -> list[Tensor]:
     """Three steps of one piece; returns everything that an update may change."""
     generator = torch.Generator().manual_seed(11)
     master = torch.randn(1000, generator=generator)
@@ -104,11 +148,8 @@ def run_steps(optimizer: HostOptimizer, layout: str) -> list[Tensor]:
     else:
         emit = torch.zeros(1000, dtype=torch.bfloat16) if layout == "emit" else None
         piece = Piece(*moments, master=master, emit=emit)
-    table = PieceTable([piece])
     for step in range(3):
-        table.set_gradient(0, torch.randn(1000, generator=generator) * 10.0 ** (step - 1))
-        table.set_step(0, step + 1)
-        optimizer.update(table, DECAYING)
+        update([piece], [torch.randn(1000, generator=generator) * 10.0 ** (step - 1)], steps=step + 1)
     return [*moments, *(t for t in (piece.master, piece.high, piece.low, piece.emit) if t is not None)]
 
 
@@ -117,14 +158,9 @@ def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def test_a_split_master_takes_the_same_steps_as_a_plain_one_and_an_emitting_one() -> None:
-    with HostOptimizer(threads=1) as optimizer:
-        plain = run_steps(optimizer, "master")
-        split = run_steps(optimizer, "split")
-        emitting = run_steps(optimizer, "emit")
-    assert same_bits(plain[:2], split[:2])
-    assert same_bits([plain[2]], [join_float32(split[2], split[3])])
-    assert same_bits(plain, emitting[:3])
-    assert same_bits([emitting[3]], [split[2]])
+    plain, split, emitting = (run_steps(layout) for layout in ("master", "split", "emit"))
+    assert same_bits(plain, [*split[:2], join_float32(split[2], split[3])])
+    assert same_bits([*plain, split[2]], emitting)
 
 
 def test_float64_agrees_with_weight_decay_scale_and_step_counts_of_each_piece() -> None:
@@ -161,18 +197,12 @@ def test_float64_agrees_with_weight_decay_scale_and_step_counts_of_each_piece() 
 def test_one_step_is_within_a_few_roundings_of_float64_at_any_step_count(step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     settings = AdamW(lr=1e-3, betas=(0.9, 0.999))
-    exp_avg = torch.rand(1000, generator=generator) + 0.5
-    exp_avg_sq = torch.rand(1000, generator=generator) + 0.5
+    exp_avg, exp_avg_sq, gradient = (torch.rand(1000, generator=generator) + 0.5 for _ in range(3))
     truth = ReferenceParameter(
         torch.zeros(1000, dtype=torch.float64), exp_avg.double(), exp_avg_sq.double(), step=step - 1
     )
     piece = Piece(exp_avg, exp_avg_sq, master=torch.zeros(1000))
-    gradient = torch.rand(1000, generator=generator)
-    table = PieceTable([piece])
-    table.set_gradient(0, gradient)
-    table.set_step(0, step)
-    with HostOptimizer(threads=1) as optimizer:
-        optimizer.update(table, settings)
+    update([piece], [gradient], settings, steps=step)
     truth.update(gradient, settings)
     assert piece.master is not None
     error = (piece.master.double() - truth.parameter).abs() / truth.parameter.abs()
@@ -181,83 +211,38 @@ def test_one_step_is_within_a_few_roundings_of_float64_at_any_step_count(step: i
 
 def test_the_scale_multiplies_the_gradient_in_float32_and_one_changes_nothing() -> None:
     gradient = torch.randn(1000, generator=torch.Generator().manual_seed(2))
-    moments = []
-    with HostOptimizer(threads=1) as optimizer:
-        for given, scale in ((gradient, 0.3), (gradient * 0.3, 1.0)):
-            piece = Piece(torch.zeros(1000), torch.zeros(1000), master=torch.zeros(1000))
-            table = PieceTable([piece])
-            table.set_gradient(0, given)
-            table.set_step(0, 1)
-            optimizer.update(table, AdamW(), gradient_scale=scale)
-            moments.append([piece.exp_avg, piece.exp_avg_sq])
-    assert same_bits(moments[0], moments[1])
+    scaled, plain = zeros(1000), zeros(1000)
+    update([scaled], [gradient], scale=0.3)
+    update([plain], [gradient * 0.3])
+    assert same_bits([scaled.exp_avg, scaled.exp_avg_sq], [plain.exp_avg, plain.exp_avg_sq])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_16_bit_gradient_is_widened_exactly(dtype: torch.dtype) -> None:
     patterns = torch.arange(-32768, 32768).to(torch.int16).view(dtype)
     gradient = patterns[patterns.float().isfinite()]
-    results = []
-    with HostOptimizer(threads=1) as optimizer:
-        for given in (gradient, gradient.float()):
-            piece = Piece(*(torch.zeros(given.numel()) for _ in range(3)))
-            table = PieceTable([piece])
-            table.set_gradient(0, given)
-            table.set_step(0, 1)
-            optimizer.update(table, AdamW(betas=(0.0, 0.999)))
-            results.append([piece.exp_avg, piece.exp_avg_sq])
-    assert same_bits(results[0], results[1])
-    assert torch.equal(results[0][0], gradient.float())
+    narrow, wide = zeros(gradient.numel()), zeros(gradient.numel())
+    update([narrow, wide], [gradient, gradient.float()], AdamW(betas=(0.0, 0.999)))
+    assert same_bits([narrow.exp_avg, narrow.exp_avg_sq], [wide.exp_avg, wide.exp_avg_sq])
+    assert torch.equal(narrow.exp_avg, gradient.float())
 
 
 def test_a_piece_without_a_gradient_is_left_untouched() -> None:
-    pieces = [Piece(torch.ones(40_000), torch.ones(40_000), master=torch.ones(40_000)) for _ in range(3)]
-    table = PieceTable(pieces)
-    for index in range(3):
-        table.set_gradient(index, torch.ones(40_000))
-        table.set_step(index, 1)
-    table.set_gradient(1, None)
-    with HostOptimizer(threads=2) as optimizer:
-        optimizer.update(table, DECAYING)
+    pieces = [Piece(*(torch.ones(40_000) for _ in range(3))) for _ in range(3)]
+    update(pieces, [torch.ones(40_000), None, torch.ones(40_000)], threads=2)
     for index, piece in enumerate(pieces):
         assert piece.master is not None
-        moved = bool((piece.master != 1).all())
-        assert moved == (index != 1)
+        assert bool((piece.master != 1).all()) == (index != 1)
         assert bool((piece.exp_avg_sq == 1).all())  # 1 is its fixed point at a gradient of 1
     assert torch.equal(pieces[1].exp_avg, torch.ones(40_000))
 
 
-def test_nothing_is_written_beside_a_piece() -> None:
-    blocks = [torch.full((300,), 7.0) for _ in range(3)]
-    high, low = (torch.full((300,), 7, dtype=dtype) for dtype in (torch.bfloat16, torch.int16))
-    for begin, end in ((1, 2), (3, 20), (21, 298)):
-        pieces = [
-            Piece(blocks[0][begin:end], blocks[1][begin:end], master=blocks[2][begin:end]),
-            Piece(
-                torch.zeros(end - begin), torch.zeros(end - begin), high=high[begin:end], low=low[begin:end]
-            ),
-        ]
-        table = PieceTable(pieces)
-        for index in range(2):
-            table.set_gradient(index, torch.ones(end - begin))
-            table.set_step(index, 1)
-        with HostOptimizer(threads=1) as optimizer:
-            optimizer.update(table, DECAYING)
-    for tensor in (*blocks, high, low):
-        assert tensor[[0, 2, 20, 298, 299]].tolist() == [7] * 5
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_denormals_survive_where_the_calling_thread_flushes_them(threads: int) -> None:
-    tiny = torch.full((100_000,), 1e-40)
-    piece = Piece(torch.zeros(100_000), torch.zeros(100_000), master=torch.zeros(100_000))
-    table = PieceTable([piece])
-    table.set_gradient(0, tiny)
-    table.set_step(0, 1)
+    tiny, piece = torch.full((100_000,), 1e-40), zeros(100_000)
     torch.set_flush_denormal(True)
     try:
-        with HostOptimizer(threads=threads) as optimizer:
-            optimizer.update(table, AdamW())
+        update([piece], [tiny], AdamW(), threads=threads)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(piece.exp_avg, torch.zeros(100_000).lerp_(tiny, 1 - 0.9))
