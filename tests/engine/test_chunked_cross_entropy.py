@@ -42,25 +42,22 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
+POINTWISE = (lambda z: z[..., :290], lambda z: z / 2.0, torch.tanh, lambda z: z * 2.0)
+
+
+@pytest.mark.parametrize("pointwise", [(), POINTWISE], ids=["logits", "functions of each token"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 60, 61, 1000])
-def test_loss_and_gradients_are_those_of_the_whole_logits(chunk_tokens: int, reduction: Any) -> None:
+def test_loss_and_gradients_are_those_of_the_whole_logits(
+    chunk_tokens: int, reduction: Any, pointwise: Any
+) -> None:
     leaves = make(torch.float32)
-    loss = chunked_cross_entropy(*leaves, chunk_tokens=chunk_tokens, reduction=reduction)
-    gradients = torch.autograd.grad(loss, leaves[:3])
-    expected, expected_gradients = whole(leaves, reduction=reduction)
-    assert loss.dtype == torch.float32 and loss.shape == ()
-    assert error(loss.detach(), expected) < 1e-6
-    assert max(error(a, b) for a, b in zip(gradients, expected_gradients, strict=True)) < 1e-6
-
-
-def test_functions_of_each_token_are_passed_through_by_value_and_by_gradient() -> None:
-    leaves = make(torch.float32)
-    functions = (lambda z: z[..., :290], lambda z: z / 2.0, torch.tanh, lambda z: z * 2.0)
     leaves[3].clamp_(max=289)
-    loss = chunked_cross_entropy(*leaves, chunk_tokens=9, pointwise=functions)
+    options: dict[str, Any] = {"reduction": reduction, "pointwise": pointwise}
+    loss = chunked_cross_entropy(*leaves, chunk_tokens=chunk_tokens, **options)
     gradients = torch.autograd.grad(loss, leaves[:3])
-    expected, expected_gradients = whole(leaves, functions)
+    expected, expected_gradients = whole(leaves, **options)
+    assert loss.dtype == torch.float32 and loss.shape == ()
     assert error(loss.detach(), expected) < 1e-6
     assert max(error(a, b) for a, b in zip(gradients, expected_gradients, strict=True)) < 1e-6
 
@@ -101,14 +98,6 @@ def test_the_weights_gradient_is_summed_in_fp32_over_any_number_of_chunks() -> N
         return error(torch.autograd.grad(loss, leaves[1])[0], expected[1])
 
     assert of_weight(1) < 1.2 * of_weight(TOKENS)
-
-
-def test_without_gradients_only_the_loss_is_computed() -> None:
-    leaves = make(torch.float32)
-    with torch.no_grad():
-        loss = chunked_cross_entropy(*leaves, chunk_tokens=9)
-    assert loss.grad_fn is None
-    assert error(loss, whole(leaves)[0]) < 1e-6
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])

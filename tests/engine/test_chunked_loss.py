@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import COMMON, FAMILIES, GROUPED, add_adapters, build
-from small_models import VOCABULARY, SeparateMemory, batches, clone, gpt2, llama
+from small_models import VOCABULARY, SeparateMemory, batches, gpt2, llama
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -149,13 +149,10 @@ def assert_same(model: nn.Module, chunked: ChunkedLoss, **kwargs: Any) -> dict[s
     return found
 
 
-@pytest.fixture(params=sorted(MODELS))
-def model(request: pytest.FixtureRequest) -> Any:
+@pytest.mark.parametrize("name", MODELS)
+def test_every_familys_loss_and_gradients_are_its_own_without_whole_logits(name: str) -> None:
     torch.manual_seed(1)
-    return MODELS[request.param]().train()
-
-
-def test_every_familys_loss_and_gradients_are_its_own_without_whole_logits(model: Any) -> None:
+    model = MODELS[name]().train()
     chunked = ChunkedLoss(model, chunk_tokens=CHUNK)
     chunked.check(data()[0], use_cache=False)
     assert chunked.refusal is None
@@ -163,24 +160,12 @@ def test_every_familys_loss_and_gradients_are_its_own_without_whole_logits(model
     with Largest(model.get_output_embeddings().weight) as largest:
         chunked(*data(), use_cache=False).backward()
     assert 0 < largest.rows <= CHUNK
-
-
-def test_evaluation_computes_the_same_loss_and_no_gradients(model: Any) -> None:
     model.eval()
     with torch.no_grad():
-        loss = ChunkedLoss(model, chunk_tokens=CHUNK)(*data(), use_cache=False)
+        loss = chunked(*data(), use_cache=False)
         expected = own_loss(model, *data(), use_cache=False)
     assert not loss.requires_grad
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
-
-
-def test_a_router_loss_is_part_of_it_where_it_is_configured() -> None:
-    torch.manual_seed(1)
-    model = _router().eval()
-    chunked = ChunkedLoss(model, chunk_tokens=CHUNK)
-    with_router = float(chunked(*data()).detach())
-    model.config.output_router_logits = False
-    assert with_router > float(chunked(*data()).detach()) + 0.1
 
 
 def test_a_batch_of_one_chunk_is_left_to_the_model_bit_for_bit() -> None:
@@ -415,23 +400,3 @@ def test_the_check_leaves_no_trace_in_training(weights: Any, precision: Any) -> 
 
     checked, unchecked = train(True), train(False)
     assert all(torch.equal(a, b) for a, b in zip(checked, unchecked, strict=True))
-
-
-def test_an_engine_trains_to_the_same_losses_in_chunks() -> None:
-    def train(make_loss: Callable[[Any], Callable[..., Tensor]]) -> list[float]:
-        model = clone(llama())
-        with OffloadEngine(
-            model, optimizer=AdamW(lr=1e-2), precision="fp32", device="cpu", threads=1, gradient_clipping=1.0
-        ) as engine:
-            loss_of = make_loss(model)
-            losses = []
-            for ids in batches(1) * 6:
-                loss = loss_of(ids, ids, use_cache=False)
-                losses.append(float(loss.detach()))
-                engine.backward(loss)
-                engine.step()
-        return losses
-
-    own = train(lambda model: lambda ids, labels, **more: own_loss(model, ids, labels, **more))
-    chunked = train(lambda model: ChunkedLoss(model, chunk_tokens=CHUNK))
-    assert chunked == pytest.approx(own, rel=1e-5) and own[-1] < 0.9 * own[0]

@@ -473,6 +473,8 @@ def test_a_closed_engines_model_is_torchs_again_and_nothing_holds_it(way: str, t
         engine.step()
     newest = engine_weights(engine, model)
     engine.close()
+    engine.close()
+    assert not any("forward" in vars(module) or module._forward_pre_hooks for module in model.modules())
     if WAYS[way]["weights"] != "disk":
         expected = stack()
         expected.load_state_dict(newest)
