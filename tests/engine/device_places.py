@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SeparateMemory, loss_of
-from torch import Tensor
+from plain_torch import SETTINGS, Outcome
+from small_models import SeparateMemory, clone, loss_of
+from torch import Tensor, nn
 
 from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.engine.devices.device import Device, Event
+from workbench.optimizer.reference import ReferenceParameter, split_float32
 from workbench.timeline import Lane
 
 # cuBLAS reads it when it is first used.
@@ -75,3 +77,29 @@ def open_place(place: str, seed: int | None = None) -> Device:
 def loss_at(place: str) -> Any:
     """`loss_of` for batches that are on the CPU and a model that is at `place`."""
     return lambda model, ids: loss_of(model, ids.to(torch_device(place)))
+
+
+def train_16_bits(
+    start: nn.Module, data: list[Tensor], dtype: torch.dtype, compute: torch.dtype, scale: float, place: str
+) -> Outcome:
+    """Weights rounded to `dtype` before each step, computed in `compute`; AdamW on fp32 masters, on the CPU."""
+    model = clone(start).to(torch_device(place))  # buffers stay as they are
+    kept = {
+        n: ReferenceParameter.fresh(p.detach().clone(), decay=p.dim() >= 2)
+        for n, p in start.named_parameters()
+    }
+    outcome = Outcome()
+    for ids in data:
+        for name, parameter in model.named_parameters():
+            master = kept[name].parameter
+            rounded = split_float32(master)[0] if dtype == torch.bfloat16 else master.to(dtype)
+            parameter.data = rounded.to(torch_device(place), compute)
+            parameter.grad = None
+        loss = loss_at(place)(model, ids)
+        (loss * scale).backward()
+        outcome.losses.append(loss.item())
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            kept[name].update(parameter.grad.to(dtype).float().cpu() / scale, SETTINGS)
+    outcome.parameters.update({name: k.parameter for name, k in kept.items()})
+    return outcome

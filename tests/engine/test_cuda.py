@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from device_places import NEEDS_CUDA, PLACES, loss_at, open_place, torch_device
+from device_places import NEEDS_CUDA, PLACES, loss_at, open_place, torch_device, train_16_bits
 from families import PLACEMENTS, Placement
 from plain_torch import (
-    SETTINGS,
     Outcome,
     assert_same_bits,
     assert_trains_the_same,
@@ -29,7 +28,6 @@ from workbench.engine import OffloadEngine
 from workbench.engine.blocks import activation_offload
 from workbench.engine.devices.device import Device
 from workbench.engine.non_finite import LossScaling
-from workbench.optimizer.reference import ReferenceParameter, split_float32
 
 STEPS = 4
 INITIAL_SCALE, HYSTERESIS = LossScaling().initial, LossScaling().hysteresis
@@ -140,31 +138,6 @@ def test_fp32_trains_what_torch_trains(
     assert_trains_the_same(ours, train_plainly(start, place, **common), start)
 
 
-def train_16_bits(start: nn.Module, place: str, dtype: torch.dtype, scale: float) -> Outcome:
-    """Weights rounded to `dtype` before each step and computed in it; AdamW on fp32 masters, with its gradients."""
-    model = clone(start).to(torch_device(place))  # buffers stay as they are
-    kept = {
-        n: ReferenceParameter.fresh(p.detach().clone(), decay=p.dim() >= 2)
-        for n, p in start.named_parameters()
-    }
-    outcome = Outcome()
-    compute_loss = loss_at(place)
-    for (ids,) in steps_of(1):
-        for name, parameter in model.named_parameters():
-            master = kept[name].parameter
-            rounded = split_float32(master)[0] if dtype == torch.bfloat16 else master.to(dtype)
-            parameter.data = rounded.to(torch_device(place))
-            parameter.grad = None
-        loss = compute_loss(model, ids)
-        (loss * scale).backward()
-        outcome.losses.append(loss.item())
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            kept[name].update(parameter.grad.float().cpu() / scale, SETTINGS)
-    outcome.parameters.update({name: k.parameter for name, k in kept.items()})
-    return outcome
-
-
 @pytest.mark.parametrize(("precision", "scale"), [("bf16", 1.0), ("fp16", INITIAL_SCALE)])
 @pytest.mark.parametrize("weights", ["device", "host"])
 @pytest.mark.parametrize("place", PLACES)
@@ -173,7 +146,7 @@ def test_16_bits_train_what_torch_trains_on_fp32_masters(
 ) -> None:
     start = MODELS["llama"](layers=LAYERS)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    wanted = train_16_bits(start, place, dtype, scale)
+    wanted = train_16_bits(start, batches(STEPS), dtype, dtype, scale, place)
     device = open_place(place, seed=2)
     ours = train(start, place, device, precision=precision, compute="same", weights=weights)
     assert ours.losses == pytest.approx(wanted.losses, rel=1e-3)
@@ -200,6 +173,7 @@ def test_an_overflow_in_fp16_writes_nothing_and_lowers_the_scale(place: str, sta
             assert result.skipped and result.loss_scale == INITIAL_SCALE, number
         after = {n: w.clone() for unit in engine.weights() for n, w in unit.items()}
         assert all(torch.equal(before[name], after[name]) for name in before)
+        assert set(engine.counters()["parameter_steps"].values()) == {0}
         engine.backward(compute_loss(model, ids))
         result = engine.step().result()
         assert not result.skipped and result.loss_scale == INITIAL_SCALE / 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,16 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from device_places import LONGEST_CYCLES, NEEDS_CUDA, PLACES, DelayedCuda, loss_at, open_place, torch_device
+from device_places import LONGEST_CYCLES, NEEDS_CUDA, DelayedCuda, loss_at
 from plain_torch import Outcome, assert_same_bits, train_engine
-from small_models import MODELS, SeparateMemory, batches, loss_of
+from small_models import MODELS, batches, loss_of
 from torch import Tensor, nn
 
 from workbench.engine import OffloadEngine
 from workbench.engine.devices.cuda_device import CudaDevice
-from workbench.engine.devices.device import Device, Event
+from workbench.engine.devices.device import Device
 from workbench.timeline import Lane
 from workbench.training.failures import explain
+
+pytestmark = list(NEEDS_CUDA)
 
 SIZES = (1, 4095, 1 << 20, (5 << 20) + 3, (40 << 20) + 7)
 
@@ -50,9 +51,8 @@ def carried_beside_compute(device: Device, host: Tensor, back: Tensor) -> None:
 
 @pytest.mark.parametrize("carry", [carried, carried_beside_compute])
 @pytest.mark.parametrize("nbytes", SIZES)
-@pytest.mark.parametrize("place", PLACES)
-def test_every_byte_arrives(place: str, nbytes: int, carry: Callable[[Device, Tensor, Tensor], None]) -> None:
-    device = open_place(place, seed=0)
+def test_every_byte_arrives(nbytes: int, carry: Callable[[Device, Tensor, Tensor], None]) -> None:
+    device = DelayedCuda(seed=0)
     host, back = (device.empty_host(nbytes, torch.uint8) for _ in range(2))
     host.copy_(counting(nbytes))
     carry(device, host, back)
@@ -83,7 +83,7 @@ class Grudging:
 
 @pytest.fixture
 def grudging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    real = torch.cuda.cudart() if torch.cuda.is_available() else None
+    real = torch.cuda.cudart()
 
     def limit(room: int) -> None:
         monkeypatch.setattr(torch.cuda, "cudart", lambda: Grudging(real, room))
@@ -91,13 +91,6 @@ def grudging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return limit
 
 
-def gpu_test(function: Any) -> Any:
-    for mark in NEEDS_CUDA:
-        function = mark(function)
-    return function
-
-
-@gpu_test
 def test_host_memory_is_pinned_until_the_device_is_closed() -> None:
     device = CudaDevice(torch.device("cuda"))
     kept, given_back = (device.empty_host(1 << 20, torch.float32) for _ in range(2))
@@ -110,19 +103,6 @@ def test_host_memory_is_pinned_until_the_device_is_closed() -> None:
     assert not kept.is_pinned() and not pages.is_pinned()
 
 
-@gpu_test
-def test_a_copy_goes_across_registered_pieces() -> None:
-    device = CudaDevice(torch.device("cuda"))
-    device._host._piece_bytes = 1 << 20
-    host, back = (device.empty_host(10 << 20, torch.uint8) for _ in range(2))
-    assert len(device._host.cut(host)) == 10
-    host.copy_(counting(host.numel()))
-    carried(device, host[1000:-1000], back[1000:-1000])
-    assert torch.equal(host[1000:-1000], back[1000:-1000])
-    device.close()
-
-
-@gpu_test
 @pytest.mark.parametrize("room", [0, 3 << 20])
 @pytest.mark.parametrize("carry", [carried, carried_beside_compute])
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -141,7 +121,6 @@ def test_every_byte_arrives_where_registration_fails(
     device.close()
 
 
-@gpu_test
 def test_where_registration_fails_the_user_is_told_once_and_the_next_kernel_is_not_blamed(
     grudging: Callable[[int], None],
 ) -> None:
@@ -155,7 +134,6 @@ def test_where_registration_fails_the_user_is_told_once_and_the_next_kernel_is_n
     device.close()
 
 
-@gpu_test
 def test_an_error_of_the_real_runtime_is_not_left_for_the_next_kernel() -> None:
     """Memory that is registered already is refused by the driver itself."""
     device = CudaDevice(torch.device("cuda"))
@@ -167,7 +145,6 @@ def test_an_error_of_the_real_runtime_is_not_left_for_the_next_kernel() -> None:
     device.close()
 
 
-@gpu_test
 @pytest.mark.parametrize("options", [{"weights": "host"}, {"weights": "device", "activations": "host"}])
 def test_training_gives_the_same_bits_where_registration_fails(
     options: dict[str, Any], grudging: Callable[[int], None]
@@ -188,7 +165,6 @@ def test_training_gives_the_same_bits_where_registration_fails(
 # Streams
 
 
-@gpu_test
 def test_a_copy_waits_for_its_mark_and_compute_for_the_copy_it_is_held_for() -> None:
     device = CudaDevice(torch.device("cuda"))
     host, back = (device.empty_host(1 << 20, torch.float32) for _ in range(2))
@@ -204,7 +180,6 @@ def test_a_copy_waits_for_its_mark_and_compute_for_the_copy_it_is_held_for() -> 
     device.close()
 
 
-@gpu_test
 def test_memory_from_the_device_is_not_written_by_what_compute_had_issued_before() -> None:
     """The allocator hands over memory at once that a kernel of compute has yet to write."""
     device = CudaDevice(torch.device("cuda"))
@@ -223,28 +198,6 @@ def test_memory_from_the_device_is_not_written_by_what_compute_had_issued_before
     device.close()
 
 
-class Impatient(DelayedCuda):
-    """Copies that do not wait for compute, and a compute that is always late."""
-
-    def record_event(self) -> Event:
-        torch.cuda._sleep(LONGEST_CYCLES)
-        return super().record_event()
-
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
-        super().copy(lane, destination, source, None)
-
-
-@gpu_test
-def test_these_delays_show_a_copy_that_does_not_wait() -> None:
-    start = MODELS["gpt2"](layers=5)
-    data = [[ids] for ids in batches(4)]
-    common: dict[str, Any] = {"compute_loss": loss_at("cuda"), "weights": "host"}
-    right = train_engine(start, data, DelayedCuda(0), **common)
-    with pytest.raises(Exception):  # noqa: B017 - other bits, or gradients that are not finite
-        assert_same_bits(right, train_engine(start, data, Impatient(0), **common))
-
-
-@gpu_test
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_lanes_use_the_device_that_they_were_given() -> None:
     before = torch.cuda.memory_reserved(0)
@@ -254,22 +207,6 @@ def test_lanes_use_the_device_that_they_were_given() -> None:
             engine.backward(loss_of(model, ids.to("cuda:1")))
             engine.step()
     assert torch.cuda.memory_reserved(0) == before
-
-
-@gpu_test
-def test_lane_threads_are_on_the_device_before_their_first_task() -> None:
-    device = CudaDevice(torch.device("cuda", torch.cuda.device_count() - 1))
-    seen: list[int] = []
-
-    def work() -> None:
-        device.before_task(Lane.UPDATE)
-        seen.append(torch.cuda.current_device())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [device.torch_device.index]
-    device.close()
 
 
 # How much
@@ -291,7 +228,6 @@ class Wide(nn.Module):
         return x.float().square().mean()
 
 
-@gpu_test
 def test_device_memory_does_not_grow_with_depth_with_weights_and_activations_on_the_host() -> None:
     def peak(depth: int, **options: Any) -> int:
         torch.cuda.empty_cache()
@@ -312,42 +248,24 @@ def test_device_memory_does_not_grow_with_depth_with_weights_and_activations_on_
     assert grown < one_weight
 
 
-class Full(SeparateMemory):
-    """A device whose memory is used up when `is_full` is set."""
-
-    is_full = False
-
-    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        if self.is_full:
-            raise torch.OutOfMemoryError("the device is out of memory")
-        return super().empty(elements, dtype)
-
-
 @pytest.fixture
 def all_memory() -> Iterator[None]:
     yield
-    if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("place", PLACES)
 def test_running_out_of_device_memory_is_told_with_what_the_engine_holds(
-    place: str, tmp_path: Path, all_memory: None
+    tmp_path: Path, all_memory: None
 ) -> None:
     model = Wide(depth=6)
-    device: Device = open_place("cuda") if place == "cuda" else Full()
-    options: dict[str, Any] = {"device": device, "precision": "fp32", "gradient_clipping": 1.0}
+    options: dict[str, Any] = {"device": "cuda", "precision": "fp32", "gradient_clipping": 1.0}
     with pytest.raises(torch.OutOfMemoryError) as caught:  # noqa: SIM117 - the engine is closed by the error
         with OffloadEngine(model, **options) as engine:
-            if place == "cuda":
-                used = torch.cuda.memory_reserved() + (32 << 20)
-                torch.cuda.set_per_process_memory_fraction(used / torch.cuda.mem_get_info()[1])
-            else:
-                device.is_full = True  # type: ignore[attr-defined]
+            used = torch.cuda.memory_reserved() + (32 << 20)
+            torch.cuda.set_per_process_memory_fraction(used / torch.cuda.mem_get_info()[1])
             try:
-                x = torch.randn(100_000 if place == "cuda" else 4, 8)
-                engine.backward(model(x.to(torch_device(place))))
+                engine.backward(model(torch.randn(100_000, 8, device="cuda")))
                 engine.step()
             finally:
                 held = engine.memory()
@@ -356,22 +274,3 @@ def test_running_out_of_device_memory_is_told_with_what_the_engine_holds(
     assert "out of memory" in str(told) and "device: weights 0.0" in str(told)
     assert held["device"]["weights"] >= 6 * 1024 * 1024 * 4
     loss_of(MODELS["gpt2"](), batches(1)[0]).backward()  # and the process goes on
-
-
-def test_a_device_is_told_before_its_lane_works() -> None:
-    """`before_task` is where a lane's thread is put on its device."""
-    seen: list[tuple[Lane, str]] = []
-
-    class Told(SeparateMemory):
-        def before_task(self, lane: Lane) -> None:
-            seen.append((lane, threading.current_thread().name))
-
-    model = MODELS["gpt2"]()
-    with OffloadEngine(model, device=Told(), weights="host") as engine:
-        engine.backward(loss_of(model, batches(1)[0]))
-        engine.step()
-    assert {
-        (Lane.DOWNLOAD, "lane-download"),
-        (Lane.UPDATE, "lane-update"),
-        (Lane.UPLOAD, "lane-upload"),
-    } <= set(seen)
