@@ -1,4 +1,4 @@
-"""HostAdamW and torch.optim.AdamW on the same parameters and gradients, for the tests that compare them."""
+"""Single updates; and HostAdamW and torch.optim.AdamW on the same parameters and gradients, to compare them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,29 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from workbench.layout import StateFormat
+from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
 from workbench.optimizer.host_adamw import HostAdamW
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7, 13), (256,), (3, 5, 17), (1025,)]
 FORMATS: list[StateFormat] = ["exact", "half", "compact"]
+DECAYING = AdamW(lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
+
+
+def update(
+    pieces: Sequence[Piece],
+    gradients: Sequence[Tensor | None],
+    settings: AdamW = DECAYING,
+    steps: int = 1,
+    scale: float = 1.0,
+    threads: int = 1,
+) -> None:
+    """Take one update, the `steps`-th of each piece."""
+    table = PieceTable(pieces)
+    table.set_gradients(gradients)
+    table.set_steps([steps] * len(pieces))
+    with HostOptimizer(threads) as optimizer:
+        optimizer.update(table, settings, scale)
 
 
 def values(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

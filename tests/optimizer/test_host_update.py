@@ -7,18 +7,17 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch_parity
+from adamw_pairs import DECAYING, update
 from torch import Tensor
 from workbench._native import lib
 
+from workbench.optimizer import load_extension
 from workbench.optimizer.host import INSTRUCTION_SETS, AdamW, HostOptimizer, Piece, PieceTable
 from workbench.optimizer.reference import ReferenceParameter, join_float32, split_float32
-
-DECAYING = AdamW(lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -103,22 +102,6 @@ def rounded_adamw(
     denominator = root / (1 - beta2**step) ** 0.5 + settings.eps
     step_size = settings.lr / (1 - beta1**step)
     return parameter.addcdiv(exp_avg, denominator, value=-step_size)
-
-
-def update(
-    pieces: list[Piece],
-    gradients: list[Tensor | None],
-    settings: AdamW = DECAYING,
-    steps: int = 1,
-    scale: float = 1.0,
-    threads: int = 1,
-) -> None:
-    """Take one update, the `steps`-th of each piece."""
-    table = PieceTable(pieces)
-    table.set_gradients(gradients)
-    table.set_steps([steps] * len(pieces))
-    with HostOptimizer(threads) as optimizer:
-        optimizer.update(table, settings, scale)
 
 
 def zeros(count: int) -> Piece:
@@ -259,11 +242,7 @@ def test_the_forced_instruction_set_is_checked(monkeypatch: pytest.MonkeyPatch) 
         HostOptimizer()
 
 
-def test_without_the_extension_the_import_says_how_to_build_it() -> None:
-    program = "import sys; sys.modules['workbench._native'] = None; import workbench.optimizer.host"
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2]
-    )
-    assert run.returncode != 0
-    last = run.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: ") and "pip install --editable ." in last
+def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "workbench._native", None)
+    with pytest.raises(ImportError, match=r"pip install --editable \."):
+        load_extension()
