@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.precision import dtype_name
+from workbench.engine.precision import PRECISIONS, dtype_name
 from workbench.errors import WorkbenchError, brief
 from workbench.export.weights import (
     bytes_in,
@@ -23,7 +23,6 @@ from workbench.export.weights import (
     quiet_transformers,
     run_config,
     tensors_in,
-    torch_dtype,
 )
 from workbench.formatting import GIB
 from workbench.model.adapter import CONFIG_FILE
@@ -44,7 +43,7 @@ def check_export(
 ) -> str:
     """Compare the model in `working` with that of `saved`; return the result as a sentence.
 
-    `to`: the dtype that the weights were rounded to, by torch's name; None where they were not.
+    `to`: the dtype that the weights were rounded to, a value of `--dtype`; None where they were not.
 
     Where that cannot be done, for memory or for a base that no folder holds, the sentence says so.
 
@@ -54,7 +53,7 @@ def check_export(
     """
     config = run_config(run)
     adapter = is_adapter(saved)
-    dtype = None if to is None else torch_dtype(to)
+    dtype = None if to is None else PRECISIONS[to]
     if adapter and not config.model.pretrained and not merge:
         return (
             "not checked: its base has random weights, which no folder holds that from_pretrained could load"

@@ -31,8 +31,8 @@ from workbench.runs.checkpoints import (
 from workbench.system.files import sync_folder
 from workbench.system.folders import expanded
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""The values of `--dtype`, and torch's names for them."""
+DTYPES = ("bf16", "fp16", "fp32")
+"""The values of `--dtype`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """`dtype`: of the weights, a key of `DTYPES`; None leaves it, and for a merged adapter takes the run's own.
+    """`dtype`: of the weights, one of `DTYPES`; None leaves it, and for a merged adapter takes the run's own.
     `merge`: the adapter into the weights of its base. `largest_file_bytes`: None leaves the files as they are.
     `check`: load the result and compare its logits."""
 
@@ -167,7 +167,6 @@ def _write(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOp
         DamagedFileError: a file of the checkpoint is not what was saved.
     """
     sizes = saved.manifest.model_files
-    dtype = None if options.dtype is None else DTYPES[options.dtype]
     if options.merge and "adapter_config.json" not in sizes:
         raise ConfigurationError(f"export: {run.name} trained no adapter; leave --merge out")
 
@@ -186,12 +185,14 @@ def _write(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOp
     else:
         from workbench.export.weights import write_changed
 
-        write_changed(run, saved, working, dtype, options.merge, options.largest_file_bytes, check_room, log)
+        write_changed(
+            run, saved, working, options.dtype, options.merge, options.largest_file_bytes, check_room, log
+        )
     if not options.check:
         return "not checked"
     from workbench.export.check import check_export
 
-    return check_export(run, saved, working, dtype, options.merge, log)
+    return check_export(run, saved, working, options.dtype, options.merge, log)
 
 
 @contextmanager

@@ -172,14 +172,13 @@ def _model(run: RunDirectory, saved: SavedStep, device: str, log: Log) -> Any:
     from transformers import AutoModelForCausalLM
 
     from workbench.engine.devices.device import open_device
-    from workbench.engine.precision import compute_dtypes
+    from workbench.engine.precision import DTYPES, compute_dtypes
     from workbench.export.weights import (
         bytes_in,
         checkpoint_tensors,
         is_adapter,
         open_adapted,
         run_config,
-        torch_dtype,
     )
 
     config = run_config(run)
@@ -187,7 +186,7 @@ def _model(run: RunDirectory, saved: SavedStep, device: str, log: Log) -> Any:
         where = open_device(device)
     except ValueError as error:
         raise ConfigurationError(f"--device {device}: {error}") from error
-    stored = torch_dtype(saved.manifest.weights_dtype)
+    stored = DTYPES[saved.manifest.weights_dtype]
     dtype = compute_dtypes("auto", where).get(stored, stored)
     log("loading the model")
     if is_adapter(saved):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from workbench.config import RunConfig, parse_config
 from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.engine.devices.buffers import give_large_blocks_back
-from workbench.engine.precision import dtype_name
+from workbench.engine.precision import DTYPES, PRECISIONS, dtype_name
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.model.adapter import CONFIG_FILE as ADAPTER_CONFIG
 from workbench.model.adapter import WEIGHTS_FILE as ADAPTER_FILE
@@ -79,7 +79,7 @@ def write_changed(
 ) -> None:
     """Write the model of `saved` into the folder `working`; `check_room` gets its bytes before.
 
-    `to`: the dtype of the weights by torch's name; None leaves it, and for a merged adapter takes the run's own.
+    `to`: the dtype of the weights, a value of `--dtype`; None leaves it, and for a merged adapter takes the run's own.
 
     Raises:
         ConfigurationError: an adapter's base cannot be had, or the adapter cannot be merged.
@@ -87,13 +87,13 @@ def write_changed(
         DamagedFileError: a file of the checkpoint is not what was saved.
         OSError: the disk does not take it.
     """
-    dtype = None if to is None else torch_dtype(to)
+    dtype = None if to is None else PRECISIONS[to]
     largest = largest_file_bytes or LARGEST_FILE_BYTES
     with quiet_transformers():
         if merge:
             config = run_config(run)
             model = open_adapted(config, saved, log, merging=True)
-            dtype = dtype or torch_dtype(saved.manifest.weights_dtype)
+            dtype = dtype or DTYPES[saved.manifest.weights_dtype]
             check_room(
                 sum(
                     p.numel() * (dtype if p.is_floating_point() else p.dtype).itemsize
@@ -205,13 +205,6 @@ def run_config(run: RunDirectory) -> RunConfig:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"run {run.name}: its {run.config.name} cannot be read: {error}") from error
     return parse_config(text, str(run.config))
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype called `name`."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
 
 
 @dataclass(frozen=True)
