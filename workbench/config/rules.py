@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from workbench.config.schema import TABLES, RunConfig
@@ -150,9 +151,9 @@ def _value(config: RunConfig, field: str) -> Any:
 
 
 class NoEffect(NamedTuple):
-    """A field (its dotted name) that does nothing where `idle(run, shared_memory)`, and why."""
+    """Options (dotted names) that do nothing where `idle(run, shared_memory)`, and why."""
 
-    field: str
+    fields: tuple[str, ...]
     idle: Callable[[RunConfig, bool], bool]
     because: str
 
@@ -160,94 +161,81 @@ class NoEffect(NamedTuple):
 _SEARCH = tuple(f"loss_scale.{key}" for key in ("initial_power", "window", "hysteresis", "minimum"))
 _SHARED = "the device computes in the host's memory"
 
-
-def _no_effect(*fields: str, idle: Callable[[RunConfig, bool], bool], because: str) -> list[NoEffect]:
-    return [NoEffect(field, idle, because) for field in fields]
-
-
 NO_EFFECT: tuple[NoEffect, ...] = (
-    *_no_effect(
-        "model.trust_remote_code",
-        idle=lambda run, shared: not run.model.pretrained and is_made_here(run.data.tokenizer),
-        because="nothing here comes with code",
+    NoEffect(
+        ("model.trust_remote_code",),
+        lambda run, shared: not run.model.pretrained and is_made_here(run.data.tokenizer),
+        "nothing here comes with code",
     ),
-    *_no_effect(
-        "data.subset",
-        "data.split",
-        idle=lambda run, shared: not any(source.startswith("hub:") for source in run.data.sources),
-        because="data.source names no dataset of the hub",
+    NoEffect(
+        ("data.subset", "data.split"),
+        lambda run, shared: not any(source.startswith("hub:") for source in run.data.sources),
+        "data.source names no dataset of the hub",
     ),
-    *_no_effect(
-        "train.steps",
-        idle=lambda run, shared: run.train.epochs > 0,
-        because="train.epochs decides how many steps there are; leave one of the two out",
+    NoEffect(
+        ("train.steps",),
+        lambda run, shared: run.train.epochs > 0,
+        "train.epochs decides how many steps there are; leave one of the two out",
     ),
-    *_no_effect(
-        "loss_scale.fixed",
-        *_SEARCH,
-        idle=lambda run, shared: run.train.precision != "fp16",
-        because='train.precision is not "fp16", and nothing else is scaled',
+    NoEffect(
+        ("loss_scale.fixed", *_SEARCH),
+        lambda run, shared: run.train.precision != "fp16",
+        'train.precision is not "fp16", and nothing else is scaled',
     ),
-    *_no_effect(
-        *_SEARCH,
-        idle=lambda run, shared: run.train.precision == "fp16" and run.loss_scale.fixed > 0,
-        because="loss_scale.fixed never moves",
+    NoEffect(
+        _SEARCH,
+        lambda run, shared: run.train.precision == "fp16" and run.loss_scale.fixed > 0,
+        "loss_scale.fixed never moves",
     ),
-    *_no_effect(
-        "schedule.warmup_type",
-        "schedule.warmup_ratio",
-        idle=lambda run, shared: run.schedule.warmup_steps == 0,
-        because="schedule.warmup_steps is 0",
+    NoEffect(
+        ("schedule.warmup_type", "schedule.warmup_ratio"),
+        lambda run, shared: run.schedule.warmup_steps == 0,
+        "schedule.warmup_steps is 0",
     ),
-    *_no_effect(
-        "schedule.min_ratio",
-        idle=lambda run, shared: run.schedule.type == "constant",
-        because="a constant learning rate does not fall",
+    NoEffect(
+        ("schedule.min_ratio",),
+        lambda run, shared: run.schedule.type == "constant",
+        "a constant learning rate does not fall",
     ),
-    *_no_effect(
-        "schedule.decay_fraction",
-        idle=lambda run, shared: run.schedule.type != "wsd",
-        because='schedule.type is not "wsd"',
+    NoEffect(
+        ("schedule.decay_fraction",),
+        lambda run, shared: run.schedule.type != "wsd",
+        'schedule.type is not "wsd"',
     ),
-    *_no_effect(
-        "offload.delay_warmup",
-        idle=lambda run, shared: run.offload.overlap != "delayed",
-        because='offload.overlap is not "delayed"',
+    NoEffect(
+        ("offload.delay_warmup",),
+        lambda run, shared: run.offload.overlap != "delayed",
+        'offload.overlap is not "delayed"',
     ),
-    *_no_effect(
-        "offload.disk_path",
-        idle=lambda run, shared: not {"disk", "auto"} & {run.offload.weights, run.offload.state},
-        because="neither weights nor state are on disk",
+    NoEffect(
+        ("offload.disk_path",),
+        lambda run, shared: not {"disk", "auto"} & {run.offload.weights, run.offload.state},
+        "neither weights nor state are on disk",
     ),
-    *_no_effect("offload.activations", idle=lambda run, shared: shared, because=_SHARED),
-    *_no_effect(
-        "offload.weights", idle=lambda run, shared: run.offload.weights == "host" and shared, because=_SHARED
+    NoEffect(("offload.activations",), lambda run, shared: shared, _SHARED),
+    NoEffect(("offload.weights",), lambda run, shared: shared and run.offload.weights == "host", _SHARED),
+    NoEffect(
+        ("offload.device_fraction",), lambda run, shared: shared and run.offload.state != "disk", _SHARED
     ),
-    *_no_effect(
-        "offload.device_fraction",
-        idle=lambda run, shared: shared and run.offload.state != "disk",
-        because=_SHARED,
-    ),
-    *_no_effect(
-        "sample.every",
-        "sample.prompt",
-        idle=lambda run, shared: run.sample.tokens == 0,
-        because="sample.tokens = 0 turns samples off",
+    NoEffect(
+        ("sample.every", "sample.prompt"),
+        lambda run, shared: run.sample.tokens == 0,
+        "sample.tokens = 0 turns samples off",
     ),
 )
 
 
-def idle_options(config: RunConfig, *, shared_memory: bool) -> Iterator[NoEffect]:
-    """Yield the options that do nothing. `shared_memory`: the device computes in the host's memory."""
+def idle_options(config: RunConfig, *, shared_memory: bool) -> Iterator[tuple[str, str]]:
+    """Yield each option that does nothing, and why. `shared_memory`: the device computes in the host's memory."""
     for row in NO_EFFECT:
-        if _is_changed(config, row.field) and row.idle(config, shared_memory):
-            yield row
+        if row.idle(config, shared_memory):
+            yield from ((field, row.because) for field in row.fields if _is_changed(config, field))
 
 
 def without_effect(config: RunConfig, *, shared_memory: bool) -> Iterator[str]:
     """Yield a sentence for the options that do nothing, one for each reason; see `idle_options`."""
-    for because, rows in groupby(idle_options(config, shared_memory=shared_memory), lambda row: row.because):
-        written = [f"{row.field} = {toml_value(_value(config, row.field))}" for row in rows]
+    for because, idle in groupby(idle_options(config, shared_memory=shared_memory), itemgetter(1)):
+        written = [f"{field} = {toml_value(_value(config, field))}" for field, _ in idle]
         yield f"{', '.join(written)} {'has' if len(written) == 1 else 'have'} no effect: {because}"
 
 

@@ -261,8 +261,8 @@ def plan_or_nearest(planner: Planner, config: RunConfig) -> Plan:
 def notes(config: RunConfig, plan: Plan, machine: Machine) -> dict[str, str]:
     """Return notes on right fields: those without an effect here, and the values that "auto" stands for."""
     found = {
-        row.field: f"has no effect: {row.because}"
-        for row in idle_options(config, shared_memory=machine.shared_memory)
+        field: f"has no effect: {because}"
+        for field, because in idle_options(config, shared_memory=machine.shared_memory)
     }
     placed = plan.config.offload
     share = f", the first {placed.device_fraction:.0%} of it on the device" if placed.device_fraction else ""
