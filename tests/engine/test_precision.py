@@ -22,10 +22,12 @@ PLACES = [("device", "host"), ("host", "host"), ("host", "disk"), ("disk", "disk
 INITIAL_SCALE, HYSTERESIS, WINDOW_STEPS = 2.0**16, 2, 1000
 
 
-def test_auto_is_fp32_on_every_cpu_and_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_fp32_on_every_cpu_bf16_on_a_gpu_that_has_it_and_fp16_on_an_older_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = CpuDevice()
     monkeypatch.setattr(gpu, "torch_device", torch.device("cuda"))
-    for computes, expected in ((True, torch.bfloat16), (False, torch.float32)):
+    for computes, expected in ((True, torch.bfloat16), (False, torch.float16)):
         monkeypatch.setattr(precision, "has_bfloat16", lambda device, computes=computes: computes)
         assert working_precision("auto", CpuDevice()) == torch.float32
         assert working_precision("auto", gpu) == expected

@@ -132,7 +132,7 @@ COMMANDS: tuple[Command, ...] = (
                 "--machine",
                 "FILE",
                 "plan for another machine: a profile's file, or one of "
-                "desktop-24gb, desktop-32gb, server-80gb, server-h200",
+                "desktop-24gb, desktop-32gb, server-80gb, server-h200, server-v100-32gb",
                 type=Path,
             ),
             RUNS,

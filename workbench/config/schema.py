@@ -140,8 +140,8 @@ class TrainConfig(Table):
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = documented(
         "auto",
-        'Number format of the weights: "auto" is bf16 on a GPU that computes in it, else fp32; a CPU without 16-bit '
-        "arithmetic computes 16-bit weights in fp32.",
+        'Number format of the weights: "auto" is bf16 on a GPU that computes in it, fp16 on an older one, fp32 on a '
+        "CPU; a CPU without 16-bit arithmetic computes 16-bit weights in fp32.",
     )
     activation_checkpointing: bool = documented(
         True, "Compute activations again in backward instead of keeping them: less memory, more time."

@@ -40,8 +40,8 @@ class EngineConfig:
         overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
             both give the same bits. "delayed" applies a step's gradients during the next one, from step
             `delay_warmup` + 1 on (Ren et al., ZeRO-Offload, 2021, §5.2).
-        precision: of the working weights; "auto" is bf16 on a device that has it, else fp32. "fp16" scales the loss, by
-            `loss_scale`; None searches the scale from 2^16 on.
+        precision: of the working weights; "auto" is bf16 on a GPU that has it, fp16 on an older one, and fp32 on a CPU.
+            "fp16" scales the loss, by `loss_scale`; None searches the scale from 2^16 on.
         compute: "auto" computes 16-bit weights in fp32 where the CPU has no such arithmetic, "same" in their own
             precision, "fp32" always in fp32 (on the CPU).
         activation_checkpointing: recompute each block's forward during backward. Weights that come through slots

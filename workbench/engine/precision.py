@@ -28,8 +28,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def working_precision(precision: Precision, device: Device) -> torch.dtype:
-    """Return the dtype that `precision` means for working weights on `device`; auto is bf16 on a GPU that has it, else
-    fp32.
+    """Return the dtype that `precision` means for working weights on `device`; auto is bf16 on a GPU that has it, fp16
+    on one that has not (Volta and Turing: V100, T4), and fp32 on a CPU.
 
     A CPU's bf16 has to be asked for: what trains by default is then the same on every CPU.
 
@@ -37,8 +37,9 @@ def working_precision(precision: Precision, device: Device) -> torch.dtype:
         ValueError: `precision` is none of auto, bf16, fp16 and fp32.
     """
     if precision == "auto":
-        on_gpu = device.torch_device.type == "cuda"
-        return torch.bfloat16 if on_gpu and has_bfloat16(device) else torch.float32
+        if device.torch_device.type == "cpu":
+            return torch.float32
+        return torch.bfloat16 if has_bfloat16(device) else torch.float16
     if precision not in PRECISIONS:
         raise ValueError(
             f"precision = {precision!r}: expected 'auto' or {' or '.join(map(repr, PRECISIONS))}"

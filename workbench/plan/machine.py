@@ -67,7 +67,7 @@ class Machine:
         """Return the dtypes that weights are stored and computed in under `config`."""
         wanted = config.train.precision
         if wanted == "auto":
-            wanted = "bf16" if self.has_bfloat16 and not self.shared_memory else "fp32"
+            wanted = "fp32" if self.shared_memory else "bf16" if self.has_bfloat16 else "fp16"
         widened = {}
         if self.shared_memory:
             widened = {"float16": "float32"}

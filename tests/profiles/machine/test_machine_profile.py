@@ -14,7 +14,7 @@ from workbench.profiles.machine_profile import (
     profile_text,
 )
 
-PLANNED = ("desktop-24gb", "desktop-32gb", "server-80gb", "server-h200")
+PLANNED = ("desktop-24gb", "desktop-32gb", "server-80gb", "server-h200", "server-v100-32gb")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,10 @@ def _set_format(found: Findings, enabled: dict[str, tuple[str, bool | Auto | Non
     elif autos:
         for key in autos:
             found.auto(
-                "train.precision", key, "which is bf16 on a GPU that computes in it, else fp32", "auto"
+                "train.precision",
+                key,
+                "which is bf16 on a GPU that computes in it, fp16 on an older one",
+                "auto",
             )
     elif off:
         for key in off:
