@@ -86,7 +86,7 @@ def test_a_device_that_is_not_there_is_refused_by_the_search_too() -> None:
         fit(planner(gpu_gib=None), config("train.device=cuda"))
 
 
-@pytest.mark.parametrize(("told", "stored"), [(True, "bfloat16"), (False, "float32"), (None, "float32")])
+@pytest.mark.parametrize(("told", "stored"), [(True, "bfloat16"), (False, "float16"), (None, "float16")])
 def test_auto_stores_bf16_where_the_machine_says_that_it_computes_in_it_whatever_products_took(
     told: bool | None, stored: str
 ) -> None:
