@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Context:
-    """What the checks are given.
+    """The inputs of the checks.
 
     `runs`: the folder of the runs, which need not exist. `disk`: the folder meant for the disk tier, None where none
     was named. `trial`: the outcome of a stage of the helper process, by the stage's name. `driver`: the report of the

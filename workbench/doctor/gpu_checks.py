@@ -42,7 +42,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class DriverReport:
-    """What the driver reports. `problem`: why there is none. `on_bus`: NVIDIA's GPUs that the PCI bus shows."""
+    """The driver's report. `problem`: why there is none. `on_bus`: NVIDIA's GPUs that the PCI bus shows."""
 
     gpus: tuple[GpuSample, ...] = ()
     driver: str = "N/A"

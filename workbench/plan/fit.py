@@ -53,9 +53,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was found. `plan`: of the fastest that fits, else of the nearest. `advice`: sentences about what else would.
+    """The outcome of a search. `plan`: of the fastest that fits, else of the nearest.
 
-    `tried`: how many configurations were planned.
+    `advice`: sentences about other ways. `tried`: the number of configurations that were planned.
     """
 
     plan: Plan

@@ -37,32 +37,26 @@ class Compared:
 
 def compare(plan: Mapping[str, Any]) -> list[Compared]:
     """Return the figures that a `plan.json` holds both of."""
-    measured = plan.get("measured")
-    if not isinstance(measured, Mapping):
-        return []
-    rows: list[tuple[str, str, Any, Any]] = []
-    for tier in ("host", "device"):
-        planned = _needed(plan, tier)
-        rows.append((f"{tier} memory", "bytes", planned, measured.get(f"{tier}_peak_bytes")))
-    time = plan.get("time")
-    if isinstance(time, Mapping):
-        rows.append(("step", "s", time.get("step_s"), measured.get("step_s")))
-        rows.append(("speed", "tokens/s", time.get("tokens_per_s"), measured.get("tokens_per_s")))
+    tiers = _at(plan, "memory", "tiers")
+    needed = {_at(t, "tier"): _at(t, "needed_bytes") for t in tiers} if isinstance(tiers, list) else {}
+    rows: tuple[tuple[str, str, Any, str], ...] = (
+        ("host memory", "bytes", needed.get("host"), "host_peak_bytes"),
+        ("device memory", "bytes", needed.get("device"), "device_peak_bytes"),
+        ("step", "s", _at(plan, "time", "step_s"), "step_s"),
+        ("speed", "tokens/s", _at(plan, "time", "tokens_per_s"), "tokens_per_s"),
+    )
     return [
         Compared(name, unit, float(planned), float(found))
-        for name, unit, planned, found in rows
-        if _is_positive(planned) and _is_positive(found)
+        for name, unit, planned, key in rows
+        if _is_positive(planned) and _is_positive(found := _at(plan, "measured", key))
     ]
 
 
-def _needed(plan: Mapping[str, Any], tier: str) -> Any:
-    memory = plan.get("memory")
-    tiers = memory.get("tiers") if isinstance(memory, Mapping) else None
-    if not isinstance(tiers, list):
-        return None
-    return next(
-        (t.get("needed_bytes") for t in tiers if isinstance(t, Mapping) and t.get("tier") == tier), None
-    )
+def _at(value: Any, *keys: str) -> Any:
+    """Return the value under `keys` in nested tables; None where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _is_positive(value: Any) -> bool:

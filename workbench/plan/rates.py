@@ -1,4 +1,4 @@
-"""How long a task takes on a machine, alone, and what it takes of what lanes share: cores, memory bandwidth, the disk.
+"""The seconds of a task alone on a machine, and its demand of what lanes share: cores, memory bandwidth, the disk.
 
 A demand is (cores, memory bandwidth, disk), each a share of the whole.
 

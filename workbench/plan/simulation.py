@@ -50,7 +50,7 @@ class Order:
 
 @dataclass
 class Played:
-    """What came of it, in seconds. `ends`: of each task. `busy`: of each lane. `exposed`: of those, while lane 0 stood
+    """The result, in seconds. `ends`: of each task. `busy`: of each lane. `exposed`: of those, while lane 0 stood
     still; `waited`: lane 0 standing still between its first and its last task. Both within `window` of a call."""
 
     ends: list[float]
@@ -149,8 +149,10 @@ def play(
 
 @lru_cache(maxsize=4096)
 def _speeds(demands: tuple[Demand, ...]) -> tuple[float, ...] | None:
-    """Of each running task, as a share of its speed alone: what is asked for beyond what there is slows all who ask.
-    None where nobody is slowed."""
+    """Return the speed of each running task as a share of its speed alone; None where none is slowed.
+
+    Where more of a resource is asked for than there is, all who ask for it are slowed.
+    """
     totals = [sum(column) for column in zip_longest(*demands, fillvalue=0.0)]
     speeds = tuple(
         min(

@@ -1,4 +1,4 @@
-"""How a run uses a layout: all that its memory and its time follow from."""
+"""The workload of a run: all of its configuration that its memory and its time follow from."""
 
 from __future__ import annotations
 

@@ -45,7 +45,6 @@ SEQUENCES = 2
 LONGEST_RUN = 256
 """Tokens of the shorter of the two runs; the longer one has twice as many."""
 DTYPES: dict[ComputeWidth, torch.dtype] = {"32": torch.float32, "16": torch.bfloat16}
-META = torch.device("meta")
 FORWARD, BACKWARD = 0, 1
 
 
@@ -75,7 +74,9 @@ def take_model_profile(
         ]
         in_chunks = _loss_goes_in_chunks(model, profile)
     except Exception as error:
-        return _without_costs(profile, f"its blocks could not be run: {_sentence(error)}")
+        problem = f"its blocks could not be run: {_sentence(error)}"
+        kinds = tuple(kind.model_copy(update={"problem": problem}) for kind in profile.kinds)
+        return profile.model_copy(update={"kinds": kinds})
     kinds = tuple(
         _measured(kind, model.get_submodule(name), [each[name] for each in calls], length)
         for kind, name in zip(profile.kinds, first_blocks(profile), strict=True)
@@ -102,20 +103,15 @@ def _measured(kind: BlockKind, block: nn.Module, calls: Sequence[Call], length: 
     try:
         for width, dtype in DTYPES.items():
             set_dtype(block, dtype)
-            runs = BlockRuns(block, calls, length, _Kernels(on_cpu=True))
-            costs[width] = runs.cost()
+            kernels = _Kernels(on_cpu=True)
+            costs[width], products = _run(block, calls, length, kernels)
             if width == "32":
-                flops = runs.flops()
-            if runs.kernels.met_dropout:
-                accelerator[width] = BlockRuns(block, calls, length, _Kernels(on_cpu=False)).cost()
+                flops = products
+            if kernels.met_dropout:
+                accelerator[width], _ = _run(block, calls, length, _Kernels(on_cpu=False))
     except Exception as error:
         return kind.model_copy(update={"problem": f"a block could not be run: {_sentence(error)}"})
     return kind.model_copy(update={"costs": costs, "accelerator": accelerator, "flops": flops})
-
-
-def _without_costs(profile: ModelProfile, problem: str) -> ModelProfile:
-    kinds = tuple(kind.model_copy(update={"problem": problem}) for kind in profile.kinds)
-    return profile.model_copy(update={"kinds": kinds})
 
 
 def _sentence(error: Exception) -> str:
@@ -126,37 +122,30 @@ def _sentence(error: Exception) -> str:
 # Running a block
 
 
-class BlockRuns:
-    """The runs of one block, in the dtype of its parameters, with `calls` of `tokens` and twice as many."""
+def _run(block: nn.Module, calls: Sequence[Call], tokens: int, kernels: _Kernels) -> tuple[BlockCost, Curve]:
+    """Return the costs and a forward's products, in the dtype of the block's parameters.
 
-    def __init__(self, block: nn.Module, calls: Sequence[Call], tokens: int, kernels: _Kernels) -> None:
-        self.kernels = kernels
-        self._tokens = tokens
-        self._alone = [record_forward(block, call, kernels) for call in calls]
-        self._graphs = [record_training(block, call, kernels) for call in calls]
+    `calls`: with `tokens` and with twice as many.
+    """
+    alone = [record_forward(block, call, kernels) for call in calls]
+    graphs = [record_training(block, call, kernels) for call in calls]
 
-    def cost(self) -> BlockCost:
-        alone, graphs = self._alone, self._graphs
+    def curve(values: Iterable[float]) -> Curve:
+        return fit(*values, tokens=tokens)
 
-        def curve(values: Iterable[float]) -> Curve:
-            return fit(*values, tokens=self._tokens)
-
-        return BlockCost(
-            input=curve(run.sizes[0] for run in alone),
-            saved=curve(_alive_bytes(run, FORWARD) for run in graphs),
-            passing=curve(_passing_bytes(run) for run in graphs),
-            forward_peak=peak(alone, FORWARD, self._tokens),
-            graph_peak=peak(graphs, FORWARD, self._tokens),
-            backward_peak=peak(graphs, BACKWARD, self._tokens),
-            element_bytes=curve(run.phases[FORWARD].element_bytes for run in graphs),
-            backward_element_bytes=curve(run.phases[BACKWARD].element_bytes for run in graphs),
-            operations=max(run.phases[FORWARD].operations for run in graphs),
-            backward_operations=max(run.phases[BACKWARD].operations for run in graphs),
-        )
-
-    def flops(self) -> Curve:
-        """Return the operations of a forward's products."""
-        return fit(*(run.phases[FORWARD].flops for run in self._alone), tokens=self._tokens)
+    cost = BlockCost(
+        input=curve(run.sizes[0] for run in alone),
+        saved=curve(_alive_bytes(run, FORWARD) for run in graphs),
+        passing=curve(_passing_bytes(run) for run in graphs),
+        forward_peak=peak(alone, FORWARD, tokens),
+        graph_peak=peak(graphs, FORWARD, tokens),
+        backward_peak=peak(graphs, BACKWARD, tokens),
+        element_bytes=curve(run.phases[FORWARD].element_bytes for run in graphs),
+        backward_element_bytes=curve(run.phases[BACKWARD].element_bytes for run in graphs),
+        operations=max(run.phases[FORWARD].operations for run in graphs),
+        backward_operations=max(run.phases[BACKWARD].operations for run in graphs),
+    )
+    return cost, curve(run.phases[FORWARD].flops for run in alone)
 
 
 def record_forward(block: nn.Module, call: Call, kernels: TorchFunctionMode | None = None) -> Recording:

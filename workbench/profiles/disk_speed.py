@@ -1,4 +1,4 @@
-"""How fast a folder's disk is read and written: with direct I/O as it is, and through the disk tier with its checksums.
+"""Measures a folder's disk: with direct I/O as it is, and through the disk tier with its checksums.
 
 Invariant: when the measurement is over, however it ended, the folder is as it was.
 """

@@ -1,4 +1,4 @@
-"""How fast the host is, by the number of threads: its memory, and updates, norms and sums of the host optimizer.
+"""Measures the host by the number of threads: its memory, and updates, norms and sums of the host optimizer.
 
 Memory is got as the engine gets its own; the optimizer is measured through the arithmetic that the engine uses, in
 pieces as large as its chunks: the native one, or torch's where the extension is missing, which has no other format than

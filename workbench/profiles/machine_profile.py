@@ -91,11 +91,11 @@ class HostProfile(_Part):
 
 
 class DeviceProfile(_Part):
-    """Where the model computes. `shared_memory`: in the host's memory; then it has none of its own.
+    """The device that the model computes on. `shared_memory`: in the host's memory; then it has none of its own.
 
     `matrix_flops_per_s`: by dtype, of large products (a multiplication and an addition are two operations).
     `memory_bytes_per_s`: what operations on elements read and write. `launch_s`: the least time of one operation.
-    `has_bfloat16`: whether bf16 arithmetic runs in hardware; None: the matrix speeds tell.
+    `has_bfloat16`: bf16 arithmetic runs in hardware; None: the matrix speeds decide.
     """
 
     name: str

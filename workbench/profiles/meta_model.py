@@ -53,7 +53,10 @@ def shape_of(table: Mapping[str, Any]) -> Any:
     """
     architecture = str(table.get("architecture") or "")
     if table.get("pretrained") and not architecture:
-        return _pretrained_shape(table)
+        trusted, revision = bool(table.get("trust_remote_code")), str(table.get("revision") or "")
+        name = str(table["pretrained"])
+        files = find_pretrained(name, revision, weights=False, fresh=False, trust_remote_code=trusted)
+        return pretrained_config(files, trust_remote_code=trusted)
     return model_config(architecture, dict(table.get("config") or {}))
 
 
@@ -80,18 +83,6 @@ def meta_model(table: Mapping[str, Any], *, windows_below: int | None = None) ->
     return model
 
 
-def _pretrained_shape(table: Mapping[str, Any]) -> Any:
-    trusted = bool(table.get("trust_remote_code"))
-    files = find_pretrained(
-        str(table["pretrained"]),
-        str(table.get("revision") or ""),
-        weights=False,
-        fresh=False,
-        trust_remote_code=trusted,
-    )
-    return pretrained_config(files, trust_remote_code=trusted)
-
-
 def _narrow_windows(text: Any, below: int) -> None:
     """Shorten attention windows: only one that is shorter than the sequence gives attention a mask."""
     for name in ("sliding_window", "attention_chunk_size"):
@@ -115,6 +106,7 @@ def count_parts(model: nn.Module, name: str) -> ModelProfile:
     entry = _embedding(model, "get_input_embeddings")
     hidden = getattr(text, "hidden_size", None) or (0 if entry is None else entry.shape[1])
     outer = {s.name: tuple(_parameter(s, n, n) for n in s.parameters) for s in units if s.block is None}
+    positions = getattr(text, "max_position_embeddings", None)
     signatures: dict[Hashable, int] = {}
     kinds: list[BlockKind] = []
     blocks: list[tuple[str, int]] = []
@@ -124,7 +116,8 @@ def count_parts(model: nn.Module, name: str) -> ModelProfile:
         parameters = tuple(_parameter(unit, n, _inside(unit, n)) for n in unit.parameters)
         number = signatures.setdefault((parameters, signature(unit.block)), len(kinds))
         if number == len(kinds):
-            kinds.append(BlockKind(parameters=parameters, flops=_matrix_flops(parameters), costs=None))
+            matrices = sum(p.numel for p in parameters if len(p.shape) > 1 and not p.embeds)
+            kinds.append(BlockKind(parameters=parameters, flops=Curve(per_token=2.0 * matrices), costs=None))
         blocks.append((unit.name, number))
     return ModelProfile(
         model=name,
@@ -133,7 +126,7 @@ def count_parts(model: nn.Module, name: str) -> ModelProfile:
         head_width=int(hidden if head is None else head.shape[1]),
         vocab_size=int(getattr(text, "vocab_size", None) or (0 if head is None else head.shape[0])),
         layers=len(blocks),
-        positions=_whole(getattr(text, "max_position_embeddings", None)),
+        positions=positions if isinstance(positions, int) else None,
         before=outer.get("embedding", ()),
         after=outer.get("head", ()),
         kinds=tuple(kinds),
@@ -199,20 +192,12 @@ def _inside(unit: FoundUnit, known: str) -> str:
     return known[len(prefix) :]
 
 
-def _matrix_flops(parameters: tuple[ParameterProfile, ...]) -> Curve:
-    return Curve(per_token=2.0 * sum(p.numel for p in parameters if len(p.shape) > 1 and not p.embeds))
-
-
 def _embedding(model: nn.Module, name: str) -> Any:
     """Return the weight of the input or output embedding; None where the model has none."""
     getter = getattr(model, name, None)
     module = getter() if callable(getter) else None
     weight = getattr(module, "weight", None)
     return weight if weight is not None and weight.dim() == 2 else None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 # A model cut down to its first blocks

@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from workbench.errors import WorkbenchError
 from workbench.profiles.model_profile import (
@@ -25,12 +25,13 @@ from workbench.profiles.model_profile import (
     ModelTimes,
     model_profile_key,
 )
-from workbench.profiles.this_machine import resolved_device
+from workbench.profiles.this_machine import resolved_device, version_of
 from workbench.system.child_process import ChildError, ChildProcess, Report
 from workbench.system.folders import read_cached, write_cached
 
 BUILDERS = ("torch", "transformers")
 TIMES = "times"
+Parsed = TypeVar("Parsed", bound=BaseModel)
 Ask = Callable[[Mapping[str, Any], Report], Any]
 """Asks a process for a model profile or times: a question for `workbench.profiles.block_times.answer`."""
 
@@ -103,7 +104,7 @@ def obtain_times(
     sizes = {"sequences": sequences, "tokens": tokens, "dtype": dtype, "device": resolved_device(device)}
     content = json.dumps([TIMES_VERSION, fingerprint, _key(table), sizes], sort_keys=True)
     name = f"{TIMES}/{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
-    known = _parsed_times(read_cached(name))
+    known = _parsed(ModelTimes, read_cached(name))
     if known is not None and len(known.kinds) == len(model_profile.kinds):
         return known
     if not take:
@@ -197,28 +198,18 @@ def model_profile_text(model_profile: ModelProfile) -> str:
 
 
 def _parsed_model_profile(text: str | None) -> ModelProfile | None:
-    if text is None:
-        return None
-    try:
-        model_profile = ModelProfile.model_validate_json(text)
-    except ValidationError:
-        return None
-    return model_profile if model_profile.version == VERSION else None
+    found = _parsed(ModelProfile, text)
+    return found if found is not None and found.version == VERSION else None
 
 
-def _parsed_times(text: str | None) -> ModelTimes | None:
+def _parsed(kind: type[Parsed], text: str | None) -> Parsed | None:
+    """Return what `text` holds; None where there is none, or it cannot be read."""
     try:
-        return None if text is None else ModelTimes.model_validate_json(text)
+        return None if text is None else kind.model_validate_json(text)
     except ValidationError:
         return None
 
 
 def _versions() -> list[str]:
     """Return major and minor versions of the packages that build a model; "N/A" for one that is not installed."""
-    versions = []
-    for name in BUILDERS:
-        try:
-            versions.append(".".join(metadata.version(name).split("+")[0].split(".")[:2]))
-        except metadata.PackageNotFoundError:
-            versions.append("N/A")
-    return versions
+    return [".".join(version_of(name).split("+")[0].split(".")[:2]) for name in BUILDERS]

@@ -129,7 +129,8 @@ def resolved_device(device: str) -> str:
         ConfigurationError: it is neither auto, cpu, cuda nor cuda:N.
     """
     if device == "auto":
-        return "cuda:0" if _torch_has_cuda() and visible_gpus() else "cpu"
+        # A torch that was built without CUDA says so in its version.
+        return "cuda:0" if not version_of("torch").endswith("+cpu") and visible_gpus() else "cpu"
     if device == "cuda":
         return "cuda:0"
     if device != "cpu" and not re.fullmatch(r"cuda:\d+", device):
@@ -187,20 +188,16 @@ def _facts(device: str) -> dict[str, str | int]:
         "gpu": gpu.name if gpu else UNKNOWN,
         "gpu_memory_gib": round(gpu.memory_bytes / GIB) if gpu else UNKNOWN,
         "driver": gpu.driver if gpu else UNKNOWN,
-        "torch": _torch_version(),
+        "torch": version_of("torch"),
     }
 
 
-def _torch_version() -> str:
+def version_of(package: str) -> str:
+    """Return the version of an installed package; "N/A" where it is not installed."""
     try:
-        return importlib.metadata.version("torch")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return UNKNOWN
-
-
-def _torch_has_cuda() -> bool:
-    """True where this torch may have been built for CUDA; its version says where it was not."""
-    return not _torch_version().endswith("+cpu")
 
 
 # The profile in the cache

@@ -1,4 +1,4 @@
-"""How far the engine's training is from plain torch's, and how far it may be.
+"""The distance of the engine's training from plain torch's, and the distance that is allowed.
 
 What is allowed is measured, not chosen: plain torch is trained beside itself in float64, with other rounding errors,
 and for the short state formats with moments rounded as they round. The engine may be `MARGIN` times as far from plain

@@ -32,7 +32,7 @@ CARD = Gpu("a card", 24 << 30, 777, "555.1")
 @pytest.fixture
 def one_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "visible_gpus", lambda: [CARD])
-    monkeypatch.setattr(this_machine, "_torch_version", lambda: "2.13.0+cu126")
+    monkeypatch.setattr(this_machine, "version_of", lambda package: "2.13.0+cu126")
 
 
 # GPUs, by the driver's library
@@ -127,7 +127,7 @@ def test_a_gpu_is_found_by_its_name_where_its_number_is_another_s() -> None:
         ("usable_cpus", lambda: 1000),
         ("instruction_set", lambda: "neon"),
         ("total_memory_bytes", lambda: 7 << 30),
-        ("_torch_version", lambda: "2.14.0"),
+        ("version_of", lambda package: "2.14.0"),
         ("PROBE_VERSION", 1000),
         ("visible_gpus", lambda: [CARD._replace(name="another card")]),
         ("visible_gpus", lambda: [CARD._replace(memory_bytes=48 << 30)]),
@@ -159,7 +159,7 @@ def test_the_fingerprint_stays_with_what_is_free_and_a_few_mib_of_memory(
 
 @pytest.mark.usefixtures("one_card")
 def test_auto_is_the_processor_where_torch_knows_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_machine, "_torch_version", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(this_machine, "version_of", lambda package: "2.13.0+cpu")
     assert resolved_device("auto") == "cpu"
 
 
