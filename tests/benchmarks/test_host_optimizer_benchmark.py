@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.host_optimizer.contender import UnavailableError
 from benchmarks.host_optimizer.limits import library
-from benchmarks.host_optimizer.options import parse
 
 ROOT = Path(__file__).parents[2]
 PROMISED = {
@@ -72,23 +71,3 @@ def test_markdown_names_machine_and_command_and_compares_with_the_limit() -> Non
     assert head.rstrip("| ").endswith("of the limit")
     half = next(line for line in done.stdout.splitlines() if line.startswith("| half"))
     assert half.rstrip("| ").endswith("%")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--sizes", "0"), "'0'"),
-        (("--variants", "fastest"), "'fastest'"),
-        (("--variants", "deepspeed_bf16"), "--with deepspeed"),
-        (("--small", "--sizes", "1K"), "--small"),
-    ],
-)
-def test_a_wrong_argument_is_named(
-    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(arguments)
-    assert ended.value.code == 2
-    printed = capsys.readouterr()
-    assert named in printed.err.splitlines()[-1]
-    assert printed.out == ""

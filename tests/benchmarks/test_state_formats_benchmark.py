@@ -65,12 +65,6 @@ def test_a_difference_counts_as_noise_up_to_the_deviation_between_seeds_of_exact
     assert "| m | validation | compact | +0.11000 ± 0.00000 | 0.10000 | no |" in noise_table([half, compact])
 
 
-def test_one_seed_has_no_noise_to_be_within() -> None:
-    curves = [Curve("m", f, 1, (1.0, 2.0), 2.0) for f in ("exact", "half")]  # type: ignore[arg-type]
-    assert all(c.within_noise is None and c.standard_error is None for c in compare(curves))
-    assert "| +0.00000 ± n/a | n/a | n/a |" in noise_table(compare(curves))
-
-
 def test_rounding_to_the_nearest_stands_still_where_the_formats_follow() -> None:
     means = mean_exp_avg_sq(1500)
     ratios = {name: values[-1] / means["float64"][-1] for name, values in means.items()}

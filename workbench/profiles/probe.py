@@ -47,8 +47,7 @@ TRAFFIC_BYTES = 8
 LINK_BUFFERS = 2
 
 SMALLEST, LARGEST = 64, 16384
-STEP = 64
-"""Sides of the matrices are multiples of it, as the hardware likes them."""
+"""Sides of the matrices."""
 TRIES = 3
 BATCH = 100
 """Small operations that are issued in a row."""
@@ -180,9 +179,9 @@ def measure_products(device: torch.device, wait: Wait, free_bytes: int, budget: 
     products: dict[Dtype, Work] = {}
     sides: dict[Dtype, int] = {}
     for name, dtype in DTYPES.items():
-        most = math.isqrt(free_bytes // 8 // 3 // dtype.itemsize) // STEP * STEP
+        most = min(LARGEST, math.isqrt(free_bytes // 8 // 3 // dtype.itemsize))
         try:
-            sides[name] = _side(device, dtype, wait, max(SMALLEST, min(LARGEST, most)), budget.product_s)
+            sides[name] = _side(device, dtype, wait, most, budget.product_s)
         except RuntimeError:
             continue
         products[name] = _product(device, dtype, wait, sides[name])
@@ -214,33 +213,23 @@ def measure_elements(device: torch.device, wait: Wait, nbytes: int, budget: Budg
 
 
 def _side(device: torch.device, dtype: torch.dtype, wait: Wait, most: int, product_s: float) -> int:
-    """Return the side of square matrices whose product takes about `product_s`, found from small ones upwards.
+    """Return the side of square matrices whose product takes about `product_s`, found by doubling small ones.
 
-    Small ones show how long threads are waited for, on a busy machine for milliseconds: as long as the time does not
-    grow with the arithmetic, larger ones are tried.
+    The shortest of a few calls counts: on a busy machine threads are waited for, for milliseconds.
     """
-    side, before_s = SMALLEST, math.inf
-    while True:
-        product = _product(device, dtype, wait, side)
-        product()
-        elapsed_s = _least_s(product, product_s / 8)
-        is_arithmetic = elapsed_s > 4 * before_s
-        if 2 * side > most or elapsed_s > product_s or (8 * elapsed_s > product_s and is_arithmetic):
-            break
-        side, before_s = 2 * side, elapsed_s
-    fitting = int(side * (product_s / elapsed_s) ** (1 / 3)) // STEP * STEP
-    return max(side, min(fitting, most))
+    side = SMALLEST
+    while 2 * side <= most and _least_s(_product(device, dtype, wait, side)) < product_s / 4:
+        side *= 2
+    return side
 
 
-def _least_s(work: Work, short_s: float) -> float:
-    """Return the seconds of the first call that is no longer than `short_s`, or of the shortest of a few."""
+def _least_s(work: Work) -> float:
+    work()
     least_s = math.inf
     for _ in range(TRIES):
         began = time.perf_counter()
         work()
-        least_s = min(least_s, max(time.perf_counter() - began, 1e-7))
-        if least_s <= short_s:
-            break
+        least_s = min(least_s, time.perf_counter() - began)
     return least_s
 
 

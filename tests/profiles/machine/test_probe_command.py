@@ -54,7 +54,7 @@ def test_it_is_measured_once(
     ask()
     second = capsys.readouterr()
     assert "the machine has not changed; `workbench probe --fresh`" in second.err
-    assert "a processor: 3 cores" in second.out
+    assert ": 16 cores" in second.out
     assert measurements == ["machine"]
     ask(fresh=True)
     assert measurements == ["machine", "machine"]
