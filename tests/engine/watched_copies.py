@@ -1,12 +1,9 @@
-"""Devices whose copies beside compute happen later than they are begun, and that watch what these copies touch."""
+"""A device whose copies beside compute happen later than they are begun, and that watches what these copies touch."""
 
 from __future__ import annotations
 
 import mmap
-import random
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -15,8 +12,10 @@ from workbench.engine.devices.device import CpuDevice, Event
 from workbench.timeline import Lane
 
 
-class HostWatched(CpuDevice):
-    """Memories of their own, and host memory that is not torch's: the allocator's events are those of the device.
+class CopiesAtTheLastMoment(CpuDevice):
+    """A copy is carried out when somebody waits for it, with those before it on its lane, and not a moment sooner.
+
+    Memories of their own, and host memory that is not torch's: the allocator's events are those of the device.
 
     A copy fails that touches memory which nobody kept for it, or host memory that was given back.
     """
@@ -27,6 +26,7 @@ class HostWatched(CpuDevice):
         self.begun = dict.fromkeys(Lane, 0)
         self.copied = dict.fromkeys(Lane, 0)
         self.fail_after: int | None = None
+        self._waiting: dict[Lane, list[Callable[[], None]]] = {Lane.DOWNLOAD: [], Lane.UPLOAD: []}
 
     @property
     def host_bytes(self) -> int:
@@ -66,49 +66,6 @@ class HostWatched(CpuDevice):
             self.copied[lane] += nbytes
 
         return run
-
-
-class CopiesInThreads(HostWatched):
-    """Copies go on behind the caller's back, delayed at random."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._chance = random.Random(seed)
-        self._threads = {lane: ThreadPoolExecutor(1) for lane in (Lane.DOWNLOAD, Lane.UPLOAD)}
-        self._futures: list[Future[None]] = []
-
-    def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Future[None]:
-        run = self.begin(lane, destination, source)
-        delay = self._chance.random() ** 4 * 0.004
-
-        def late() -> None:
-            time.sleep(delay)
-            run()
-
-        self._futures.append(self._threads[lane].submit(late))
-        return self._futures[-1]
-
-    def wait_event(self, mark: Event) -> None:
-        if mark is not None:
-            mark.result(timeout=60)
-
-    def synchronize(self) -> None:
-        for future in self._futures:
-            future.result(timeout=60)
-
-    def close(self) -> None:
-        self.synchronize()
-        for thread in self._threads.values():
-            thread.shutdown()
-        super().close()
-
-
-class CopiesAtTheLastMoment(HostWatched):
-    """A copy is carried out when somebody waits for it, with those before it on its lane, and not a moment sooner."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: dict[Lane, list[Callable[[], None]]] = {Lane.DOWNLOAD: [], Lane.UPLOAD: []}
 
     def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         run = self.begin(lane, destination, source)
