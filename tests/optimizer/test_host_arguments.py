@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from workbench.optimizer.host import AdamW, HostOptimizer, Piece, PieceTable
 
@@ -83,17 +84,25 @@ def test_memory_that_begins_between_two_elements_is_refused() -> None:
         piece(exp_avg=torch.frombuffer(memoryview(shifted.numpy()), dtype=torch.float32))
 
 
-def test_a_gradient_is_checked() -> None:
-    table = PieceTable([piece()])
-    with pytest.raises(ValueError, match="gradient must be float32, bfloat16 or float16"):
-        table.set_gradient(0, torch.zeros(8, dtype=torch.float64))
-    with pytest.raises(ValueError, match="gradient must have 8 elements, not 7"):
-        table.set_gradient(0, torch.zeros(7))
-    with pytest.raises(ValueError, match="gradient must be contiguous"):
-        table.set_gradient(0, torch.zeros(4, 2).T)
-    with pytest.raises(IndexError, match="index must be from 0 to 0, not 1"):
-        table.set_gradient(1, None)
-    table.set_gradient(0, torch.zeros(4, 2))
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.zeros(7), "gradient must have 8 elements, not 7"),
+        (torch.zeros(8).double(), "gradient must be float32, bfloat16 or float16"),
+        (torch.zeros(16)[::2], "gradient must be contiguous"),
+        (torch.zeros(8, device="meta"), "gradient must be on the CPU"),
+    ],
+)
+def test_a_gradient_is_checked_whether_it_is_given_alone_or_with_others(bad: Tensor, message: str) -> None:
+    table = PieceTable([piece(), piece()])
+    with pytest.raises(ValueError, match=message):
+        table.set_gradient(1, bad)
+    with pytest.raises(ValueError, match=message):
+        table.set_gradients([None, bad])
+    with pytest.raises(ValueError):
+        table.set_gradients([None])
+    with pytest.raises(IndexError, match="index must be from 0 to 1, not 2"):
+        table.set_gradient(2, None)
 
 
 def test_a_step_is_checked_and_must_be_set_before_an_update(optimizer: HostOptimizer) -> None:
@@ -122,43 +131,31 @@ def test_threads_are_checked(threads: Any) -> None:
         HostOptimizer(threads=threads)
 
 
-def test_conversions_name_the_argument(optimizer: HostOptimizer) -> None:
-    floats = torch.zeros(4)
-    high, low = torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int16)
-    with pytest.raises(ValueError, match=r"^destination must be torch.float32"):
-        optimizer.accumulate(high, floats)
-    with pytest.raises(ValueError, match=r"^source must be float32, bfloat16 or float16"):
-        optimizer.accumulate(floats, low)
-    with pytest.raises(ValueError, match=r"^source must have 4 elements, not 3"):
-        optimizer.accumulate(floats, high[:3])
-    with pytest.raises(ValueError, match=r"^high must be torch.bfloat16"):
-        optimizer.split(floats, low, low)
-    with pytest.raises(ValueError, match=r"^low must have 4 elements, not 3"):
-        optimizer.split(floats, high, low[:3])
-    with pytest.raises(ValueError, match=r"^out must be torch.float32"):
-        optimizer.join(high, low, high)
-    with pytest.raises(ValueError, match=r"^source has 8 bytes, destination 16"):
-        optimizer.copy(floats, high)
-    with pytest.raises(ValueError, match=r"^source must be contiguous"):
-        optimizer.copy(floats, torch.zeros(8)[::2])
+FLOATS, HIGH, LOW = torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int16)
+
+
+@pytest.mark.parametrize(
+    ("call", "tensors", "message"),
+    [
+        ("accumulate", (HIGH, FLOATS), "destination must be torch.float32"),
+        ("accumulate", (FLOATS, LOW), "source must be float32, bfloat16 or float16"),
+        ("accumulate", (FLOATS, HIGH[:3]), "source must have 4 elements, not 3"),
+        ("split", (FLOATS, LOW, LOW), "high must be torch.bfloat16"),
+        ("split", (FLOATS, HIGH, LOW[:3]), "low must have 4 elements, not 3"),
+        ("join", (HIGH, LOW, HIGH), "out must be torch.float32"),
+        ("copy", (FLOATS, HIGH), "source has 8 bytes, destination 16"),
+        ("copy", (FLOATS, torch.zeros(8)[::2]), "source must be contiguous"),
+    ],
+)
+def test_conversions_name_the_argument(
+    optimizer: HostOptimizer, call: str, tensors: tuple[Tensor, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        getattr(optimizer, call)(*tensors)
 
 
 def table_of(count: int) -> PieceTable:
     return PieceTable([Piece(*(torch.zeros(8) for _ in range(3))) for _ in range(count)])
-
-
-def test_gradients_given_together_are_checked_as_they_are_singly() -> None:
-    table = table_of(2)
-    for bad, message in (
-        (torch.zeros(7), "gradient must have 8 elements, not 7"),
-        (torch.zeros(8).double(), "gradient must be float32, bfloat16 or float16"),
-        (torch.zeros(16)[::2], "gradient must be contiguous"),
-        (torch.zeros(8, device="meta"), "gradient must be on the CPU"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            table.set_gradients([None, bad])
-    with pytest.raises(ValueError):
-        table.set_gradients([None])
 
 
 def test_gradients_given_together_work_as_given_singly_and_can_be_released() -> None:

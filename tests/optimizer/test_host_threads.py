@@ -77,31 +77,24 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @linux_only
-def test_threads_are_named_and_gone_after_close() -> None:
-    before = optimizer_threads()
-    with HostOptimizer(threads=3) as optimizer:
-        updated(optimizer)  # a thread that has worked has named itself
-        with HostOptimizer(threads=2) as other:
-            updated(other)
-            names = sorted(optimizer_threads(before).values())
-            assert names == ["host-adam/1", "host-adam/1", "host-adam/2"]
-    assert none_left(before)
-
-
-@linux_only
-def test_one_thread_means_the_calling_thread_alone() -> None:
+@pytest.mark.parametrize("end", ["closed", "forgotten"])
+def test_threads_are_named_take_no_signals_and_are_gone_in_the_end(end: str) -> None:
     before = optimizer_threads()
     with HostOptimizer(threads=1) as optimizer:
         updated(optimizer)
-        assert optimizer_threads(before) == {}
-
-
-@linux_only
-def test_an_optimizer_that_is_forgotten_ends_its_threads() -> None:
-    before = optimizer_threads()
+        assert optimizer_threads(before) == {}, "one thread is the calling thread alone"
     optimizer = HostOptimizer(threads=3)
-    updated(optimizer)
-    assert len(optimizer_threads(before)) == 2
+    updated(optimizer)  # a thread that has worked has named itself
+    with HostOptimizer(threads=2) as other:
+        updated(other)
+        assert sorted(optimizer_threads(before).values()) == ["host-adam/1", "host-adam/1", "host-adam/2"]
+    for task in optimizer_threads(before):
+        status = (Path("/proc/self/task") / task / "status").read_text()
+        blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            assert blocked >> (number - 1) & 1
+    if end == "closed":
+        optimizer.close()
     del optimizer
     assert none_left(before)
 
@@ -124,33 +117,22 @@ def test_two_pools_at_once_from_two_threads_and_two_threads_on_one_pool_give_the
     assert all(torch.equal(result, expected) for result in results)
 
 
-def test_a_closed_optimizer_says_so_and_closes_again_quietly() -> None:
-    optimizer = HostOptimizer(threads=2)
-    optimizer.close()
-    optimizer.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        optimizer.update(large_table(), AdamW())
-
-
 def test_closing_during_a_call_lets_the_call_finish() -> None:
-    for _ in range(20):
-        optimizer = HostOptimizer(threads=3)
+    def work(optimizer: HostOptimizer, started: threading.Event, outcome: list[str]) -> None:
         table = large_table()
-        started, outcome = threading.Event(), []
+        try:
+            while True:
+                optimizer.sum_of_squares(table)
+                started.set()
+        except RuntimeError as error:
+            outcome.append(str(error))
 
-        def work(
-            optimizer: HostOptimizer, table: PieceTable, started: threading.Event, outcome: list[str]
-        ) -> None:
-            try:
-                while True:
-                    optimizer.sum_of_squares(table)
-                    started.set()
-            except RuntimeError as error:
-                outcome.append(str(error))
-
-        thread = threading.Thread(target=work, args=(optimizer, table, started, outcome))
+    for _ in range(20):
+        optimizer, started, outcome = HostOptimizer(threads=3), threading.Event(), []
+        thread = threading.Thread(target=work, args=(optimizer, started, outcome))
         thread.start()
         started.wait()
+        optimizer.close()
         optimizer.close()
         thread.join(timeout=30)
         assert outcome == ["this HostOptimizer is closed"]
@@ -223,20 +205,6 @@ def test_the_interpreter_leaves_cleanly_without_close_while_a_daemon_thread_is_i
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
 
 
-@linux_only
-def test_the_pools_threads_take_no_signals() -> None:
-    before = optimizer_threads()
-    with HostOptimizer(threads=3) as optimizer:
-        updated(optimizer)
-        masks = []
-        for task in optimizer_threads(before):
-            status = (Path("/proc/self/task") / task / "status").read_text()
-            masks.append(int(status.split("SigBlk:")[1].split()[0], 16))
-    assert len(masks) == 2
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        assert all(mask >> (number - 1) & 1 for mask in masks)
-
-
 # How many
 
 
@@ -277,19 +245,12 @@ def test_a_machine_that_is_busy_now_and_then_does_not_decide() -> None:
     assert fastest_thread_count(16, seconds) == 16
 
 
-def test_one_cpu_is_not_measured() -> None:
-    def never(threads: int) -> float:
-        raise AssertionError("measured")
-
-    assert fastest_thread_count(1, never) == 1
-    assert host.measured_threads(1) == 1
-
-
 def test_auto_measures_once_and_stays_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     host.measured_threads.cache_clear()
     chosen = host.measured_threads(2)
     assert chosen in (1, 2)
     monkeypatch.setattr(host, "fastest_thread_count", None)  # a second measurement would call it
     monkeypatch.setattr(host, "usable_cpus", lambda: 2)
-    with host.HostOptimizer() as optimizer:
+    with HostOptimizer() as optimizer:
         assert optimizer.threads == chosen
+    assert host.measured_threads(1) == 1

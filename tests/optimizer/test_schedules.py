@@ -68,10 +68,6 @@ def test_a_logarithmic_warm_up_is_that_of_deepspeed(kind: str, warmup_steps: int
     assert rates[0] == 0.2 and rates[-1] == pytest.approx(0.8, rel=1e-15)
 
 
-def test_a_logarithmic_warm_up_of_one_step_is_none() -> None:
-    assert schedule(kind="constant", warmup_type="log", warmup_steps=1).at(0) == 0.5
-
-
 def test_a_warm_up_from_a_share_rises_from_there_in_equal_steps() -> None:
     rates = [schedule(warmup_ratio=0.5).at(step) for step in range(10)]
     assert rates == pytest.approx([0.25 + 0.025 * (step + 1) for step in range(10)], rel=1e-15)
@@ -102,18 +98,16 @@ def test_wsd_decays_from_its_warm_up_on_where_that_reaches_into_the_decay() -> N
     assert [whole.at(step) for step in range(120)] == [linear.at(step) for step in range(120)]
 
 
-def test_constant_stays() -> None:
-    assert {schedule(kind="constant").at(step) for step in (9, 10, 50, 109, 1000)} == {0.5}
-
-
 @pytest.mark.parametrize("total_steps", [1, 5, 10])
 def test_a_run_shorter_than_its_warm_up_only_rises(total_steps: int) -> None:
     rates = [schedule(total_steps=total_steps).at(step) for step in range(total_steps)]
     assert rates == [0.5 * (step + 1) / 10 for step in range(total_steps)]
 
 
-def test_a_run_of_one_step_has_the_full_rate() -> None:
+def test_constant_stays_and_short_runs_and_warm_ups_have_the_full_rate() -> None:
+    assert {schedule(kind="constant").at(step) for step in (9, 10, 50, 109, 1000)} == {0.5}
     assert schedule(warmup_steps=0, total_steps=1).at(0) == 0.5
+    assert schedule(kind="constant", warmup_type="log", warmup_steps=1).at(0) == 0.5
 
 
 @pytest.mark.parametrize(
