@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -68,8 +69,38 @@ def test_a_copy_is_the_checkpoint_s_model_bit_for_bit_and_found_so(
 ) -> None:
     exported = export(whole, tmp_path / "out", options=ExportOptions(check=True))
     assert exported.checked == "loaded: its logits are the run's"
+    assert exported.step == 4 and export(whole, tmp_path / "two", step=2).step == 2
+    names = {path.name for path in newest(whole).iterdir() if path.is_file()} - {"DONE"}
+    assert {path.name for path in exported.path.iterdir()} == names, "without the state"
     for path in exported.path.iterdir():
         assert path.read_bytes() == (newest(whole) / path.name).read_bytes()
+    assert exported.bytes == sum(path.stat().st_size for path in exported.path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "two"]
+
+
+def test_nothing_that_is_there_is_touched(whole: RunDirectory, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    assert export(whole, target).path == target, "an empty folder may be filled"
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    (tmp_path / "file").write_text("mine")
+    for taken in (target, tmp_path / "file"):
+        with pytest.raises(ConfigurationError, match="is there already"):
+            export(whole, taken, step=2)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
+def test_a_write_that_fails_leaves_nothing(
+    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(WorkbenchError, match="could not be written: No space left on device"):
+        export(whole, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
