@@ -13,7 +13,7 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.runs.checkpoints import Progress, SavedStep, find_checkpoints
-from workbench.training.checkpoints.save import save_checkpoint
+from workbench.training.checkpoints.save import Removal, save_checkpoint
 
 SETTINGS: dict[str, Any] = {
     "n_layer": 2,
@@ -75,7 +75,8 @@ def train(model: Any, engine: OffloadEngine, steps: int, seed: int = 0) -> list[
 def save(root: Path, step: int, model: Any, engine: OffloadEngine, **options: Any) -> Path:
     """Save a checkpoint, of which nine are kept unless `options` say otherwise."""
     settings = {"tokenizer": ByteTokenizer(), "progress": Progress(step), "keep": 9, **options}
-    return save_checkpoint(root, step, engine=engine, model=model, **settings)
+    with Removal() as removal:
+        return save_checkpoint(root, step, engine=engine, model=model, removal=removal, **settings)
 
 
 def newest(root: Path) -> SavedStep:

@@ -107,7 +107,14 @@ def test_a_save_that_fills_the_disk_anywhere_is_an_error_of_one_kind(
     with engine:
         root = small_disk / "checkpoints"
         save: Callable[[int], Path] = lambda step: checkpoint.save_checkpoint(  # noqa: E731
-            root, step, engine=engine, model=model, tokenizer=ByteTokenizer(), progress=Progress(), keep=2
+            root,
+            step,
+            engine=engine,
+            model=model,
+            tokenizer=ByteTokenizer(),
+            progress=Progress(),
+            removal=checkpoint.Removal(),
+            keep=2,
         )
         save(1)
         fill(small_disk, kib << 10)

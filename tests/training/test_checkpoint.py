@@ -43,7 +43,6 @@ from workbench.training.checkpoints.save import (
     best_before,
     name_best,
     remove_leftovers,
-    remove_now,
     set_aside_after,
 )
 
@@ -322,16 +321,16 @@ def test_a_caller_goes_on_while_checkpoints_are_removed_and_waits_when_asked(
         assert names(root) == []
 
 
-@pytest.mark.parametrize("remove", [remove_now, Removal().add])
 def test_a_checkpoint_that_the_file_system_keeps_stays_whole(
-    remove: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Path, target: Path) -> Path:
         raise PermissionError(13, "Permission denied")
 
     (root / "step-00000001" / "state").mkdir(parents=True)
     monkeypatch.setattr(Path, "rename", refuse)
-    remove(root / "step-00000001")
+    with Removal() as removal:
+        removal.add(root / "step-00000001")
     assert (root / "step-00000001" / "state").is_dir()
 
 

@@ -34,7 +34,8 @@ def test_a_stop_while_training_is_kept_for_the_end_of_the_step(
     with Requests() as requests:
         requests.training = True
         send(number)
-        assert requests.stop and requests.stop_code == code
+        requests.request_stop(1)
+        assert requests.stop and requests.stop_code == code, "the first stop decides the exit code"
     assert "finishing the step, then saving; a second one exits at once" in capsys.readouterr().err
 
 
@@ -44,13 +45,6 @@ def test_usr1_asks_for_a_save_and_hup_for_nothing() -> None:
         assert not requests.save and not requests.stop
         send(signal.SIGUSR1)
         assert requests.save and not requests.stop
-
-
-def test_the_first_stop_decides_the_exit_code() -> None:
-    requests = Requests()
-    requests.request_stop(143)
-    requests.request_stop(130)
-    assert requests.stop_code == 143
 
 
 def test_afterwards_the_signals_are_as_they_were_and_no_thread_is_left() -> None:

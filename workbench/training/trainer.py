@@ -373,7 +373,7 @@ class Trainer:
         if self._saved_step == self.step:
             if self._best is not None and not self._best_is_named:
                 name_best(root, self._best)
-                remove_old(root, **keeping, remove=self._removal.add)
+                remove_old(root, self._removal, **keeping)
                 self._best_is_named = True
             return root / checkpoint_name(self.step)
         self._journal.phase("saving")

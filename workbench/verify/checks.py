@@ -25,7 +25,7 @@ from workbench.engine.blocks.discovery import FoundUnit
 from workbench.model.build import UnitInitializer, build_on_meta
 from workbench.runs.checkpoints import Progress, find_checkpoints
 from workbench.training.checkpoints.load import load_state
-from workbench.training.checkpoints.save import save_checkpoint
+from workbench.training.checkpoints.save import Removal, save_checkpoint
 from workbench.verify.comparison import FP32_EPSILON, Verdict, compare_tensors, sizes_of, worst_of
 from workbench.verify.plain_torch import Recipe, rounded, train_plain
 from workbench.verify.trial import (
@@ -343,6 +343,7 @@ def check_resume(trial: Trial) -> Iterator[Row]:
                 model=engine.model,
                 tokenizer=tokenizer,
                 progress=Progress(),
+                removal=Removal(),
                 keep=1,
             )
         with _other_engine(trial) as engine:

@@ -68,14 +68,14 @@ def save_checkpoint(
     model: nn.Module,
     tokenizer: Tokenizer,
     progress: Progress,
+    removal: Removal,
     keep: int,
     keep_every: int = 0,
     best: BestStep | None = None,
-    removal: Removal | None = None,
 ) -> Path:
     """Write the checkpoint of `step` under `root` and remove what need not stay: see `remove_old`.
 
-    `best`: the checkpoint with the lowest validation loss, which may be this one. `removal`: removes old checkpoints
+    `best`: the checkpoint with the lowest validation loss, which may be this one. `removal` removes old checkpoints
     beside the caller; the next save waits for it.
 
     Raises:
@@ -85,8 +85,7 @@ def save_checkpoint(
     working = root / f".{checkpoint_name(step)}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if removal is not None:
-            removal.wait()
+        removal.wait()
         remove_leftovers(root)
         _check_room(root, target, engine, model)
         (working / "state").mkdir(parents=True)
@@ -126,8 +125,7 @@ def save_checkpoint(
         ) from error
     if best is not None and best.step == step:
         name_best(root, best)
-    remove = remove_now if removal is None else removal.add
-    remove_old(root, keep=keep, keep_every=keep_every, best=best, remove=remove)
+    remove_old(root, removal, keep=keep, keep_every=keep_every, best=best)
     return target
 
 
@@ -211,13 +209,6 @@ def _put_in_place(working: Path, target: Path) -> None:
         working.rename(target)
 
 
-def remove_now(path: Path) -> None:
-    """Remove a checkpoint and wait for it. One that the file system keeps stays."""
-    hidden = _hide(path)
-    if hidden is not None:
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
 class Removal:
     """Removes checkpoints in a thread: a file system may take as long to free one as a disk takes to write it.
 
@@ -229,9 +220,13 @@ class Removal:
         self._jobs: list[Future[None]] = []
 
     def add(self, path: Path) -> None:
-        """Remove a checkpoint without waiting: it has lost its name when this returns, its room is free later."""
-        hidden = _hide(path)
-        if hidden is not None:
+        """Remove a checkpoint without waiting: it has lost its name when this returns, its room is free later.
+
+        A crash so leaves no half one. One that the file system keeps stays.
+        """
+        hidden = path.with_name(f".{path.name}.removed")
+        with contextlib.suppress(OSError):
+            path.rename(hidden)
             self._jobs.append(self._thread.submit(shutil.rmtree, hidden, ignore_errors=True))
 
     def wait(self) -> None:
@@ -248,12 +243,7 @@ class Removal:
 
 
 def remove_old(
-    root: Path,
-    *,
-    keep: int,
-    keep_every: int = 0,
-    best: BestStep | None = None,
-    remove: Callable[[Path], None] = remove_now,
+    root: Path, removal: Removal, *, keep: int, keep_every: int = 0, best: BestStep | None = None
 ) -> None:
     """Remove the checkpoints under `root` that need not stay.
 
@@ -263,7 +253,7 @@ def remove_old(
         step = step_of(path)
         if (keep_every and step % keep_every == 0) or (best is not None and step == best.step):
             continue
-        remove(path)
+        removal.add(path)
 
 
 def name_best(root: Path, best: BestStep) -> None:
@@ -296,11 +286,3 @@ def best_before(root: Path, step: int, saved: BestStep | None) -> BestStep | Non
     best = min(known, key=lambda best: (best.validation_loss, best.step))
     name_best(root, best)
     return best
-
-
-def _hide(path: Path) -> Path | None:
-    """Rename a checkpoint so that a crash leaves no half one; return the new name, None where it stays."""
-    hidden = path.with_name(f".{path.name}.removed")
-    with contextlib.suppress(OSError):
-        return path.rename(hidden)
-    return None
