@@ -26,7 +26,6 @@ class Script(Sampler):
         super().__init__()
         self.samples = list(samples)
         self.shown = threading.Event()
-        self.watched: tuple[int | None, tuple[Path, ...]] | None = None
         self.sampling = False
 
     def start(self) -> None:
@@ -35,18 +34,12 @@ class Script(Sampler):
     def stop(self) -> None:
         self.sampling = False
 
-    def watch(self, *, pid: int | None, folders: tuple[Path, ...]) -> None:
-        self.watched = (pid, folders)
-
     @property
     def latest(self) -> MonitorSample | None:
-        if not self.samples:
-            self.shown.set()
-            return None
-        if len(self.samples) == 1:
-            self.shown.set()
-            return self.samples[0]
-        return self.samples.pop(0)
+        if len(self.samples) > 1:
+            return self.samples.pop(0)
+        self.shown.set()
+        return self.samples[0]
 
 
 def sample(moment: int, **other: Any) -> MonitorSample:

@@ -166,7 +166,6 @@ def test_the_plan_of_an_adapter_has_the_bytes_of_the_engines_memory_breakdown(
     model_profile = count_parts(adapted, "llama")
     foretold = model_profile.layout(dtype_name(storage), CHUNK_BYTES)
     assert foretold == layout
-    assert model_profile.trainable_parameters == sum(s.numel for unit in layout.units for s in unit.segments)
     computed_in = {dtype_name(a): dtype_name(b) for a, b in compute_dtypes("auto", device).items()}
     work = Workload(
         **options,

@@ -45,6 +45,12 @@ def prepare(
     return prepare_run(config, text_file.parent, tell)
 
 
+def told(text_file: Path, *changes: str) -> list[str]:
+    said: list[str] = []
+    prepare(text_file, *changes, tell=said.append)
+    return said
+
+
 def refusal(text_file: Path, *changes: str, model: dict[str, Any] | None = None) -> str:
     with pytest.raises(ConfigurationError) as error:
         prepare(text_file, *changes, model=model)
@@ -53,15 +59,11 @@ def refusal(text_file: Path, *changes: str, model: dict[str, Any] | None = None)
     return str(error.value)
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest_one(text_file: Path) -> None:
+def test_an_unknown_architecture_or_setting_is_refused_with_the_nearest_one(text_file: Path) -> None:
     assert refusal(text_file, "model.architecture=gtp2").endswith('did you mean "gpt2"?')
     assert "gpt2, llama" in refusal(text_file, "model.architecture=0123456789")
-
-
-def test_an_unknown_setting_of_the_architecture_is_refused_with_the_nearest_one(text_file: Path) -> None:
-    assert refusal(text_file, model={"n_layers": 3}) == (
-        'model.config.n_layers: the gpt2 architecture has no such setting; did you mean "n_layer"?'
-    )
+    said = refusal(text_file, model={"n_layers": 3})
+    assert said.startswith("model.config.n_layers: ") and 'did you mean "n_layer"?' in said
 
 
 @pytest.mark.parametrize(
@@ -71,11 +73,8 @@ def test_an_unknown_setting_of_the_architecture_is_refused_with_the_nearest_one(
         ({"n_head": 0}, "model.config"),
         ({"n_layer": "many"}, "n_layer"),
         ({"n_layer": 0}, "n_layer = 0: expected at least 1"),
-        ({"n_layer": -1}, "n_layer = -1: expected at least 1"),
-        ({"n_embd": 0}, "model.config"),
         ({"n_embd": -16}, "model.config"),
         ({"vocab_size": -5}, "model.config"),
-        ({"vocab_size": "257"}, "vocab_size"),
         ({"activation_function": "none"}, "model.config"),
         ({"resid_pdrop": 2.0}, "model.config"),
         ({"n_positions": -1}, "model.config"),
@@ -99,9 +98,8 @@ def test_tokens_without_an_output_are_refused_only_where_they_occur(text_file: P
     backend.add_tokens(["<never>", "qqq"])
     folder = str(tmp_path / "tokenizer")
     backend.save_pretrained(folder)
-    told: list[str] = []
-    prepare(text_file, f"data.tokenizer={folder}", tell=told.append)
-    assert any("the tokenizer has 259 tokens and the model 257 outputs" in line for line in told)
+    warnings = told(text_file, f"data.tokenizer={folder}")
+    assert any("the tokenizer has 259 tokens and the model 257 outputs" in line for line in warnings)
     message = refusal(text_file, f"data.tokenizer={folder}", "sample.prompt=qqq")
     assert "vocab_size = 257: the tokenizer has 259 tokens" in message and "such as 320" in message
     text_file.write_text(text_file.read_text() + "<never>")
@@ -109,10 +107,8 @@ def test_tokens_without_an_output_are_refused_only_where_they_occur(text_file: P
 
 
 def test_outputs_that_nobody_asked_for_are_told_with_the_number_to_name(text_file: Path) -> None:
-    told: list[str] = []
-    overrides = ("model.config={n_layer = 1, n_embd = 16, n_head = 2, n_positions = 32}",)
-    prepare(text_file, *overrides, tell=told.append)
-    (warning,) = [line for line in told if "outputs" in line]
+    said = told(text_file, "model.config={n_layer = 1, n_embd = 16, n_head = 2, n_positions = 32}")
+    (warning,) = [line for line in said if "outputs" in line]
     assert warning.startswith("warning: the model has 50,257 outputs")
     assert "tokenizer 257 tokens; name model.config.vocab_size = 320" in warning
 
@@ -128,12 +124,6 @@ def test_sixteen_bits_on_a_cpu_without_their_arithmetic_are_computed_in_fp32(
     message = refusal(text_file, f"train.precision={precision}", "train.activation_checkpointing=false")
     assert message.startswith(f'train.precision = "{precision}": cpu has no such arithmetic')
     assert "train.activation_checkpointing = true" in message
-
-
-def told(text_file: Path, *changes: str) -> list[str]:
-    said: list[str] = []
-    prepare(text_file, *changes, tell=said.append)
-    return said
 
 
 def test_auto_becomes_a_placement_that_is_told_and_kept(text_file: Path) -> None:
@@ -237,8 +227,6 @@ def test_a_disk_folder_in_memory_or_across_a_network_is_doubted(
 @pytest.mark.parametrize(
     ("changes", "idle"),
     [
-        (["offload.delay_warmup=7"], "offload.delay_warmup = 7 has no effect"),
-        (["offload.disk_path=/nowhere"], 'offload.disk_path = "/nowhere" has no effect'),
         (["offload.activations=host"], 'offload.activations = "host" has no effect'),
         (["offload.weights=host"], 'offload.weights = "host" has no effect'),
         (["offload.device_fraction=0.5"], "offload.device_fraction = 0.5 has no effect"),
