@@ -175,7 +175,7 @@ def test_unknown_keys_are_counted_and_told(tmp_path: Path, capsys: pytest.Captur
     [
         (None, "there is no such file"),
         (b"", "is empty"),
-        (b"\x80\x04\x95", "is not text"),
+        (b"\x80\x04\x95", "is not UTF-8 text"),
         (b'{"a":\0 1}', "zero byte"),
         (b" " * (1 << 18), "too large"),
         (b"{", ""),

@@ -31,7 +31,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["DataConfig", "DocumentedField", "RunConfig", "fields", "load_config", "parse_config", "to_toml"]
+__all__ = [
+    "DataConfig",
+    "DocumentedField",
+    "RunConfig",
+    "fields",
+    "load_config",
+    "parse_config",
+    "read_text",
+    "to_toml",
+]
 
 LARGEST_FILE_BYTES = 1 << 20
 """A preset is a page of text; anything above this is a file named by mistake."""
@@ -44,7 +53,9 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, look_for: Collecti
 
     Raises ConfigurationError with every problem found, each on a line that starts with file and line.
     """
-    return parse_config(_read(path), str(path), overrides, look_for=look_for)
+    return parse_config(
+        read_text(path, "a preset, a TOML file", LARGEST_FILE_BYTES), str(path), overrides, look_for=look_for
+    )
 
 
 def parse_config(
@@ -81,28 +92,35 @@ def _pairs(values: dict[str, Any]) -> Iterator[str]:
     return (f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items())
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path, wanted: str, largest_bytes: int) -> str:
+    """Return the text of a small file. `wanted`: "a preset, a TOML file", for messages.
+
+    Raises:
+        ConfigurationError: it is not there, is no file of text in UTF-8 or UTF-16, or cannot be read.
+    """
     try:
         if path.exists() and not path.is_file():
-            what = (
-                "a folder; name a preset file in it" if path.is_dir() else "no plain file; name a preset file"
+            raise ConfigurationError(
+                f"{path}: is {'a folder' if path.is_dir() else 'no plain file'}; name {wanted}"
             )
-            raise ConfigurationError(f"{path}: is {what}")
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ConfigurationError(f"{path}: is too large for a preset; name a TOML file")
-        return path.read_bytes().decode("utf-8-sig")
+        if path.stat().st_size > largest_bytes:
+            raise ConfigurationError(f"{path}: is too large; name {wanted}")
+        raw = path.read_bytes()
+        text = raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except FileNotFoundError:
-        raise ConfigurationError(
-            f"{path}: there is no such file; `workbench presets` lists the presets"
-        ) from None
+        raise ConfigurationError(f"{path}: there is no such file; name {wanted}") from None
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
+        line = raw[: error.start].count(b"\n") + 1
         raise ConfigurationError(
-            f"{path}:{line}: is not UTF-8 text (byte 0x{error.object[error.start]:02x}); name a TOML file"
+            f"{path}:{line}: is not UTF-8 text (byte 0x{error.object[error.start]:02x}); name {wanted}"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigurationError(f"{path}: cannot be read: {reason}") from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise ConfigurationError(f"{path}:{line}: is not text (it has a zero byte); name {wanted}")
+    return text
 
 
 class _Document:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.config import parse_config
+from workbench.config import parse_config, read_text
 from workbench.config.toml_text import on_one_line
 from workbench.errors import ConfigurationError
 from workbench.imports.deepspeed.batch import read_batch
@@ -46,7 +46,7 @@ def import_file(
     Raises:
         ConfigurationError: the file cannot be read, or is no JSON that can be mended.
     """
-    text = _read(path)
+    text = read_text(path, "a DeepSpeed configuration, a JSON file", LONGEST_TEXT)
     return import_text(text, str(path), architecture=architecture, pretrained=pretrained, overrides=overrides)
 
 
@@ -180,28 +180,3 @@ def _inside(whole: _Values, path: KeyPath) -> _Values:
     for name in path:
         whole = whole[name]
     return whole
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.is_dir():
-            raise ConfigurationError(f"{path}: is a folder; name a DeepSpeed configuration, a JSON file")
-        if path.exists() and not path.is_file():
-            raise ConfigurationError(f"{path}: is not a plain file; name a DeepSpeed configuration")
-        if path.stat().st_size > LONGEST_TEXT:
-            raise ConfigurationError(f"{path}: is too large for a DeepSpeed configuration; name a JSON file")
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigurationError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"{path}: cannot be read: {reason}") from None
-    try:
-        text = raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ConfigurationError(f"{path}:{line}: is not text in UTF-8; name a JSON file") from None
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise ConfigurationError(f"{path}:{line}: is not text (it has a zero byte); name a JSON file")
-    return text
