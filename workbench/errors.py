@@ -1,4 +1,4 @@
-"""What a user can do wrong, and the exit code that each kind ends with.
+"""Errors in words for the user, and the exit code that each kind ends with.
 
 An error raised here is a finished message: it names the file, the key, the value and what would be right. The
 command line prints it as it stands, without a traceback, and exits with its `exit_code`.
