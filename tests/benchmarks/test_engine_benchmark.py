@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine.disk_traffic import disk_traffic
 from benchmarks.engine.large import disk_bytes, most_layers, shape_with
 from benchmarks.engine.processes import run_case
 from benchmarks.engine.shapes import meta_model, shape_of
@@ -121,11 +120,3 @@ def test_a_shape_of_so_many_parameters_has_about_as_many_and_knows_them(wanted: 
     shape = shape_of(wanted)
     model, _ = meta_model(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters == pytest.approx(wanted, rel=0.1)
-
-
-def test_disk_traffic_is_read_from_what_the_system_says(tmp_path: Path) -> None:
-    (tmp_path / "io").write_text("rchar: 5\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n")
-    traffic = disk_traffic(tmp_path / "io")
-    assert traffic == (4096, 8192)
-    assert traffic.since(disk_traffic(tmp_path / "none")) == (None, None)
-    assert traffic.since(type(traffic)(1000, 8000)) == (3096, 192)

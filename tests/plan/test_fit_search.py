@@ -49,22 +49,16 @@ def test_a_remedy_that_changes_results_says_so() -> None:
     assert "changes results" not in ways.get("offload.weights", "")
 
 
-def test_on_24_gib_without_a_gpu_the_search_says_what_would_do() -> None:
+def test_on_24_gib_without_a_gpu_the_search_says_that_a_disk_would_do_and_with_one_the_model_fits() -> None:
     found = fit(planner(gpu_gib=None, host_gib=22, disk_gib=300), preset())
     assert not found.fits
     advice = "\n".join(found.advice)
     assert "it would fit with" in advice
     assert "of host free" in advice
     assert "offload.disk_path on a disk with" in advice
-
-
-def test_with_a_disk_the_same_machine_fits_the_model() -> None:
-    found = fit(
-        planner(gpu_gib=None, host_gib=22, disk_gib=500),
-        preset("offload.disk_path=/invented", "train.micro_batch_size=1", "checkpoint.keep=1"),
-    )
-    assert found.fits
-    assert found.plan.config.offload.state == "disk"
+    with_disk = preset("offload.disk_path=/invented", "train.micro_batch_size=1", "checkpoint.keep=1")
+    found = fit(planner(gpu_gib=None, host_gib=22, disk_gib=500), with_disk)
+    assert found.fits and found.plan.config.offload.state == "disk"
 
 
 def test_every_change_is_named_and_what_changes_results_says_so() -> None:

@@ -148,24 +148,31 @@ def forget_the_learning_rate(patch: Patch) -> None:
     patch.setattr(OffloadEngine, "learning_rate", property(lambda self: 1e-2, lambda self, value: None))
 
 
-def write_an_overflow(patch: Patch) -> None:
+def around_the_verdict(patch: Patch, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
     check_overflow = StepTasks.check_overflow
 
     def broken(self: StepTasks, task: Task) -> None:
+        before(self)
         check_overflow(self, task)
-        self._current.blocked = False
+        after(self)
 
     patch.setattr(StepTasks, "check_overflow", broken)
+
+
+def write_an_overflow(patch: Patch) -> None:
+    around_the_verdict(patch, lambda tasks: None, lambda tasks: setattr(tasks._current, "blocked", False))
 
 
 def ignore_clipping(patch: Patch) -> None:
-    check_overflow = StepTasks.check_overflow
+    around_the_verdict(patch, lambda tasks: setattr(tasks, "_clipping", 0.0), lambda tasks: None)
 
-    def broken(self: StepTasks, task: Task) -> None:
-        self._clipping = 0.0
-        check_overflow(self, task)
 
-    patch.setattr(StepTasks, "check_overflow", broken)
+def claim_another_norm(patch: Patch) -> None:
+    def claim(tasks: StepTasks) -> None:
+        assert tasks.check is not None
+        tasks._current.check = GradCheck(tasks.check.grad_norm * 1.001, tasks.check.finite)
+
+    around_the_verdict(patch, lambda tasks: None, claim)
 
 
 def weigh_micro_batches_alike(patch: Patch) -> None:
@@ -175,17 +182,6 @@ def weigh_micro_batches_alike(patch: Patch) -> None:
 
 def never_delay(patch: Patch) -> None:
     patch.setattr(StepScheduler, "_is_delayed", lambda self, step: False)
-
-
-def claim_another_norm(patch: Patch) -> None:
-    check_overflow = StepTasks.check_overflow
-
-    def broken(self: StepTasks, task: Task) -> None:
-        check_overflow(self, task)
-        assert self.check is not None
-        self._current.check = GradCheck(self.check.grad_norm * 1.001, self.check.finite)
-
-    patch.setattr(StepTasks, "check_overflow", broken)
 
 
 BROKEN: list[tuple[Callable[[Patch], None], tuple[str, ...], str, str]] = [

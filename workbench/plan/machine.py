@@ -8,7 +8,7 @@ Invariant: nothing here measures. A machine without a profile is planned without
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +143,7 @@ def this_machine(
     profile = profile or cached_profile(device, None if disk_folder is None else str(disk_folder))
     if profile is not None:
         known = planned_machine(profile)
-        free = Free(known.free.host, known.free.device, disk, disk_tier)
-        return Machine(THIS_MACHINE, free, known.has_bfloat16, profile)
+        return replace(known, name=THIS_MACHINE, free=replace(known.free, disk=disk, disk_tier=disk_tier))
     index = device_index(device)
     if index is None:
         free = Free(free_host_bytes(), None, disk, disk_tier)

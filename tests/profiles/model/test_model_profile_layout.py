@@ -13,7 +13,7 @@ from model_tables import FAMILIES, PUBLIC
 from torch import nn
 
 from workbench.engine.blocks.discovery import find_units, lay_out
-from workbench.profiles.meta_model import count_parts, meta_model, signature
+from workbench.profiles.meta_model import count_parts, meta_model
 from workbench.profiles.model_profile import ModelProfile
 
 CHUNK = 4 * 65_536
@@ -75,17 +75,3 @@ def test_public_models_have_the_parameters_that_are_known_of_them(name: str) -> 
 def test_alternating_sliding_and_full_attention_are_two_kinds() -> None:
     model_profile = count_parts(meta_model(PUBLIC["Gemma-2-9B"][0]), "gemma2")
     assert [kind for _, kind in model_profile.blocks] == [0, 1] * 21
-
-
-class Windowed(nn.Module):
-    def __init__(self, window: int | None, mode: str = "causal") -> None:
-        super().__init__()
-        self.window = window
-        self.mode = mode
-        self.inner = nn.Linear(4, 4)
-
-
-def test_a_number_counts_for_being_there_and_a_word_for_what_it_says() -> None:
-    plain = signature(Windowed(None))
-    assert signature(Windowed(8)) == signature(Windowed(16)) != plain
-    assert signature(Windowed(None, "full")) != plain
