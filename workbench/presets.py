@@ -1,4 +1,4 @@
-"""Where presets are found and kept: a path, or a name in the project's, the user's or the shipped folder.
+"""Find and keep presets: by a path, or by a name in the project's, the user's or the shipped folder.
 
 A name always means the first file that carries it, in this order: one's own preset hides a shipped one of the same
 name. Those that come with workbench are never written or deleted.

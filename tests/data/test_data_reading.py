@@ -74,6 +74,15 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
     return path
 
 
+def word_tokenizer(folder: Path, words: list[str]) -> str:
+    """Save a tokenizer whose id 0 ends a text and whose other ids are these words; return its folder."""
+    vocabulary = {word: index for index, word in enumerate(["<end>", *words])}
+    rust = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<end>").save_pretrained(str(folder))
+    return str(folder)
+
+
 # What is read
 
 
@@ -273,12 +282,9 @@ def test_a_prepared_folder_is_a_source_of_its_own(tmp_path: Path, cache: Path, t
 
 
 def test_a_vocabulary_above_65536_is_held_in_32_bits(tmp_path: Path) -> None:
-    vocabulary = {word: index for index, word in enumerate(["<end>", *(f"word{n}" for n in range(66_000))])}
-    rust = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
-    rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<end>").save_pretrained(str(tmp_path / "large"))
+    spec = word_tokenizer(tmp_path / "large", [f"word{n}" for n in range(66_000)])
     path = write_lines(tmp_path / "a.jsonl", [{"text": f"word{65_990 + index} word1"} for index in range(9)])
-    found = data(path, str(tmp_path / "large"))
+    found = data(path, spec)
     assert found.train.dtype == torch.uint32
     assert int(found.train.to(torch.int64).max()) > 1 << 16
     assert sorted(texts(found)) == [f"word{65_990 + index} word1" for index in range(9)]
@@ -513,9 +519,7 @@ def test_any_number_of_threads_and_any_size_of_chunks_give_the_same_tokens(
 def test_blocks_without_a_token_neither_end_nor_begin_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rust = Tokenizer(models.WordLevel({"<end>": 0, "one": 1, "two": 2, "three": 3}, unk_token="<end>"))
-    rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<end>").save_pretrained(str(tmp_path / "words"))
+    spec = word_tokenizer(tmp_path / "words", ["one", "two", "three"])
     (tmp_path / "texts").mkdir()
     for name, text in (("a", "one"), ("b", f"{' ' * 250}two{' ' * 250}"), ("c", "three")):
         (tmp_path / "texts" / f"{name}.txt").write_text(" ".join([text] * 9))
@@ -523,7 +527,7 @@ def test_blocks_without_a_token_neither_end_nor_begin_a_document(
     for chunk in (1, 1 << 18):
         monkeypatch.setattr(reading, "_CHUNK_BYTES", chunk)
         monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / f"cache-{chunk}"))
-        found = data(tmp_path / "texts", str(tmp_path / "words"), sequence_length=2)
+        found = data(tmp_path / "texts", spec)
         ids = [*found.train.tolist(), *found.validation.tolist()]
         assert [ids.count(word) for word in (1, 2, 3)] == [9, 9, 9]
         assert found.documents == 3
