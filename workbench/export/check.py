@@ -39,7 +39,7 @@ NEAR = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 def check_export(
-    run: RunDirectory, saved: SavedStep, working: Path, to: str | None, merge: bool, log: Log
+    run: RunDirectory, saved: SavedStep, working: Path, *, to: str | None, merge: bool, log: Log
 ) -> str:
     """Compare the model in `working` with that of `saved`; return the result as a sentence.
 

@@ -186,13 +186,20 @@ def _write(run: RunDirectory, saved: SavedStep, working: Path, options: ExportOp
         from workbench.export.weights import write_changed
 
         write_changed(
-            run, saved, working, options.dtype, options.merge, options.largest_file_bytes, check_room, log
+            run,
+            saved,
+            working,
+            to=options.dtype,
+            merge=options.merge,
+            largest_file_bytes=options.largest_file_bytes,
+            check_room=check_room,
+            log=log,
         )
     if not options.check:
         return "not checked"
     from workbench.export.check import check_export
 
-    return check_export(run, saved, working, options.dtype, options.merge, log)
+    return check_export(run, saved, working, to=options.dtype, merge=options.merge, log=log)
 
 
 @contextmanager

@@ -71,6 +71,7 @@ def write_changed(
     run: RunDirectory,
     saved: SavedStep,
     working: Path,
+    *,
     to: str | None,
     merge: bool,
     largest_file_bytes: int | None,
