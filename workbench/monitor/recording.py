@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from workbench.errors import WorkbenchError
 from workbench.monitor.sampler import Sampler
@@ -59,8 +58,8 @@ class SystemRecording:
 
     It begins at once, raises nothing, and ends in a few seconds at the most with a last record of what was seen since
     the one before. `gpu`: the UUID of the trainer's GPU, with or without "GPU-"; None: it trains without one.
-    `folders`: those whose disks the run uses. `warn`: told once, in one sentence, where nothing can be recorded; called
-    in another thread. `sampler`: an own one (tests), which is started and stopped here.
+    `folders`: those whose disks the run uses. `warn`: called in another thread, once, with a sentence, where nothing
+    can be recorded. `sampler`: an own one (tests), which is started and stopped here.
     """
 
     def __init__(
@@ -89,9 +88,7 @@ class SystemRecording:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(_ENDING_S)
 

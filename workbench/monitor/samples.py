@@ -75,7 +75,7 @@ class HostSample:
     swap_used_bytes: int | None = None
     swap_total_bytes: int | None = None
     numa_nodes: tuple[tuple[int, ...], ...] = ()
-    """The cores of each memory node; empty where there is one or none is told."""
+    """The cores of each memory node; empty where there is one or none is known."""
 
 
 @dataclass(frozen=True)

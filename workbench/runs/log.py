@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from workbench.runs.records import cannot_write
@@ -41,9 +40,7 @@ class LogTee:
         sys.stderr = _TeeStream(sys.stderr, self._descriptor, lock)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._before is not None
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, _TeeStream):

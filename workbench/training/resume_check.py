@@ -2,7 +2,7 @@
 
 Nothing of torch is imported before a model is given. Invariants: a run that goes on keeps its model, for its
 checkpoints hold what is trained; nothing is refused here that loading the checkpoint would take; whatever of the state
-was not taken over bit for bit is said, and is in the run's `resume` event.
+was not taken over bit for bit is reported, and is in the run's `resume` event.
 """
 
 from __future__ import annotations

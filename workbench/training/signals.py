@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from workbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
@@ -71,9 +71,7 @@ class Requests:
             self._before[number] = signal.signal(number, handler)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._arrived_before)

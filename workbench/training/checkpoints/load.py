@@ -44,7 +44,6 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> list[str]:
     """
     files = saved.manifest.files
     check_model_files(saved)
-    converted: list[str] = []
     if {name: (dtype_name(tensor.dtype), tensor.numel()) for name, tensor in engine.state()} == {
         name: (file.dtype, file.elements) for name, file in files.items()
     }:
@@ -52,6 +51,7 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> list[str]:
             (saved.path / "state" / files[name].file, tensor, files[name].crc32)
             for name, tensor in engine.state()
         )
+        converted = []
     else:
         converted = _convert(saved, engine)
     engine.restore(saved.manifest.engine)
