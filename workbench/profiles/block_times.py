@@ -1,11 +1,11 @@
-"""Seconds of the pieces of a model on this machine: of one block of each kind, and of all that is no block.
+"""Measures the seconds of a model's pieces on this machine: one block of each kind, and all that is no block.
 
 Run as a program it is the process that measures models for others; with `ship` it writes the model profiles that
 shipped presets lack beside this file instead.
 
-Times are taken at the run's own sizes, with weights that come from memory, on an idle device. Invariant: each piece is
-timed by itself,
-never by a difference of two others, with its own code and its full width.
+Times are taken at the run's own sizes, with weights that come from memory, on an idle device.
+
+Invariant: each piece is timed by itself, never by a difference of two others, with its own code and its full width.
 """
 
 from __future__ import annotations
