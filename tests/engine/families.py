@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from small_models import SEQUENCE, VOCABULARY, clone
+from small_models import SEQUENCE, VOCABULARY, build, clone
 from torch import Tensor, nn
 
 WIDTH, HEADS, INNER = 48, 4, 512
@@ -113,14 +113,6 @@ def add_adapters(
     for parent, name, child in places:
         setattr(parent, name, LoRA(child, dropout=dropout))
     return model
-
-
-def build(architecture: str, settings: dict[str, Any], dropouts: Iterable[str], dropout: float) -> Any:
-    """A causal language model of transformers; the fields `dropouts` of its configuration are `dropout`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(architecture, **settings, **dict.fromkeys(dropouts, dropout))
-    return AutoModelForCausalLM.from_config(config)
 
 
 @functools.cache

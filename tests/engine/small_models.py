@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,42 +19,35 @@ SEQUENCE = 24
 CHUNK_BYTES = 1  # the smallest: one block of the norm a chunk
 
 
+def build(architecture: str, settings: dict[str, Any], dropouts: Iterable[str], dropout: float) -> Any:
+    """A causal language model of transformers; the fields `dropouts` of its configuration are `dropout`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(architecture, **settings, **dict.fromkeys(dropouts, dropout))
+    return AutoModelForCausalLM.from_config(config)
+
+
 def gpt2(dropout: float = 0.0, layers: int = 2, seed: int = 0) -> Any:
     """A GPT-2 with tied embeddings."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_layer=layers,
-        n_embd=48,
-        n_head=2,
-        n_positions=SEQUENCE,
-        vocab_size=VOCABULARY,
-        attn_pdrop=dropout,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    settings = {"n_layer": layers, "n_embd": 48, "n_head": 2, "n_positions": SEQUENCE}
+    special = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(seed)
-    return GPT2LMHeadModel(config)
+    return build("gpt2", {**settings, **special}, ("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
 
 
 def llama(dropout: float = 0.0, layers: int = 2, seed: int = 0) -> Any:
     """A Llama with grouped attention and a head of its own."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=48,
-        intermediate_size=96,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=SEQUENCE,
-        vocab_size=VOCABULARY,
-        attention_dropout=dropout,
-    )
+    settings = {
+        "num_hidden_layers": layers,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": SEQUENCE,
+        "vocab_size": VOCABULARY,
+    }
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config)
+    return build("llama", settings, ("attention_dropout",), dropout)
 
 
 MODELS: dict[str, Callable[..., Any]] = {"gpt2": gpt2, "llama": llama}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import COMMON, FAMILIES, GROUPED, add_adapters, build
-from small_models import VOCABULARY, SeparateMemory, batches, gpt2, llama
+from families import COMMON, FAMILIES, GROUPED, add_adapters
+from small_models import VOCABULARY, SeparateMemory, batches, build, gpt2, llama
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
