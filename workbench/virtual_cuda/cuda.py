@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.virtual_cuda.clock import VirtualClock
@@ -69,6 +71,10 @@ class VirtualCuda:
             self._patches.enter_context(_replaced(torch.cuda, name, value))
         if self.clock is not None:
             self._patches.enter_context(self.clock.in_the_engine())
+        if not self.queues.values:
+            # A GPU has dropout within its fused attention; the CPU's, whose operations these are, has not.
+            fused = functools.partial(_without_dropout, functional.scaled_dot_product_attention)
+            self._patches.enter_context(_replaced(functional, "scaled_dot_product_attention", fused))
         self._modes.enter()
         return self
 
@@ -170,6 +176,10 @@ def _is_mapped(address: int) -> bool:
         if start <= address < stop:
             return True
     return False
+
+
+def _without_dropout(attention: Any, *args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
+    return attention(*args, **kwargs)
 
 
 @contextlib.contextmanager
