@@ -151,9 +151,9 @@ async def test_a_key_lays_nothing_out_anew_and_the_end_of_a_long_text_is_seen(tm
         await go_to(screen, pilot, "sample.prompt")
         await write(pilot, "x")
         screen.screen_layout_refresh_signal.subscribe(screen, laid_out.append)
-        await write(pilot, "a" * 45 + "END")
+        await write(pilot, "a" * 60 + "END")
         assert "aEND" in text_of(app) and not laid_out
-        await pilot.press("home")
+        await press(pilot, "home")
         assert "aEND" not in text_of(app) and "a" * 30 in text_of(app)
 
 
