@@ -18,7 +18,7 @@ from workbench.virtual_cuda import VirtualCuda
 from workbench.virtual_cuda.host_threads import DeadlockError, HostThreads
 
 MACHINES = Path(workbench.profiles.__file__).parent / "machines"
-STEPS, SETTLED = 4, 2
+STEPS, SETTLED = 3, 2
 TICK_S = 200e-6
 """Forty launches: a device that has been waited for has nothing to do until the next operation is issued."""
 
@@ -29,10 +29,10 @@ def machine() -> MachineProfile:
 
 
 def large_model() -> Any:
-    """A GPT-2 of 50 million parameters in six blocks; its values are never looked at."""
+    """A GPT-2 of 35 million parameters in four blocks; its values are never looked at."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=6, n_embd=768, n_head=12, n_positions=512, vocab_size=8192)
+    config = GPT2Config(n_layer=4, n_embd=768, n_head=12, n_positions=512, vocab_size=8192)
     with torch.device("meta"):
         model = GPT2LMHeadModel(config)
     model.to_empty(device="cpu")

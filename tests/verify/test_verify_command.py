@@ -47,6 +47,14 @@ def test_rows_are_data_with_json(tmp_path: Path, capsys: Captured) -> None:
     }
 
 
+def test_the_gpus_code_is_verified_on_a_virtual_device(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["verify", str(write_preset(tmp_path)), "--json", "--steps", "5", "--device", "virtual"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["holds"] is True and said["device"] == "virtual"
+    rows = {row["name"]: row for row in said["rows"]}
+    assert {"first step", "races", "host memory"} <= rows.keys() and "operations" in rows["races"]["note"]
+
+
 def test_a_broken_engine_ends_with_exit_1_and_rows_that_say_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -266,6 +266,13 @@ COMMANDS: tuple[Command, ...] = (
             SET,
             flag("--full", "verify the model itself, where memory allows"),
             argument("--steps", "N", "optimizer steps of each training (default: 6)", type=int),
+            argument(
+                "--device",
+                "DEVICE",
+                'where, instead of train.device; "virtual" is a CUDA device without a GPU: it runs the GPU\'s code on '
+                "the CPU, in an order that brings out missing waits",
+                default="",
+            ),
             JSON,
         ),
         "workbench.verify.command:verify",

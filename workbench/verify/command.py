@@ -29,11 +29,15 @@ from workbench.verify.checks import (
     guarded,
 )
 from workbench.verify.trial import open_trial
+from workbench.virtual_cuda import Order, VirtualCuda
 
 STEPS = 6
 FEWEST_STEPS = 5
 HEADINGS = ("", "what was compared", "difference", "allowed", "", "")
 LONGEST_NOTE = 150
+VIRTUAL = "virtual"
+VIRTUAL_BYTES = 16 << 30
+"""The memory of the virtual device; of the host's it takes what is used."""
 
 CHECKS: dict[str, Check] = {
     "first step": check_first_step,
@@ -55,11 +59,13 @@ def verify(
     overrides: Sequence[str] = (),
     full: bool = False,
     steps: int | None = None,
+    device: str = "",
     as_json: bool = False,
 ) -> int:
     """Verify `preset` and print its rows; the exit code is 0 only if every row holds.
 
-    `full`: with the model itself instead of a smaller one.
+    `full`: with the model itself instead of a smaller one. `device`: instead of the configuration's; "virtual" is a
+    CUDA device without a GPU, whose operations run in a random order among those that CUDA allows.
 
     Raises:
         ConfigurationError: the preset, its model, device or disk folder is wrong, something that it names is not there,
@@ -72,11 +78,17 @@ def verify(
             f"--steps {steps}: at least {FEWEST_STEPS} are needed to stop and go on in between"
         )
     path = find_preset(preset)
+    virtual = VirtualCuda(Order.RANDOM, device_bytes=VIRTUAL_BYTES) if device == VIRTUAL else None
+    if device:
+        overrides = [*overrides, f"train.device={'cuda' if virtual is not None else device}"]
     config = load_config(path, overrides, look_for=REFERENCES)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with open_trial(config, steps, full=full, report=_report) as trial:
+        with (
+            virtual or contextlib.nullcontext(),
+            open_trial(config, steps, full=full, report=_report) as trial,
+        ):
             subject = trial.subject
             about = {
                 "preset": path.stem,
@@ -84,7 +96,7 @@ def verify(
                 "parameters": subject.parameters,
                 "full": not subject.shrunken,
                 "steps": steps,
-                "device": str(trial.device.torch_device),
+                "device": device or str(trial.device.torch_device),
             }
             _report(f"{path.stem}: {subject}; trainings of {steps} steps on {about['device']}")
             rows: list[Row] = []
@@ -93,12 +105,30 @@ def verify(
                 rows += guarded(name, check, trial)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise DoesNotFitError(f"out of memory while verifying: {error}") from error
+    if virtual is not None:
+        rows += _order_of_the_device(virtual)
     holds = all(row.holds for row in rows)
     if as_json:
         print(json.dumps({**about, "holds": holds, "rows": [row.as_dict() for row in rows]}, indent=2))
     else:
         print("\n".join(table(rows)))
     return EXIT_DONE if holds else EXIT_ERROR
+
+
+def _order_of_the_device(virtual: VirtualCuda) -> Iterator[Row]:
+    """Yield what the virtual device saw of its own use."""
+    races = [str(race) for race in virtual.races]
+    done = f"{virtual.queues.operations:,} operations"
+    yield Row(
+        "races", "operations on the same bytes have an order", not races, note=races[0] if races else done
+    )
+    faults = virtual.faults
+    yield Row(
+        "host memory",
+        "registered while it is mapped, and not after",
+        not faults,
+        note=faults[0] if faults else "",
+    )
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:

@@ -124,8 +124,8 @@ class VirtualCuda:
             "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
             "manual_seed_all": lambda seed: None,
             "_lazy_init": lambda: None,
-            "Stream": self._new_stream,
-            "Event": lambda enable_timing=False, blocking=False: VirtualEvent(self.queues),
+            "Stream": self._stream_class(),
+            "Event": self._event_class(),
             "stream": self._stream,
             "current_stream": lambda device=None: self.queues.current,
             "default_stream": lambda device=None: self.queues.compute,
@@ -133,10 +133,26 @@ class VirtualCuda:
             "cudart": lambda: self,
         }
 
-    def _new_stream(self, device: Any = None, priority: int = 0) -> VirtualStream:
-        with self._lock:
-            self._made += 1
-            return self.queues.new_stream(f"copies {self._made}")
+    def _stream_class(self) -> type[VirtualStream]:
+        """Return what `torch.cuda.Stream` is: a class, as programs name it in annotations."""
+        cuda = self
+
+        class Stream(VirtualStream):
+            def __init__(self, device: Any = None, priority: int = 0) -> None:
+                with cuda._lock:
+                    cuda._made += 1
+                    super().__init__(cuda.queues, f"copies {cuda._made}")
+
+        return Stream
+
+    def _event_class(self) -> type[VirtualEvent]:
+        cuda = self
+
+        class Event(VirtualEvent):
+            def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+                super().__init__(cuda.queues)
+
+        return Event
 
     @contextlib.contextmanager
     def _stream(self, stream: VirtualStream | None) -> Iterator[None]:

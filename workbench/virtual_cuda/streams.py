@@ -69,6 +69,7 @@ class VirtualStream:
         self.queues = queues
         self.name = name
         self.pending: deque[Operation] = deque()
+        queues.add(self)
 
     def wait_event(self, event: VirtualEvent) -> None:
         if event.recorded is not None:
@@ -139,13 +140,12 @@ class Queues:
         self._gpu = ThreadPoolExecutor(1, "virtual-gpu", initializer=_without_gradients)
         self._threads = threading.local()
         self.streams: list[VirtualStream] = []
-        self.compute = self.new_stream("compute")
+        self.compute = VirtualStream(self, "compute")
 
-    def new_stream(self, name: str) -> VirtualStream:
-        stream = VirtualStream(self, name)
+    def add(self, stream: VirtualStream) -> None:
+        """Take in a stream that was made."""
         with self._lock:
             self.streams.append(stream)
-        return stream
 
     @property
     def current(self) -> VirtualStream:
