@@ -70,6 +70,7 @@ def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
 ) -> None:
     from workbench.config import load_config
     from workbench.data.prepare import prepare
+    from workbench.engine.loss.chunked_loss import ChunkedLoss
     from workbench.training.batches import validation_batches
     from workbench.training.evaluation import validation_loss
 
@@ -80,6 +81,7 @@ def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
         validation_batches(config, prepare(config.data)),
         device=torch.device("cpu"),
         interrupted=lambda: False,
+        loss=ChunkedLoss(loaded),
     )
     assert loss == pytest.approx(events(finished, "evaluation")[-1].fields["loss"], rel=1e-6)
 

@@ -69,6 +69,9 @@ class VirtualCuda:
     def __enter__(self) -> VirtualCuda:
         for name, value in self._names().items():
             self._patches.enter_context(_replaced(torch.cuda, name, value))
+        self._patches.enter_context(
+            _replaced(torch.accelerator, "current_stream", lambda device=None: self.queues.current)
+        )
         if self.clock is not None:
             self._patches.enter_context(self.clock.in_the_engine())
         if not self.queues.values:
@@ -130,6 +133,7 @@ class VirtualCuda:
             "current_stream": lambda device=None: self.queues.current,
             "default_stream": lambda device=None: self.queues.compute,
             "synchronize": lambda device=None: self.queues.finish_all(),
+            "is_current_stream_capturing": lambda: False,
             "cudart": lambda: self,
         }
 

@@ -89,6 +89,9 @@ class VirtualStream:
     def query(self) -> bool:
         return not self.pending
 
+    def is_capturing(self) -> bool:
+        return False
+
 
 class VirtualEvent:
     """Stands in for `torch.cuda.Event`."""

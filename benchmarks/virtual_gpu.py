@@ -1,0 +1,184 @@
+"""A step of the shipped presets on planned machines, by the engine itself in virtual time (`workbench.virtual_cuda`).
+
+    python -m benchmarks.virtual_gpu [--presets gpt2-10b ...] [--machines server-80gb ...]
+
+Beside each: the plan's seconds, and those of a schedule as DeepSpeed's: all updates come after backward, all uploads
+after them, and an update takes what `benchmarks.host_optimizer` measures of DeepSpeed. No figure is of a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MACHINES = ("server-v100-32gb", "server-80gb", "desktop-24gb", "desktop-32gb", "server-h200")
+STEPS, CASE_LIMIT_S = 4, 900.0
+DEEPSPEED_UPDATE = 2.38
+"""Times as long as an update in `exact`, with its casts: docs/benchmarks.md, 100 M parameters, one thread."""
+LLAMA2_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+QWEN3_14B = {
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`shape`: architecture and settings of a preset whose model is on the hub. `options`: of the configuration."""
+
+    preset: str
+    options: tuple[str, ...] = ()
+    shape: tuple[str, dict[str, Any]] | None = None
+    title: str = ""
+
+
+CASES = {
+    case.title or case.preset: case
+    for case in (
+        Case("gpt2-124m"),
+        Case("gpt2-10b"),
+        Case("gpt2-10b", ("train.gradient_clipping=0.0",), title="gpt2-10b without clipping"),
+        Case("llama2-7b", shape=("llama", LLAMA2_7B)),
+        Case("qwen3-14b", shape=("qwen3", QWEN3_14B)),
+    )
+}
+
+
+def measure(title: str, machine_name: str) -> dict[str, Any]:
+    """Train `STEPS` steps in virtual time, and return what the last whole one took."""
+    import torch
+
+    import workbench.profiles
+    from workbench.config import load_config
+    from workbench.engine import OffloadEngine
+    from workbench.model.build import build_on_meta, model_config
+    from workbench.plan.machine import planned_machine
+    from workbench.presets import find_preset
+    from workbench.profiles.machine_profile import load_profile
+    from workbench.timeline import Lane
+    from workbench.training.prepare import engine_options
+    from workbench.virtual_cuda import VirtualCuda
+
+    case = CASES[title]
+    machine = load_profile(Path(workbench.profiles.__file__).parent / "machines" / f"{machine_name}.toml")
+    config = load_config(find_preset(case.preset), ["train.device=cuda", *case.options])
+    architecture, settings = case.shape or (config.model.architecture, config.model.config)
+    shape = model_config(architecture, settings)
+    shape.use_cache = False
+    model = build_on_meta(shape).to_empty(device="cpu")
+    model.tie_weights()
+    storage = planned_machine(machine).precision(config).storage
+    options = engine_options(config, device="cuda")
+    options.update(watchdog_s=0, threads=2, precision={"bfloat16": "bf16", "float16": "fp16"}[storage])
+    with VirtualCuda(machine=machine, values=False, device_bytes=machine.device.memory_bytes) as cuda:
+        clock = cuda.clock
+        assert clock is not None
+        engine = OffloadEngine(model, **options)
+        marks, reports = [], []
+        for _ in range(STEPS):
+            for micro_batch in range(config.train.gradient_accumulation):
+                ids = torch.zeros(
+                    config.train.micro_batch_size,
+                    config.data.sequence_length,
+                    dtype=torch.long,
+                    device="cuda",
+                )
+                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                if micro_batch == 0:
+                    link = sum(clock.link_bytes.values())
+                    marks.append(
+                        (clock.host.now(), clock.busy_s, clock.kernels, link, cuda.queues.host_waits)
+                    )
+                engine.backward(loss)
+            reports.append(engine.step())
+        lanes = reports[-2].result().lane_seconds
+        step_s, busy_s, kernels, link, waits = (
+            after - before for before, after in zip(marks[-2], marks[-1], strict=True)
+        )
+        found = {
+            "step_s": step_s,
+            "exposed": 1 - busy_s / step_s,
+            "kernels": kernels,
+            "host_waits": waits,
+            "link_gb": link / 1e9,
+            "device_gib": cuda.memory.most_allocated / 2**30,
+            "deepspeed_s": busy_s + DEEPSPEED_UPDATE * lanes[Lane.UPDATE] + lanes[Lane.UPLOAD],
+        }
+        engine.close()
+    return found
+
+
+def planned_s(title: str, machine: str) -> float | None:
+    """Return the plan's seconds of a step; None where it has none."""
+    case = CASES[title]
+    sets = [word for option in case.options for word in ("--set", option)]
+    told = subprocess.run(
+        [sys.executable, "-m", "workbench", "plan", case.preset, "--machine", machine, "--json", *sets],
+        capture_output=True,
+        text=True,
+    )
+    time = json.loads(told.stdout)["time"] if told.stdout else None
+    return None if time is None else float(time["step_s"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--presets", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(*arguments.case)))
+        return
+    print(
+        "| preset | machine | step | plan | exposed | as DeepSpeed | kernels | host waits | link | device |"
+    )
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    for title in arguments.presets:
+        for machine in arguments.machines:
+            print(f"| {title} | {machine} | {_cells(title, machine)} |", flush=True)
+
+
+def _cells(title: str, machine: str) -> str:
+    command = [sys.executable, "-m", "benchmarks.virtual_gpu", "--case", title, machine]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=CASE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"took longer than {CASE_LIMIT_S:.0f} s"
+    if told.returncode:
+        return told.stderr.strip().splitlines()[-1][:160]
+    found = json.loads(told.stdout.splitlines()[-1])
+    plan = planned_s(title, machine)
+    cells = (
+        f"{found['step_s']:.3f} s",
+        "" if plan is None else f"{plan:.3f} s ({plan / found['step_s'] - 1:+.0%})",
+        f"{found['exposed']:.1%}",
+        f"{found['deepspeed_s']:.3f} s ({found['deepspeed_s'] / found['step_s']:.2f} x)",
+        f"{found['kernels']:,}",
+        f"{found['host_waits']:,}",
+        f"{found['link_gb']:.1f} GB",
+        f"{found['device_gib']:.1f} GiB",
+    )
+    return " | ".join(cells)
+
+
+if __name__ == "__main__":
+    main()
