@@ -15,12 +15,14 @@ import string
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from workbench.config import RunConfig, load_config
 from workbench.errors import ConfigurationError
 from workbench.system.files import write_atomically
 from workbench.system.folders import read_cached, write_cached
+
+if TYPE_CHECKING:
+    from workbench.config import RunConfig
 
 Origin = Literal["project", "user", "shipped"]
 
@@ -227,6 +229,10 @@ def list_presets() -> list[Preset]:
 
     A broken one is listed with what is wrong with it.
     """
+    from workbench.config import (
+        load_config,
+    )  # pydantic's import takes as long as half of the screen's first picture
+
     presets = []
     for name, (path, origin) in _named().items():
         try:
