@@ -152,7 +152,9 @@ Presets that come with workbench, your own and the project's; the ones used last
             "PARAMS": self.text(parameters),
             "FIT": self._verdict(row),
             "FROM": self.text(preset.origin, "dim"),
-            "DESCRIPTION": self.text((preset.error or preset.description).replace("\n", " "), "dim"),
+            "DESCRIPTION": self.text(
+                (preset.error or preset.description).replace("\n", " "), "dim", self.widths["DESCRIPTION"]
+            ),
         }
 
     def _verdict(self, row: PresetRow) -> Text:
