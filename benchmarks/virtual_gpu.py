@@ -71,7 +71,6 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     from workbench.plan.machine import planned_machine
     from workbench.presets import find_preset
     from workbench.profiles.machine_profile import load_profile
-    from workbench.timeline import Lane
     from workbench.training.prepare import engine_options
     from workbench.virtual_cuda import VirtualCuda
 
@@ -90,7 +89,7 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
         clock = cuda.clock
         assert clock is not None
         engine = OffloadEngine(model, **options)
-        marks, reports = [], []
+        marks = []
         for _ in range(STEPS):
             for micro_batch in range(config.train.gradient_accumulation):
                 ids = torch.zeros(
@@ -106,11 +105,12 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
                         (clock.host.now(), clock.busy_s, clock.kernels, link, cuda.queues.host_waits)
                     )
                 engine.backward(loss)
-            reports.append(engine.step())
-        lanes = reports[-2].result().lane_seconds
+            engine.step()
         step_s, busy_s, kernels, link, waits = (
             after - before for before, after in zip(marks[-2], marks[-1], strict=True)
         )
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        update_s = DEEPSPEED_UPDATE * clock.rates.update_s(parameters, storage, "exact")
         found = {
             "step_s": step_s,
             "exposed": 1 - busy_s / step_s,
@@ -118,7 +118,7 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
             "host_waits": waits,
             "link_gb": link / 1e9,
             "device_gib": cuda.memory.most_allocated / 2**30,
-            "deepspeed_s": busy_s + DEEPSPEED_UPDATE * lanes[Lane.UPDATE] + lanes[Lane.UPLOAD],
+            "deepspeed_s": busy_s + update_s + clock.rates.up_s(2 * parameters),
         }
         engine.close()
     return found
