@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -27,7 +28,7 @@ from workbench.profiles.model_profile import (
 )
 from workbench.profiles.this_machine import resolved_device, version_of
 from workbench.system.child_process import ChildError, ChildProcess, Report
-from workbench.system.folders import read_cached, write_cached
+from workbench.system.folders import cache_folder, read_cached, write_cached
 
 BUILDERS = ("torch", "transformers")
 TIMES = "times"
@@ -124,6 +125,11 @@ def obtain_times(
         raise WorkbenchError(f"the pieces of {_called(table)} could not be timed: {error}") from error
     write_cached(name, times.model_dump_json(indent=1) + "\n")
     return times
+
+
+def forget_times() -> None:
+    """Forget the times of all models' pieces: the machine is measured anew, and they may be of a busier one."""
+    shutil.rmtree(cache_folder() / TIMES, ignore_errors=True)
 
 
 def _called(table: Mapping[str, Any]) -> str:

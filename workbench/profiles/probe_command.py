@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.errors import EXIT_DONE
 from workbench.formatting import GIB
 from workbench.profiles.machine_profile import DiskProfile, MachineProfile
+from workbench.profiles.obtain import forget_times
 from workbench.profiles.sampling import FULL, QUICK
 from workbench.profiles.this_machine import cache_profile, cached_profile, folder_of, resolved_device
 
@@ -52,6 +53,7 @@ def measured_machine(
 
         _report("measuring this machine; other programs that run on it make the figures worse")
         profile = measure_machine(device, folder, _report, budget, QUICK_NOTE if quick else "")
+        forget_times()
         if profile.busy_cores:
             _report(profile.busy_warning)
     elif folder is not None and known.disk is None:

@@ -14,6 +14,7 @@ from workbench.profiles import probe_command as command
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.probe_command import probe
 from workbench.profiles.this_machine import cached_profile, machine_fingerprint
+from workbench.system.folders import cache_folder, write_cached
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +112,13 @@ def test_a_wrong_device_is_refused_before_anything_is_measured(measurements: lis
     with pytest.raises(ConfigurationError, match="expected auto, cpu, cuda or cuda:N"):
         probe(device="gpu", disk_path=None, as_json=False, fresh=True, quick=True)
     assert measurements == []
+
+
+def test_a_machine_that_is_measured_anew_forgets_the_times_of_models_pieces(measurements: list[str]) -> None:
+    """They may have been taken beside a busy program, and would outlive the probe that is to mend that."""
+    times = write_cached("times/of-a-model.json", "{}")
+    ask()
+    assert times is not None and not times.exists()
+    write_cached("times/of-a-model.json", "{}")
+    ask()
+    assert (cache_folder() / "times/of-a-model.json").exists() and measurements == ["machine"]

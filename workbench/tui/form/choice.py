@@ -23,7 +23,9 @@ class Choice(Widget, can_focus=True):
     """One of a few words on one line, the chosen one in brackets; a line that is too long scrolls."""
 
     DEFAULT_CSS = """
-    Choice { width: 1fr; height: 1; background: $surface; color: $text-muted; text-wrap: nowrap; }
+    Choice {
+        width: 1fr; height: 1; background: $surface; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis;
+    }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "step(-1)", "Previous", id="choice.previous", show=False),
