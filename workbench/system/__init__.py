@@ -1,1 +1,1 @@
-"""What several rooms ask of the operating system: files, processor, child processes."""
+"""The operating system, as several rooms ask it: files, processor, child processes."""

@@ -1,4 +1,4 @@
-"""What this machine has free now: host memory within its cgroup, room on a disk; and the file system of a folder."""
+"""Free room on this machine: host memory within its cgroup, room on a disk; and the file system of a folder."""
 
 from __future__ import annotations
 

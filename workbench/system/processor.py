@@ -1,4 +1,4 @@
-"""What this process may use of the machine's processors: instruction sets, CPUs, and the limits of its cgroups.
+"""The processors that this process may use: instruction sets, CPUs, and the limits of its cgroups.
 
 Linux tells all of it in files. Imports nothing heavy.
 """

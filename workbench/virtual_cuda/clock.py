@@ -1,4 +1,4 @@
-"""What operations on the virtual device take, in virtual seconds, by a machine profile.
+"""Virtual seconds of operations on the virtual device, by a machine profile.
 
 An operation on the device takes its launch on the host, and then the longer of its arithmetic and its bytes. A copy
 takes the link in its direction, one after the other. An update takes what the profile has measured of the host

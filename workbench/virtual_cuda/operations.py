@@ -59,7 +59,7 @@ class PinnedMemory:
 
 
 class _ThreadState(threading.local):
-    """What C++ cannot tell, and a thread's Python can.
+    """A thread's knowledge that torch's C++ does not have.
 
     `leaving`: a tensor is taken off the device on purpose. `on_device`: what C++ makes now belongs on the device.
     `shapes`: the mode that finds an operation's results without their values.
@@ -73,7 +73,7 @@ class _ThreadState(threading.local):
 
 
 class DeviceOperations:
-    """What happens to one operation: done at once where it only looks at shapes, queued where it computes."""
+    """Carries one operation out: at once where it only looks at shapes, queued where it computes."""
 
     def __init__(self, memory: DeviceMemory, queues: Queues, pinned: PinnedMemory) -> None:
         self.memory = memory

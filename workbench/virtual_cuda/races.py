@@ -76,7 +76,7 @@ class RaceChecker:
         operation.clock = dict(clock)
 
     def host_has_waited(self, operation: Operation) -> None:
-        """What the host does from now on comes after `operation`."""
+        """Order all that the host does from now on after `operation`."""
         _join(self._host, operation.clock)
 
     def access(self, operation: Operation, reads: Iterable[Bytes], writes: Iterable[Bytes]) -> None:

@@ -26,7 +26,7 @@ _CELLS = " " + "".join(chr(0x2800 + mask) for mask in range(1, 256))
 
 @dataclass(frozen=True)
 class Layer:
-    """How one curve looks. `character` stands for it in ASCII mode, where each curve has its own."""
+    """The look of one curve. `character` stands for it in ASCII mode, where each curve has its own."""
 
     style: Style
     character: str = "*"

@@ -255,7 +255,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Frame:
-    """What is to be drawn."""
+    """The curves and axes of one picture."""
 
     curves: Sequence[Curve]
     x: Scale

@@ -55,7 +55,7 @@ class _Column:
 
 
 class Positions:
-    """Where the points of one or several series lie. Along each axis positions never fall."""
+    """The places of the points of one or several series. Along each axis positions never fall."""
 
     def __init__(self) -> None:
         self._axes: dict[Axis, _Column] = {axis: _Column() for axis in AXES}

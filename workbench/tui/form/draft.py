@@ -124,7 +124,7 @@ class Draft:
 
     @property
     def has_unknown(self) -> bool:
-        """Whether there are keys or tables that no configuration has."""
+        """True where there are keys or tables that no configuration has."""
         return any(problem.is_unknown for problem in self.check().problems)
 
     def drop_unknown(self) -> int:

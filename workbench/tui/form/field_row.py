@@ -139,7 +139,7 @@ class FieldRow(Widget):
 
     @property
     def _has_unit(self) -> bool:
-        """Whether there is room for the unit, which the help names too."""
+        """Return True where there is room for the unit, which the help names too."""
         return bool(self.field.unit) and self.size.width >= NAME_WIDTH + LEAST_INPUT + UNIT_WIDTH
 
     def _fit(self) -> None:

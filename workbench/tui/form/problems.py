@@ -38,7 +38,7 @@ class FieldProblem(NamedTuple):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the path leads to a key or table that no configuration has."""
+        """True where the path leads to a key or table that no configuration has."""
         first = str(self.path[0])
         if first not in TABLES:
             return bool(first) and first not in RunConfig.model_fields

@@ -167,7 +167,7 @@ def _seconds(busy: Sequence[Interval], computing: Sequence[Interval]) -> LaneSec
 
 
 class LaneSight:
-    """Where one looks in `lanes`, the step that is shown; all times are seconds of that step."""
+    """The place of the cursor in `lanes`, the step that is shown; all times are seconds of that step."""
 
     def __init__(self) -> None:
         self.lanes: StepLanes | None = None

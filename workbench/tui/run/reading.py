@@ -163,7 +163,7 @@ def _row(tier: Table, name: str) -> float:
 
 @dataclass(frozen=True)
 class RunLook:
-    """What one look found. None: as in the look before."""
+    """The findings of one look. None: as in the look before."""
 
     status: Status
     state: Liveness

@@ -1,4 +1,4 @@
-"""What comes of a run: the texts that it generates, and how it ended beside what was planned."""
+"""The results of a run: the texts that it generates, and how it ended beside what was planned."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ the one before and after; the newest is followed as long as it is the one that i
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run. None means that it is not known."""
+    """The outcome of a run. None means that it is not known."""
 
     state: Liveness
     status: Status

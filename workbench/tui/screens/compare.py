@@ -38,7 +38,7 @@ def letter(place: int) -> str:
 
 
 class Comparison(NamedTuple):
-    """What is new of the runs, in their order. `differences` is None where they are as before."""
+    """The news of the runs, in their order. `differences` is None where they are as before."""
 
     curves: list[tuple[Curves, bool]]
     rows: list[RunSummary]
