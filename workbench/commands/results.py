@@ -26,7 +26,7 @@ _OUTCOME = (
     *("name", "state", "preset", "step", "total_steps", "loss", "validation_loss", "tokens", "tokens_per_s"),
     *("duration_s", "problem"),
 )
-"""What JSON says of a run, by the names of `RunSummary`."""
+"""The fields of `RunSummary` that JSON has of a run."""
 
 
 def compare(*, run: Sequence[str], runs: Path | None, as_json: bool) -> int:

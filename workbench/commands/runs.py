@@ -41,7 +41,7 @@ _STATUS = (
     *("phase", "step", "total_steps", "loss", "validation_loss", "tokens_per_s", "elapsed_s", "eta_s"),
     *("exit_code", "message", "problem"),
 )
-"""What JSON says of a run, by the names of `Status`."""
+"""The fields of `Status` that JSON has of a run."""
 
 
 def run(

@@ -28,7 +28,7 @@ class CachedLines(Widget):
     """
 
     _cached: tuple[object, list[Strip]] | None = None
-    """What the lines were made for, and the lines."""
+    """The size and state that the lines were made for, and the lines."""
     _dirty_rows: frozenset[int] = frozenset()
     """Rows of the widget that have changed since."""
 

@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -105,15 +106,21 @@ class VirtualClock:
                 if name.startswith("workbench.engine"):
                     for standard in STANDARD_MODULES:
                         if getattr(module, standard, None) is sys.modules[standard]:
-                            stack.enter_context(_set(module, standard, getattr(self.host, standard)))
+                            stack.enter_context(
+                                mock.patch.object(module, standard, getattr(self.host, standard))
+                            )
             for method, seconds in self._host_work().items():
                 inner = getattr(arithmetic.HostArithmetic, method)
-                stack.enter_context(_set(arithmetic.HostArithmetic, method, self._timed(inner, seconds)))
+                stack.enter_context(
+                    mock.patch.object(arithmetic.HostArithmetic, method, self._timed(inner, seconds))
+                )
             stack.enter_context(
-                _set(arithmetic.HostArithmetic, "table", self._table(arithmetic.HostArithmetic.table))
+                mock.patch.object(
+                    arithmetic.HostArithmetic, "table", self._table(arithmetic.HostArithmetic.table)
+                )
             )
             stack.enter_context(
-                _set(pinned, "move", self._timed(pinned.move, lambda to, of: self._copied_s(of)))
+                mock.patch.object(pinned, "move", self._timed(pinned.move, lambda to, of: self._copied_s(of)))
             )
             yield
 
@@ -171,13 +178,3 @@ class VirtualClock:
 
     def _copied_s(self, source: Tensor) -> float:
         return source.nbytes / self.rates.host.copy_bytes_per_s[0]
-
-
-@contextlib.contextmanager
-def _set(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -68,16 +69,16 @@ class VirtualCuda:
 
     def __enter__(self) -> VirtualCuda:
         for name, value in self._names().items():
-            self._patches.enter_context(_replaced(torch.cuda, name, value))
+            self._patches.enter_context(mock.patch.object(torch.cuda, name, value))
         self._patches.enter_context(
-            _replaced(torch.accelerator, "current_stream", lambda device=None: self.queues.current)
+            mock.patch.object(torch.accelerator, "current_stream", lambda device=None: self.queues.current)
         )
         if self.clock is not None:
             self._patches.enter_context(self.clock.in_the_engine())
         if not self.queues.values:
             # A GPU has dropout within its fused attention; the CPU's, whose operations these are, has not.
             fused = functools.partial(_without_dropout, functional.scaled_dot_product_attention)
-            self._patches.enter_context(_replaced(functional, "scaled_dot_product_attention", fused))
+            self._patches.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fused))
         self._modes.enter()
         return self
 
@@ -200,13 +201,3 @@ def _is_mapped(address: int) -> bool:
 
 def _without_dropout(attention: Any, *args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
     return attention(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)

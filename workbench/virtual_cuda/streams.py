@@ -136,7 +136,7 @@ class Queues:
         self.clock = clock
         self.races = races
         self.host_waits = 0
-        """How often the host waited for the device."""
+        """The number of times that the host waited for the device."""
         self.operations = 0
         self._random = random.Random(seed)
         self._lock = threading.RLock()

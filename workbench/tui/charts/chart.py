@@ -106,7 +106,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         """The place that is read out, relative to the axis's origin; None: no cursor."""
         self.unit = unit
         self.remark = ""
-        """What is to be known of the curves: said beneath them with the next change."""
+        """A remark on the curves, drawn beneath them with the next change."""
         self._title = title
         self._glyphs = glyphs
         self._curves: tuple[Curve, ...] = ()

@@ -262,7 +262,7 @@ class Frame:
     axis: Axis
     log_y: bool = False
     with_spikes: bool = False
-    """Whether the vertical axis makes room for spikes; else they are marked at its top."""
+    """The vertical axis makes room for spikes; else they are marked at its top."""
     unit: str = ""
     """The values' unit; "s" writes times."""
     cursor: float | None = None

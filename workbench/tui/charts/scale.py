@@ -247,7 +247,7 @@ class View:
     part: tuple[float, float] | None = None
     """The places that were zoomed to; None: all."""
     follows: bool = True
-    """Whether a part's right end is the newest point."""
+    """A part's right end is the newest point."""
 
     def scale(self, bounds: tuple[float, float]) -> Scale:
         """Return the horizontal axis as it is drawn."""

@@ -117,7 +117,7 @@ class Series:
         self._values = _Column()
         self._marks: Points = np.empty(0, np.intp)
         self._marked = 0
-        """How many values have been looked through for marks."""
+        """The number of values that have been searched for marks."""
         self._ends = _Column()
         """m after every whole block."""
         self._spikes = _Spikes()

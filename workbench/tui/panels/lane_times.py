@@ -172,14 +172,14 @@ class LaneSight:
     def __init__(self) -> None:
         self.lanes: StepLanes | None = None
         self.zoomed: tuple[float, float] | None = None
-        """What is zoomed to; None: the whole step."""
+        """The range that is zoomed to; None: the whole step."""
         self.cursor_s: float | None = None
         self.pinned = False
-        """Whether the cursor was asked for by its key and stays when the pointer leaves."""
+        """The cursor was asked for by its key, and stays when the pointer leaves."""
         self.lane = 0
         """The number of the chosen lane."""
         self.cells = 0
-        """How many cells the timeline has where it is drawn."""
+        """The width of the timeline, in cells, where it is drawn."""
 
     def show(self, lanes: StepLanes) -> None:
         """Look at this step from now on, where one looked before."""

@@ -118,7 +118,7 @@ wheel zooms, and the pointer reads.
         self._given: Lanes | None = None
         self._sight = LaneSight()
         self._first_cell = 0
-        """Where the timeline begins in a line."""
+        """The cell of a line in which the timeline begins."""
         self._lane_of_line: list[int | None] = []
 
     def show_lanes(self, lanes: Lanes) -> None:

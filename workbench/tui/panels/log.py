@@ -68,7 +68,7 @@ class Appended:
 
     lines: tuple[LogLine, ...] = ()
     anew: bool = False
-    """Whether they take the place of all lines before: it is the first reading, or another file now."""
+    """They take the place of all lines before: it is the first reading, or another file now."""
     problem: str = ""
 
 
@@ -193,7 +193,7 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         self.highlighter = _Marks(self)
         self.glyphs = glyphs
         self.searched = ""
-        """What is searched for; "" where nothing is."""
+        """The text that is searched for; "" where none is."""
         self.level: Level = "all"
         self.chosen: int | None = None
         """The number of the line that was found or clicked."""

@@ -53,7 +53,7 @@ DISK_SHARE, DISK_PLENTY_BYTES = 0.03, 16 << 30
 """A disk is nearly full with less free than DISK_BYTES, or than this share of it, unless that is plenty."""
 THROTTLED_SAMPLES = 3
 _NORMAL = {"power cap", "clocks set by the user", "display clocks", "sync boost"}
-"""What holds clocks down in daily work."""
+"""The reasons for slower clocks that are usual in daily work."""
 Values = Iterable[float]
 
 

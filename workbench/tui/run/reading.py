@@ -185,11 +185,11 @@ class RunLook:
     samples: tuple[Path, ...] | None = None
     """The files of generated texts, by their steps."""
     ended: ExitReason | None = None
-    """How it ended, once it has."""
+    """The run's end, once it has ended."""
     recorded: Metrics | None = None
     """The record of the machine, once the run has ended."""
     problems: tuple[str, ...] = ()
-    """What is wrong with the folder now."""
+    """The problem of the folder now."""
     more: bool = False
     """There is more to be read at once."""
 
