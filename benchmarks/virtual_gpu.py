@@ -67,6 +67,7 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     import workbench.profiles
     from workbench.config import load_config
     from workbench.engine import OffloadEngine
+    from workbench.engine.loss.chunked_loss import ChunkedLoss
     from workbench.model.build import build_on_meta, model_config
     from workbench.plan.machine import planned_machine
     from workbench.presets import find_preset
@@ -89,6 +90,7 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
         clock = cuda.clock
         assert clock is not None
         engine = OffloadEngine(model, **options)
+        loss_of = ChunkedLoss(model)
         marks = []
         for _ in range(STEPS):
             for micro_batch in range(config.train.gradient_accumulation):
@@ -98,20 +100,19 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
                     dtype=torch.long,
                     device="cuda",
                 )
-                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                loss = loss_of(ids, ids, use_cache=False)
                 if micro_batch == 0:
                     link = sum(clock.link_bytes.values())
-                    marks.append(
-                        (clock.host.now(), clock.busy_s, clock.kernels, link, cuda.queues.host_waits)
-                    )
+                    marks.append((clock.mark(), clock.kernels, link, cuda.queues.host_waits))
                 engine.backward(loss)
             engine.step()
-        step_s, busy_s, kernels, link, waits = (
-            after - before for before, after in zip(marks[-2], marks[-1], strict=True)
-        )
+        engine.close()
+        (begin, *before), (end, *after) = marks[-2:]
+        step_s, busy_s = end.ends_at - begin.ends_at, end.busy_s - begin.busy_s
+        kernels, link, waits = (b - a for a, b in zip(before, after, strict=True))
         parameters = sum(parameter.numel() for parameter in model.parameters())
         update_s = DEEPSPEED_UPDATE * clock.rates.update_s(parameters, storage, "exact")
-        found = {
+        return {
             "step_s": step_s,
             "exposed": 1 - busy_s / step_s,
             "kernels": kernels,
@@ -120,8 +121,6 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
             "device_gib": cuda.memory.most_allocated / 2**30,
             "deepspeed_s": busy_s + update_s + clock.rates.up_s(2 * parameters),
         }
-        engine.close()
-    return found
 
 
 def planned_s(title: str, machine: str) -> float | None:

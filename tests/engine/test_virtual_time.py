@@ -55,7 +55,7 @@ def train(machine: MachineProfile, **options: Any) -> Training:
     with VirtualCuda(machine=machine, values=False, device_bytes=8 << 30) as cuda:
         clock = cuda.clock
         assert clock is not None
-        reports, idle_until, busy_until = [], [], []
+        reports, marks = [], []
         with OffloadEngine(
             model,
             optimizer=AdamW(lr=1e-4),
@@ -70,12 +70,13 @@ def train(machine: MachineProfile, **options: Any) -> Training:
                     ids = torch.zeros(2, 512, dtype=torch.long, device="cuda")
                     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
                     if micro_batch == 0:
-                        idle_until.append(clock.idle_s)
-                        busy_until.append(clock.busy_s)
+                        marks.append(clock.mark())
                     engine.backward(loss)
                 reports.append(engine.step())
             results = [report.result() for report in reports]
-    idle_s, busy_s = ([b - a for a, b in itertools.pairwise(sums)] for sums in (idle_until, busy_until))
+    step_s = [after.ends_at - before.ends_at for before, after in itertools.pairwise(marks)]
+    busy_s = [after.busy_s - before.busy_s for before, after in itertools.pairwise(marks)]
+    idle_s = [step - busy for step, busy in zip(step_s, busy_s, strict=True)]
     return Training(results[SETTLED:STEPS], idle_s[SETTLED:], busy_s[SETTLED:])
 
 

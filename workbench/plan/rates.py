@@ -1,6 +1,6 @@
-"""The seconds of a task alone on a machine, and its demand of what lanes share: cores, memory bandwidth, the disk.
+"""The seconds of a task alone on a machine, and its demand of what lanes share.
 
-A demand is (cores, memory bandwidth, disk), each a share of the whole.
+A demand is (cores, host memory bandwidth, disk, link up, link down, link both ways), each a share of the whole.
 
 Invariant: every rate comes from the machine profile; a profile that lacks a figure lends the nearest one it has.
 """
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from workbench.layout import ITEM_BYTES, StateFormat, moment_bytes
-from workbench.plan.simulation import Demand
+from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile
 
 UNMEASURED_SHARE = 0.6
@@ -82,16 +82,38 @@ class Rates:
 
     def down_s(self, nbytes: int) -> float:
         """Return the seconds of a copy from device to host; within one memory, one thread copies."""
-        return nbytes / (self.host.copy_bytes_per_s[0] if self.shared else self._link.down_bytes_per_s)
+        return self.host_copy_s(nbytes) if self.shared else nbytes / self._link.down_bytes_per_s
 
     def up_s(self, nbytes: int) -> float:
-        return nbytes / (self.host.copy_bytes_per_s[0] if self.shared else self._link.up_bytes_per_s)
+        return self.host_copy_s(nbytes) if self.shared else nbytes / self._link.up_bytes_per_s
+
+    def host_copy_s(self, nbytes: int) -> float:
+        """Return the seconds of a copy within the host's memory by one thread."""
+        return nbytes / self.host.copy_bytes_per_s[0]
 
     @cached_property
-    def copy_demand(self) -> Demand:
+    def host_copy_demand(self) -> Demand:
+        return 1 / self.host.cores, 0.3
+
+    @cached_property
+    def down_demand(self) -> Demand:
+        """The demand of a copy to the host: the link one way, and the host's memory."""
         if self.shared:
-            return 1 / self.host.cores, 0.3
-        return 0.0, min(1.0, self._link.up_bytes_per_s / max(self.host.read_bytes_per_s))
+            return self.host_copy_demand
+        link = self._link
+        both = 0.5 * link.down_bytes_per_s / link.both_down_bytes_per_s
+        return 0.0, self._of_memory(link.down_bytes_per_s), 0.0, 0.0, 1.0, both
+
+    @cached_property
+    def up_demand(self) -> Demand:
+        if self.shared:
+            return self.host_copy_demand
+        link = self._link
+        both = 0.5 * link.up_bytes_per_s / link.both_up_bytes_per_s
+        return 0.0, self._of_memory(link.up_bytes_per_s), 0.0, 1.0, 0.0, both
+
+    def _of_memory(self, bytes_per_s: float) -> float:
+        return min(1.0, bytes_per_s / max(self.host.read_bytes_per_s))
 
     @property
     def _link(self) -> LinkProfile:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import zip_longest
 from operator import truediv
 
-Demand = tuple[float, ...]
-"""Share of each shared resource that a task takes when it runs alone, 0 to 1."""
+from workbench.plan.sharing import Demand, shared_speeds
+
 NOTHING_LEFT_S = 1e-12
 IDLE = -1
 
@@ -107,7 +105,7 @@ def play(
         if not at_once:
             key = tuple(wanted)
             if key not in speeds:
-                speeds[key] = _speeds(tuple([distinct[place] for place in key]))
+                speeds[key] = shared_speeds(tuple([distinct[place] for place in key]))
             speed = speeds[key]
             if speed is None:
                 step = min(left)
@@ -145,22 +143,3 @@ def play(
         changed.sort()
     played.waited = waited
     return played
-
-
-@lru_cache(maxsize=4096)
-def _speeds(demands: tuple[Demand, ...]) -> tuple[float, ...] | None:
-    """Return the speed of each running task as a share of its speed alone; None where none is slowed.
-
-    Where more of a resource is asked for than there is, all who ask for it are slowed.
-    """
-    totals = [sum(column) for column in zip_longest(*demands, fillvalue=0.0)]
-    speeds = tuple(
-        min(
-            [
-                1.0,
-                *(1 / total for share, total in zip(demand, totals, strict=False) if share > 0 and total > 1),
-            ]
-        )
-        for demand in demands
-    )
-    return None if min(speeds) == 1 else speeds

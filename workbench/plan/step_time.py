@@ -17,7 +17,8 @@ from workbench.config import RunConfig
 from workbench.layout import ITEM_BYTES, Layout, Unit
 from workbench.plan.memory import cost_of
 from workbench.plan.rates import TASK_S, Rates
-from workbench.plan.simulation import Demand, play
+from workbench.plan.sharing import Demand
+from workbench.plan.simulation import play
 from workbench.plan.two_steps import LANES, Fetch, Piece, TwoSteps, two_steps
 from workbench.plan.workload import Workload, saves
 from workbench.profiles.model_profile import BlockKind, ModelProfile, ModelTimes
@@ -167,7 +168,7 @@ class _Costs:
         overhead = self.groups[fetch.unit].chunks * TASK_S
         if fetch.lane is Lane.READ:
             return self.rates.read_s(stored) + overhead, self.rates.disk_demand
-        return self.rates.up_s(stored) + overhead, self.rates.copy_demand
+        return self.rates.up_s(stored) + overhead, self.rates.up_demand
 
     def _task(self, task: Task) -> tuple[float, Demand]:
         rates = self.rates
@@ -199,11 +200,11 @@ class _Costs:
                 return rates.elements_s(10.0 * chunk.elements) + overhead, ()
             return rates.accumulate_s(chunk.elements, region.dtype) + overhead, rates.host_demand
         if task.kind is Kind.DOWNLOAD:
-            return rates.down_s(task.bytes) + overhead, rates.copy_demand
+            return rates.down_s(task.bytes) + overhead, rates.down_demand
         if task.kind is Kind.UPLOAD:
             if on_device:
                 return rates.elements_s(2.0 * task.bytes) + overhead, ()
-            return rates.up_s(task.bytes) + overhead, rates.copy_demand
+            return rates.up_s(task.bytes) + overhead, rates.up_demand
         if task.lane is Lane.READ:
             return rates.read_s(task.bytes) + overhead, rates.disk_demand
         return rates.write_s(task.bytes) + overhead, rates.disk_demand

@@ -1,8 +1,9 @@
 """Virtual seconds of operations on the virtual device, by a machine profile.
 
 An operation on the device takes its launch on the host, and then the longer of its arithmetic and its bytes. A copy
-takes the link in its direction, one after the other. An update takes what the profile has measured of the host
-optimizer. All by `plan.rates`, so that clock and plan know one machine; who waits for whom is the engine's own doing.
+takes the link, an update what the profile has measured of the host optimizer; both take the host's memory, and share it
+with what else runs. All by `plan.rates`, so that clock and plan know one machine; who waits for whom is the engine's
+own doing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch.utils.flop_counter import flop_registry
 from workbench.engine import arithmetic
 from workbench.engine.devices import pinned  # the engine imports `cuda_device` when it opens one
 from workbench.plan.rates import Rates
+from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import MachineProfile
+from workbench.virtual_cuda.fluid_time import Work
 from workbench.virtual_cuda.host_threads import HostThreads
 from workbench.virtual_cuda.streams import Operation
 
@@ -31,8 +34,8 @@ STANDARD_MODULES = ("threading", "queue", "time")
 class VirtualClock:
     """Virtual time on `machine`, for the engine's threads and the device's streams.
 
-    `idle_s`, `busy_s`: of the compute stream, between its first and its last operation. `kernels`, `device_bytes`: how
-    many operations it had, and what they read and wrote. `link_bytes`: by direction.
+    `kernels`, `device_bytes`: how many operations the device had, and what they read and wrote. `link_bytes`: by
+    direction.
     """
 
     def __init__(self, machine: MachineProfile, values: bool = True) -> None:
@@ -42,35 +45,26 @@ class VirtualClock:
         self.kernels = 0
         self.device_bytes = 0
         self.link_bytes = {"upload": 0, "download": 0}
-        self.idle_s = 0.0
-        self.busy_s = 0.0
-        self._free_at: dict[str, float] = {}
-        """When a stream, or the link in a direction, has done what was issued."""
-        self._ready_at: dict[str, float] = {}
-        """When what a stream waits for is over."""
         self._tables: WeakKeyDictionary[Any, tuple[int, str, Any]] = WeakKeyDictionary()
 
     # The device
 
     def place(self, operation: Operation, seconds: float) -> None:
-        """Give an operation that the host issues now its time: after its stream's others and what it waits for."""
-        stream = operation.stream.name
+        """Take in an operation that the host issues now."""
         if operation.work is not None:
             self.host.advance(self.rates.launch_s)
-        if operation.waits is not None:
-            self._ready_at[stream] = max(self._ready_at.get(stream, 0.0), operation.waits.ends_at)
-        free = [self._free_at.get(lane, 0.0) for lane in (stream, operation.name)]
-        start = max(self.host.now(), self._ready_at.get(stream, 0.0), *free)
-        operation.ends_at = start + seconds
-        if operation.work is None:
-            return
-        if operation.stream.name == "compute":
-            before = self._free_at.get(stream)
-            self.idle_s += 0.0 if before is None else start - before
-            self.busy_s += seconds
-        self._free_at[stream] = operation.ends_at
+        demand: Demand = ()
         if operation.name in self.link_bytes:
-            self._free_at[operation.name] = operation.ends_at
+            demand = self.rates.up_demand if operation.name == "upload" else self.rates.down_demand
+        after = None if operation.waits is None else operation.waits.timed
+        operation.timed = Work(seconds, demand, after)
+        self.host.fluid.add(operation.stream.name, operation.timed, self.host.now())
+
+    def mark(self) -> Work:
+        """Return a moment of the compute stream: behind all that has been issued on it."""
+        moment = Work()
+        self.host.fluid.add("compute", moment, self.host.now())
+        return moment
 
     def kernel_s(self, func: Any, args: Any, kwargs: Any, results: Any, nbytes: int) -> float:
         """Return the seconds of an operation on the device that reads and writes `nbytes`."""
@@ -112,7 +106,9 @@ class VirtualClock:
             for method, seconds in self._host_work().items():
                 inner = getattr(arithmetic.HostArithmetic, method)
                 stack.enter_context(
-                    mock.patch.object(arithmetic.HostArithmetic, method, self._timed(inner, seconds))
+                    mock.patch.object(
+                        arithmetic.HostArithmetic, method, self._timed(inner, seconds, self.rates.host_demand)
+                    )
                 )
             stack.enter_context(
                 mock.patch.object(
@@ -120,7 +116,15 @@ class VirtualClock:
                 )
             )
             stack.enter_context(
-                mock.patch.object(pinned, "move", self._timed(pinned.move, lambda to, of: self._copied_s(of)))
+                mock.patch.object(
+                    pinned,
+                    "move",
+                    self._timed(
+                        pinned.move,
+                        lambda to, of: self.rates.host_copy_s(of.nbytes),
+                        self.rates.host_copy_demand,
+                    ),
+                )
             )
             yield
 
@@ -147,10 +151,12 @@ class VirtualClock:
             "narrow": lambda arith, to, of: 0.0,
         }
 
-    def _timed(self, inner: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+    def _timed(
+        self, inner: Callable[..., Any], seconds: Callable[..., float], demand: Demand
+    ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs) if self._values else True
-            self.host.advance(seconds(*args, **kwargs))
+            self.host.work(seconds(*args, **kwargs), demand)
             return result
 
         return call
@@ -175,6 +181,3 @@ class VirtualClock:
             return made
 
         return table
-
-    def _copied_s(self, source: Tensor) -> float:
-        return source.nbytes / self.rates.host.copy_bytes_per_s[0]

@@ -1,19 +1,23 @@
 """The program's threads in virtual time: one runs at a time, the one whose clock is furthest behind.
 
 Stands in for what the engine takes from `threading`, `queue` and `time`. A thread goes on until it advances its clock
-or waits; whoever it wakes goes on no earlier than it did. So a program runs the same way each time, and takes the
-seconds that it would take where each thread has a core of its own.
+or waits; whoever it wakes goes on no earlier than it did. So a program runs the same way each time. A thread's own
+seconds are those of a core of its own; its `work` shares the host with what else runs (`fluid_time`).
 
 Invariant: nothing that threads share changes between two readings of a thread that neither advances nor waits.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+from workbench.plan.sharing import Demand
+from workbench.virtual_cuda.fluid_time import FluidTime, Work
 
 
 class DeadlockError(RuntimeError):
@@ -39,6 +43,7 @@ class HostThreads:
         main = HostThread("main", 0.0)
         self._threads.append(main)
         self._local.me = main
+        self.fluid = FluidTime(self.wake_at)
         self.threading = SimpleNamespace(
             Lock=lambda: _Lock(self),
             RLock=lambda: _Lock(self),
@@ -68,9 +73,17 @@ class HostThreads:
         self.me.time_s += seconds
         self.pass_on()
 
-    def advance_to(self, time_s: float) -> None:
-        """The calling thread stands still until then."""
-        self.me.time_s = max(self.me.time_s, time_s)
+    def work(self, seconds: float, demand: Demand) -> None:
+        """The calling thread works: for `seconds` alone, for longer where others want the same."""
+        work = Work(seconds, demand)
+        self.fluid.add(self.me, work, self.now())
+        self.wait_for(work)
+
+    def wait_for(self, work: Work) -> None:
+        """The calling thread stands still until `work` is over."""
+        if work.ends_at == math.inf:
+            self.me.waits = True
+            work.waiting.append(self.me)
         self.pass_on()
 
     def pass_on(self) -> None:
@@ -80,15 +93,22 @@ class HostThreads:
             DeadlockError: all of them wait.
         """
         me = self.me
-        ready = [thread for thread in self._threads if not thread.waits]
-        if not ready:
+        following = self._following()
+        if following is None:
             me.waits = False
             raise DeadlockError("every thread waits: " + ", ".join(thread.name for thread in self._threads))
-        following = min(ready, key=lambda thread: thread.time_s)
         if following is not me and (me.waits or following.time_s < me.time_s):
             following.turn.set()
             me.turn.wait()
             me.turn.clear()
+
+    def _following(self) -> HostThread | None:
+        """Return the thread that is furthest behind, once all is over that ends before it goes on."""
+        while True:
+            ready = [thread for thread in self._threads if not thread.waits]
+            first = min(ready, key=lambda thread: thread.time_s, default=None)
+            if not self.fluid.run_until(math.inf if first is None else first.time_s):
+                return first
 
     def wait_to_be_woken(self, waiting: deque[HostThread]) -> None:
         """Stand still among `waiting` until `wake` is called for the calling thread."""
@@ -98,8 +118,12 @@ class HostThreads:
 
     def wake(self, thread: HostThread) -> None:
         """Let a thread go on, no earlier than now."""
+        self.wake_at(thread, self.now())
+
+    def wake_at(self, thread: HostThread, time_s: float) -> None:
+        """Let a thread go on, no earlier than then."""
         thread.waits = False
-        thread.time_s = max(thread.time_s, self.now())
+        thread.time_s = max(thread.time_s, time_s)
 
     def lent(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """Return `work` for a system thread that acts as the calling one, which stands still meanwhile."""
@@ -124,9 +148,9 @@ class HostThreads:
                 work()
             finally:
                 self._threads.remove(child)
-                ready = [thread for thread in self._threads if not thread.waits]
-                if ready:
-                    min(ready, key=lambda thread: thread.time_s).turn.set()
+                following = self._following()
+                if following is not None:
+                    following.turn.set()
 
         threading.Thread(target=run, name=name, daemon=True).start()
         return child

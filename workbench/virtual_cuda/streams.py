@@ -7,6 +7,7 @@ after all that the event was recorded behind. Nothing else is promised, as on a 
 from __future__ import annotations
 
 import enum
+import math
 import random
 import threading
 from collections import deque
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from workbench.virtual_cuda.fluid_time import Work
 from workbench.virtual_cuda.races import Bytes, RaceChecker, VectorClock
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Order(enum.Enum):
 class Operation:
     """One entry of a stream: work to do, or the moment of an event, or a wait for one."""
 
-    __slots__ = ("clock", "done", "ends_at", "name", "stream", "waits", "work")
+    __slots__ = ("clock", "done", "name", "stream", "timed", "waits", "work")
 
     def __init__(
         self,
@@ -58,8 +60,8 @@ class Operation:
         self.waits = waits
         self.done = False
         self.clock: VectorClock = {}
-        self.ends_at = 0.0
-        """In virtual seconds, where there is a clock."""
+        self.timed: Work | None = None
+        """Its place in virtual time, where there is a clock."""
 
 
 class VirtualStream:
@@ -117,7 +119,8 @@ class VirtualEvent:
     def elapsed_time(self, later: VirtualEvent) -> float:
         """Return the milliseconds from this event to a later one, in virtual time."""
         assert self.recorded is not None and later.recorded is not None
-        return 1e3 * (later.recorded.ends_at - self.recorded.ends_at)
+        assert self.recorded.timed is not None and later.recorded.timed is not None
+        return 1e3 * (later.recorded.timed.ends_at - self.recorded.timed.ends_at)
 
 
 class Queues:
@@ -202,12 +205,12 @@ class Queues:
                 self._gpu.submit(self._finish, operation).result()
             if self.races is not None:
                 self.races.host_has_waited(operation)
-        if self.clock is not None:
-            self.clock.host.advance_to(operation.ends_at)
+        if self.clock is not None and operation.timed is not None:
+            self.clock.host.wait_for(operation.timed)
 
     def is_over(self, operation: Operation) -> bool:
         """Return True where the host would find `operation` done now."""
-        return operation.done if self.clock is None else operation.ends_at <= self.clock.host.now()
+        return operation.done if operation.timed is None else operation.timed.ends_at < math.inf
 
     def finish_all(self) -> None:
         """Return when every stream is empty."""
