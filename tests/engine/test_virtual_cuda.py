@@ -203,6 +203,34 @@ def test_a_wait_that_is_missing_is_found(start: Any, wanted: Callable[[str], Out
         assert cuda is None or cuda.races, name
 
 
+# What is allocated when
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_engine_allocates_all_its_device_memory_before_the_first_step(
+    start: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first backward its slots would be cut out of what is free at the peak, and lie scattered ever after."""
+    made: list[int] = []
+    at_the_start: list[int] = []
+    empty, set_up = CudaDevice.empty, OffloadEngine.__init__
+
+    def noting_empty(self: CudaDevice, elements: int, dtype: torch.dtype) -> Tensor:
+        made.append(elements * dtype.itemsize)
+        return empty(self, elements, dtype)
+
+    def noting_set_up(self: OffloadEngine, *args: Any, **kwargs: Any) -> None:
+        set_up(self, *args, **kwargs)
+        at_the_start.extend(made)
+        slots = self._scheduler._plan.sizes.device_slots.total
+        assert not slots or made.count(slots) == 1, "all gradient slots are cut from one piece"
+
+    monkeypatch.setattr(CudaDevice, "empty", noting_empty)
+    monkeypatch.setattr(OffloadEngine, "__init__", noting_set_up)
+    train(start, Order.AT_ONCE, 0, CONFIGURATIONS[name])
+    assert made == at_the_start and made
+
+
 # Memory that the driver registers
 
 

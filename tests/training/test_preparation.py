@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,3 +266,41 @@ def test_a_stop_is_heard_while_the_text_is_prepared() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         TextProgress(lambda line: None, stop)("tokenizing", 1, 2)
+
+
+UNTIL_TORCH_IS_IMPORTED = """
+import os, pathlib, platform, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("PYTORCH_ALLOC_CONF"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Watch())
+platform.release = lambda: sys.argv[1]
+from workbench.training.command import run
+
+run(preset="quickstart", runs=pathlib.Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("release", "settings", "expected"),
+    [
+        ("6.8.0-generic", {}, "expandable_segments:True"),
+        ("6.8.0-generic", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ("6.8.0-generic", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "None"),
+        ("5.15.90.1-microsoft-standard-WSL2", {}, "None"),
+    ],
+    ids=["unset", "set", "set under the old name", "WSL2"],
+)
+def test_a_trainer_asks_torch_for_segments_that_grow_before_it_is_imported(
+    tmp_path: Path, release: str, settings: dict[str, str], expected: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    arguments = [sys.executable, "-c", UNTIL_TORCH_IS_IMPORTED, release, str(tmp_path)]
+    done = subprocess.run(
+        arguments, env=environment | settings, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == expected

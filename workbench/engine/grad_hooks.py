@@ -96,13 +96,16 @@ class GradientHooks:
         ]
 
     def _make_pools(self, sizes: BufferSizes) -> None:
-        """Make the slots of buckets, and those in which they arrive on the host: the same in one memory."""
-        device, on_device, on_host = self._device, sizes.device_slots, sizes.host_slots
-        self.host_slots = SlotPool(lambda: device.empty_pages(on_host.nbytes), on_host.number)
-        self.device_slots = self.host_slots
-        if not device.shared_memory:
+        """Make the slots of buckets, and those in which they arrive on the host: the same in one memory.
+
+        On a device of its own they are allocated now: taken one by one in the first backward, they would lie scattered
+        in what is free at its peak, for as long as the engine lives.
+        """
+        device, apart = self._device, not self._device.shared_memory
+        self.device_slots = self.host_slots = SlotPool(device.empty_pages, sizes.host_slots, at_once=apart)
+        if apart:
             self.device_slots = SlotPool(
-                lambda: device.empty(on_device.nbytes, torch.uint8), on_device.number
+                lambda nbytes: device.empty(nbytes, torch.uint8), sizes.device_slots, at_once=True
             )
 
     # From the first gradient to the last

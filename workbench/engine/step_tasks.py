@@ -67,8 +67,8 @@ class StepTasks:
         # The update lane may wait only for buffers that come back without it: those of first sums, which go straight
         # to disk, and not those that are read and wait for the update lane's next task.
         self._staging, self._waiting, self._first_sums = self._pools = [
-            SlotPool(lambda size=b.nbytes: device.empty_pages(size), b.number)  # type: ignore[misc]
-            for b in (sizes.state, sizes.gradients, sizes.first_sums)
+            SlotPool(device.empty_pages, buffers)
+            for buffers in (sizes.state, sizes.gradients, sizes.first_sums)
         ]
         self.idle_buffer: Tensor | None = (
             device.empty_pages(sizes.state.nbytes) if sizes.state.number else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,18 @@ def run(
             return requests.stop_code
 
 
+def use_expandable_segments() -> None:
+    """Let torch's CUDA allocator grow its segments, unless the user has set it up: it reads that when it starts.
+
+    Then memory that is freed in pieces of one size is had again in another: a model that nearly fills its GPU is not
+    refused a block while there is room for it. Not in WSL2, whose driver may refuse the calls behind it
+    (pytorch/pytorch issue 192330).
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    if "microsoft" not in platform.release().lower() and not any(name in os.environ for name in names):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
     if choice.directory is None:
         RunDirectory.check_root(choice.root)
@@ -75,6 +88,7 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
                     check_resumable(directory)
             # torch takes seconds to import: only once there is something to train.
             startup.progress("importing torch")
+            use_expandable_segments()
             from workbench.training.prepare import prepare_run
             from workbench.training.session import train_session
 

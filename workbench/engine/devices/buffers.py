@@ -13,50 +13,52 @@ import torch
 from torch import Tensor
 
 from workbench.layout import padded
+from workbench.sizes import Buffers
 
 
 class SlotPool:
     """Reusable buffers of one size. `take` waits for one that is on its way back; it grows only where none is.
 
-    So memory stays at `limit` slots while they circulate, and a step whose slots all wait for something later (a
-    chunk half full, a serial step) never deadlocks.
+    So memory stays at `slots` while they circulate, and a step whose slots all wait for something later (a chunk half
+    full, a serial step) never deadlocks. `allocate` returns so many bytes, uint8; where `at_once`, all slots are cut
+    from one piece now, else each is allocated when it is first needed.
     """
 
-    def __init__(self, allocate: Callable[[], Tensor], limit: int) -> None:
+    def __init__(self, allocate: Callable[[int], Tensor], slots: Buffers, *, at_once: bool = False) -> None:
         self._allocate = allocate
-        self._limit = limit
+        self._slots = slots
         self._free: list[Tensor] = []
         self._made = 0
-        self._made_bytes = 0
+        if at_once and slots.total:
+            self._free += allocate(slots.total)[: slots.total].split(slots.nbytes)
+            self._made = slots.number
         self._returning = 0
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all the slots that were ever needed at once."""
-        return self._made_bytes
+        """Bytes of all the slots made so far."""
+        return self._made * self._slots.nbytes
 
     @property
     def would_wait(self) -> bool:
         """`take` would wait for a slot that is on its way back."""
         with self._changed:
-            return not (self._free or self._made < self._limit or not self._returning or self._failure)
+            return not (self._free or self._made < self._slots.number or not self._returning or self._failure)
 
     def take(self) -> Tensor:
         """Return a slot, which is on its way back where none is free. Raises what `cancel` was given."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._free or self._made < self._limit or not self._returning or self._failure
+                lambda: self._free or self._made < self._slots.number or not self._returning or self._failure
             )
             if self._failure is not None:
                 raise self._failure
             if self._free:
                 return self._free.pop()
             self._made += 1
-        slot = self._allocate()
-        self._made_bytes += slot.nbytes
-        return slot
+        return self._allocate(self._slots.nbytes)
 
     def will_return(self) -> None:
         """Promise that one taken slot will come back without anything further from the taker's thread."""
