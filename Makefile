@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/*.c native/*.h native/*.py)
 
-.PHONY: run test test-all check screenshots setup clean
+.PHONY: run test test-all soak check screenshots setup clean
 
 run: setup
 	$(BIN)/workbench run presets/quickstart.toml
@@ -19,6 +19,10 @@ test: setup check
 
 test-all: setup check
 	$(PYTEST) -m "not gpu"
+
+# Faults by the thousand: `make soak SOAK="files --minutes 2 --seed 7"`; an hour of every part without words.
+soak: setup
+	$(BIN)/python -m tests.soak $(SOAK)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -26,6 +26,7 @@ from workbench.errors import (
     ScreenError,
     WorkbenchError,
 )
+from workbench.system.terminal import error_text, escaped_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
-    code = _guarded(words)
+    with escaped_output():
+        code = _guarded(words)
     if sys.stdout is None:  # closed by whoever started this
         return code
     try:
@@ -138,7 +140,7 @@ def _add_parser(parsers: Any, name: str, help: str) -> argparse.ArgumentParser:
 
 def _report(message: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # nobody is left to be told
-        print(message, file=sys.stderr, flush=True)
+        print(error_text(message), file=sys.stderr, flush=True)
 
 
 def _bug_report(error: Exception) -> str:

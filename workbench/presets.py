@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from workbench.errors import ConfigurationError
 from workbench.system.files import write_atomically
 from workbench.system.folders import read_cached, write_cached
+from workbench.system.foreign import parse_json
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig
@@ -209,7 +210,7 @@ def remember_preset(path: Path) -> None:
 def recent_presets() -> list[Path]:
     """Return the files of the presets used last, the newest first; they need not be there any more."""
     try:
-        known = json.loads(read_cached(_RECENT) or "[]")
+        known = parse_json(read_cached(_RECENT) or "[]")
     except ValueError:
         return []
     return [Path(each) for each in known if isinstance(each, str)] if isinstance(known, list) else []

@@ -16,13 +16,13 @@ from textwrap import wrap
 from typing import Any
 
 from workbench.commands import report
-from workbench.config.toml_text import on_one_line
 from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.imports import Imported, Verdict, import_file
 from workbench.imports.findings import JUDGEMENTS, shown
 from workbench.imports.preset_text import is_unedited, sealed
 from workbench.presets import is_shipped
 from workbench.system.files import write_atomically
+from workbench.system.terminal import on_one_line
 
 _WIDTH = 110
 

@@ -19,17 +19,13 @@ from workbench.config.toml_text import (
     KeyPath,
     as_written,
     key_lines,
-    on_one_line,
     toml_key,
     toml_value,
     value_at,
 )
 from workbench.errors import ConfigurationError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+from workbench.system.foreign import ForeignTextError, parse_toml
+from workbench.system.terminal import on_one_line
 
 __all__ = [
     "DataConfig",
@@ -201,25 +197,22 @@ class _Document:
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     name = on_one_line(name)
     try:
-        values: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ForeignTextError as error:
+        raise ConfigurationError(f"{name}: is no configuration: {error}") from None
+    except ValueError as error:  # its place is at the end of its message
         what, _, at = str(error).rpartition(" (at ")
         line, _, column = at.rstrip(")").removeprefix("line ").partition(", column ")
         if line.isdigit():
             raise ConfigurationError(f"{name}:{line}:{column}: is not valid TOML: {what}") from None
         last = text.rstrip().count("\n") + 1
         raise ConfigurationError(f"{name}:{last}: is not valid TOML: {what or error}") from None
-    except RecursionError:
-        raise ConfigurationError(f"{name}: is nested too deeply; a preset has two levels of tables") from None
-    except ValueError as error:  # a number of more digits than Python converts
-        raise ConfigurationError(f"{name}: is not valid TOML: {error}") from None
-    return values
 
 
 def _value_of(written: str) -> Any:
     """Read the right side of an override as a TOML value, or as plain text where it is none."""
     try:
-        parsed = tomllib.loads(f"value = {written}")
-    except (ValueError, RecursionError):
+        parsed = parse_toml(f"value = {written}")
+    except ValueError:
         return written
     return parsed["value"] if len(parsed) == 1 else written

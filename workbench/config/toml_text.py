@@ -61,11 +61,6 @@ def as_written(value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE_SHOWN else text[: LONGEST_VALUE_SHOWN - 1] + "…"
 
 
-def on_one_line(message: str) -> str:
-    """Return a message with its line ends and control characters spelt out."""
-    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in message)
-
-
 def toml_value(value: Any) -> str:
     """Return a value in TOML, on one line; dates, which no field takes, as they print."""
     if isinstance(value, bool):

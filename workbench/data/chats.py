@@ -11,6 +11,8 @@ Invariant: the ids are those of `apply_chat_template` for the whole chat.
 from __future__ import annotations
 
 import re
+import signal
+import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -20,8 +22,11 @@ from typing import Any
 from workbench.config.tokenizers import is_made_here
 from workbench.data import RecordError, kind_of, names_of
 from workbench.data.tokenizers import Tokenizer
+from workbench.errors import ConfigurationError, brief
 
 ASSISTANT = "assistant"
+TEMPLATE_S = 5.0
+LONGEST_OF_THREE_WORDS = 1 << 20
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 Message = Mapping[str, Any]
@@ -33,6 +38,8 @@ class ChatEncoder:
     def __init__(self, tokenizer: Tokenizer, *, answers_only: bool) -> None:
         self._tokenizer = tokenizer
         self._answers_only = answers_only
+        if tokenizer.chat_template is not None:
+            _try_template(tokenizer)
 
     def encode(
         self, messages: Sequence[Message], *, tools: Any = None, first_in_loss: int = 0
@@ -66,6 +73,48 @@ class ChatEncoder:
         backend = self._tokenizer.backend
         added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
         return frozenset(added | {self._tokenizer.end_of_text, *backend.all_special_ids})
+
+
+def _try_template(tokenizer: Tokenizer) -> None:
+    """Render a chat of three words once: a template that does not come to an end is refused before any thread waits.
+
+    Only the main thread can be interrupted; elsewhere nothing is tried.
+
+    Raises:
+        ConfigurationError: the template takes longer than TEMPLATE_S, or makes pages of three words.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    chat = [{"role": "user", "content": "one two"}, {"role": ASSISTANT, "content": "three"}]
+
+    def stop(*_: object) -> None:
+        raise _TooLongError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S)
+    text = ""
+    try:
+        text = tokenizer.backend.apply_chat_template(chat, tokenize=False)
+    except (_TooLongError, MemoryError, OverflowError) as error:
+        raise _endless(tokenizer.spec) from error
+    except Exception:  # it may want another chat; each record gets its own message
+        return
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    if len(text) > LONGEST_OF_THREE_WORDS:
+        raise _endless(tokenizer.spec)
+
+
+class _TooLongError(BaseException):
+    """The template has had its time. No Exception: templates catch those."""
+
+
+def _endless(spec: str) -> ConfigurationError:
+    return ConfigurationError(
+        f'data.tokenizer = "{spec}": its chat template takes more than {TEMPLATE_S:g} s, or more than '
+        f"{LONGEST_OF_THREE_WORDS:,} characters, for a chat of three words; mend the template"
+    )
 
 
 class _Chat:
@@ -216,7 +265,7 @@ def _not_found(index: int) -> RecordError:
 
 
 def _refused(error: Exception) -> RecordError:
-    return RecordError(f"the chat template of the tokenizer refuses this chat: {error}")
+    return RecordError(f"the chat template of the tokenizer refuses this chat: {brief(error)}")
 
 
 def _no_template(spec: str) -> str:

@@ -28,6 +28,7 @@ from workbench.data.split import Sides, choose_sides
 from workbench.data.tokenizers import Tokenizer
 from workbench.errors import ConfigurationError
 from workbench.system.files import sync, write_atomically
+from workbench.system.foreign import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -300,7 +301,7 @@ def _write_header(folder: Path, header: Header) -> None:
 def read_header(folder: Path) -> Header | None:
     """Return the header of a prepared folder; None if there is none or the sizes of the files do not match it."""
     try:
-        header = Header(**json.loads((folder / "tokens.json").read_bytes()))
+        header = Header(**parse_json((folder / "tokens.json").read_bytes()))
         is_whole = (
             header.version == FORMAT_VERSION
             and header.byte_order == "little"

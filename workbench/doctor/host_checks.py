@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import mmap
 import os
 import platform
@@ -25,6 +24,7 @@ from pathlib import Path
 from workbench.doctor import Context, Finding, failure, ok, warning
 from workbench.formatting import GIB, MIB, amount
 from workbench.system.folders import cache_folder
+from workbench.system.foreign import parse_json
 from workbench.system.free_space import IN_MEMORY, NOT_TOLD, free_host_bytes, mount_of, nearest_folder
 from workbench.system.processor import affinity, cgroup_quota, limits, number, usable_cpus
 
@@ -319,7 +319,7 @@ def check_profile(context: Context) -> Iterator[Finding]:
         return
     for path in sorted((cache_folder() / "disks").glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            folder = str(json.loads(path.read_text(encoding="utf-8"))["disk"]["path"])
+            folder = str(parse_json(path.read_bytes())["disk"]["path"])
             profile = cached_profile(devices[0], folder)
             if profile is not None and profile.disk is not None:
                 yield ok("profile", f"disk {folder}, measured")

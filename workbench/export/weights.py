@@ -42,6 +42,7 @@ from workbench.model.safetensors_files import (
 from workbench.model.saving import save_model
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import DamagedFileError, SavedStep
+from workbench.system.foreign import parse_json
 from workbench.training.starting_model import give_token_ids, starting_model
 
 FP16_MAX = torch.finfo(torch.float16).max
@@ -135,7 +136,7 @@ def convert(
         (working / WEIGHTS_FILE).rename(working / ADAPTER_FILE)
     elif dtype is not None:
         path = working / "config.json"
-        described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        described: dict[str, Any] = parse_json(path.read_bytes())
         described.pop("torch_dtype", None)
         described["dtype"] = dtype_name(dtype)
         path.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -272,7 +273,7 @@ def open_adapted(config: RunConfig, saved: SavedStep, log: Log, *, merging: bool
         )
     path = saved.path / ADAPTER_CONFIG
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
+        described = parse_json(path.read_bytes())
         kept = {"rank": int(described["r"]), "alpha": float(described["lora_alpha"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error

@@ -18,8 +18,9 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from pydantic import ValidationError
 
 from workbench.config.schema import TABLES, fields
-from workbench.config.toml_text import LONGEST_VALUE_SHOWN, on_one_line
+from workbench.config.toml_text import LONGEST_VALUE_SHOWN
 from workbench.imports.lenient_json import KeyPath
+from workbench.system.terminal import on_one_line
 
 Judgement = Literal["used", "mapped", "meaningless here", "unknown", "refused"]
 JUDGEMENTS: tuple[Judgement, ...] = get_args(Judgement)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from workbench.config.toml_text import on_one_line
 from workbench.errors import ConfigurationError
+from workbench.system.terminal import on_one_line
 
 LONGEST_TEXT = 1 << 17
 """Characters; a configuration has a few thousand."""

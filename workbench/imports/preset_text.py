@@ -11,8 +11,9 @@ from textwrap import wrap
 from typing import Any
 
 from workbench.config.schema import TABLES
-from workbench.config.toml_text import on_one_line, toml_key, toml_value
+from workbench.config.toml_text import toml_key, toml_value
 from workbench.imports.findings import Setting
+from workbench.system.terminal import on_one_line
 
 _WIDTH = 110
 _SEAL = "# As imported: "

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import importlib
 import io
-import json
 import re
 import shutil
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.formatting import GIB
+from workbench.system.foreign import parse_json
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -270,10 +270,10 @@ def read_index(path: Path) -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`; raise ConfigurationError where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"{path} is no JSON: {error}; get it again") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path} holds no JSON object; get it again")

@@ -166,7 +166,7 @@ def pretrained_config(files: PretrainedFiles, *, trust_remote_code: bool = False
         )
     kind = settings.get("model_type")
     code = settings.get("auto_map")
-    known = kind in CONFIG_MAPPING and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not known and code and not trust_remote_code:
         raise ConfigurationError(
             f"{where}: it brings code of its own, which would run on this machine; read it ({_code_files(code)}), and "

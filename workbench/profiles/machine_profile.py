@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,11 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from workbench.errors import ConfigurationError
 from workbench.layout import MOMENTS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+from workbench.system.foreign import parse_toml
 
 Rate = Annotated[float, Field(ge=1, le=1e21)]
 """Bytes or operations a second."""
@@ -184,8 +179,8 @@ def parse_profile(text: str, source: str) -> MachineProfile:
         ConfigurationError: `text` is no TOML, or no profile; names the key, the value and what would be right.
     """
     try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of more digits than Python converts
+        document = parse_toml(text)
+    except ValueError as error:  # also a number of more digits than Python converts
         raise ConfigurationError(f"{source}: is not TOML: {error}") from error
     try:
         return MachineProfile.model_validate(document)

@@ -6,7 +6,6 @@ read gives a problem, one sentence, and no values.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.runs.directory import RunDirectory
 from workbench.runs.metrics import MetricsReader
 from workbench.runs.records import read_events
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+from workbench.system.foreign import parse_toml
 
 if TYPE_CHECKING:
     from workbench.runs.metrics import Floats
@@ -109,11 +104,11 @@ def config_differences(runs: Sequence[RunDirectory]) -> Differences:
     problems = []
     for run in runs:
         try:
-            configs.append(dict(_flat(tomllib.loads(run.config.read_text(encoding="utf-8")), "")))
+            configs.append(dict(_flat(parse_toml(run.config.read_text(encoding="utf-8")), "")))
         except FileNotFoundError:
             configs.append(None)
             problems.append(f"run {run.name}: {run.config.name} is missing")
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             configs.append(None)
             problems.append(f"run {run.name}: {run.config.name} is damaged: {error}")
     readable = [values for values in configs if values is not None]

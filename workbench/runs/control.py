@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
-from workbench.runs.records import append_event, append_line, read_events, read_lines
+from workbench.runs.records import append_event, append_line, is_time, read_events, read_lines
 from workbench.runs.status import ACTIVE, liveness, read_status
 
 CONTROL_VERSION = 1
@@ -147,4 +147,4 @@ def _command(line: dict[str, object]) -> Command | None:
     identity, verb, when = line.get("id"), line.get("verb"), line.get("time")
     if not isinstance(identity, str) or not identity or verb not in VERBS:
         return None
-    return Command(identity, str(verb), float(when) if isinstance(when, (int, float)) else None)
+    return Command(identity, str(verb), float(when) if is_time(when) else None)

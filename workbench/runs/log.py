@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from workbench.runs.records import cannot_write
+from workbench.system.terminal import escaped
 
 
 class LogTee:
@@ -106,7 +107,7 @@ class _TeeStream(io.TextIOBase):
     def _keep(self, line: str) -> None:
         if self._log is not None:
             with contextlib.suppress(OSError):
-                os.write(self._log, (_last_state(line) + "\n").encode(errors="replace"))
+                os.write(self._log, (escaped(_last_state(line)) + "\n").encode(errors="replace"))
 
     def _show(self, text: str) -> None:
         if self._terminal is None:

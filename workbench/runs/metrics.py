@@ -26,6 +26,7 @@ from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
 from workbench.runs.records import Event, append_event, cannot_write
 from workbench.system.files import write_atomically
+from workbench.system.foreign import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -361,7 +362,7 @@ def read_header(data: bytes, path: Path) -> tuple[tuple[Column, ...], int, str]:
         return (), 0, f"{path} has version {version}; this Workbench reads {METRICS_VERSION}"
     start = _PREFIX.size + length
     try:
-        header = json.loads(data[_PREFIX.size : start])
+        header = parse_json(data[_PREFIX.size : start])
         columns = tuple(Column(str(item["name"]), str(item["unit"])) for item in header["columns"])
         if len(data) < start or not columns or header["record_bytes"] != 8 * len(columns):
             raise ValueError

@@ -32,11 +32,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from workbench.errors import WorkbenchError
 from workbench.runs.directory import RunDirectory
 from workbench.system.files import write_atomically
+from workbench.system.foreign import parse_json
 
 PLAN_VERSION = 1
 LANES_VERSION = 1
@@ -85,7 +86,7 @@ def read_events(run: RunDirectory, offset: int = 0) -> Events:
     problems = list(lines.problems)
     for at, record in lines.records:
         kind, when, version = record.pop("kind", None), record.pop("time", None), record.pop("version", 1)
-        if not isinstance(kind, str) or not isinstance(when, (int, float)) or not isinstance(version, int):
+        if not isinstance(kind, str) or not is_time(when) or not isinstance(version, int):
             problems.append(f"{run.events}: the line at byte {at} is no event and was skipped")
             continue
         if version > EVENT_VERSION:
@@ -94,6 +95,11 @@ def read_events(run: RunDirectory, offset: int = 0) -> Events:
             )
         events.append(Event(kind, float(when), record, version))
     return Events(events, lines.offset, problems)
+
+
+def is_time(value: object) -> TypeGuard[int | float]:
+    """Return True for unix seconds."""
+    return isinstance(value, (int, float)) and 0 <= value < 2**63
 
 
 def write_config(run: RunDirectory, text: str) -> None:
@@ -169,7 +175,7 @@ def read_lanes(run: RunDirectory) -> Lanes:
             for lane, name, unit, chunk, start, end in values["spans"]
         )
         return Lanes(int(values["step"]), spans)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         return Lanes(problem=f"{run.lanes} is damaged: {error}")
 
 
@@ -211,12 +217,12 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
 def read_json(path: Path) -> tuple[dict[str, Any], str]:
     """Return the JSON object in `path` and an empty string, or an empty object and what is wrong."""
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except FileNotFoundError:
         return {}, f"{path} is missing"
     except OSError as error:
         return {}, f"{path} cannot be read: {error.strerror or error}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {}, f"{path} is damaged: {error}"
     if not isinstance(value, dict):
         return {}, f"{path} is damaged: expected a JSON object"
@@ -261,8 +267,8 @@ def read_lines(path: Path, offset: int = 0) -> Lines:
     at = offset
     for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
         try:
-            value = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
+            value = parse_json(line) if line.strip() else None
+        except ValueError:
             value = ()
         if isinstance(value, dict):
             records.append((at, value))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.system.folders import read_cached, write_cached
+from workbench.system.foreign import parse_json
 from workbench.tui.glyphs import BLOCKS, Glyphs
 
 if TYPE_CHECKING:  # it would hold up the first picture
@@ -65,7 +66,7 @@ class UiState:
 def read_ui_state() -> UiState:
     """Return what was written last, and the defaults where that cannot be read."""
     try:
-        values = json.loads(read_cached(UI_STATE_FILE) or "{}")
+        values = parse_json(read_cached(UI_STATE_FILE) or "{}")
         hidden = values.get("hidden_panels", [])
         state = UiState(values.get("theme", ""), values.get("mode", ""), tuple(hidden))
     except (ValueError, TypeError, AttributeError):

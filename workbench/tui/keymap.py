@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +21,7 @@ from textual.dom import DOMNode
 from textual.keys import KEY_NAME_REPLACEMENTS, Keys, key_to_character
 
 import workbench.tui
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+from workbench.system.foreign import parse_toml
 
 FILE_NAME = "keymap.toml"
 MODIFIERS = {"ctrl", "shift", "alt", "super", "hyper", "meta"}
@@ -72,12 +67,12 @@ def places() -> list[dict[str, str]]:
 def read_keymap(path: Path, places: Places) -> Keymap:
     """Return the keys in `path` for the actions of `places`; no keys where there is no such file. Never raises."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Keymap({}, ())
     except OSError as error:
         return Keymap({}, (f"{path}: cannot be read: {error.strerror or error}",))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return Keymap({}, (f"{path}: is no TOML: {error}",))
     table = document.get("keys")
     if not isinstance(table, dict):

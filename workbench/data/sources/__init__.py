@@ -28,7 +28,7 @@ from workbench.config import DataConfig
 from workbench.config.references import nearest_file
 from workbench.data.records import CHAT_FIELDS
 from workbench.data.sources.tables import open_hub
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, brief
 from workbench.system.folders import expanded
 
 Kind = Literal["text", "lines", "array", "parquet", "tokens"]
@@ -297,8 +297,10 @@ def _check_tokens(path: Path) -> None:
     """Raise ValueError unless a .npy file holds token ids."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no array of NumPy: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # its header is Python's text, and its parser's errors are of every type
+        raise ValueError(f"{path} is no array of NumPy: {brief(error)}") from error
     if array.ndim != 1 or array.dtype not in (np.dtype("<u2"), np.dtype("<u4")):
         raise ValueError(
             f"{path} has the shape {list(array.shape)} and the type {array.dtype}: expected token ids, one dimension "

@@ -23,6 +23,7 @@ from workbench.data.sources.tables import hub_rows, parquet_rows
 from workbench.data.split import TRAINING, VALIDATION, document_share
 from workbench.data.tokenizers import ByteTokenizer, Tokenizer, text_blocks
 from workbench.errors import ConfigurationError
+from workbench.system.foreign import parse_json
 
 _CHUNK_BYTES = 1 << 18
 _CHUNK_ITEMS = 1024
@@ -303,12 +304,12 @@ def _with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
 def parse_object(line: bytes) -> dict[str, Any]:
     """Return the JSON object in `line`. Raises RecordError if there is none."""
     try:
-        return as_object(json.loads(line))
+        return as_object(parse_json(line))
     except UnicodeDecodeError as error:
         raise RecordError(f"byte {error.start + 1} of the line is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise RecordError(f"no JSON: {error.msg} at character {error.pos + 1}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RecordError(f"no JSON that can be read: {error}") from error
 
 

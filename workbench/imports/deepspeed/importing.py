@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import parse_config, read_text
-from workbench.config.toml_text import on_one_line
 from workbench.errors import ConfigurationError
 from workbench.imports.deepspeed.batch import read_batch
 from workbench.imports.deepspeed.keys import ZERO, is_known, judge_leftovers, place
@@ -21,6 +20,7 @@ from workbench.imports.deepspeed.precision import read_precision
 from workbench.imports.findings import Assumed, Auto, Findings, Setting, Verdict, shown
 from workbench.imports.lenient_json import LONGEST_TEXT, KeyPath, Repair, read_document
 from workbench.imports.preset_text import names_a_model, preset_text
+from workbench.system.terminal import on_one_line
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Invariant: `toml()` is the original text with exactly the changed values in it; 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,13 +13,9 @@ from workbench.config import RunConfig, parse_config
 from workbench.config.schema import TABLES
 from workbench.errors import ConfigurationError
 from workbench.presets import edited_preset
+from workbench.system.foreign import parse_toml
 from workbench.tui.form.fields import FIELDS, UnreadableError, kind_of, parse_text
 from workbench.tui.form.problems import Checked, FieldProblem, check
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 
 class Draft:
@@ -166,9 +161,9 @@ class Draft:
 
     def _parse(self, text: str, *, quietly: bool = False) -> dict[str, Any]:
         try:
-            values: dict[str, Any] = tomllib.loads(text)
+            values: dict[str, Any] = parse_toml(text)
             return values
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             if not quietly:
                 self.unreadable = str(error)
                 try:

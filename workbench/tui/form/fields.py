@@ -6,17 +6,12 @@ Invariant: `parse_text(as_text(value, kind), kind)` is the same value.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Literal
 
 from workbench.config import DocumentedField, fields
 from workbench.config.schema import TABLES
 from workbench.config.toml_text import toml_key, toml_value
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+from workbench.system.foreign import parse_toml
 
 FIELDS: dict[str, DocumentedField] = {field.name: field for field in fields()}
 """Every field by its dotted name, in the order of a preset."""
@@ -74,8 +69,8 @@ def parse_text(text: str, kind: Kind) -> Any:
     stripped = text.strip()
     if kind == "table":
         try:
-            return tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
+            return parse_toml(text)
+        except ValueError as error:
             raise UnreadableError(f"is not valid TOML: {error}") from None
     if kind == "any":
         value = _from_toml(stripped)
@@ -98,8 +93,8 @@ def _number(text: str) -> Any:
 def _from_toml(text: str) -> Any:
     """Return the value that TOML reads in `text`; None where there is none, or a date, which no field takes."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:
         return None
     value = parsed["value"] if len(parsed) == 1 else None
     return value if isinstance(value, (bool, int, float, str, list, dict)) else None

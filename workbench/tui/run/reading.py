@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,12 +36,9 @@ from workbench.runs.launch import ExitReason, exit_reason
 from workbench.runs.metrics import read_downsampled
 from workbench.runs.summary import summarize
 from workbench.system.folders import expanded
+from workbench.system.foreign import parse_toml
 from workbench.tui.run.charts import RunCurves
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 Table = Mapping[str, Any]
 
 TRAFFIC_BYTES = {"exact": 26, "half": 18, "compact": 14}
@@ -364,10 +360,10 @@ def read_config(run: RunDirectory) -> tuple[Mapping[str, Any], str]:
     """Return the configuration as plain TOML, whatever version wrote it, and what is wrong with it. Never raises."""
     name = run.config.name
     try:
-        return tomllib.loads(run.config.read_text(encoding="utf-8")), ""
+        return parse_toml(run.config.read_text(encoding="utf-8")), ""
     except FileNotFoundError:
         return {}, f"{name} is missing"
     except OSError as error:
         return {}, f"{name} cannot be read: {error.strerror or error}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {}, f"{name} is damaged: {error}"

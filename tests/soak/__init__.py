@@ -1,0 +1,1 @@
+"""Faults tried by the thousand: `python -m tests.soak`, or `make soak`."""
