@@ -22,6 +22,7 @@ from workbench.cli import main
 from workbench.config import load_config
 from workbench.data.prepare import prepare
 from workbench.engine import OffloadEngine
+from workbench.engine.devices.device import CpuDevice
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.profiles.block_times import answer
 from workbench.profiles.obtain import obtain_model_profile
@@ -35,7 +36,7 @@ from workbench.training.trainer import seed_everything
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
+CPU = CpuDevice()
 FURTHER = 3
 """Steps after the resume."""
 PRESET = """

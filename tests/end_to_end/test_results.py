@@ -8,7 +8,7 @@ import pytest
 import torch
 from trainers import Trainers, events, exit_code
 
-from workbench.engine.devices.device import has_bfloat16, open_device
+from workbench.engine.devices.device import CpuDevice, has_bfloat16, open_device
 from workbench.runs import RunDirectory, read_run_metrics, read_status
 
 
@@ -79,7 +79,7 @@ def test_the_loaded_model_has_the_validation_loss_that_was_recorded(
     loss = validation_loss(
         loaded,
         validation_batches(config, prepare(config.data)),
-        device=torch.device("cpu"),
+        device=CpuDevice(),
         interrupted=lambda: False,
         loss=ChunkedLoss(loaded),
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench.data.batches import Batch, TokenStream
 from workbench.data.batches.sampling import evaluation_batches
 from workbench.engine import AdamW, OffloadEngine
+from workbench.engine.devices.device import CpuDevice
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import ConfigurationError
 from workbench.plan.memory import mask_bytes
@@ -21,7 +22,7 @@ from workbench.plan.workload import Workload
 from workbench.profiles.storage_tracker import StorageTracker
 from workbench.training.evaluation import batch_loss, check_separation, validation_loss
 
-CPU = torch.device("cpu")
+CPU = CpuDevice()
 LLAMA: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 32,
@@ -95,7 +96,7 @@ ATTENTIONS.remove(("gemma2-window", "sdpa"))  # transformers has none that caps 
 def test_the_loss_of_a_packed_row_is_that_of_its_documents_alone(name: str, attention: str) -> None:
     model = build(name, attention)
     batch, documents = packed()
-    check_separation(model, CPU)
+    check_separation(model, CPU.torch_device)
     loss = batch_loss(ChunkedLoss(model), batch, CPU)
     assert batch.loss_tokens == sum(LENGTHS) - len(LENGTHS)
     assert loss.item() == pytest.approx(alone(model, documents).item(), rel=1e-6)
@@ -113,7 +114,7 @@ def test_the_engine_trains_on_packed_documents_as_on_each_alone(name: str, weigh
         model, optimizer=AdamW(lr=1e-2), weights=weights, precision="fp32", device="cpu", threads=1
     )
     with engine:
-        check_separation(model, CPU)
+        check_separation(model, CPU.torch_device)
         optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2, weight_decay=0.0)
         # Chunks of a few tokens: the logits are deferred.
         chunked = ChunkedLoss(model, chunk_tokens=5)
@@ -136,14 +137,14 @@ def test_a_model_that_cannot_keep_documents_apart_is_refused_with_the_reason(nam
     with pytest.raises(
         ConfigurationError, match=r"does not keep the documents .* apart .* set it to false"
     ) as error:
-        check_separation(build(name), CPU)
+        check_separation(build(name), CPU.torch_device)
     assert "\n" not in str(error.value)
 
 
 def test_the_trial_leaves_mode_random_numbers_and_gradients_alone() -> None:
     model = build("llama").train()
     before = torch.get_rng_state()
-    check_separation(model, CPU)
+    check_separation(model, CPU.torch_device)
     assert model.training and torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
 

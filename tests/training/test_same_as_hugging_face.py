@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench.config import RunConfig, load_config
 from workbench.data.prepare import prepare
 from workbench.engine import AdamW, OffloadEngine
+from workbench.engine.devices.device import CpuDevice
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.runs import RunDirectory, read_run_metrics
 from workbench.training.batches import training_sampler
@@ -216,7 +217,7 @@ def test_micro_batches_weigh_by_their_answers_so_that_accumulation_equals_one_ba
                 counts, means = [], []
                 for _ in range(accumulation):
                     batch = sampler.next()
-                    loss = batch_loss(ChunkedLoss(model), batch, torch.device("cpu"))
+                    loss = batch_loss(ChunkedLoss(model), batch, CpuDevice())
                     engine.backward(loss, tokens=batch.loss_tokens)
                     counts.append(batch.loss_tokens)
                     means.append(loss.item())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from workbench.data.batches import TokenStream
 from workbench.data.batches.sampling import evaluation_batches
+from workbench.engine.devices.device import CpuDevice
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.model.build import model_config
 from workbench.training.evaluation import continued, generate, validation_loss
@@ -44,7 +45,7 @@ def sample(model: Any, prompt: Sequence[int] = (), **changes: Any) -> list[int]:
 def evaluate(model: Any, tokens: Tensor, interrupted: Callable[[], bool] = lambda: False) -> float | None:
     batches = evaluation_batches(TokenStream(tokens), 16, 3, 112)
     return validation_loss(
-        model, batches, device=torch.device("cpu"), interrupted=interrupted, loss=ChunkedLoss(model)
+        model, batches, device=CpuDevice(), interrupted=interrupted, loss=ChunkedLoss(model)
     )
 
 

@@ -7,18 +7,23 @@ as it does alone. Invariant: a model that fails the trial does not train on pack
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 
 from workbench.data.batches import Batch
+from workbench.engine.devices.device import Device
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import ConfigurationError
 
 TEMPERATURE = 0.8
 TOP_K = 40
+
+_FIND_DOCUMENTS = "find_packed_sequence_indices"
 
 _FIRST, _SECOND = 9, 14
 """Tokens of the trial's two documents."""
@@ -27,11 +32,27 @@ _LEAK_SHARE = 0.01
 """Allowed share of the change where nothing keeps documents apart: kernels of other shapes may round otherwise."""
 
 
-def batch_loss(loss: ChunkedLoss, batch: Batch, device: torch.device) -> torch.Tensor:
+def batch_loss(loss: ChunkedLoss, batch: Batch, device: Device) -> torch.Tensor:
     """Return the mean loss over the batch's tokens in the loss mask, a scalar on `device`."""
-    arguments = {} if batch.position_ids is None else {"position_ids": batch.position_ids.to(device)}
-    ids, labels = batch.input_ids.to(device), batch.labels.to(device)
-    return loss(ids, labels, use_cache=False, **arguments)
+    arguments = {} if batch.position_ids is None else {"position_ids": device.send(batch.position_ids)}
+    with _documents_found(batch, device):
+        return loss(device.send(batch.input_ids), device.send(batch.labels), use_cache=False, **arguments)
+
+
+@contextmanager
+def _documents_found(batch: Batch, device: Device) -> Iterator[None]:
+    """Tell transformers where the batch's documents begin: it would look on the device, and wait for it to be idle."""
+    find = getattr(masking_utils, _FIND_DOCUMENTS, None)
+    if find is None:
+        yield
+        return
+    found = None if batch.position_ids is None else find(batch.position_ids)
+    found = None if found is None else device.send(found)
+    setattr(masking_utils, _FIND_DOCUMENTS, lambda position_ids: found)
+    try:
+        yield
+    finally:
+        setattr(masking_utils, _FIND_DOCUMENTS, find)
 
 
 @torch.no_grad()
@@ -39,23 +60,24 @@ def validation_loss(
     model: Any,
     batches: Iterable[Batch],
     *,
-    device: torch.device,
+    device: Device,
     interrupted: Callable[[], bool],
     loss: ChunkedLoss,
 ) -> float | None:
     """Return nats a token of the loss mask over `batches`, each of which has some; None when interrupted."""
     training = model.training
     model.eval()
-    total, tokens = 0.0, 0
+    total = torch.zeros((), dtype=torch.float64, device=device.torch_device)
+    tokens = 0
     try:
         for batch in batches:
             if interrupted():
                 return None
-            total += float(batch_loss(loss, batch, device)) * batch.loss_tokens
+            total += batch_loss(loss, batch, device).double() * batch.loss_tokens
             tokens += batch.loss_tokens
     finally:
         model.train(training)
-    return total / tokens
+    return float(total) / tokens
 
 
 @torch.no_grad()

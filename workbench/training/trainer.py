@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class _Pending:
 
     report: StepReport
     step: int
-    loss: Tensor
+    loss: Callable[[], float]
     tokens: int
     step_s: float
 
@@ -174,7 +175,6 @@ class Trainer:
     def _train_step(self) -> None:
         config, engine = self._config, self._engine
         began = time.perf_counter()
-        device = engine.device.torch_device
         losses: list[Tensor] = []
         loss_tokens = tokens = 0
         reported = began
@@ -184,7 +184,7 @@ class Trainer:
                 reported = now
                 self._journal.progress(f"micro-batch {micro_batch + 1} of {micro_batches}")
             batch = self._sampler.next()
-            loss = batch_loss(self._loss, batch, device)
+            loss = batch_loss(self._loss, batch, engine.device)
             if not micro_batch:
                 # The forward waited for the update before: whether that was left out is known, and costs no time.
                 engine.learning_rate = self._schedule.at(self._updates())
@@ -197,9 +197,9 @@ class Trainer:
         report = engine.step()
         self.step += 1
         self.tokens_total += tokens
-        mean = torch.stack(losses).sum() / loss_tokens
+        loss_of_step = engine.device.fetch(torch.stack(losses).sum() / loss_tokens)
         step_s = time.perf_counter() - began
-        self._pending = _Pending(report, self.step, mean, tokens, step_s)
+        self._pending = _Pending(report, self.step, loss_of_step, tokens, step_s)
         self._remaining.add(step_s)
 
     def _updates(self) -> int:
@@ -245,7 +245,7 @@ class Trainer:
     def _diverged(self, what: object) -> DivergedError:
         if self._pending is not None:
             # The step that went wrong is not recorded: the engine has no result of it.
-            self._recent.add(self._pending.step, float(self._pending.loss), math.nan)
+            self._recent.add(self._pending.step, self._pending.loss(), math.nan)
         checkpoints, precision = self._journal.run.checkpoints, dtype_name(self._engine.dtype)
         return diverged(str(what), self._recent, self._config, checkpoints, precision)
 
@@ -265,7 +265,7 @@ class Trainer:
         record = StepRecord(
             step=pending.step,
             total_steps=steps,
-            loss=float(pending.loss),
+            loss=pending.loss(),
             tokens=pending.tokens,
             tokens_total=self.tokens_total,
             step_s=pending.step_s,
@@ -309,7 +309,7 @@ class Trainer:
         loss = validation_loss(
             self._model,
             validation_batches(self._config, self._data),
-            device=self._engine.device.torch_device,
+            device=self._engine.device,
             interrupted=self._interrupted,
             loss=self._loss,
         )

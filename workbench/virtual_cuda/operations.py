@@ -186,7 +186,7 @@ class DeviceOperations:
                 return self.queues.read(call)  # type: ignore[no-any-return]
             return self._new(aten._to_copy.default, (source,), options)  # type: ignore[no-any-return]
         assert wanted is not None and torch.device(wanted).type == "cuda"
-        converted = aten._to_copy.default(source, **options)
+        converted = aten._to_copy.default(source, **options) if options.get("dtype") else source
         sent: Tensor = self._like(converted)
         return self._copy(sent, converted, non_blocking=non_blocking)
 

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -187,6 +188,27 @@ class CudaDevice(Device):
 
     def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         return self._begin(self._beside_compute[lane], lane, destination, source, after)
+
+    def send(self, tensor: Tensor) -> Tensor:
+        # From pageable memory the driver would first wait for all that compute has issued. torch uses a pinned buffer
+        # again only when the copies from it are over.
+        buffer = _pinned_buffer(tensor.nbytes)
+        if buffer is not None:
+            tensor = buffer.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return tensor.to(self.torch_device, non_blocking=True)
+
+    def fetch(self, number: Tensor) -> Callable[[], float]:
+        buffer = _pinned_buffer(number.nbytes)
+        if buffer is None:
+            return super().fetch(number)
+        here = buffer.view(number.dtype).copy_(number.view(1), non_blocking=True)
+        arrived = self.record_event()
+
+        def read() -> float:
+            arrived.synchronize()
+            return float(here)
+
+        return read
 
     def _begin(
         self, link: CudaLink, lane: Lane, destination: Tensor, source: Tensor, after: Event

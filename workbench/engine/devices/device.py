@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,16 @@ class Device(ABC):
         """
         self.copy(lane, destination, source, after)
         return None
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a host tensor for compute, without waiting for what compute has issued; the host's own
+        may be changed at once."""
+        return tensor.to(self.torch_device)
+
+    def fetch(self, number: Tensor) -> Callable[[], float]:
+        """Begin to bring a number that compute has issued to the host. Return what waits for it, and for nothing that
+        is issued after it, and gives its value."""
+        return lambda: float(number)
 
     def check_stream(self) -> None:  # noqa: B027 - most devices have one order of work
         """Raise RuntimeError where the model's work would be issued where the engine does not see its order."""
