@@ -12,7 +12,7 @@ from device_places import train_16_bits
 from plain_torch import SETTINGS
 from small_models import CHUNK_BYTES, SeparateMemory, batches, clone, gpt2, llama, loss_of
 
-from workbench.engine import NonFiniteGradientsError, OffloadEngine, precision
+from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepResult, precision
 from workbench.engine.devices.device import CpuDevice, Device
 from workbench.engine.non_finite import LossScale, LossScaling
 from workbench.engine.precision import working_precision
@@ -155,6 +155,28 @@ def test_a_fixed_scale_never_moves_and_its_third_overflow_in_a_row_ends_training
         engine.backward(loss_of(model, ids) * 1e7)
         with pytest.raises(NonFiniteGradientsError, match=r"3 steps in a row under a loss scale of 512"):
             engine.step().result()
+
+
+def test_a_long_micro_batch_after_a_short_one_overflows_only_where_the_short_one_is_the_measure(
+    tmp_path: Path,
+) -> None:
+    short, long = batches(1, size=1)[0][:, :3], batches(1, size=32, seed=2)[0]
+    counted = [ids[:, 1:].numel() for ids in (short, long)]
+
+    def result(precision: str, **options: Any) -> StepResult:
+        model = gpt2()
+        options = {"precision": precision, "gradient_accumulation": 2, "gradient_clipping": 1e9, **options}
+        with open_engine(model, CpuDevice(), tmp_path, **options) as engine:
+            for ids, tokens in zip((short, long), counted, strict=True):
+                engine.backward(loss_of(model, ids), tokens=tokens)
+            return engine.step().result()
+
+    assert result("fp16").skipped
+    found = result("fp16", micro_batch_tokens=counted[1])
+    # fp16 has 11 bits, and a gradient is rounded for each micro-batch.
+    assert not found.skipped and found.grad_norm == pytest.approx(result("fp32").grad_norm, rel=2**-8)
+    with pytest.raises(ValueError, match="micro_batch_tokens = 0"):
+        result("fp16", micro_batch_tokens=0)
 
 
 def test_an_overflow_at_the_minimum_ends_training_once_it_is_the_third_in_a_row(tmp_path: Path) -> None:

@@ -116,6 +116,12 @@ def test_a_device_has_only_so_much_memory() -> None:
             torch.empty((1 << 19) + 1, dtype=torch.uint8, device=CUDA)
         assert cuda.memory.most_allocated == held.nbytes
         assert torch.cuda.mem_get_info() == (1 << 19, 1 << 20)
+        other = torch.empty(1 << 19, dtype=torch.uint8, device=CUDA)
+        del other
+        third = torch.empty(1 << 18, dtype=torch.uint8, device=CUDA)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 19, dtype=torch.uint8, device=CUDA)  # a freed block is there, beside too much
+        del third
 
 
 @pytest.mark.parametrize("order", [Order.AT_ONCE, Order.LAZY, Order.RANDOM])

@@ -73,8 +73,10 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
     """Find the units of `model`, and place and route each.
 
     Raises:
-        ValueError: the model cannot be trained, or weights would come through slots without checkpointing.
+        ValueError: the model cannot be trained, or is compiled, or weights would come through slots without
+            checkpointing.
     """
+    _refuse_compiled(model)
     found = find_units(model)
     layout = lay_out(found, storage, config.chunk_bytes, config.state_format, config.device_fraction)
     placements = place(layout, config.weights, config.state, config.device_fraction)
@@ -105,6 +107,15 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
     )
     sizes = buffer_sizes(each_unit(layout, routes), conditions, config.chunk_bytes)
     return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape)
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None):
+            raise ValueError(
+                f"{name or 'the model'} is compiled as a module, so that the engine's hooks would be compiled with it: "
+                "compile functions, before the engine is made: block.forward = torch.compile(block.forward)"
+            )
 
 
 @dataclass(frozen=True)

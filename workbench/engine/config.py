@@ -36,6 +36,8 @@ class EngineConfig:
         state_format: how the state is kept off the device: "exact", or "half" or "compact" for matrices; embeddings and
             parameters with fewer than two dimensions stay exact. On a device of its own it is exact.
         gradient_accumulation: micro-batches a step.
+        micro_batch_tokens: the `tokens` of a usual micro-batch, whose loss is backpropagated as it is; None is the
+            first one of each step. With fp16 losses that are far larger for others would overflow.
         gradient_clipping: the largest norm of a step's mean gradient; 0 leaves it as it is.
         overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
             both give the same bits. "delayed" applies a step's gradients during the next one, from step
@@ -66,6 +68,7 @@ class EngineConfig:
     device_fraction: float = 0.0
     state_format: StateFormat = "exact"
     gradient_accumulation: int = 1
+    micro_batch_tokens: int | None = None
     gradient_clipping: float = 0.0
     overlap: Overlap = "exact"
     delay_warmup: int = 40
@@ -96,6 +99,8 @@ class EngineConfig:
             raise ValueError(f"state_format = {self.state_format!r}: on the device the state is exact")
         if self.gradient_accumulation < 1:
             raise ValueError(f"gradient_accumulation = {self.gradient_accumulation}: expected 1 or more")
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
+            raise ValueError(f"micro_batch_tokens = {self.micro_batch_tokens}: expected 1 or more")
         if not self.gradient_clipping >= 0:
             raise ValueError(f"gradient_clipping = {self.gradient_clipping}: expected 0 (off) or more")
         if self.delay_warmup < 0:

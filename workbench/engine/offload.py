@@ -79,7 +79,7 @@ class OffloadEngine:
         # An engine that is dropped instead of closed leaves no thread behind.
         weakref.finalize(self, self._runtime.lanes.end).atexit = False
         self._delays = config.overlap == "delayed"
-        self._micro_batches = MicroBatches(config.gradient_accumulation)
+        self._micro_batches = MicroBatches(config.gradient_accumulation, config.micro_batch_tokens)
         self._non_finite = NonFiniteSteps(config.loss_scaling(self.dtype))
         self._scheduler = StepScheduler(self._runtime, plan, config, self._non_finite)
         self._watchdog = Watchdog(self._runtime.lanes, config.watchdog_s, self._scheduler.fail_stuck)
@@ -110,7 +110,8 @@ class OffloadEngine:
             RuntimeError: more micro-batches than `gradient_accumulation`, or `tokens` given for some of them only.
             ValueError: `tokens` is not positive.
             LaneError: a lane's task failed.
-            torch.OutOfMemoryError: with what the engine holds.
+            torch.OutOfMemoryError: with what the engine holds; there can be no further step. After one in a forward,
+                which nothing has begun, there can.
         """
         runtime, scheduler = self._runtime, self._scheduler
         scheduler.raise_failure()
@@ -138,7 +139,10 @@ class OffloadEngine:
         except torch.OutOfMemoryError as error:
             held = breakdown_text(self.memory())
             scheduler.fail_backward(error)
-            raise torch.OutOfMemoryError(f"{error}; the engine holds {held}") from error
+            raise torch.OutOfMemoryError(
+                f"{error}; the engine holds {held}; it has stopped, as half a backward cannot be taken back: make it "
+                "anew with smaller micro-batches, or let more of it lie off the device"
+            ) from error
         except BaseException as error:
             scheduler.fail_backward(error)
             raise

@@ -266,12 +266,13 @@ class StepScheduler:
 class MicroBatches:
     """The micro-batches that the step under way has had, at most `most`.
 
-    Weights are relative to the first one's, so that gradients keep their natural size; `mean_factor` is what makes the
-    step's mean of their sum.
+    One of `usual` tokens weighs 1 (None: as many as the step's first has), so that gradients keep their natural size;
+    `mean_factor` is what makes the step's mean of their sum.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, usual: int | None = None) -> None:
         self.most = most
+        self._usual = usual
         self._tokens: list[int | None] = []
 
     def __len__(self) -> int:
@@ -300,13 +301,13 @@ class MicroBatches:
         """Count one, and return its weight."""
         self._tokens.append(tokens)
         first = self._tokens[0]
-        return 1.0 if tokens is None or first is None else tokens / first
+        return 1.0 if tokens is None or first is None else tokens / (self._usual or first)
 
     @property
     def mean_factor(self) -> float:
         """The factor that turns the weighted sum over these micro-batches into their mean."""
         counted = [t for t in self._tokens if t is not None]
-        return counted[0] / sum(counted) if counted else 1.0 / len(self._tokens)
+        return (self._usual or counted[0]) / sum(counted) if counted else 1.0 / len(self._tokens)
 
     def clear(self) -> None:
         """The step has ended."""

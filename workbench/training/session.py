@@ -164,7 +164,9 @@ def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadE
         prepared.weights(unit)
 
     options = engine_options(config, device=prepared.device)
-    return OffloadEngine(prepared.model, **options, materialize=materialize)
+    # The most that a micro-batch can have: weights above 1 could overflow in fp16.
+    tokens = config.train.micro_batch_size * (config.data.sequence_length - 1)
+    return OffloadEngine(prepared.model, **options, micro_batch_tokens=tokens, materialize=materialize)
 
 
 def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal: Journal) -> None:

@@ -73,14 +73,15 @@ class DeviceMemory:
         self._take_back()
         stream = self._queues.current.name
         blocks = self._free.get((nbytes, stream))
+        addresses_end = not blocks and self._fresh + nbytes > self._addresses
+        if self.allocated + nbytes > self.nbytes or addresses_end:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {nbytes:,} bytes; of {self.nbytes:,} bytes in all "
+                f"{self.allocated:,} are in use"
+            )
         if blocks:
             offset = blocks.pop()
         else:
-            if self.allocated + nbytes > self.nbytes or self._fresh + nbytes > self._addresses:
-                raise torch.OutOfMemoryError(
-                    f"CUDA out of memory. Tried to allocate {nbytes:,} bytes; of {self.nbytes:,} bytes in all "
-                    f"{self.allocated:,} are in use"
-                )
             offset, self._fresh = self._fresh, self._fresh + nbytes
             if self._queues.values:
                 ctypes.memset(self.base + offset, 0xFF, nbytes)
