@@ -12,6 +12,7 @@ import torch
 
 import workbench.profiles
 from workbench.engine import AdamW, OffloadEngine, StepResult
+from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.profiles.machine_profile import MachineProfile, load_profile
 from workbench.timeline import Lane
 from workbench.virtual_cuda import VirtualCuda
@@ -132,3 +133,18 @@ def test_threads_that_wait_for_each_other_are_a_deadlock() -> None:
         with other:
             assert host.now() == 2.0
     assert failures == ["every thread waits: main, crosswise"]
+
+
+def test_the_loss_is_computed_in_chunks_on_the_virtual_device_too(machine: MachineProfile) -> None:
+    """The chunked loss returns tensors of a subclass, which must lie on the device as their results do."""
+    model = large_model()
+    with (
+        VirtualCuda(machine=machine, values=False, device_bytes=8 << 30),
+        OffloadEngine(model, device="cuda", precision="bf16", watchdog_s=0, threads=2) as engine,
+    ):
+        ids = torch.zeros(8, 512, dtype=torch.long, device="cuda")
+        loss = ChunkedLoss(model, chunk_tokens=256)
+        loss.check(ids, use_cache=False)
+        assert loss.refusal is None
+        engine.backward(loss(ids, ids, use_cache=False))
+        engine.step()

@@ -120,6 +120,7 @@ class VirtualCuda:
             "max_memory_allocated": lambda device=None: self.memory.most_allocated,
             "max_memory_reserved": lambda device=None: self.memory.most_allocated,
             "memory_reserved": lambda device=None: self.memory.allocated,
+            "set_per_process_memory_fraction": self._limit_memory,
             "reset_peak_memory_stats": lambda device=None: None,
             "empty_cache": lambda: None,
             "get_rng_state": lambda device=None: torch.get_rng_state(),
@@ -137,6 +138,9 @@ class VirtualCuda:
             "is_current_stream_capturing": lambda: False,
             "cudart": lambda: self,
         }
+
+    def _limit_memory(self, fraction: float, device: Any = None) -> None:
+        self.memory.nbytes = int(fraction * self.memory.nbytes)
 
     def _stream_class(self) -> type[VirtualStream]:
         """Return what `torch.cuda.Stream` is: a class, as programs name it in annotations."""

@@ -48,6 +48,8 @@ class DeviceMemory:
 
     def owns(self, tensor: Tensor) -> bool:
         """Return True where the tensor lies in device memory."""
+        if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return False  # it has no memory of its own, and may compute its values when it is looked at
         address: int = tensor.untyped_storage().data_ptr()
         return self.base <= address < self.base + self._addresses
 

@@ -62,7 +62,8 @@ class _ThreadState(threading.local):
     """A thread's knowledge that torch's C++ does not have.
 
     `leaving`: a tensor is taken off the device on purpose. `on_device`: what C++ makes now belongs on the device.
-    `shapes`: the mode that finds an operation's results without their values.
+    `shapes`: the mode that finds an operation's results without their values. `asked`: functions that subclasses of
+    Tensor answer right now, the innermost last.
     """
 
     leaving = False
@@ -70,6 +71,7 @@ class _ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.shapes = FakeTensorMode()
+        self.asked: list[Any] = []
 
 
 class DeviceOperations:
@@ -310,6 +312,15 @@ class _Above(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        own = next((kind for kind in types if _has_function_of_its_own(kind)), None)
+        asked = self._modes.operations.thread.asked
+        if own is not None and func not in asked[-1:]:
+            asked.append(func)
+            try:
+                with self:  # the mode is off meanwhile, and what the subclass asks is to be answered, too
+                    return own.__torch_function__(func, types, args, kwargs)
+            finally:
+                asked.pop()
         answer = self._answers.get(func)
         if answer is not None and self._memory.owns(args[0]):
             return answer(*args, **kwargs)
@@ -410,6 +421,11 @@ def _without_values(value: Any) -> Any:
 
 def _scratch(value: Any) -> Any:
     return torch.full_like(value, 0.5) if isinstance(value, Tensor) else value
+
+
+def _has_function_of_its_own(kind: Any) -> bool:
+    function = getattr(kind.__torch_function__, "__func__", None)
+    return function is not None and function is not torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
 def _name(func: Any) -> str:
