@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,15 @@ from benchmarks.engine.shapes import SEED, Shape
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.trainers import Engine, Trained, make_trained
 from benchmarks.gpu.watch import DeviceClock, HostWatch
+from workbench.profiles.machine_profile import load_profile
 from workbench.training.measurements import flops_per_token, peak_host_bytes
+from workbench.virtual_cuda import VirtualCuda
+from workbench.virtual_cuda.clock import VirtualClock
 
 WARM_UP = 3
 ALONE = 2
+PROFILED = 3
+"""Steps in whose course it is seen how long no kernel ran."""
 BATCHES = 4
 FINISHING_S = 30.0
 """Kept back from the limit for the steps alone, and for giving memory back."""
@@ -31,6 +37,15 @@ FINISHING_S = 30.0
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
     """Measure the case that `given["case"]` describes; raises whatever it cannot do."""
+    if given["virtual"] is None:
+        return _run(given, None)
+    machine = load_profile(Path(given["virtual"]))
+    device_bytes = machine.device.memory_bytes
+    with VirtualCuda(machine=machine, values=False, device_bytes=device_bytes) as cuda:
+        return _run(given, cuda.clock)
+
+
+def _run(given: dict[str, Any], virtual: VirtualClock | None) -> dict[str, Any]:
     deadline = time.monotonic() + given["limit_s"] - FINISHING_S
     case = Case(**given["case"])
     device = open_device(given["device"], given["device_gib"])
@@ -42,7 +57,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         tell(f"  built in {build_s:.1f} s; host {peak_host_bytes() / GIB:.1f} GiB")
         try:
             batches = random_batches(case.shape, given["micro_batch"], given["sequence"], device)
-            timed = measure(trained, batches, given["steps"], deadline, DeviceClock(device))
+            timed = measure(trained, batches, given["steps"], deadline, DeviceClock(device, virtual))
         finally:
             trained.close()
         taken = watch.taken_bytes
@@ -99,18 +114,18 @@ def measure(
     losses: list[Tensor] = []
     last_s = 0.0
     for number in range(WARM_UP + steps):
-        if number > WARM_UP and time.monotonic() + (1 + ALONE) * last_s > deadline:
+        if number > WARM_UP and time.monotonic() + (1 + ALONE + PROFILED) * last_s > deadline:
             break
-        begin = time.perf_counter()
+        begin = clock.now()
         loss = trained.forward(batches[number % len(batches)])
         trained.finish(loss)
         losses.append(loss.detach())
         clock.settle()
-        last_s = time.perf_counter() - begin
+        last_s = clock.now() - begin
         tell(f"  step {number + 1}: {last_s:.3f} s")
         if number >= WARM_UP:
             times.append(last_s)
-        elif time.monotonic() + (2 + ALONE) * last_s > deadline:
+        elif time.monotonic() + (2 + ALONE + PROFILED) * last_s > deadline:
             raise RuntimeError(f"a step takes {last_s:.0f} s: there is no time left to measure one")
     forward, backward = [], []
     for number in range(ALONE):
@@ -125,7 +140,15 @@ def measure(
         forward.append(clock.seconds(start, between))
         backward.append(clock.seconds(between, stop))
     trained.settle()
+
+    def profiled() -> None:
+        for number in range(PROFILED):
+            trained.finish(trained.forward(batches[number % len(batches)]))
+
+    idle_share = clock.idle_share(profiled)
+    trained.settle()
     return {
+        "idle_share": idle_share,
         "step_s": times,
         "forward_s": min(forward),
         "backward_s": min(backward),

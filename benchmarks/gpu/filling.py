@@ -28,14 +28,14 @@ class DeviceFilling:
         self._drawn_on = drawn_on
         self._target = target
         self._dtype = dtype
-        self._generator = torch.Generator(drawn_on).manual_seed(seed)
+        torch.manual_seed(seed)
 
     @torch.no_grad()
     def __call__(self, unit: FoundUnit) -> None:
         for name, parameter in list(unit.parameters.items()):
             values = torch.empty(parameter.shape, dtype=torch.float32, device=self._drawn_on)
             if values.dim() >= 2:
-                values.normal_(0, DEVIATION, generator=self._generator)
+                values.normal_(0, DEVIATION)
             else:
                 values.fill_(1.0 if name.endswith("weight") else 0.0)
             real = values.to(device=self._target, dtype=self._dtype)

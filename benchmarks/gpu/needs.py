@@ -1,19 +1,25 @@
-"""What a case will need, estimated before it is started: so that one that cannot fit is skipped with a reason.
+"""Whether a case is worth starting, before it is: the engine's own plan says so, a rough sum for the alternatives.
 
-Rough on purpose: it decides what is worth starting, and the case itself measures what it took.
+So one that cannot fit is skipped with a reason, and what was measured stands beside what was planned.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.engine.machine import GIB
+from benchmarks.engine.processes import tell
 from benchmarks.gpu.cases import Case
-from workbench.layout import moment_bytes
+from workbench.config import RunConfig
+from workbench.errors import WorkbenchError
+from workbench.plan.machine import Machine
+from workbench.plan.planner import Planner
+from workbench.profiles.model_profile import ModelProfile, model_table
+from workbench.profiles.obtain import obtain_model_profile
 
-CHUNK_BYTES = 16 << 20
-CHUNKED_LOGIT_BYTES = 3 * (64 << 20)
 SLACK_BYTES = GIB // 2
 """What the caching allocator holds beside what is asked of it."""
 HOST_BASE_BYTES = 5 * GIB
@@ -23,57 +29,78 @@ BLOCK_ACTIVATIONS = 34
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Bytes at the peak, about."""
+class Forecast:
+    """`reason`: why the case is not worth starting, None where it is. `step_s`: planned, None where it is not known."""
 
-    device: int
-    host: int
+    reason: str | None = None
+    step_s: float | None = None
 
 
-def needs(case: Case, micro_batch: int, sequence: int) -> Needs:
-    """What `case` needs with activation checkpointing."""
+def forecast(case: Case, micro_batch: int, sequence: int, machine: Machine) -> Forecast:
+    """Return what is known of `case` on `machine` beforehand."""
+    for contender, module in (("torchao", "torchao"), ("deepspeed", "deepspeed")):
+        if case.contender == contender and importlib.util.find_spec(module) is None:
+            return Forecast(f"{module} is not installed")
+    if case.contender in ("torchao", "deepspeed") and machine.free.device is None:
+        return Forecast(f"{case.contender} needs a CUDA device")
+    if case.contender != "engine":
+        return Forecast(_too_large(case, micro_batch, sequence, machine))
+    config = case_config(case, micro_batch, sequence)
+    try:
+        planner = Planner(_model_profile(case.model), machine)
+        planner.check(config)
+        plan = planner.plan_fixed(config)
+    except WorkbenchError as error:
+        return Forecast(" ".join(str(error).split()))
+    if not plan.fits:
+        return Forecast(f"lacks {plan.memory.lacking}, by the plan")
+    return Forecast(step_s=None if plan.time is None else plan.time.step_s)
+
+
+def case_config(case: Case, micro_batch: int, sequence: int) -> RunConfig:
+    """Return the engine's case as a run's configuration."""
+    values: dict[str, Any] = {
+        "model": {"architecture": "gpt2", "config": case.shape.settings()},
+        "data": {"sequence_length": sequence},
+        "train": {
+            "micro_batch_size": micro_batch,
+            "gradient_clipping": 1.0 if case.clipping else 0.0,
+            "activation_checkpointing": True,
+        },
+        "offload": {
+            "weights": case.weights,
+            "state": case.state,
+            "state_format": case.state_format,
+            "overlap": case.overlap,
+            "activations": case.activations,
+        },
+    }
+    return RunConfig.model_validate(values)
+
+
+@functools.cache
+def _model_profile(model: str) -> ModelProfile:
+    profile = obtain_model_profile(model_table(case_config(Case(model, "engine"), 1, 64)), tell)
+    assert profile is not None, "it is taken where there is none"
+    return profile
+
+
+def _too_large(case: Case, micro_batch: int, sequence: int, machine: Machine) -> str | None:
+    """Return why an alternative does not fit; rough on purpose."""
     shape, tokens = case.shape, micro_batch * sequence
-    count, outer = shape.parameters, shape.outer_parameters
+    count = shape.parameters
     activations = (
         2 * shape.n_layer * tokens * shape.n_embd  # each block's input
         + BLOCK_ACTIVATIONS * tokens * shape.n_embd
         + 4 * shape.block_parameters  # one block's gradients, and those on their way
+        + tokens * shape.vocab_size * (2 + 4 + 4)
     )
-    own_logits = tokens * shape.vocab_size * (2 + 4 + 4)
-    if case.contender != "engine":
-        device = {"torch": 8 * count, "torchao": 4 * count, "deepspeed": 4 * count}[case.contender]
-        host = {"torch": 0, "torchao": 8 * count, "deepspeed": 18 * count}[case.contender]
-        return Needs(device + activations + own_logits + SLACK_BYTES, host + HOST_BASE_BYTES)
-    if case.state == "device":
-        weights, state = 12 * count, 0  # split master and fp32 moments beside the weights
-        weights += 2 * count  # gradients wait for the verdict, or are referenced
-    else:
-        resident = count if case.weights == "device" else outer + 3 * shape.block_parameters
-        weights = 2 * resident + 4 * outer + 2 * CHUNK_BYTES  # the embedding's chunks in slots twice
-        state = 4 * count + moment_bytes(case.state_format, count)
-        waiting = case.clipping or case.overlap == "delayed"
-        sets = 2 if case.overlap == "delayed" else 1
-        state += sets * 2 * count if waiting else 4 * outer
-        state += 2 * count if case.overlap == "delayed" else 0  # a published copy of the weights
-    return Needs(weights + activations + CHUNKED_LOGIT_BYTES + SLACK_BYTES, state + HOST_BASE_BYTES)
-
-
-def reason_to_skip(
-    case: Case, micro_batch: int, sequence: int, device_bytes: int | None, host_bytes: int
-) -> str | None:
-    """Why `case` is not worth starting here, in words; None where it is."""
-    for contender, module in (("torchao", "torchao"), ("deepspeed", "deepspeed")):
-        if case.contender == contender and importlib.util.find_spec(module) is None:
-            return f"{module} is not installed"
-    if case.contender in ("torchao", "deepspeed") and device_bytes is None:
-        return f"{case.contender} needs a CUDA device"
-    estimated = needs(case, micro_batch, sequence)
-    if device_bytes is not None and estimated.device > device_bytes:
-        return (
-            f"needs about {estimated.device / GIB:.1f} GiB on the device, which has {device_bytes / GIB:.1f}"
-        )
-    if estimated.host > host_bytes:
-        return (
-            f"needs about {estimated.host / GIB:.1f} GiB on the host, which has {host_bytes / GIB:.1f} free"
-        )
+    device = {"torch": 8 * count, "torchao": 4 * count, "deepspeed": 4 * count}[case.contender]
+    host = {"torch": 0, "torchao": 8 * count, "deepspeed": 18 * count}[case.contender] + HOST_BASE_BYTES
+    device += activations + SLACK_BYTES
+    free = machine.free
+    if free.device is not None and device > free.device:
+        return f"needs about {device / GIB:.1f} GiB on the device, which has {free.device / GIB:.1f}"
+    if host > free.host:
+        return f"needs about {host / GIB:.1f} GiB on the host, which has {free.host / GIB:.1f} free"
     return None

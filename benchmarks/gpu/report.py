@@ -11,7 +11,18 @@ from benchmarks.gpu.goals import exposed_s, goals_of
 from benchmarks.host_optimizer.report import NOTHING, Table
 
 FIGURES = (
-    *("case", "s a step", "tokens/s", "TFLOP/s", "forward", "backward", "update", "exposed"),
+    *(
+        "case",
+        "s a step",
+        "planned",
+        "tokens/s",
+        "TFLOP/s",
+        "forward",
+        "backward",
+        "update",
+        "exposed",
+        "idle",
+    ),
     *("device GiB", "allocated", "host GiB", "B a parameter", "free fell GiB"),
 )
 Entry = Mapping[str, Any]
@@ -20,6 +31,10 @@ Entry = Mapping[str, Any]
 def tables(entries: Sequence[Entry]) -> list[Table]:
     """Of results as they are kept: one table of figures and one of lanes for each model and setting, then the goals."""
     drawn: list[Table] = []
+    checks = [(e["name"], e["status"], e["reason"]) for e in entries if "case" not in e]
+    if checks:
+        drawn.append(Table("Checks", ("check", "", "last line"), tuple(checks)))
+    entries = [e for e in entries if "case" in e]
     done = [e for e in entries if e["status"] == "done"]
     for setting in dict.fromkeys(_setting(e) for e in done):
         group = [e for e in done if _setting(e) == setting]
@@ -33,6 +48,25 @@ def tables(entries: Sequence[Entry]) -> list[Table]:
     if rest := [(e["name"], e["status"], e["reason"]) for e in entries if e["status"] != "done"]:
         drawn.append(Table("Not measured", ("case", "", "why"), tuple(rest)))
     return drawn
+
+
+def line_of(entry: Entry) -> str:
+    """Return what a case or a check came to, in one line."""
+    words = f"{entry['name']}: {entry['status']}"
+    if "result" not in entry:
+        return f"{words}, {entry['reason']}"
+    result = entry["result"]
+    exposed = exposed_s(Case(**entry["case"]), result)
+    parts = (
+        f"{result['median_step_s']:.3f} s a step",
+        f"planned {_number(result.get('planned_step_s'), '.3f')}",
+        f"{result['tokens_per_s']:,.0f} tokens/s",
+        "exposed " + (NOTHING if exposed is None else f"{exposed / result['median_step_s']:.1%}"),
+        f"idle {_number(result.get('idle_share'), '.1%')}",
+        f"device {_gib(result.get('device_reserved_bytes'))} GiB",
+        f"host {_gib(result['host_peak_bytes'])} GiB",
+    )
+    return f"{words}, {', '.join(parts)}"
 
 
 def goals_met(entries: Sequence[Entry]) -> bool:
@@ -64,6 +98,7 @@ def _figures(entry: Entry) -> tuple[str, ...]:
     return (
         _short(entry),
         f"{result['median_step_s']:.3f}",
+        _number(result.get("planned_step_s"), ".3f"),
         f"{result['tokens_per_s']:,.0f}",
         f"{result['tflops']:.1f}",
         f"{result['forward_s']:.3f}",
@@ -71,6 +106,7 @@ def _figures(entry: Entry) -> tuple[str, ...]:
         f"{result['backward_s']:.3f}" if own else NOTHING,
         f"{result['lane_seconds']['update']:.3f}" if own else NOTHING,
         NOTHING if exposed is None else f"{exposed:.3f} ({exposed / result['median_step_s']:.1%})",
+        _number(result.get("idle_share"), ".1%"),
         _gib(result.get("device_reserved_bytes")),
         _gib(result.get("device_allocated_bytes")),
         _gib(result["host_peak_bytes"]),
@@ -105,3 +141,7 @@ def _goals(entry: Entry) -> list[tuple[str, ...]]:
 
 def _gib(count: int | None) -> str:
     return NOTHING if count is None else f"{count / GIB:.2f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)

@@ -59,6 +59,7 @@ class Engine:
             state=case.state,  # type: ignore[arg-type]
             state_format=case.state_format,
             gradient_clipping=1.0 if case.clipping else 0.0,
+            activations=case.activations,  # type: ignore[arg-type]
             overlap=case.overlap,  # type: ignore[arg-type]
             delay_warmup=DELAY_WARMUP,
             device=device,

@@ -14,11 +14,19 @@ import pytest
 import torch
 
 from benchmarks.engine.machine import GIB
+from benchmarks.gpu import command, needs
 from benchmarks.gpu.cases import FORMATS, OVERLAPS, REAL_MODELS, Case, all_cases
+from benchmarks.gpu.checks import CHECKS, Check, run_check
 from benchmarks.gpu.goals import goals_of
-from benchmarks.gpu.needs import reason_to_skip
-from benchmarks.gpu.report import goals_met, tables
+from benchmarks.gpu.needs import forecast
+from benchmarks.gpu.report import goals_met, line_of, tables
 from benchmarks.gpu.results import Results, ResultsFileError
+from benchmarks.gpu.watch import idle_share_of
+from workbench.config import load_config
+from workbench.plan.machine import Free, Machine
+from workbench.presets import find_preset
+from workbench.profiles.model_profile import model_table
+from workbench.profiles.obtain import read_shipped
 
 ROOT = Path(__file__).parents[2]
 CLIPPED = Case("gpt2-10b", "engine", state_format="compact", clipping=True)
@@ -117,21 +125,69 @@ def test_cases_cover_every_overlap_format_and_placement_with_and_without_clippin
             for clipping in (True, False)
         }
         assert {c.contender for c in cases if c.model == model} == {"engine", "torch", "torchao", "deepspeed"}
-    # What the goals are about comes first: a run that is cut short has shown it.
-    assert cases[0] == CLIPPED and cases[1] == UNCLIPPED
+    # What says most comes first: a session that is cut short has shown it.
+    assert {case.model for case in cases[:8]} == {"gpt2-1.5b", "gpt2-124m"}
+    assert {case.state for case in cases[:8]} == {"device", "host"}
+    assert cases[8:10] == [CLIPPED, UNCLIPPED]
 
 
 def test_what_fits_on_32_gib_is_told_from_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = 120 * GIB
-    cap = 32 * GIB
-    assert reason_to_skip(CLIPPED, 10, 1024, cap, host) is None
-    assert reason_to_skip(replace(CLIPPED, weights="host"), 10, 1024, cap, host) is None
-    reason = reason_to_skip(Case("gpt2-10b", "torch"), 10, 1024, cap, host)
-    assert reason is not None and "on the device, which has 32.0" in reason
-    reason = reason_to_skip(CLIPPED, 10, 1024, cap, 40 * GIB)
-    assert reason is not None and "on the host, which has 40.0 free" in reason
+    profile = read_shipped(model_table(load_config(find_preset("gpt2-10b"))))
+    monkeypatch.setattr(needs, "_model_profile", lambda model: profile)
+    machine = Machine("a GPU", Free(host=120 * GIB, device=32 * GIB, disk=None), True, None)
+
+    def reason(case: Case, on: Machine = machine) -> str:
+        return forecast(case, 10, 1024, on).reason or ""
+
+    assert reason(CLIPPED) == reason(replace(CLIPPED, weights="host")) == ""
+    assert "GiB on the device, which has 32.0" in reason(Case("gpt2-10b", "torch"))
+    small = replace(machine, free=Free(host=40 * GIB, device=32 * GIB, disk=None))
+    assert re.match(r"lacks [\d.]+ GiB of host, by the plan", reason(CLIPPED, small))
+    # Its gradients stay on the device until backward is over: what cannot fit is said before it is tried.
+    assert "of device, by the plan" in reason(replace(CLIPPED, overlap="serial"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert reason_to_skip(Case("gpt2-1.5b", "deepspeed"), 1, 64, cap, host) == "deepspeed is not installed"
+    assert reason(Case("gpt2-1.5b", "deepspeed")) == "deepspeed is not installed"
+
+
+def test_a_command_ends_within_ten_minutes_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a forged clock on which each case takes its whole limit."""
+    now = [0.0]
+    run: list[float] = []
+
+    def case(package: str, given: dict[str, Any], limit_s: float = 0.0) -> Any:
+        now[0] += limit_s
+        if "probe" in given:
+            return command.Outcome({"machine": "forged", "device_free_bytes": 80 * GIB})
+        run.append(now[0])
+        return command.Outcome(None, "it broke")
+
+    monkeypatch.setattr(command, "run_case", case)
+    monkeypatch.setattr(command, "run_check", lambda check: {"status": "done", "reason": "passed"})
+    monkeypatch.setattr(command, "forecast", lambda *given: needs.Forecast())
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    arguments = ["--output", str(tmp_path / "results.json"), "--models", "gpt2-10b"]
+    for _ in range(3):
+        begin, before = now[0], len(run)
+        assert command.main(arguments) == 0, "that a case failed is a result"
+        assert run[before:] and run[-1] - begin <= 600
+        lines = capsys.readouterr().out.splitlines()
+        assert sum(": failed, it broke" in line for line in lines) == len(run) - before
+        assert len(json.loads((tmp_path / "results.json").read_text())["cases"]) == len(CHECKS) + len(run)
+
+
+def test_a_check_that_fails_or_takes_too_long_says_so() -> None:
+    assert run_check(Check("well", ("-c", "print('3 passed')"), 60))["reason"].startswith("3 passed (")
+    broken = run_check(Check("broken", ("-c", "print('1 failed'); raise SystemExit(1)"), 60))
+    assert (broken["status"], broken["reason"]) == ("failed", "exit code 1: 1 failed")
+    slow = run_check(Check("slow", ("-c", "import time; time.sleep(60)"), 1))
+    assert (slow["status"], slow["reason"]) == ("failed", "not done after 1 s")
+
+
+def test_the_device_is_idle_where_no_kernel_covers_the_time() -> None:
+    assert idle_share_of([(0, 4), (1, 2), (3, 5), (9, 10)]) == pytest.approx(0.4)
+    assert idle_share_of([]) is None
 
 
 @pytest.mark.parametrize(
@@ -171,6 +227,30 @@ def test_tables_show_figures_lanes_goals_and_what_was_left_out() -> None:
     assert lanes.rows == (("engine/device-host/compact/exact/noclip", "update", "3.600", "2.600", "1.000"),)
     assert [row[-1] for row in goals.rows] == ["no", "yes", "yes"]
     assert rest.rows == (("gpt2-10b/torch@10x1024,32GiB", "skipped", "too large"),)
+
+
+def test_a_line_says_what_a_case_came_to() -> None:
+    line = line_of(entry(UNCLIPPED, planned_step_s=9.5, idle_share=0.02))
+    assert line == (
+        "gpt2-10b/engine/device-host/compact/exact/noclip@10x1024,32GiB: done, 10.000 s a step, planned 9.500, "
+        "1,024 tokens/s, exposed 10.0%, idle 2.0%, device 30.00 GiB, host 64.00 GiB"
+    )
+
+
+@pytest.mark.slow
+def test_it_is_rehearsed_on_a_virtual_device(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    patterns = (
+        "tiny/torch,device-device/exact/exact/clip,device-host/compact/exact/clip,host-host/exact/exact/clip"
+    )
+    done = run("--virtual", "server-80gb", "--models", "tiny", "--output", str(output), "--cases", patterns)
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(output.read_text())["cases"]
+    measured = [case for case in cases.values() if case["status"] == "done"]
+    assert {c["case"]["contender"] for c in measured} == {"engine", "torch"}
+    assert [c["name"] for c in cases.values() if c["status"] == "failed"] == []
+    assert all(c["machine"].startswith("VIRTUAL, no figure is of a GPU") for c in cases.values())
+    assert all(0 <= c["result"]["idle_share"] < 1 and c["result"]["median_step_s"] > 0 for c in measured)
 
 
 def test_results_survive_a_broken_write_and_refuse_a_file_of_something_else(
