@@ -22,6 +22,7 @@ from workbench.errors import (
     EXIT_DONE,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
+    EXIT_READER_LEFT,
     ConfigurationError,
     ScreenError,
     WorkbenchError,
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is left in the buffer goes nowhere, or Python would try again at exit and complain.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return code or EXIT_ERROR
+        return code or (EXIT_READER_LEFT if isinstance(error, BrokenPipeError) else EXIT_ERROR)
     return code
 
 
@@ -97,7 +98,7 @@ def _guarded(words: list[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has seen enough
-        return EXIT_ERROR
+        return EXIT_READER_LEFT
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _report(f"workbench: {error.strerror}: {error.filename or 'the output'}")

@@ -245,6 +245,26 @@ def test_what_may_be_on_the_hub_is_no_missing_folder_and_named_as_not_checked(
         assert (f'"{name}"' in unchecked) == (name != "bpe-2000"), "a folder that is here"
 
 
+def test_a_setting_that_the_architecture_does_not_have_is_named_with_its_line() -> None:
+    text = '[model]\narchitecture = "gpt2"\n[model.config]\nn_layer = 2\nn_emdb = 8\nhidden_size = 8\n'
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(text, "my.toml", look_for=REFERENCES)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("my.toml:5: model.config.n_emdb = 8: the gpt2 architecture has no such setting")
+    assert 'did you mean "n_embd"?' in line
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen3", "mistral", "gpt_neox", "opt", "mixtral"])
+def test_every_setting_of_an_architecture_is_known(architecture: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    defaults = CONFIG_MAPPING[architecture]()
+    for name in {*defaults.to_dict(), *defaults.attribute_map}:
+        text = f'[model]\narchitecture = "{architecture}"\n[model.config]\n{name} = 1\n'
+        config = parse_config(text, "my.toml", look_for={"model.config"})
+        assert "the values in [model.config]" in not_checked(config)
+
+
 def test_config_check_prints_ok_and_what_it_did_not_look_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,15 @@ def test_without_a_model_the_preset_says_where_to_name_one(
 
 def test_the_next_command_that_is_printed_works(blog: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = blog.with_name("my preset.toml")
-    for changes in ([], ["--set", "model.architecture=gpt2"]):
+    model = out.with_name("model")
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "gpt2", "n_positions": 256}')
+    for changes in (
+        [],
+        ["--set", "model.architecture=gpt2"],
+        ["--architecture", "gpt2", "--set", "model.config.n_positions=128"],
+        ["--pretrained", str(model)],
+    ):
         assert main(["import", str(blog), "--out", str(out), *changes]) == 0
         verb, plan, *words = shlex.split(capsys.readouterr().err.splitlines()[-1].rpartition(": ")[2])
         assert (verb, plan, words[0]) == ("workbench", "plan", str(out))

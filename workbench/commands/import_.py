@@ -16,6 +16,8 @@ from textwrap import wrap
 from typing import Any
 
 from workbench.commands import report
+from workbench.config import parse_config
+from workbench.config.references import model_positions
 from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.imports import Imported, Verdict, import_file
 from workbench.imports.findings import JUDGEMENTS, shown
@@ -87,7 +89,11 @@ def _closing(made: Imported, out: Path | None) -> Iterator[str]:
     yield f"written: {out}"
     named = shlex.quote(str(out) if not str(out).startswith("-") else f"./{out}")
     if made.names_model:
-        yield f"next, what it takes in memory and time: workbench plan {named}"
+        config = parse_config(made.preset, made.name)
+        positions = model_positions(config)
+        short = positions is not None and positions < config.data.sequence_length
+        shorter = f" --set data.sequence_length={positions}" if short else ""
+        yield f"next, what it takes in memory and time: workbench plan {named}{shorter}"
         return
     yield (
         "a DeepSpeed file names no model, and the preset does not yet: write it in [model], "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -22,6 +23,7 @@ from workbench.config.toml_text import KeyPath, toml_value
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?")
 HUB_DATASET = "hub:"
+_POSITIONS = ("n_positions", "max_position_embeddings")
 
 
 def missing_references(config: RunConfig, looked_for: Collection[str]) -> Iterator[Problem]:
@@ -41,7 +43,11 @@ def not_checked(config: RunConfig) -> Iterator[str]:
         no_folder = "" if name.startswith(HUB_DATASET) else ", which is no folder here"
         yield f"the hub's {toml_value(name)}{no_folder}"
     if model.config:
-        yield "the names and values in [model.config]"
+        yield (
+            "the values in [model.config]"
+            if _settings_text(config)
+            else "the names and values in [model.config]"
+        )
     yield "file contents and memory; `workbench plan` checks both"
 
 
@@ -60,6 +66,60 @@ def causal_models() -> frozenset[str]:
         return frozenset()
     _, _, table = text.partition("\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")
     return frozenset(re.findall(r'^\s*\("([^"]+)",', table[: table.find("\n)")], re.MULTILINE))
+
+
+@cache
+def _text_of(architecture: str) -> str:
+    """Return the text of transformers' files in which the settings of an architecture are named; empty where they
+    cannot be read, or are partly those of another architecture."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or found.origin is None:
+        return ""
+    package = Path(found.origin).parent
+    own = package / "models" / architecture
+    try:
+        text = (own / f"configuration_{architecture}.py").read_text(encoding="utf-8")
+        if re.search(r"^from \.\.\w", text, re.MULTILINE):
+            return ""
+        shared = [package / name for name in ("configuration_utils.py", "modeling_rope_utils.py")]
+        return text + "".join(
+            path.read_text(encoding="utf-8") for path in (*shared, *own.glob("modeling_*.py"))
+        )
+    except OSError:
+        return ""
+
+
+def _settings_text(config: RunConfig) -> str:
+    name = config.model.architecture
+    return _text_of(name) if name in causal_models() else ""
+
+
+def _settings(config: RunConfig) -> Iterator[Problem]:
+    known = set(re.findall(r"\w+", _settings_text(config)))
+    for name in config.model.config if known else ():
+        if name not in known:
+            near = nearest(name, known)
+            right = (
+                f'did you mean "{near}"?'
+                if near
+                else "its configuration class in transformers names them all"
+            )
+            what = f"the {config.model.architecture} architecture has no such setting"
+            yield Problem(("model", "config", name), what, right)
+
+
+def model_positions(config: RunConfig) -> int | None:
+    """Return the positions of the model where they are written in [model.config], or in a folder's config.json."""
+    named = named_size(config, *_POSITIONS)
+    if named is not None or not config.model.pretrained:
+        return named
+    path, _ = _looked_up(config.model.pretrained)
+    try:
+        saved = json.loads((path / "config.json").read_bytes()) if path is not None else {}
+    except (OSError, ValueError):
+        return None
+    sizes = (saved.get(name) for name in _POSITIONS) if isinstance(saved, dict) else ()
+    return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def _architecture(config: RunConfig) -> Iterator[Problem]:
@@ -160,17 +220,19 @@ def _vocabulary(config: RunConfig) -> Iterator[Problem]:
 
 def _positions(config: RunConfig) -> Iterator[Problem]:
     length = config.data.sequence_length
-    longest = named_size(config, "n_positions", "max_position_embeddings")
+    longest = model_positions(config)
     if longest and length > longest > 0:
         yield Problem(
             ("data", "sequence_length"),
             f"the model has {longest} positions",
-            f"lower it to {longest}, or give model.config more positions",
+            f"lower it to {longest}"
+            + ("" if config.model.pretrained else ", or give model.config more positions"),
         )
 
 
 REFERENCES: dict[str, Callable[[RunConfig], Iterator[Problem]]] = {
     "model.architecture": _architecture,
+    "model.config": _settings,
     "model.pretrained": _pretrained,
     "data.source": _source,
     "data.tokenizer": _tokenizer,
