@@ -16,7 +16,7 @@ from workbench.verify.checks import check_clipping, check_resume
 from workbench.verify.comparison import compare_numbers, compare_tensors, distance
 from workbench.verify.plain_torch import Numbers, Recipe, as_kept, counted_tokens, loss_of, train_plain
 from workbench.verify.shrunken_model import Subject, shrunken_subject
-from workbench.verify.trial import open_trial
+from workbench.verify.trial import deterministic, open_trial
 
 FP32 = Numbers(torch.float32, torch.float32)
 CPU = torch.device("cpu")
@@ -213,3 +213,39 @@ def test_a_gradient_of_zeros_is_told_and_not_divided_by() -> None:
         trial.comparison.plain.norms[0] = 0.0
         [row] = check_clipping(trial)
     assert not row.holds and "zero" in row.note
+
+
+def no_deterministic_form() -> None:
+    torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+
+
+def modes() -> tuple[bool, bool, bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+    )
+
+
+def test_a_gpu_is_strictly_deterministic_or_by_plain_attention_with_a_note() -> None:
+    notes: list[str] = []
+    before = modes()
+    with deterministic(torch.device("cuda"), lambda: None, notes.append):
+        assert modes() == (True, False, True, True) and not notes
+    with deterministic(torch.device("cuda"), no_deterministic_form, notes.append):
+        assert modes() == (True, True, False, False)
+        (note,) = notes
+        assert note.startswith("warning: put_") and "attention is computed by plain products" in note
+    assert modes() == before
+    with (
+        pytest.raises(RuntimeError, match="something else"),
+        deterministic(torch.device("cuda"), fails, notes.append),
+    ):
+        pass
+    with deterministic(CPU, fails, notes.append):
+        assert modes() == before
+
+
+def fails() -> None:
+    raise RuntimeError("something else")

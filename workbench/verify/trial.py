@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import random
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workbench.config import RunConfig
 from workbench.engine import AdamW, NonFiniteGradientsError, OffloadEngine, StepReport
@@ -225,7 +227,6 @@ def open_trial(
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(contextlib.closing(_open(config)))
-        stack.enter_context(_deterministic(device))
         stack.enter_context(torch.random.fork_rng())
         stack.callback(torch.set_num_threads, threads)
         if not full:
@@ -245,7 +246,11 @@ def open_trial(
             check_room(config, shape, build_on_meta(shape), device)
         subject = (full_subject if full else shrunken_subject)(config, storage)
         numbers = Numbers(storage, computed)
-        trial = Trial(config, subject, numbers, device, disk, _recipe(config, subject, device, steps))
+        recipe = _recipe(config, subject, device, steps)
+        trial = Trial(config, subject, numbers, device, disk, recipe)
+        where = device.torch_device
+        try_out = functools.partial(train_plain, subject.start, recipe.first(1), numbers, where)
+        stack.enter_context(deterministic(where, try_out, report))
         try:
             with trial.engine(trial.recipe):
                 pass
@@ -284,21 +289,35 @@ def _open(config: RunConfig) -> Device:
 
 
 @contextlib.contextmanager
-def _deterministic(device: Device) -> Iterator[None]:
-    """Use deterministic kernels on a GPU, where other ones do not give the same bits twice."""
-    if device.torch_device.type != "cuda":
+def deterministic(
+    device: torch.device, try_out: Callable[[], object], report: Callable[[str], None]
+) -> Iterator[None]:
+    """Use deterministic kernels on a GPU, where other ones do not give the same bits twice.
+
+    Attention has them in torch's strict mode alone. Where something in `try_out` has none, only a warning is left of
+    that mode, so that attention is computed by plain products, and `report` gets the reason.
+    """
+    if device.type != "cuda":
         yield
         return
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read before the first kernel
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.use_deterministic_algorithms, before, warn_only=warned_only)
+        torch.use_deterministic_algorithms(True)
+        try:
+            try_out()
+        except RuntimeError as error:
+            if "deterministic" not in str(error):
+                raise
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            reason = str(error).split(", but ")[0]
+            report(
+                f"warning: {reason}: what differs in bits may be that; attention is computed by plain products"
+            )
         yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def slow_device(like: Device, seed: int | None) -> Device:
