@@ -17,7 +17,7 @@ from workbench.data.batches.sampling import evaluation_batches
 from workbench.engine.devices.device import CpuDevice
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.model.build import model_config
-from workbench.training.evaluation import continued, generate, validation_loss
+from workbench.training.evaluation import TEMPERATURE, TOP_K, continued, generate, validation_loss
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,27 @@ def test_the_model_never_sees_more_than_its_context(prompt: tuple[int, ...]) -> 
     logits[256:] = -100.0
     fixed = Fixed(logits)
     assert len(sample(fixed, prompt, tokens=40)) == 40
-    assert fixed.lengths[0] == max(1, min(len(prompt), 16))
-    assert max(fixed.lengths) == 16
+    assert set(fixed.lengths) == {16}
+
+
+def test_the_model_is_given_few_lengths() -> None:
+    logits = torch.zeros(300)
+    logits[256:] = -100.0
+    fixed = Fixed(logits)
+    sample(fixed, range(10), tokens=200, context=150)
+    assert sorted(set(fixed.lengths)) == [64, 128, 150]
+
+
+def test_a_token_is_drawn_from_the_logits_of_the_last_one(model: Any) -> None:
+    model.eval()
+    ids, draws = list(range(5)), torch.Generator().manual_seed(1)
+    for _ in range(8):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1, :257]
+        best = torch.topk(logits / TEMPERATURE, TOP_K)
+        ids.append(int(best.indices[torch.multinomial(best.values.softmax(0), 1, generator=draws)]))
+    model.train()
+    assert sample(model, range(5), tokens=8) == ids[5:]
 
 
 @pytest.mark.parametrize(
