@@ -27,6 +27,7 @@ from workbench.errors import (
     ScreenError,
     WorkbenchError,
 )
+from workbench.system.processor import spin_briefly
 from workbench.system.terminal import error_text, escaped_output
 
 
@@ -108,6 +109,7 @@ def _guarded(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
+    spin_briefly()  # before anything imports torch, here or in a process that this one starts
     if words in ([], ["--ascii"]):  # before a parser is built: the first picture waits for it
         from workbench.commands.screen import is_terminal, screen
 

@@ -1,12 +1,18 @@
-"""Whether the processor computes in bf16 is read off its flags, whole words of them."""
+"""The processor's bf16 is read off its flags, whole words of them; threads on it do not keep others from it."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from workbench.system.processor import has_bfloat16  # the real one, which tests are not shown elsewhere
+from workbench.system.processor import (
+    has_bfloat16,  # the real one, which tests are not shown elsewhere
+    spin_briefly,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,3 +31,29 @@ def test_the_flags_tell_it(tmp_path: Path, flags: str, expected: bool) -> None:
     )
     assert has_bfloat16(tmp_path / "cpuinfo") == expected
     assert not has_bfloat16(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "chosen", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "0"}], ids=str
+)
+def test_threads_spin_briefly_unless_the_user_has_chosen(chosen: dict[str, str]) -> None:
+    environment = {"PATH": "/bin", **chosen}
+    spin_briefly(environment)
+    assert environment == {"PATH": "/bin", **(chosen or {"GOMP_SPINCOUNT": "1000"})}
+
+
+def test_a_command_has_chosen_before_torch_is_imported() -> None:
+    """By what libgomp itself says that it has read."""
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    }
+    program = "import sys; from workbench.cli import main; main(['config', 'check', 'nothing']); import torch"
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**clean, "OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        text=True,
+    )
+    if "GOMP_SPINCOUNT" not in told.stderr:
+        pytest.skip("torch's OpenMP is not libgomp")
+    assert "GOMP_SPINCOUNT = '1000'" in told.stderr

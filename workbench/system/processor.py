@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
+SPIN_COUNT = "1000"
+"""Turns of a loop: docs/benchmarks.md has times beside others."""
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16"))
 
 
@@ -21,6 +24,17 @@ def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     except OSError:
         return False
     return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
+
+
+def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let OpenMP's threads wait for each other by spinning for microseconds only, unless the user has chosen.
+
+    libgomp, which comes with torch's wheels, spins for milliseconds otherwise: where others use the same cores, threads
+    that spin keep those that they wait for from running, and a step takes ten times as long. It reads this when torch
+    is imported.
+    """
+    if not any(name in environment for name in _WAITING):
+        environment["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
