@@ -29,6 +29,7 @@ from textual.scrollbar import ScrollBar, ScrollBarRender
 
 from workbench.errors import WorkbenchError
 from workbench.tui.context import AppContext, read_ui_state, write_ui_state
+from workbench.tui.contrast import readable
 from workbench.tui.messages import CompareRuns, HidePanels, OpenPreset, OpenRun, ResumeRun, StartRun
 
 if TYPE_CHECKING:
@@ -122,6 +123,12 @@ class WorkbenchApp(App[None]):
     def _import_run_screen(self) -> None:
         """Import what opening a run would wait for, while somebody looks for one in the list."""
         import workbench.tui.run.screen  # noqa: F401
+
+    def get_css_variables(self) -> dict[str, str]:
+        theme = self.current_theme
+        # Textual takes the colours within a text from its attribute, those of styles from what is returned.
+        self.theme_variables = readable(super().get_css_variables(), ansi=theme.ansi, dark=theme.dark)
+        return self.theme_variables
 
     # Beginning and ending
 

@@ -73,11 +73,11 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
     Chart > .chart--curve-1 { color: $text-primary; }
     Chart > .chart--curve-2 { color: $text-accent; }
     Chart > .chart--curve-3 { color: $foreground; }
-    Chart > .chart--curve-4 { color: ansi_bright_magenta; }
-    Chart > .chart--curve-5 { color: ansi_bright_cyan; }
+    Chart > .chart--curve-4 { color: #c678dd; }
+    Chart > .chart--curve-5 { color: #2bbac5; }
     Chart > .chart--curve-6 { color: $text-secondary; }
-    Chart > .chart--curve-7 { color: ansi_cyan; }
-    Chart > .chart--curve-8 { color: ansi_magenta; }
+    Chart > .chart--curve-7 { color: #7fb069; }
+    Chart > .chart--curve-8 { color: #e08d79; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"chart--{name}" for name in _STYLES}
 

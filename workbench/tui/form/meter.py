@@ -45,16 +45,15 @@ LETTERS: dict[str, str] = {
 """The rows of a plan in the order in which a bar stacks them, each with its letter."""
 _ORDER = {name: number for number, name in enumerate(LETTERS)}
 ROW_STYLES = (
-    "$text on $primary 70%",
-    "$text on $secondary 70%",
-    "$text on $accent 60%",
-    "$text on $primary 35%",
-    "$text on $secondary 35%",
-    "$text on $accent 30%",
+    "$text-primary reverse",
+    "$text-accent reverse",
+    "$text-secondary reverse",
+    "$text-success reverse",
+    "$text-warning reverse",
+    "$foreground reverse",
 )
-OVER_STYLE = "$text bold on $error 60%"
-MUTED = "$foreground 70%"
-"""Textual draws "$text-muted" as full white within a text."""
+OVER_STYLE = "$error bold reverse"
+MUTED = "$text-muted"
 LEGEND_COLUMN = 34
 
 

@@ -171,7 +171,7 @@ class KeyLine(Widget):
     DEFAULT_CSS = """
     KeyLine { dock: bottom; height: 1; color: $footer-description-foreground; background: $footer-background; }
     KeyLine > .keys--key { color: $footer-key-foreground; background: $footer-key-background; text-style: bold; }
-    KeyLine > .keys--off { color: $footer-description-foreground 40%; }
+    KeyLine > .keys--off { color: $text-muted; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {"keys--key", "keys--off"}
     ALLOW_SELECT = False

@@ -52,6 +52,7 @@ class RowTable(DataTable[Text], Generic[Row], inherit_bindings=False):
         & > .datatable--header, & > .datatable--header-hover, & > .datatable--header-cursor {
             background: $background; color: $text-muted; text-style: none;
         }
+        &:ansi > .datatable--header { background: ansi_default; color: ansi_default; }
         & > .datatable--even-row, & > .datatable--odd-row, & > .datatable--hover { background: $background; }
         & > .datatable--cursor { background: $background; color: $foreground; text-style: bold; }
         &:focus { border: round $accent; border-title-style: reverse; background-tint: $foreground 0%; }
