@@ -22,7 +22,14 @@ ALIGNMENT = 256
 NORM_BLOCK = 65_536
 PAGE_BYTES = 4096
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1}
+ITEM_BYTES = {
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    "complex128": 16,
+}
+"""Bytes of an element by torch's name of the dtype: trained parameters are floating point, frozen ones of any dtype."""
 
 Tier = Literal["device", "host", "disk"]
 UnitKind = Literal["block", "outer"]

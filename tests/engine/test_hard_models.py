@@ -499,15 +499,22 @@ def test_a_short_last_step_is_the_mean_over_the_micro_batches_it_has() -> None:
 # Units
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+        self.gate = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
 def test_the_blocks_are_found_from_the_tree() -> None:
     assert list(find_blocks(MODELS["gpt2"](layers=3))) == [f"transformer.h.{i}" for i in range(3)]
     assert list(find_blocks(MODELS["llama"](layers=1))) == ["model.layers.0"]
     assert find_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == {}
     experts = nn.Module()
-    experts.layers = nn.ModuleList(
-        nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(4)), "gate": nn.Linear(2, 2)})
-        for _ in range(2)
-    )
+    experts.layers = nn.ModuleList(Experts() for _ in range(2))
     assert list(find_blocks(experts)) == ["layers.0", "layers.1"]
 
 

@@ -85,6 +85,9 @@ def test_what_is_not_offered_is_refused_in_groups_and_in_states(name: str) -> No
         ours.load_state_dict(theirs.state_dict())
     assert same_states(ours.state_dict(), before)
     take_steps(ours)
+    ours.param_groups[0][name] = True
+    with pytest.raises(ValueError, match=f"parameter group 0 has {name}=True"):
+        take_steps(ours)
 
 
 @pytest.mark.parametrize("options", [{"betas": (0.9, 1.0)}, {"state_format": "tiny"}], ids=str)

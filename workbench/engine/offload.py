@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.build import build_runtime, plan_units
+from workbench.engine.blocks.model_guard import ModelGuard, check_is_free
+from workbench.engine.build import EngineRuntime, build_runtime, plan_units
 from workbench.engine.config import EngineConfig
 from workbench.engine.devices.device import open_device
 from workbench.engine.disk_files import StoredTensor
@@ -52,8 +53,8 @@ class OffloadEngine:
 
     Raises:
         TypeError: `optimizer` is a torch optimizer: the engine needs the numbers of one.
-        ValueError: an argument is out of range, arguments contradict each other, the model cannot be trained, or the
-            extension that `half` and `compact` need is missing.
+        ValueError: an argument is out of range, arguments contradict each other, the model cannot be trained or another
+            engine holds it, or the extension that `half` and `compact` need is missing.
         DiskError: the disk has no room, or refuses.
     """
 
@@ -73,11 +74,14 @@ class OffloadEngine:
         self.model = model
         self.device = open_device(config.device)
         self.dtype = working_precision(config.precision, self.device)
+        check_is_free(model)
         plan = plan_units(model, self.device, self.dtype, config)
         self.layout: Layout = plan.layout
         self._runtime = build_runtime(model, plan, self.device, config)
-        # An engine that is dropped instead of closed leaves no thread behind.
-        weakref.finalize(self, self._runtime.lanes.end).atexit = False
+        # An engine that is dropped instead of closed leaves no thread behind, and no forward that waits for one.
+        weakref.finalize(self, _abandon, self._runtime).atexit = False
+        this = weakref.ref(self)
+        self._guard = ModelGuard(model, streamed=bool(plan.streamed), wait=lambda: _wait_for(this))
         self._delays = config.overlap == "delayed"
         self._micro_batches = MicroBatches(config.gradient_accumulation, config.micro_batch_tokens)
         self._non_finite = NonFiniteSteps(config.loss_scaling(self.dtype))
@@ -173,6 +177,7 @@ class OffloadEngine:
                 self._runtime.grad_hooks.end_micro_batch()
             self._scheduler.hold_forwards()
         self._micro_batches.clear()
+        self._guard.end_step()
         return self._scheduler.end(self.wait)
 
     def wait(self) -> None:
@@ -280,4 +285,18 @@ class OffloadEngine:
     def _tear_down(self) -> None:
         self._scheduler.close()
         self._watchdog.close()
+        self._guard.remove()
         self._runtime.close()
+
+
+def _wait_for(engine: weakref.ref[OffloadEngine]) -> None:
+    alive = engine()
+    if alive is not None:
+        alive.wait()
+
+
+def _abandon(runtime: EngineRuntime) -> None:
+    runtime.lanes.end()
+    runtime.cancel(
+        RuntimeError("it was dropped without close(), and this model's weights with it; make the model anew")
+    )

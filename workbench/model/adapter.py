@@ -274,7 +274,7 @@ def adapter_file_names(model: nn.Module) -> dict[str, str]:
     peft = require_peft()
     whole = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        for name, tensor in model.state_dict().items()
+        for name, tensor in model.named_parameters(remove_duplicate=False)
     }
     kept = peft.get_peft_model_state_dict(
         model, state_dict=dict(whole), adapter_name=NAME, save_embedding_layers=False

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.blocks.model_guard import names_only
 from workbench.engine.precision import dtype_name
 from workbench.model.adapter import save_adapter
 from workbench.model.safetensors_files import LARGEST_FILE_BYTES, SafetensorsFiles, Spans
@@ -131,13 +132,15 @@ def _reversal(model: nn.Module) -> Callable[[Tensors], Tensors] | None:
     """Return a function from tensors as the model has them to those of its files; None where transformers has none."""
     try:
         loading: Any = importlib.import_module("transformers.core_model_loading")
-        loading.revert_weight_conversion(model, {})
+        with names_only():
+            loading.revert_weight_conversion(model, {})
     except (ImportError, AttributeError, TypeError):
         # No promised part of transformers: it may move or change.
         return None
 
     def revert(tensors: Tensors) -> Tensors:
-        return dict(loading.revert_weight_conversion(model, dict(tensors)))
+        with names_only():  # it asks the model for its state dictionary
+            return dict(loading.revert_weight_conversion(model, dict(tensors)))
 
     return revert
 

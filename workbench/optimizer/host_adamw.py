@@ -87,7 +87,8 @@ class HostAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient, and return what `closure`, called first, returns.
 
-        Raises `ValueError` for a sparse gradient and for one that does not fit its parameter. Gradients are not
+        Raises `ValueError` for a sparse gradient, for one that does not fit its parameter, and for a group whose
+        `amsgrad` or `maximize` was set since. Gradients are not
         checked for infinities and NaN.
         """
         loss = None
@@ -98,6 +99,7 @@ class HostAdamW(torch.optim.Optimizer):
         if self._tables_of != (id(self.state), len(self.state)):  # somebody replaced or emptied the state
             self._tables.clear()
         for number, group in enumerate(self.param_groups):
+            _check_is_offered(number, group)
             gradients = [parameter.grad for parameter in group["params"]]
             indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
             if indices:
@@ -309,11 +311,15 @@ def _settings(group: Group) -> AdamW:
     return AdamW(*numbers, coupled_decay=coupled)
 
 
-def _check_group(number: int, group: Group) -> None:
-    """Raise `ValueError` where a group cannot be updated as it is."""
+def _check_is_offered(number: int, group: Group) -> None:
     for name in ("amsgrad", "maximize"):
         if group.get(name):
             raise ValueError(f"parameter group {number} has {name}=True, which HostAdamW does not offer")
+
+
+def _check_group(number: int, group: Group) -> None:
+    """Raise `ValueError` where a group cannot be updated as it is."""
+    _check_is_offered(number, group)
     if group["state_format"] not in MOMENTS:
         raise ValueError(f"state_format must be one of {', '.join(MOMENTS)}, not {group['state_format']!r}")
     _settings(group)

@@ -2,11 +2,13 @@
 
 The module tree decides, never a model's name: blocks are the children of the outermost lists whose parametrised
 members are all of one class. A parameter that appears twice (tied weights) belongs to the first unit it is met in, and
-to none of the blocks where it is also read outside of one: a block's weights may be away when it is not running.
+to none of the blocks where it is also read outside of one, or where its module is in several: a block's weights may be
+away when it is not running.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +83,9 @@ def find_units(module: nn.Module) -> list[FoundUnit]:
         ValueError: the module has no trainable parameter.
     """
     blocks = find_blocks(module)
-    block_of = {id(m): name for name, block in blocks.items() for m in block.modules()}
+    inner = {name: {id(m) for m in block.modules()} for name, block in blocks.items()}
+    reached = Counter(module for modules in inner.values() for module in modules)
+    block_of = {module: name for name, modules in inner.items() for module in modules if reached[module] == 1}
     before = FoundUnit("embedding", "outer", None, {}, {})
     after = FoundUnit("head", "outer", None, {}, {})
     inside = {name: FoundUnit(name, "block", block, {}, {}) for name, block in blocks.items()}
@@ -90,7 +94,8 @@ def find_units(module: nn.Module) -> list[FoundUnit]:
     for owner_name, owner in module.named_modules():
         block = block_of.get(id(owner))
         met_block |= block is not None
-        unit = inside[block] if block is not None else (after if met_block else before)
+        in_several = reached[id(owner)] > 1
+        unit = inside[block] if block is not None else (after if met_block and not in_several else before)
         for attribute, parameter in owner._parameters.items():
             if parameter is None:
                 continue
@@ -179,6 +184,9 @@ def _repeats(container: nn.Module) -> bool:
 
 
 def _is_block(member: nn.Module) -> bool:
+    # A container without a forward of its own (a ModuleList in a ModuleList) is never called: its members are.
+    if type(member).forward is nn.Module.forward:
+        return False
     return any(_has_parameters(child) for child in member.children())
 
 

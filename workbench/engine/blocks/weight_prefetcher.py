@@ -94,7 +94,8 @@ class WeightPrefetcher:
             LaneError: its weights could not be brought.
         """
         with self._changed:
-            if recompute and self._current is not None and self._current != unit:
+            # A forward inside backward is that of a checkpoint of the model's own: the backward before it is over.
+            if self._current is not None and self._current != unit:
                 self._release(self._current)
             self._learn(unit, recompute)
             slot = self._slot_of(unit) or self._begin_fetch(unit, wanted=True)
