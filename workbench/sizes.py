@@ -38,8 +38,9 @@ ARRIVAL_SLOTS = 4
 SUMMING_SLOTS = 2
 """In one memory: slots beside those of the unit that is being filled."""
 RING_BUFFERS = 4
-RING_BUFFER_BYTES = 8 << 20
-"""Pinned buffers of each stream of copies, for host memory that the driver would not register."""
+RING_BUFFER_BYTES = 4 << 20
+RINGS_BYTES = 4 * RING_BUFFERS * RING_BUFFER_BYTES
+"""Pinned buffers of the four streams of copies, for host memory that the driver would not register."""
 SLOT_ALIGNMENT = 512
 SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 """The least that a frozen parameter is cut into when it is fetched."""

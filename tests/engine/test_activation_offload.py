@@ -46,7 +46,7 @@ class CopiesAtTheLastMoment(CpuDevice):
     def host_bytes(self) -> int:
         return sum(len(memory) for memory in self._host.values())
 
-    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
         memory = mmap.mmap(-1, elements * dtype.itemsize)
         tensor = torch.frombuffer(memory, dtype=dtype, count=elements)
         self._host[tensor.data_ptr()] = memory

@@ -52,7 +52,7 @@ def carried_beside_compute(device: Device, host: Tensor, back: Tensor) -> None:
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_every_byte_arrives(nbytes: int, carry: Callable[[Device, Tensor, Tensor], None]) -> None:
     device = DelayedCuda(seed=0)
-    host, back = (device.empty_host(nbytes, torch.uint8) for _ in range(2))
+    host, back = (device.pinned_zeros(nbytes, torch.uint8) for _ in range(2))
     host.copy_(counting(nbytes))
     carry(device, host, back)
     assert torch.equal(host, back)
@@ -92,8 +92,8 @@ def grudging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_host_memory_is_pinned_until_the_device_is_closed() -> None:
     device = CudaDevice(torch.device("cuda"))
-    kept, given_back = (device.empty_host(1 << 20, torch.float32) for _ in range(2))
-    pages = device.empty_pages(5000)
+    kept, given_back = (device.pinned_zeros(1 << 20, torch.float32) for _ in range(2))
+    pages = device.pinned_pages(5000)
     assert kept.is_pinned() and given_back.is_pinned() and pages.is_pinned()
     assert pages.numel() == 8192 and pages.data_ptr() % 4096 == 0
     device.release_host(given_back)
@@ -113,7 +113,7 @@ def test_every_byte_arrives_where_registration_fails(
     device._host._piece_bytes = 1 << 20
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        host, back = (device.empty_host(nbytes, torch.uint8) for _ in range(2))
+        host, back = (device.pinned_zeros(nbytes, torch.uint8) for _ in range(2))
     host.copy_(counting(nbytes))
     carry(device, host, back)
     assert torch.equal(host, back)
@@ -126,8 +126,8 @@ def test_where_registration_fails_the_user_is_told_once_and_the_next_kernel_is_n
     grudging(0)
     device = CudaDevice(torch.device("cuda"))
     with pytest.warns(RuntimeWarning, match="small pinned buffers") as told:
-        device.empty_host(1000, torch.float32)
-        device.empty_host(2000, torch.float32)
+        device.pinned_zeros(1000, torch.float32)
+        device.pinned_zeros(2000, torch.float32)
     assert len(told) == 1
     assert float(torch.ones(10, device="cuda").sum()) == 10
     device.close()
@@ -136,7 +136,7 @@ def test_where_registration_fails_the_user_is_told_once_and_the_next_kernel_is_n
 def test_an_error_of_the_real_runtime_is_not_left_for_the_next_kernel() -> None:
     """Memory that is registered already is refused by the driver itself."""
     device = CudaDevice(torch.device("cuda"))
-    host = device.empty_host(1 << 20, torch.uint8)
+    host = device.pinned_zeros(1 << 20, torch.uint8)
     status = int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), 4096, 0))
     assert status != 0
     device._forget_error()
@@ -149,7 +149,7 @@ def test_an_error_of_the_real_runtime_is_not_left_for_the_next_kernel() -> None:
 
 def test_a_copy_waits_for_its_mark_and_compute_for_the_copy_it_is_held_for() -> None:
     device = CudaDevice(torch.device("cuda"))
-    host, back = (device.empty_host(1 << 20, torch.float32) for _ in range(2))
+    host, back = (device.pinned_zeros(1 << 20, torch.float32) for _ in range(2))
     there = device.empty(1 << 20, torch.float32)
     for number in range(5):
         host.fill_(number)
@@ -165,7 +165,7 @@ def test_a_copy_waits_for_its_mark_and_compute_for_the_copy_it_is_held_for() -> 
 def test_memory_from_the_device_is_not_written_by_what_compute_had_issued_before() -> None:
     """The allocator hands over memory at once that a kernel of compute has yet to write."""
     device = CudaDevice(torch.device("cuda"))
-    host = device.empty_host(1 << 22, torch.float32).fill_(7)
+    host = device.pinned_zeros(1 << 22, torch.float32).fill_(7)
     torch.cuda.synchronize()
     before = torch.empty(1 << 22, device="cuda")
     address = before.data_ptr()

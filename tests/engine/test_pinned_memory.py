@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.buffers import MAPPED_FROM_BYTES, page_aligned
+from workbench.engine.devices.buffers import MAPPED_FROM_BYTES, page_aligned, zeros
 from workbench.engine.devices.pinned import HostMemory, RegisteredRanges, StagingRing, Stretch, carry
 from workbench.layout import PAGE_BYTES as PAGE
 from workbench.layout import padded
@@ -145,8 +145,7 @@ def test_a_forked_child_has_no_part_in_what_is_registered_and_has_its_copy_after
     assert "dc" in (flags_of_mapping(tensor.data_ptr()) or ())
     memory.close()
     assert "dc" not in (flags_of_mapping(tensor.data_ptr()) or ())
-    with pytest.warns(RuntimeWarning):
-        pageable = memory_of(FakeRuntime(room=0)).allocate(PAGE)
+    pageable = memory_of(FakeRuntime(room=0)).allocate(PAGE)
     assert "dc" not in (flags_of_mapping(pageable.data_ptr()) or ())
 
 
@@ -167,26 +166,36 @@ def test_a_released_tensor_is_unregistered_alone_and_its_mapping_goes_with_it() 
 def test_a_refusal_is_told_once_and_leaves_no_error_behind() -> None:
     runtime = FakeRuntime(room=4 * PAGE)
     memory = memory_of(runtime)
-    with pytest.warns(RuntimeWarning, match=r"16,384 bytes.*status 2.*after 16,384.*slower") as told:
-        tensor = memory.allocate(12 * PAGE)
+    memory.warn_if_pageable()
+    small = memory.allocate(4 * PAGE)
+    memory.release(small)
+    tensor = memory.allocate(12 * PAGE)
     assert not runtime.error_is_pending
-    assert len(told) == 1
     assert memory.cut(tensor) == [Stretch(0, 4 * PAGE, True), Stretch(4 * PAGE, 12 * PAGE, False)]
+    with pytest.warns(
+        RuntimeWarning, match=r"only 0.00 GiB.*status 2.*other 0.00 GiB \(67%\).*slower"
+    ) as told:
+        memory.warn_if_pageable()
+    assert len(told) == 1 and memory.pageable_bytes == 8 * PAGE
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        memory.allocate(12 * PAGE)
+        refused = memory.allocate(12 * PAGE)
+        memory.warn_if_pageable()
         runtime.room += PAGE
+        assert memory.allocate_pinned(2 * PAGE) is None
         small = memory.allocate(PAGE)
+    assert memory.pageable_bytes == 20 * PAGE
+    memory.release(refused)
+    assert memory.pageable_bytes == 8 * PAGE and memory.registered_bytes == 5 * PAGE
     # As much as was refused is not asked for again; less is, and may be had.
-    assert runtime.asked == [4 * PAGE, 4 * PAGE, PAGE]
+    assert runtime.asked == [4 * PAGE, 4 * PAGE, 4 * PAGE, 2 * PAGE, PAGE]
     assert memory.cut(small) == [Stretch(0, PAGE, True)]
 
 
 def test_views_are_found_by_their_address() -> None:
     runtime = FakeRuntime(room=8 * PAGE)
     memory = memory_of(runtime)
-    with pytest.warns(RuntimeWarning):
-        tensor = memory.allocate(10 * PAGE).view(torch.float32)
+    tensor = memory.allocate(10 * PAGE).view(torch.float32)
     view = tensor[PAGE - 10 : 2 * PAGE + 3]  # bytes 4 * PAGE - 40 to 8 * PAGE + 12
     assert memory.cut(view) == [
         Stretch(0, 40, True),
@@ -258,8 +267,7 @@ def test_the_ring_keeps_several_parts_under_way() -> None:
 def test_a_copy_is_direct_where_it_is_registered_and_staged_where_it_is_not() -> None:
     runtime = FakeRuntime(room=8 * PAGE)
     memory = memory_of(runtime)
-    with pytest.warns(RuntimeWarning):
-        host = memory.allocate(10 * PAGE)
+    host = memory.allocate(10 * PAGE)
     host.copy_(noise(host.numel()))
     expected = host.clone()
     ring, link = ring_of(buffer_bytes=PAGE // 2), DelayedLink()
@@ -274,6 +282,21 @@ def test_a_copy_is_direct_where_it_is_registered_and_staged_where_it_is_not() ->
 
 
 # Pages
+
+
+def test_memory_for_state_is_zeros_of_which_no_page_is_touched() -> None:
+    """Who writes a page first decides on which memory node it lies."""
+    for elements in (0, 1, 5000):
+        small = zeros(elements, torch.float32)
+        assert small.shape == (elements,) and not small.any()
+    before = resident_bytes()
+    large = zeros(1 << 28, torch.bfloat16)
+    assert resident_bytes() - before < 64 << 20
+    assert not large[-3:].any() and "dc" not in (flags_of_mapping(large.data_ptr()) or ())
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 def test_page_aligned_memory_is_whole_zeroed_pages_and_goes_back_when_freed() -> None:

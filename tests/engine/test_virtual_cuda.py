@@ -16,9 +16,9 @@ from torch import Tensor
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks import activation_offload
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
-from workbench.engine.devices import cuda_device
 from workbench.engine.devices.cuda_device import CudaDevice, CudaLink
 from workbench.engine.grad_hooks import GradientHooks
+from workbench.sizes import RING_BUFFER_BYTES, RINGS_BYTES
 from workbench.timeline import Lane
 from workbench.virtual_cuda import Order, VirtualCuda
 
@@ -234,35 +234,10 @@ def test_the_engine_allocates_all_its_device_memory_before_the_first_step(
 # Memory that the driver registers
 
 
-@pytest.mark.parametrize(
-    ("name", "room", "buffers"),
-    [
-        ("weights on the host", 200_000, True),
-        ("activations on the host", 0, True),
-        ("weights on the host", 0, False),
-    ],
-)
-def test_it_trains_the_same_bits_however_little_can_be_registered(
-    start: Any,
-    wanted: Callable[[str], Outcome],
-    name: str,
-    room: int,
-    buffers: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if not buffers:
-        monkeypatch.setattr(cuda_device, "_pinned_buffer", lambda nbytes: None)
-    with pytest.warns(RuntimeWarning, match="the driver would not register"):
-        outcome, cuda = train(start, Order.LAZY, 0, CONFIGURATIONS[name], registered_bytes=room)
-    assert_same_bits(wanted(name), outcome)
-    assert not cuda.races and not cuda.faults
-    assert bool(cuda.pinned.buffers) == buffers
-
-
 def test_a_copy_between_two_places_on_the_host_waits_for_its_event_itself() -> None:
     with VirtualCuda(Order.LAZY) as cuda:
         device = CudaDevice(torch.device("cuda", 0))
-        one, other = device.empty_host(9, torch.float32), device.empty_host(9, torch.float32)
+        one, other = device.pinned_zeros(9, torch.float32), device.pinned_zeros(9, torch.float32)
         there = device.empty(9, torch.float32).fill_(3)
         device.wait_event(device.copy_async(Lane.DOWNLOAD, other, there, device.record_event()))
         device.copy(Lane.UPLOAD, one, other, device.record_event())
@@ -276,12 +251,13 @@ def test_host_memory_is_unregistered_at_close_even_when_the_device_has_failed(
 ) -> None:
     with VirtualCuda(Order.LAZY) as cuda:
         device = CudaDevice(torch.device("cuda", 0))
-        kept, given_back = device.empty_host(1000, torch.float32), device.empty_host(1000, torch.int16)
-        pages = device.empty_pages(5000)
+        kept, given_back = device.pinned_zeros(1000, torch.float32), device.pinned_zeros(1000, torch.int16)
+        pages = device.pinned_pages(5000)
         assert pages.numel() == 8192 and pages.data_ptr() % 4096 == 0
-        assert sorted(cuda.pinned.registered.values()) == [2000, 4000, 8192]
+        buffers = [RING_BUFFER_BYTES] * (RINGS_BYTES // RING_BUFFER_BYTES)
+        assert sorted(cuda.pinned.registered.values()) == [2000, 4000, 8192, *buffers]
         device.release_host(given_back)
-        assert sorted(cuda.pinned.registered.values()) == [4000, 8192]
+        assert sorted(cuda.pinned.registered.values()) == [4000, 8192, *buffers]
         with replaced(torch.cuda, "synchronize", broken), pytest.raises(RuntimeError, match="illegal memory"):
             device.close()
         assert not cuda.pinned.registered and kept.numel() == 1000

@@ -24,7 +24,7 @@ from workbench.engine.blocks.param_ready_barrier import ParamReadyBarrier
 from workbench.engine.blocks.streamed import StreamedUnit
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 from workbench.engine.config import EngineConfig
-from workbench.engine.devices.buffers import give_large_blocks_back
+from workbench.engine.devices.buffers import give_large_blocks_back, page_aligned
 from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, StoredTensor
 from workbench.engine.execution import LaneThreads
@@ -48,6 +48,8 @@ from workbench.sizes import (
 )
 from workbench.system.processor import usable_cpus
 from workbench.timeline import StepShape
+
+THROUGH_BUFFERS = "copied through small buffers"
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,8 @@ class EngineRuntime:
     def memory_breakdown(self) -> Breakdown:
         """Return what holds memory now, in bytes, by tier and by name.
 
-        What autograd holds on the device is not the engine's.
+        What autograd holds on the device is not the engine's. Host memory that should be pinned and could not be is
+        named once more, under `THROUGH_BUFFERS`.
         """
         found = self.units.memory_breakdown()
         if self.activations is not None:
@@ -217,6 +220,8 @@ class EngineRuntime:
         add(found, "host", "gradient slots", hooks.host_slots.nbytes)
         if hooks.device_slots is not hooks.host_slots:
             add(found, "device", "gradient slots", hooks.device_slots.nbytes)
+        if self.device.pageable_bytes:
+            found[THROUGH_BUFFERS] = {"host memory": self.device.pageable_bytes}
         return found
 
     # The end
@@ -284,6 +289,10 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
             streamed = list(units.streamed.values())
             prefetcher = WeightPrefetcher(streamed, sizes, device, lanes, barrier.when_ready, clock.waiting)
             grad_hooks.release_unit = prefetcher.release_for_update
+        # Last: where little can be pinned, weights are read twice a step, and buffers serve all units.
+        for memory in units.memories:
+            memory.make_room_for_gradients()
+        device.warn_if_not_pinned()
         activations = ActivationOffload(device) if config.activations == "host" else None
         checkpointing = BlockCheckpointing(
             model,
@@ -330,7 +339,7 @@ def _adopt_units(
             config.materialize(source)
         memory = UnitMemory(unit, route, device, plan.computed_in, disk)
         if memory.files and buffer is None:
-            buffer = device.empty_pages(plan.sizes.state.nbytes)
+            buffer = page_aligned(plan.sizes.state.nbytes)
         members = [source.parameters[segment.name] for segment in unit.segments]
         memory.adopt(members, on_device if route.on_device else on_host, buffer)
         frozen = [(f.name, source.parameters[f.name]) for f in unit.frozen]

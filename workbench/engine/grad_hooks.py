@@ -102,7 +102,7 @@ class GradientHooks:
         in what is free at its peak, for as long as the engine lives.
         """
         device, apart = self._device, not self._device.shared_memory
-        self.device_slots = self.host_slots = SlotPool(device.empty_pages, sizes.host_slots, at_once=apart)
+        self.device_slots = self.host_slots = SlotPool(device.pinned_pages, sizes.host_slots, at_once=apart)
         if apart:
             self.device_slots = SlotPool(
                 lambda nbytes: device.empty(nbytes, torch.uint8), sizes.device_slots, at_once=True

@@ -268,7 +268,10 @@ class OffloadEngine:
         self._runtime.refresh(given)
 
     def memory(self) -> Breakdown:
-        """Return what holds memory now, in bytes, by tier ("device", "host", "disk") and by name."""
+        """Return what holds memory now, in bytes, by tier ("device", "host", "disk") and by name.
+
+        Where the driver would not pin all host memory that is copied, "copied through small buffers" has how much.
+        """
         return self._runtime.memory_breakdown()
 
     def disk_written_per_day(self) -> float | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic
-from workbench.engine.devices.buffers import SlotPool
+from workbench.engine.devices.buffers import SlotPool, page_aligned
 from workbench.engine.devices.device import Device
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.precision import DTYPES
@@ -67,12 +67,9 @@ class StepTasks:
         # The update lane may wait only for buffers that come back without it: those of first sums, which go straight
         # to disk, and not those that are read and wait for the update lane's next task.
         self._staging, self._waiting, self._first_sums = self._pools = [
-            SlotPool(device.empty_pages, buffers)
-            for buffers in (sizes.state, sizes.gradients, sizes.first_sums)
+            SlotPool(page_aligned, buffers) for buffers in (sizes.state, sizes.gradients, sizes.first_sums)
         ]
-        self.idle_buffer: Tensor | None = (
-            device.empty_pages(sizes.state.nbytes) if sizes.state.number else None
-        )
+        self.idle_buffer: Tensor | None = page_aligned(sizes.state.nbytes) if sizes.state.number else None
         """A staging buffer for use while no step is under way."""
         self._pointers = StatePointers(memories, grad_hooks, on_host, on_device, self.idle_buffer)
         self._slice_counts = [_slice_counts(memory) for memory in memories]

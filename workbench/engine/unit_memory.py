@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.arithmetic import Arithmetic, StateViews
+from workbench.engine.devices.buffers import zeros
 from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
 from workbench.engine.precision import DTYPES
@@ -90,34 +91,49 @@ class UnitMemory:
         """The state's kinds on disk: a record a chunk, empty where a chunk has no such kind."""
         self.gradient_files: list[RecordFile] = []
         """The files in which gradients wait on disk, one set or two."""
-        in_tier = device.empty if route.on_device else device.empty_host
-        sets = 2 if route.delayed else 1
+        self._device = device
         for region in unit.regions:
             storage = DTYPES[region.dtype]
+            # Of a state on the host, copies read what the forward's weights come from, and nothing else.
+            read = None if route.streamed and route.delayed else WORKING_KIND[region.dtype]
             kept = {
-                kind: in_tier(-(-region.elements // per), dtype)
+                kind: self._in_tier(-(-region.elements // per), dtype, copied=kind == read)
                 for kind, (dtype, per) in state_kinds(region).items()
                 if not route.is_filed(kind, region.dtype)
             }
-            # Gaps of alignment are saved and copied with the rest: they hold zeros, not what memory held before.
-            for tensor in kept.values():
-                tensor.zero_()
             memory = RegionMemory(region, storage, kept)
             if route.aliased:
                 memory.weights = memory.working_copy
             elif not route.streamed:
                 memory.weights = device.empty(region.elements, compute_dtypes.get(storage, storage))
             elif route.delayed:
-                memory.stale_weights = device.empty_host(region.elements, storage)
-            if route.waiting == "memory":
-                wait_as = torch.float32 if route.accumulates else storage
-                memory.gradients = [in_tier(region.elements, wait_as) for _ in range(sets)]
+                memory.stale_weights = device.pinned_zeros(region.elements, storage)
             self.regions.append(memory)
         if route.placement.state == "disk":
             assert disk is not None, "the engine opens a disk tier where a placement needs one"
-            self._create_files(disk, sets)
+            self._create_files(disk)
 
-    def _create_files(self, disk: DiskTier, sets: int) -> None:
+    def _in_tier(self, elements: int, dtype: torch.dtype, *, copied: bool) -> Tensor:
+        """Return memory for state or gradients. Gaps of alignment are saved and copied with the rest: all is zero."""
+        if self.route.on_device:
+            return self._device.empty(elements, dtype).zero_()
+        return self._device.pinned_zeros(elements, dtype) if copied else zeros(elements, dtype)
+
+    @property
+    def _gradient_sets(self) -> int:
+        return 2 if self.route.delayed else 1
+
+    def make_room_for_gradients(self) -> None:
+        """Allocate what gradients wait in, where that is memory. Sums are made on the host: no copy reaches them."""
+        for memory in self.regions if self.route.waiting == "memory" else ():
+            summed = self.route.accumulates
+            dtype = torch.float32 if summed else memory.dtype
+            elements = memory.region.elements
+            memory.gradients = [
+                self._in_tier(elements, dtype, copied=not summed) for _ in range(self._gradient_sets)
+            ]
+
+    def _create_files(self, disk: DiskTier) -> None:
         name = f"{self.unit.index:04d}-{self.unit.name}"
         lengths: dict[str, list[int]] = {}
         for chunk in self.unit.chunks:
@@ -126,7 +142,9 @@ class UnitMemory:
         self.files = {kind: disk.create(f"{name}.{kind}", sizes) for kind, sizes in lengths.items()}
         if self.route.waiting == "disk" and self.unit.chunks:
             sizes = [chunk.elements * self.waiting_dtype(chunk).itemsize for chunk in self.unit.chunks]
-            self.gradient_files = [disk.create(f"{name}.gradient-{i}", sizes) for i in range(sets)]
+            self.gradient_files = [
+                disk.create(f"{name}.gradient-{i}", sizes) for i in range(self._gradient_sets)
+            ]
 
     def waiting_dtype(self, chunk: Chunk) -> torch.dtype:
         """Return the dtype of a gradient of `chunk` that was bucketed and waits."""
@@ -195,7 +213,7 @@ class UnitMemory:
             copy = memory.working_copy
             for target in (memory.weights, memory.stale_weights):
                 if target is not None and copy is not None and target is not copy:
-                    target.copy_(copy)
+                    self._device.load_weights(target, copy)
 
     def hand_back(self, parameters: Sequence[nn.Parameter]) -> None:
         """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory."""

@@ -21,6 +21,7 @@ from workbench.plan.machine import Free
 from workbench.plan.workload import Workload
 from workbench.profiles.model_profile import BlockCost, BlockKind, Curve, ModelProfile
 from workbench.sizes import (
+    RINGS_BYTES,
     Breakdown,
     UnitCount,
     UnitRoute,
@@ -191,6 +192,9 @@ class EngineNeeds:
         add(needs, "device", "gradient slots", sizes.device_slots.total)
         add(needs, "host", "gradient slots", sizes.host_slots.total)
         add(needs, "host", "staging", sizes.staging_bytes)
+        off_device = any(not route.on_device for _, route, _ in self.units)
+        if not self.conditions.shared_memory and (off_device or self.work.activations == "host"):
+            add(needs, "host", "staging", RINGS_BYTES)
         return needs
 
     def gradients_in_autograd(self) -> AutogradGradients:

@@ -69,7 +69,7 @@ class HostBuffers:
 
     def filled(self, elements: int, dtype: torch.dtype, value: float = 0.0) -> Tensor:
         """Return a 1-D tensor, every element `value`, every page touched."""
-        tensor = self._device.empty_host(elements, dtype)
+        tensor = self._device.pinned_zeros(elements, dtype)
         self._tensors.append(tensor)
         return tensor.fill_(value)
 

@@ -57,6 +57,15 @@ class PinnedMemory:
         ranges = (*self.registered.items(), *((b.data_ptr(), b.nbytes) for b in self.buffers))
         return any(at <= start and stop <= at + nbytes for at, nbytes in ranges)
 
+    def check(self, tensor: Tensor) -> None:
+        """Raise RuntimeError, as CUDA does, where a copy leaves the registered piece that it begins or ends in."""
+        start, stop = bytes_of(tensor)
+        if any(
+            start < at + nbytes and at < stop and not (at <= start and stop <= at + nbytes)
+            for at, nbytes in self.registered.items()
+        ):
+            raise RuntimeError("CUDA error: invalid argument: a copy leaves a piece of registered memory")
+
 
 class _ThreadState(threading.local):
     """A thread's knowledge that torch's C++ does not have.
@@ -197,6 +206,8 @@ class DeviceOperations:
         up, down = self.memory.owns(destination), self.memory.owns(source)
         host = None if up and down else source if up else destination
         pinned = host is None or self.pinned.holds(host)
+        if host is not None:
+            self.pinned.check(host)
         call: Callable[[], Any]
         if up and not down and not pinned and source.dim():
             # The driver has read pageable memory when the call returns; a number travels with the kernel.

@@ -113,9 +113,9 @@ class Noted(CpuDevice):
         self.on_copy = on_copy
         self.held = 0
 
-    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
         self.held += 1
-        return super().empty_host(elements, dtype)
+        return super().pinned_zeros(elements, dtype)
 
     def release_host(self, tensor: Tensor) -> None:
         self.held -= 1

@@ -313,7 +313,8 @@ class HostPool:
         else:
             # Larger than ever: what is too small would only lie beside the new buffers.
             self._release(self._free)
-            buffer = self._device.empty_host(nbytes, torch.uint8)
+            buffer = self._device.pinned_zeros(nbytes, torch.uint8)
+            self._device.warn_if_not_pinned()
         self._taken[id(buffer)] = buffer
         return buffer
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.devices.buffers import page_aligned
 from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
 from workbench.engine.unit_memory import UnitMemory
@@ -126,7 +127,7 @@ class StreamedUnit:
             raise ValueError(f"parameter {name} is on the meta device: give the engine `materialize`")
         values = parameter.data.reshape(-1).to(storage)
         if disk is None:
-            kept = device.empty_host(values.numel(), storage)
+            kept = device.pinned_zeros(values.numel(), storage)
             kept.copy_(values)
             return kept
         parts = values.split(list(frozen_pieces(values.numel(), storage.itemsize, chunk_bytes)))
@@ -134,7 +135,7 @@ class StreamedUnit:
             f"{self.unit.index:04d}-{name}.frozen", [p.numel() * storage.itemsize for p in parts]
         )
         for record, part in enumerate(parts):
-            buffer = device.empty_pages(part.numel() * storage.itemsize)
+            buffer = page_aligned(part.numel() * storage.itemsize)
             buffer.view(storage)[: part.numel()].copy_(part)
             file.write(record, buffer)
         return file

@@ -68,7 +68,7 @@ class WeightPrefetcher:
         slots = sizes.weight_slots
         self._slots = [_Slot(device.empty(slots.nbytes, torch.uint8)) for _ in range(slots.number)]
         self._fetch = sizes.fetch
-        self._staging = SlotPool(device.empty_pages, sizes.fetch)
+        self._staging = SlotPool(device.pinned_pages, sizes.fetch, at_once=not device.shared_memory)
         self._changed = threading.Condition()
         self._current: int | None = None
         """The block that a recompute has bound and whose backward may still run."""

@@ -79,20 +79,40 @@ class SlotPool:
             self._changed.notify_all()
 
 
-def page_aligned(nbytes: int) -> Tensor:
-    """Return zeroed memory of its own pages: uint8, 1-D, `padded(nbytes)` long; it goes back to the system when freed.
+def zeros(elements: int, dtype: torch.dtype) -> Tensor:
+    """Return zeroed memory of its own pages, 1-D, which goes back to the system when freed.
 
-    Buffers of the engine's own: a forked child that touches one is killed.
+    No page is touched here: each lies on the memory node of the thread that writes it first.
+    """
+    nbytes = elements * dtype.itemsize
+    return torch.frombuffer(fresh_pages(nbytes), dtype=dtype) if nbytes else torch.empty(0, dtype=dtype)
+
+
+def page_aligned(nbytes: int) -> Tensor:
+    """Return a buffer for direct I/O: `zeros` in whole pages, uint8, `padded(nbytes)` long.
+
+    A forked child that touches it is killed.
     """
     size = padded(nbytes)
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
-    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping = fresh_pages(size)
     # After a fork the first write moves a shared page, and a read under way would go on into the old one (open(2)).
-    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with contextlib.suppress(OSError, AttributeError):
-            mapping.madvise(getattr(mmap, advice))
+    advise(mapping, "MADV_DONTFORK")
     return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def fresh_pages(nbytes: int) -> mmap.mmap:
+    """Return `nbytes` of zeroed memory, in huge pages where they can be had: registering and updating are faster so."""
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise(mapping, "MADV_HUGEPAGE")
+    return mapping
+
+
+def advise(mapping: mmap.mmap, advice: str) -> None:
+    """Tell the kernel, where it and this Python know the word."""
+    with contextlib.suppress(OSError, AttributeError):
+        mapping.madvise(getattr(mmap, advice))
 
 
 MAPPED_FROM_BYTES = 2 << 20

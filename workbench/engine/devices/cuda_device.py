@@ -33,9 +33,9 @@ REBASED_AFTER_S = 1.0
 class CudaLink:
     """One stream of copies, with the pinned buffers through which it reaches pageable memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, make_buffer: Callable[[int], Tensor | None]) -> None:
         self.stream = torch.cuda.Stream(device)
-        self.ring = StagingRing(_pinned_buffer)
+        self.ring = StagingRing(make_buffer)
 
     def send(self, destination: Tensor, source: Tensor) -> torch.cuda.Event:
         with torch.cuda.stream(self.stream):
@@ -95,8 +95,6 @@ class CudaDevice(Device):
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.torch_device = torch.device("cuda", index)
         self.shared_memory = False
-        self._lanes = {lane: CudaLink(self.torch_device) for lane in COPYING}
-        self._beside_compute = {lane: CudaLink(self.torch_device) for lane in COPYING}
         self._compute_stream = torch.cuda.current_stream(self.torch_device)
         self._times = CudaTimes(self._compute_stream)
         self._thread = threading.local()
@@ -106,6 +104,9 @@ class CudaDevice(Device):
                 functools.partial(_forget_error, self.torch_device),
                 synchronize=functools.partial(torch.cuda.synchronize, self.torch_device),
             )
+        make_buffer = self._host.allocate_pinned
+        self._lanes = {lane: CudaLink(self.torch_device, make_buffer) for lane in COPYING}
+        self._beside_compute = {lane: CudaLink(self.torch_device, make_buffer) for lane in COPYING}
 
     # Memory
 
@@ -114,29 +115,41 @@ class CudaDevice(Device):
         # The allocator hands out memory that compute may not have finished with. It knows the order of its own stream
         # only: copies have to come after what has been issued there.
         issued = self.record_event()
-        for links in (self._lanes, self._beside_compute):
-            for link in links.values():
-                link.wait(issued)
+        for link in self._links:
+            link.wait(issued)
         return tensor
 
-    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
         with torch.cuda.device(self.torch_device):
+            # First of all: where the driver stops, what it refused has to go through them.
+            for link in self._links:
+                link.ring.make_buffers()
             return self._host.allocate(elements * dtype.itemsize).view(dtype)
 
     def release_host(self, tensor: Tensor) -> None:
         self._host.release(tensor)
 
-    def empty_pages(self, nbytes: int) -> Tensor:
-        return self.empty_host(padded(nbytes), torch.uint8)
+    def pinned_pages(self, nbytes: int) -> Tensor:
+        return self.pinned_zeros(padded(nbytes), torch.uint8)
 
     def memory_bytes(self) -> tuple[int, int] | None:
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         return torch.cuda.max_memory_reserved(self.torch_device), total
 
+    def warn_if_not_pinned(self) -> None:
+        self._host.warn_if_pageable()
+
+    @property
+    def pageable_bytes(self) -> int:
+        return self._host.pageable_bytes
+
     @property
     def staging_bytes(self) -> int:
-        links = (*self._lanes.values(), *self._beside_compute.values())
-        return sum(link.ring.nbytes for link in links)
+        return sum(link.ring.nbytes for link in self._links)
+
+    @property
+    def _links(self) -> list[CudaLink]:
+        return [*self._lanes.values(), *self._beside_compute.values()]
 
     # Order
 
@@ -209,6 +222,14 @@ class CudaDevice(Device):
             return float(here)
 
         return read
+
+    def load_weights(self, destination: Tensor, source: Tensor) -> None:
+        if source.device == self.torch_device or destination.device != self.torch_device:
+            destination.copy_(source)
+            return
+        to, of = destination.view(torch.uint8), source.view(torch.uint8)
+        for part in self._host.cut(source):
+            to[part.start : part.stop].copy_(of[part.start : part.stop])
 
     def _begin(
         self, link: CudaLink, lane: Lane, destination: Tensor, source: Tensor, after: Event

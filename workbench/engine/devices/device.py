@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.buffers import page_aligned
+from workbench.engine.devices.buffers import page_aligned, zeros
 from workbench.optimizer import missing_extension
 from workbench.system import processor
 from workbench.timeline import Lane
@@ -31,9 +31,6 @@ Event = Any
 Moment = Any
 """A moment in what compute has issued whose time can be asked for; None where compute is done as it is issued."""
 
-BLOCK_BYTES = 512
-ALIGNED_FROM_BYTES = 64 << 10
-
 
 class Device(ABC):
     """A device on which the model computes. `shared_memory`: its memory is the host's, and nothing is copied between
@@ -46,9 +43,12 @@ class Device(ABC):
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return uninitialised device memory, 1-D."""
 
-    @abstractmethod
-    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Return uninitialised host memory, 1-D, that the device's copies reach at full speed where it can be had."""
+    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return zeroed host memory, 1-D, that the device's copies reach at full speed as far as it can be had.
+
+        For what is copied to or from the device, and nothing else: such memory is scarce.
+        """
+        return zeros(elements, dtype)
 
     @abstractmethod
     def record_event(self) -> Event:
@@ -80,6 +80,10 @@ class Device(ABC):
         is issued after it, and gives its value."""
         return lambda: float(number)
 
+    def load_weights(self, destination: Tensor, source: Tensor) -> None:
+        """Copy 1-D tensors wherever they are, while no step is under way; returns when the copy is done."""
+        destination.copy_(source)
+
     def check_stream(self) -> None:  # noqa: B027 - most devices have one order of work
         """Raise RuntimeError where the model's work would be issued where the engine does not see its order."""
 
@@ -97,11 +101,14 @@ class Device(ABC):
         assert event is None, "a device with events of its own orders compute by them"
 
     def release_host(self, tensor: Tensor) -> None:  # noqa: B027 - most devices hold nothing
-        """Give back a tensor from `empty_host`, before `close`: no copy of it is under way, and none will come."""
+        """Give back a tensor from `pinned_zeros`, before `close`: no copy of it is under way, and none will come."""
 
-    def empty_pages(self, nbytes: int) -> Tensor:
-        """Return host memory for disk and device: uint8, 1-D, page aligned, `nbytes` rounded up to whole pages."""
+    def pinned_pages(self, nbytes: int) -> Tensor:
+        """Return the same for disk and device: uint8, page aligned, `nbytes` rounded up to whole pages."""
         return page_aligned(nbytes)
+
+    def warn_if_not_pinned(self) -> None:  # noqa: B027 - most devices hold nothing
+        """Warn, once, where less host memory could be pinned than is copied."""
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by a lane's thread around operations that belong on the stream of compute."""
@@ -120,12 +127,17 @@ class Device(ABC):
         """Host memory of the device's own, through which copies from and to pageable memory go."""
         return 0
 
+    @property
+    def pageable_bytes(self) -> int:
+        """Bytes of host memory from `pinned_zeros` and `pinned_pages` that could not be pinned."""
+        return 0
+
     @abstractmethod
     def synchronize(self) -> None:
         """Return when all that compute has issued is done."""
 
     def close(self) -> None:  # noqa: B027 - most devices hold nothing
-        """Give back what the driver holds; tensors from `empty_host` must not be copied from or to afterwards."""
+        """Give back what the driver holds; tensors from `pinned_zeros` must not be copied from or to afterwards."""
 
 
 class CpuDevice(Device):
@@ -138,10 +150,7 @@ class CpuDevice(Device):
         self._making = threading.Lock()
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        return _block_aligned(elements, dtype)
-
-    def empty_host(self, elements: int, dtype: torch.dtype) -> Tensor:
-        return _block_aligned(elements, dtype)
+        return zeros(elements, dtype)
 
     def record_event(self) -> Event:
         return None
@@ -168,17 +177,6 @@ class CpuDevice(Device):
         if self._copier is not None:
             self._copier.close()
             self._copier = None
-
-
-def _block_aligned(elements: int, dtype: torch.dtype) -> Tensor:
-    """Return memory that a disk's blocks can be written from as it lies (a checkpoint's), where there is more than a
-    few."""
-    size = elements * dtype.itemsize
-    if size < ALIGNED_FROM_BYTES:
-        return torch.empty(elements, dtype=dtype)
-    spare = torch.empty(size + BLOCK_BYTES, dtype=torch.uint8)
-    skip = -spare.data_ptr() % BLOCK_BYTES
-    return spare[skip : skip + size].view(dtype)
 
 
 def _copier() -> HostOptimizer:

@@ -1,7 +1,7 @@
 """Host memory that a device reaches at full speed: mapped to the byte and registered with the driver piece by piece.
 
 torch's own pinned allocator rounds sizes up to powers of two, which is more than a host that holds a model's state can
-spare. What the driver refuses to register stays pageable (see staging_ring.py for how it is copied).
+spare. What the driver refuses to register stays pageable, and is copied through the buffers of a `StagingRing`.
 
 Invariant: memory that is registered stays mapped; it is unregistered before the last reference to its mapping goes.
 """
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from workbench.engine.devices.buffers import advise, fresh_pages
 from workbench.sizes import RING_BUFFER_BYTES, RING_BUFFERS
 
 PIECE_BYTES = 1 << 30
@@ -113,7 +114,10 @@ class HostMemory:
         self._held: dict[int, tuple[mmap.mmap, list[int]]] = {}
         """Mappings by address, with the addresses of their registered pieces."""
         weakref.finalize(self, _unregister_all, registrar, self._held, synchronize).atexit = False
+        self._pageable: dict[int, int] = {}
+        """Bytes that are not registered, by the address of their mapping."""
         self._refused_bytes: int | None = None
+        self._status = 0
         self._warned = False
         self._lock = threading.Lock()
 
@@ -121,25 +125,38 @@ class HostMemory:
     def registered_bytes(self) -> int:
         return self._ranges.nbytes
 
-    def allocate(self, nbytes: int) -> Tensor:
-        """Return `nbytes` of zeroed host memory, uint8, 1-D, page aligned; registered as far as the driver allows.
+    @property
+    def pageable_bytes(self) -> int:
+        """Bytes of what was allocated that the driver would not register."""
+        return sum(self._pageable.values())
 
-        Warns once, at the first refusal.
-        """
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return `nbytes` of zeroed host memory, uint8, 1-D, page aligned; registered as far as the driver allows."""
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
-        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _advise(mapping, "MADV_HUGEPAGE")  # registering and updating are faster so
+        mapping = fresh_pages(nbytes)
         tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes)
         address = tensor.data_ptr()
         with self._lock:
+            before = self._ranges.nbytes
             pieces = self._register(address, nbytes)
+            pageable = nbytes - (self._ranges.nbytes - before)
+            if pageable:
+                self._pageable[address] = pageable
             if pieces:
                 # A forked child must not share pages that a device writes: after a fork the first write moves a page,
                 # and the device would go on with the old one.
-                _advise(mapping, "MADV_DONTFORK")
+                advise(mapping, "MADV_DONTFORK")
                 self._held[address] = (mapping, pieces)
         return tensor
+
+    def allocate_pinned(self, nbytes: int) -> Tensor | None:
+        """Return the same, all of it registered; None where the driver does not allow that."""
+        tensor = self.allocate(nbytes)
+        if tensor.data_ptr() not in self._pageable:
+            return tensor
+        self.release(tensor)
+        return None
 
     def _register(self, address: int, nbytes: int) -> list[int]:
         pieces: list[int] = []
@@ -150,29 +167,32 @@ class HostMemory:
                 break
             status = int(self._registrar.cudaHostRegister(address + start, size, 0))
             if status != 0:
-                self._refused_bytes = size
+                self._refused_bytes, self._status = size, status
                 self._forget_error()
-                self._warn(size, status)
                 break
             self._ranges.add(address + start, size)
             pieces.append(address + start)
         return pieces
 
-    def _warn(self, size: int, status: int) -> None:
-        if self._warned:
+    def warn_if_pageable(self) -> None:
+        """Warn, once, of what the driver would not register."""
+        pageable, registered = self.pageable_bytes, self.registered_bytes
+        if not pageable or self._warned:
             return
         self._warned = True
         warnings.warn(
-            f"the driver would not register {size:,} bytes of host memory (cudaHostRegister: status {status}), after "
-            f"{self._ranges.nbytes:,}: what is not registered is copied to and from the device through small pinned "
-            "buffers, which is slower",
+            f"the driver registered only {registered / 2**30:,.2f} GiB of the host memory that is copied to and from "
+            f"the GPU (cudaHostRegister: status {self._status}): the other {pageable / 2**30:,.2f} GiB "
+            f"({pageable / (registered + pageable):.0%}) are copied through small pinned buffers, which is slower; "
+            "`workbench doctor` says what may help",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=3,
         )
 
     def release(self, tensor: Tensor) -> None:
         """Unregister a tensor from `allocate` before `close`; no copy of it may be under way."""
         with self._lock:
+            self._pageable.pop(tensor.data_ptr(), None)
             held = self._held.pop(tensor.data_ptr(), None)
             if held is not None:
                 self._unregister(*held)
@@ -188,6 +208,7 @@ class HostMemory:
             for mapping, pieces in self._held.values():
                 self._unregister(mapping, pieces)
             self._held.clear()
+            self._pageable.clear()
 
     def _unregister(self, mapping: mmap.mmap, pieces: list[int]) -> None:
         for address in pieces:
@@ -195,7 +216,7 @@ class HostMemory:
             self._ranges.remove(address)
             if status != 0:
                 self._forget_error()
-        _advise(mapping, "MADV_DOFORK")
+        advise(mapping, "MADV_DOFORK")
 
 
 def _unregister_all(
@@ -210,12 +231,6 @@ def _unregister_all(
         for address in pieces:
             registrar.cudaHostUnregister(address)
     held.clear()
-
-
-def _advise(mapping: mmap.mmap, advice: str) -> None:
-    """Tell the kernel, where it and this Python know the word."""
-    with contextlib.suppress(OSError, AttributeError):
-        mapping.madvise(getattr(mmap, advice))
 
 
 class Arrival(Protocol):
@@ -260,7 +275,7 @@ class StagingRing:
     def upload(self, link: Link, destination: Tensor, source: Tensor) -> None:
         """Begin to copy pageable `source` to the device (both uint8, 1-D). Returns when `source` has been read."""
         with self._lock:
-            buffers = self._take_buffers()
+            buffers = self._made_buffers()
             if not buffers:
                 link.send(destination, source).synchronize()
                 return
@@ -274,7 +289,7 @@ class StagingRing:
     def download(self, link: Link, destination: Tensor, source: Tensor) -> None:
         """Copy `source` from the device to pageable `destination` (both uint8, 1-D). Returns when it is there."""
         with self._lock:
-            buffers = self._take_buffers()
+            buffers = self._made_buffers()
             if not buffers:
                 link.send(destination, source).synchronize()
                 return
@@ -290,7 +305,12 @@ class StagingRing:
             for flight in travelling:
                 _land(*flight)
 
-    def _take_buffers(self) -> list[Tensor]:
+    def make_buffers(self) -> None:
+        """Make the buffers now rather than at the first copy, while there is room for them."""
+        with self._lock:
+            self._made_buffers()
+
+    def _made_buffers(self) -> list[Tensor]:
         if self._buffers is None:
             made = []
             for _ in range(self._count):
