@@ -18,7 +18,6 @@ from workbench.engine.blocks import activation_offload
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 from workbench.engine.devices.cuda_device import CudaDevice, CudaLink
 from workbench.engine.grad_hooks import GradientHooks
-from workbench.sizes import RING_BUFFER_BYTES, RINGS_BYTES
 from workbench.timeline import Lane
 from workbench.virtual_cuda import Order, VirtualCuda
 
@@ -251,13 +250,8 @@ def test_host_memory_is_unregistered_at_close_even_when_the_device_has_failed(
 ) -> None:
     with VirtualCuda(Order.LAZY) as cuda:
         device = CudaDevice(torch.device("cuda", 0))
-        kept, given_back = device.pinned_zeros(1000, torch.float32), device.pinned_zeros(1000, torch.int16)
-        pages = device.pinned_pages(5000)
-        assert pages.numel() == 8192 and pages.data_ptr() % 4096 == 0
-        buffers = [RING_BUFFER_BYTES] * (RINGS_BYTES // RING_BUFFER_BYTES)
-        assert sorted(cuda.pinned.registered.values()) == [2000, 4000, 8192, *buffers]
-        device.release_host(given_back)
-        assert sorted(cuda.pinned.registered.values()) == [4000, 8192, *buffers]
+        kept = device.pinned_zeros(1000, torch.float32)
+        assert cuda.pinned.holds(kept)
         with replaced(torch.cuda, "synchronize", broken), pytest.raises(RuntimeError, match="illegal memory"):
             device.close()
         assert not cuda.pinned.registered and kept.numel() == 1000

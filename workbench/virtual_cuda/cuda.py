@@ -121,7 +121,7 @@ class VirtualCuda:
             "max_memory_reserved": lambda device=None: self.memory.most_allocated,
             "memory_reserved": lambda device=None: self.memory.allocated,
             "set_per_process_memory_fraction": self._limit_memory,
-            "reset_peak_memory_stats": lambda device=None: None,
+            "reset_peak_memory_stats": lambda device=None: self.memory.reset_peak(),
             "empty_cache": lambda: None,
             "get_rng_state": lambda device=None: torch.get_rng_state(),
             "set_rng_state": lambda state, device=None: torch.set_rng_state(state),

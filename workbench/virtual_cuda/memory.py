@@ -97,6 +97,11 @@ class DeviceMemory:
             self.allocated -= nbytes
             self._free.setdefault((nbytes, stream), []).append(offset)
 
+    def reset_peak(self) -> None:
+        """Let `most_allocated` begin anew."""
+        self._take_back()
+        self.most_allocated = self.allocated
+
     def alias(self, tensor: Tensor) -> Tensor:
         """Return another tensor on the same bytes, which does not keep them from being freed and handed out again."""
         if tensor.numel() == 0:
