@@ -103,12 +103,32 @@ def test_memory_is_judged_by_what_is_free(
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=4 * GIB, total=8 * GIB))
     monkeypatch.setattr(host_checks, "limits", lambda *_: [(tmp_path, 16 * GIB)])
     texts = {"enabled": "always madvise [never]", "overcommit_memory": "2\n"}
-    monkeypatch.setattr(host_checks, "_read", lambda path: texts[Path(path).name])
+    monkeypatch.setattr(host_checks, "_read", lambda path: texts.get(Path(path).name, ""))
     found, overcommit = host_checks.check_memory(around(tmp_path))
     assert found.status == status and ("docker run --memory" in found.remedy) == (status != "ok")
     for words in ("of 64.0 GiB", "limit is 16.0 GiB", "4.0 GiB of 8.0 GiB swap", "huge pages off"):
         assert words in found.finding
     assert overcommit.status == "warning" and "sysctl vm.overcommit_memory=0" in overcommit.remedy
+
+
+@pytest.mark.parametrize(
+    ("nodes", "policy", "warned"),
+    [
+        ("", "default", False),
+        ("0", "default", False),
+        ("0-1", "default", True),
+        ("0-1", "interleave:0-1", False),
+    ],
+)
+def test_on_several_memory_nodes_a_run_is_to_be_interleaved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, policy: str, warned: bool
+) -> None:
+    maps = f"7f0000000000 {policy} anon=1 dirty=1\n7fff00000000 default stack anon=3\n"
+    texts = {"has_memory": f"{nodes}\n", "numa_maps": maps}
+    monkeypatch.setattr(host_checks, "_read", lambda path: texts.get(Path(path).name, ""))
+    found = [each for each in host_checks.check_memory(around(tmp_path)) if "memory nodes" in each.finding]
+    assert len(found) == warned
+    assert all("`numactl --interleave=all workbench run" in each.remedy for each in found)
 
 
 @pytest.mark.parametrize(

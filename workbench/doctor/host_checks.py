@@ -139,6 +139,17 @@ def check_memory(context: Context) -> Iterator[Finding]:
             "vm.overcommit_memory is 2: the kernel may refuse memory that is free",
             "`sudo sysctl vm.overcommit_memory=0`",
         )
+    nodes = _read("/sys/devices/system/node/has_memory").strip()
+    # The second word of each line is the policy that this process was started with.
+    interleaved = any(
+        line.split()[1].startswith("interleave") for line in _read("/proc/self/numa_maps").splitlines()
+    )
+    if nodes.strip("0123456789") and not interleaved:
+        yield warning(
+            "memory",
+            f"memory nodes {nodes}: what is registered for the GPU, and a resumed run's state, lie on one of them",
+            "start with `numactl --interleave=all workbench run PRESET`",
+        )
 
 
 def _read(path: str) -> str:
