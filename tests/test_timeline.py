@@ -138,11 +138,14 @@ def test_the_next_forward_of_a_unit_waits_for_its_own_update_alone(shape: StepSh
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "serial"], ids=name)
-def test_serial_host_work_of_a_micro_batch_begins_when_its_backward_has_ended(shape: StepShape) -> None:
+def test_serial_updates_begin_when_backward_has_ended_and_downloads_before(shape: StepShape) -> None:
     timeline = build_timeline(layout(), shape)
     for task in timeline.tasks:
-        if task.kind not in (Kind.FORWARD, Kind.BACKWARD):
-            assert timeline.find(Kind.BACKWARD, task.micro_batch) in ancestors(timeline, task.index)
+        has_ended = timeline.find(Kind.BACKWARD, task.micro_batch) in ancestors(timeline, task.index)
+        if task.kind is Kind.UPDATE:
+            assert has_ended
+        elif task.kind is Kind.DOWNLOAD:
+            assert not has_ended, "all gradients would be on the device twice"
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.overlap == "serial"], ids=name)

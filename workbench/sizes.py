@@ -373,15 +373,13 @@ def _gradient_slots(units: list[UnitCount], conditions: Conditions) -> tuple[Buf
     nbytes = max((padded(c.weight_bytes) for unit, _, _ in bucketed for c in unit.chunks), default=0)
     largest = max((len(unit.chunks) for unit, _, _ in bucketed), default=0)
     outer = sum(count * len(unit.chunks) for unit, _, count in bucketed if unit.kind == "outer")
-    # A serial step lets no slot go before its backward has ended: waiting for one would be waiting for ever.
-    bounded = conditions.overlap != "serial"
-    device = 2 * largest + 2 if bounded else chunks
+    device = 2 * largest + 2
     # Without anything to wait for, gradients are in slots until their unit's backward is over.
     ring = any(route.waiting == "ring" for _, route, _ in bucketed)
     host = 2 * largest + outer + 2 if ring else ARRIVAL_SLOTS
     if conditions.shared_memory:
         # Nothing comes down: a unit's chunks are open at most, and some are being summed or written.
-        device, host = 0, max(largest + SUMMING_SLOTS if bounded else chunks, host)
+        device, host = 0, max(largest + SUMMING_SLOTS, host)
     elif all(route.waiting == "memory" and not route.accumulates for _, route, _ in bucketed):
         host = 0  # they come down straight into the place where they wait
     if conditions.gradient_accumulation == 1:

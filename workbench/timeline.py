@@ -200,10 +200,8 @@ class _Builder:
             for unit in reversed(self.layout.units):
                 for chunk in reversed(() if self.shape.flows[unit.index].after_backward else unit.chunks):
                     place = (unit.index, chunk.index)
-                    # Serial work starts when the micro-batch's backward has ended, overlapped work with the chunk's.
-                    waits = [end if self.shape.overlap == "serial" else final[place]]
                     # A chunk's buffers are its own from one micro-batch to the next.
-                    waits += [stored[place]] if place in stored else []
+                    waits = [final[place], *([stored[place]] if place in stored else [])]
                     stored[place] = self._add_chunk_gradient(micro_batch, unit, chunk, waits, norms)
         return norms, stored, end
 
@@ -285,9 +283,9 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
 
     Each micro-batch runs forward over the units and backward over them in reverse; every chunk's gradients go down
     (where they are bucketed), are summed (where the engine does it) and measured once the last micro-batch's are in.
-    Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the unit's own
-    backward is over; and the new weights go up. `serial` holds all host work of a micro-batch back until its backward
-    has ended. A `delayed` step begins with the update by the last step's gradients and ends with its own verdict.
+    Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the unit's
+    own backward is over; and the new weights go up. `serial` holds all updates back until backward has ended. A
+    `delayed` step begins with the update by the last step's gradients and ends with its own verdict.
     """
     builder = _Builder(layout, shape)
     if shape.overlap == "delayed":
@@ -313,7 +311,7 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
                 late_update = builder.add_update_after_backward(verdict)
             ready.append((late_update,))
             continue
-        over = builder.index[Kind.BACKWARD, last, unit.index, None]
+        over = end if shape.overlap == "serial" else builder.index[Kind.BACKWARD, last, unit.index, None]
         waits_for_verdict = shape.global_quantity or flow.update_on_compute
         waits = {}
         for chunk in unit.chunks:

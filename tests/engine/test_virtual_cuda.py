@@ -230,6 +230,22 @@ def test_the_engine_allocates_all_its_device_memory_before_the_first_step(
     assert made == at_the_start and made
 
 
+@pytest.mark.parametrize("overlap", ["exact", "serial"])
+def test_a_few_chunks_of_gradients_are_on_the_device_at_a_time(start: Any, overlap: str) -> None:
+    with VirtualCuda(Order.AT_ONCE):
+        engine = OffloadEngine(
+            clone(start), device="cuda", precision="fp32", chunk_bytes=CHUNK_BYTES, overlap=overlap
+        )
+        with engine:
+            engine.backward(loss_of(engine.model, batches(1)[0].to("cuda")))
+            engine.step()
+            units = engine._scheduler._plan.layout.units
+            slots = engine._scheduler._plan.sizes.device_slots
+            assert engine._runtime.grad_hooks.device_slots.nbytes == slots.total
+            assert slots.number == 2 * max(len(unit.chunks) for unit in units) + 2
+            assert slots.number < sum(len(unit.chunks) for unit in units), "not all of them"
+
+
 # Memory that the driver registers
 
 

@@ -66,7 +66,7 @@ class StepExecution:
         self.spans: list[Span] = []
         self._lanes = lanes
         self._perform = perform
-        self._inline = inline
+        self.inline = inline
         self._cancel = cancel
         self._changed = threading.Condition()
         self._missing = list(timeline.wait_counts)
@@ -128,7 +128,7 @@ class StepExecution:
         here = []
         for follower in ready:
             task = self.timeline.tasks[follower]
-            if self._inline or task.lane is Lane.COMPUTE:
+            if self.inline or task.lane is Lane.COMPUTE:
                 here.append(follower)
             else:
                 self._lanes.submit(task.lane, _name(task), lambda task=task: self._run(task))  # type: ignore[misc]
@@ -197,7 +197,7 @@ class StepExecution:
             return
         start = time.perf_counter()
         try:
-            if not self._inline and task.lane is not Lane.COMPUTE:
+            if not self.inline and task.lane is not Lane.COMPUTE:
                 self._lanes.prepare(task.lane)
             self._perform(task)
         except BaseException as error:

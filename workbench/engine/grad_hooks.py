@@ -187,7 +187,7 @@ class GradientHooks:
                 self.device_slots.will_return()
         event = None if slot is None else self._device.record_event()
         self._final[self._micro_batch, unit, chunk] = FinalChunk(slices, slot, event)
-        execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
+        self._complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
         self._end_block(unit)
 
     def block_called(self, unit: int, input_with_gradient: Tensor | None) -> None:
@@ -240,7 +240,14 @@ class GradientHooks:
             self._unit_is_over(unit)
         self._calls = [0] * len(self._memories)
         self._called = [False] * len(self._memories)
-        execution.complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
+        self._complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch))
+
+    def _complete(self, index: int) -> None:
+        """Complete a task; the host work that may go on then is done here and now in a serial step."""
+        execution = self._execution
+        assert execution is not None
+        with self._clock.waiting() if execution.inline else contextlib.nullcontext():
+            execution.complete(index)
 
     def _find_after_backward(self, unit: int) -> None:
         """Look for the gradients of a unit that has no hooks."""

@@ -38,6 +38,7 @@ from workbench.engine.report import StepReport
 from workbench.engine.step_scheduler import MicroBatches, StepScheduler
 from workbench.layout import Layout
 from workbench.sizes import Breakdown, breakdown_text
+from workbench.timeline import Kind
 
 
 class OffloadEngine:
@@ -129,12 +130,12 @@ class OffloadEngine:
         if last:
             self._set_unscale()
         scheduler.begin_micro_batch(number, last=last)
-        began = runtime.clock.mark()
+        runtime.clock.begin(Kind.BACKWARD)
         try:
             if runtime.activations is not None:
                 runtime.activations.begin_backward()
             (loss if weight == 1.0 else loss * weight).backward()
-            runtime.clock.end_backward(began)
+            runtime.clock.end()
             if runtime.prefetcher is not None:
                 runtime.prefetcher.end_backward(last=last)
             runtime.grad_hooks.end_micro_batch()

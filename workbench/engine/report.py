@@ -162,43 +162,41 @@ class ComputeClock:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._forward_began: _Mark | None = None
+        self._open: tuple[Kind, _Mark] | None = None
         self._spans: list[tuple[Kind, _Mark, _Mark]] = []
         self._waits: list[Interval] = []
         self._ahead: list[Span] = []
         self._ended: int | None = None
 
     @property
-    def in_forward(self) -> bool:
-        return self._forward_began is not None
+    def computes(self) -> bool:
+        """A forward or a backward is under way."""
+        return self._open is not None
 
-    def begin_forward(self) -> None:
-        if self._forward_began is None:
-            self._forward_began = self.mark()
+    def begin(self, kind: Kind) -> None:
+        """A forward or a backward begins, or goes on."""
+        self._open = kind, self._mark()
 
-    def end_forward(self) -> None:
-        """Forward has ended, or pauses."""
-        if self._forward_began is not None:
-            self._spans.append((Kind.FORWARD, self._forward_began, self.mark()))
-            self._forward_began = None
-
-    def end_backward(self, began: _Mark) -> None:
-        self._spans.append((Kind.BACKWARD, began, self.mark()))
+    def end(self) -> None:
+        """What is under way has ended, or pauses."""
+        if self._open is not None:
+            self._spans.append((*self._open, self._mark()))
+            self._open = None
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """The model waits within this."""
-        computed = self.in_forward
-        self.end_forward()
-        began = self.mark()
+        paused = self._open
+        self.end()
+        began = self._mark()
         try:
             yield
         finally:
             idle_s = self._device.moment_s(began.moment)
             if idle_s is not None:
                 self._waits.append((max(began.issued_s, idle_s), time.perf_counter()))
-            if computed:
-                self.begin_forward()
+            if paused is not None:
+                self.begin(paused[0])
 
     def end_step(self) -> None:
         """The step has had its last backward: what is computed from here on is the next one's."""
@@ -219,8 +217,7 @@ class ComputeClock:
         self._ahead = [] if ended is None else done[ended:]
         return Computed(own, done, waits)
 
-    def mark(self) -> _Mark:
-        """Return the present moment."""
+    def _mark(self) -> _Mark:
         return _Mark(time.perf_counter(), self._device.record_moment())
 
     def _span(self, kind: Kind, began: _Mark, ended: _Mark) -> Span | None:
@@ -258,17 +255,6 @@ def total_seconds(intervals: Iterable[Interval]) -> float:
     return _Merged(intervals).seconds
 
 
-def not_computed(spans: Iterable[Span]) -> list[Interval]:
-    """Return the times of a serial step in which a lane worked and the device did not compute."""
-    spans = list(spans)
-    computed = _Merged([(span.start_s, span.stop_s) for span in spans if span.lane is Lane.COMPUTE])
-    found: list[Interval] = []
-    for span in spans:
-        if span.lane is not Lane.COMPUTE:
-            found += computed.gaps_between(span.start_s, span.stop_s)
-    return found
-
-
 class _Merged:
     """Intervals in order, those that meet made one; asked for by bisection, as a step has thousands of spans."""
 
@@ -297,14 +283,3 @@ class _Merged:
     def _seconds_until(self, moment: float) -> float:
         at = bisect.bisect(self._starts, moment)
         return self._sums[at] - max(0.0, self._stops[at - 1] - moment) if at else 0.0
-
-    def gaps_between(self, start: float, stop: float) -> list[Interval]:
-        """Return the times from `start` to `stop` that are outside of the intervals."""
-        gaps: list[Interval] = []
-        at = max(0, bisect.bisect(self._starts, start) - 1)
-        while start < stop and at < len(self._starts) and self._starts[at] < stop:
-            if self._starts[at] > start:
-                gaps.append((start, self._starts[at]))
-            start = max(start, self._stops[at])
-            at += 1
-        return [*gaps, (start, stop)] if start < stop else gaps

@@ -21,7 +21,6 @@ from workbench.engine.report import (
     StepResult,
     exposed_seconds,
     lane_seconds,
-    not_computed,
     total_seconds,
 )
 from workbench.engine.state_pointers import GradientSet
@@ -182,9 +181,6 @@ class StepScheduler:
         own, spans, waits = clock.take()
         of_lanes = execution.spans + (prefetcher.take_spans() if prefetcher is not None else [])
         spans = spans + of_lanes
-        if self._config.overlap == "serial":
-            # The model's own thread did the lanes' work: it waited for all of it that went on beside no compute.
-            waits += not_computed(spans)
         return StepResult(
             step=self.steps,
             grad_norm=check.grad_norm,

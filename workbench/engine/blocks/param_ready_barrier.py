@@ -17,6 +17,7 @@ from workbench.engine.blocks.discovery import FoundUnit
 from workbench.engine.devices.device import Device
 from workbench.engine.execution import StepExecution
 from workbench.engine.report import ComputeClock
+from workbench.timeline import Kind
 
 
 class ParamReadyBarrier:
@@ -88,7 +89,7 @@ class ParamReadyBarrier:
 
     def end_forward(self) -> None:
         """A forward has ended."""
-        self._clock.end_forward()
+        self._clock.end()
         self._uncertain -= {unit for unit in self._uncertain if self._owners[unit] <= self._called}
 
     def remove(self) -> None:
@@ -98,8 +99,8 @@ class ParamReadyBarrier:
 
     def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._device.check_stream()
-        if torch.is_grad_enabled() and not self._clock.in_forward:
-            self._clock.begin_forward()
+        if torch.is_grad_enabled() and not self._clock.computes:
+            self._clock.begin(Kind.FORWARD)
             self._called.clear()
         self._wait_for(sorted(self._uncertain))
 

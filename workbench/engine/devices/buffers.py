@@ -20,7 +20,7 @@ class SlotPool:
     """Reusable buffers of one size. `take` waits for one that is on its way back; it grows only where none is.
 
     So memory stays at `slots` while they circulate, and a step whose slots all wait for something later (a chunk half
-    full, a serial step) never deadlocks. `allocate` returns so many bytes, uint8; where `at_once`, all slots are cut
+    full) never deadlocks. `allocate` returns so many bytes, uint8; where `at_once`, all slots are cut
     from one piece now, else each is allocated when it is first needed.
     """
 
