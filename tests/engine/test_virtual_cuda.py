@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -244,6 +246,39 @@ def test_a_few_chunks_of_gradients_are_on_the_device_at_a_time(start: Any, overl
             assert engine._runtime.grad_hooks.device_slots.nbytes == slots.total
             assert slots.number == 2 * max(len(unit.chunks) for unit in units) + 2
             assert slots.number < sum(len(unit.chunks) for unit in units), "not all of them"
+
+
+def test_nothing_of_a_micro_batch_is_kept_when_it_has_been_summed(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: weakref.WeakSet[Any] = weakref.WeakSet()
+    record_event = CudaDevice.record_event
+
+    def noting(self: CudaDevice) -> Any:
+        event = record_event(self)
+        events.add(event)
+        return event
+
+    monkeypatch.setattr(CudaDevice, "record_event", noting)
+    alive = []
+    with VirtualCuda(Order.AT_ONCE):
+        engine = OffloadEngine(
+            clone(start),
+            device="cuda",
+            precision="fp32",
+            chunk_bytes=CHUNK_BYTES,
+            gradient_accumulation=64,
+            overlap="serial",
+        )
+        with engine:
+            for ids in batches(64):
+                engine.backward(loss_of(engine.model, ids.to("cuda")))
+                gc.collect()
+                hooks = engine._runtime.grad_hooks
+                assert not hooks._full and not hooks._summed and not hooks._owned
+                alive.append(len(events))
+            engine.step()
+    assert max(alive) == alive[0] < 20
 
 
 # Memory that the driver registers

@@ -34,12 +34,10 @@ from workbench.timeline import Kind
 
 
 @dataclass(frozen=True)
-class FinalChunk:
-    """The gradient that one micro-batch brought for a chunk: which of its slices, and their bytes in a slot where
-    bucketed. `event`: of the copies into the slot."""
+class FullSlot:
+    """The gradient of a chunk that is final, as bytes in `slot`. `event`: of the copies into it."""
 
-    slices: tuple[bool, ...]
-    slot: Tensor | None
+    slot: Tensor
     event: Event
 
 
@@ -69,7 +67,9 @@ class GradientHooks:
         self._owned: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
         """Gradients of one micro-batch, each with how many of its slices are still to be summed."""
         self._open: dict[tuple[int, int], Tensor] = {}
-        self._final: dict[tuple[int, int, int], FinalChunk] = {}
+        self._full: dict[tuple[int, int, int], FullSlot] = {}
+        self._summed: dict[tuple[int, int, int], tuple[bool, ...]] = {}
+        """For chunks that are final and to be summed: which of their slices a micro-batch brought."""
         self.over_events: dict[int, Event] = {}
         self.release_unit: Callable[[int, Callable[[], None]], None] | None = None
         """Called with each unit that a step's last backward is done with, and with what then lets its update begin."""
@@ -177,16 +177,17 @@ class GradientHooks:
         execution = self._execution
         assert execution is not None
         self._missing[unit][chunk] = 0
-        arrived = self._arrived[unit]
-        slices = tuple(arrived[part.segment] for part in self._memories[unit].unit.chunks[chunk].slices)
+        memory, place = self._memories[unit], (self._micro_batch, unit, chunk)
+        if memory.route.accumulates:
+            arrived = self._arrived[unit]
+            self._summed[place] = tuple(arrived[part.segment] for part in memory.unit.chunks[chunk].slices)
         slot = self._open.pop((unit, chunk), None)
         if slot is not None:
             if self._device.shared_memory:
                 self.will_return_host_slot(unit)
             else:
                 self.device_slots.will_return()
-        event = None if slot is None else self._device.record_event()
-        self._final[self._micro_batch, unit, chunk] = FinalChunk(slices, slot, event)
+            self._full[place] = FullSlot(slot, self._device.record_event())
         self._complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
         self._end_block(unit)
 
@@ -260,9 +261,13 @@ class GradientHooks:
 
     # What the step's tasks take and give back
 
-    def final_chunk(self, micro_batch: int, unit: int, chunk: int) -> FinalChunk:
-        """Return the gradient that a micro-batch brought for a chunk; its `BACKWARD` is complete."""
-        return self._final[micro_batch, unit, chunk]
+    def take_slot(self, micro_batch: int, unit: int, chunk: int) -> FullSlot | None:
+        """Return the slot that a micro-batch filled for a chunk that is final, and keep it no longer."""
+        return self._full.pop((micro_batch, unit, chunk), None)
+
+    def take_slices(self, micro_batch: int, unit: int, chunk: int) -> tuple[bool, ...]:
+        """Return which slices of a chunk a micro-batch brought, and keep it no longer."""
+        return self._summed.pop((micro_batch, unit, chunk))
 
     def owned(self, micro_batch: int, unit: int, segment: int) -> Tensor:
         """Return the gradient that one micro-batch brought, 1-D. Ask once for each of the parameter's slices: with the
@@ -301,7 +306,8 @@ class GradientHooks:
         self._execution = None
         self._owned.clear()
         self._open.clear()
-        self._final.clear()
+        self._full.clear()
+        self._summed.clear()
         self.over_events.clear()
         with self._ring:
             self._over.clear()

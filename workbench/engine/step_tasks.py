@@ -138,8 +138,8 @@ class StepTasks:
         """A bucketed chunk arrives on the host: in the slot of its bucket, where memory is one."""
         memory, chunk = self._pointers.place(task)
         place = (memory.unit.index, chunk.index)
-        final = self._grad_hooks.final_chunk(task.micro_batch, *place)
-        if final.slot is None:
+        final = self._grad_hooks.take_slot(task.micro_batch, *place)
+        if final is None:
             return
         source = final.slot.view(DTYPES[chunk.dtype])[: chunk.elements]
         in_place = memory.route.waiting == "memory" and not memory.route.accumulates
@@ -174,7 +174,7 @@ class StepTasks:
         """The gradient of one micro-batch joins the sum."""
         memory, chunk = self._pointers.place(task)
         unit, number = place = (memory.unit.index, chunk.index)
-        final = self._grad_hooks.final_chunk(task.micro_batch, unit, number)
+        brought = self._grad_hooks.take_slices(task.micro_batch, unit, number)
         summed = self._summed[place]
         sums = memory.slices(self._sum_of(memory, chunk), chunk)
         slot = self._in_hand.pop(place, None)
@@ -183,7 +183,7 @@ class StepTasks:
             arrived = memory.slices(slot.view(DTYPES[chunk.dtype])[: chunk.elements], chunk)
         arithmetic, _ = self._pointers.of(memory, chunk)
         for index, part in enumerate(chunk.slices):
-            if not final.slices[index]:
+            if not brought[index]:
                 continue
             if arrived is not None:
                 source = arrived[index]
