@@ -85,6 +85,8 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     model.tie_weights()
     storage = planned_machine(machine).precision(config).storage
     options = engine_options(config, device="cuda")
+    plan = planned(title, machine_name)
+    options["all_gradients_wait"] = bool(plan and plan["all_gradients_wait"])
     options.update(watchdog_s=0, threads=2, precision={"bfloat16": "bf16", "float16": "fp16"}[storage])
     with VirtualCuda(machine=machine, values=False, device_bytes=machine.device.memory_bytes) as cuda:
         clock = cuda.clock
@@ -123,8 +125,8 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
         }
 
 
-def planned_s(title: str, machine: str) -> float | None:
-    """Return the plan's seconds of a step; None where it has none."""
+def planned(title: str, machine: str) -> dict[str, Any] | None:
+    """Return the plan as `workbench plan --json` gives it; None where it has no time."""
     case = CASES[title]
     sets = [word for option in case.options for word in ("--set", option)]
     told = subprocess.run(
@@ -132,8 +134,8 @@ def planned_s(title: str, machine: str) -> float | None:
         capture_output=True,
         text=True,
     )
-    time = json.loads(told.stdout)["time"] if told.stdout else None
-    return None if time is None else float(time["step_s"])
+    plan: dict[str, Any] | None = json.loads(told.stdout) if told.stdout else None
+    return plan if plan and plan["time"] else None
 
 
 def main() -> None:
@@ -165,7 +167,8 @@ def _cells(title: str, machine: str) -> str:
     if told.returncode:
         return told.stderr.strip().splitlines()[-1][:160]
     found = json.loads(told.stdout.splitlines()[-1])
-    plan = planned_s(title, machine)
+    told_plan = planned(title, machine)
+    plan = None if told_plan is None else float(told_plan["time"]["step_s"])
     cells = (
         f"{found['step_s']:.3f} s",
         "" if plan is None else f"{plan:.3f} s ({plan / found['step_s'] - 1:+.0%})",

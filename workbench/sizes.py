@@ -75,7 +75,8 @@ class Conditions:
 
     `compute_dtypes`: the dtype that working weights of a storage dtype are computed in, where that differs.
     `must_wait`: no update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains
-    more than handing it over costs.
+    more than handing it over costs. `all_gradients_wait`: on a device of its own, gradients that wait for nothing but
+    their update have memory for all units, so that backward is never held up.
     """
 
     shared_memory: bool
@@ -84,6 +85,7 @@ class Conditions:
     must_wait: bool
     overlap: Overlap
     lanes_pay: bool = True
+    all_gradients_wait: bool = False
 
     def compute_dtype(self, storage: str) -> str:
         return self.compute_dtypes.get(storage, storage)
@@ -173,7 +175,8 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     elif waits_on_disk:
         waiting = "disk"
     else:
-        waiting = "memory" if several or conditions.must_wait or update_on_compute else "ring"
+        room = conditions.all_gradients_wait and not shared
+        waiting = "memory" if several or conditions.must_wait or update_on_compute or room else "ring"
     return UnitRoute(
         placement=placement,
         on_device=on_device,

@@ -52,6 +52,16 @@ def test_exact_has_the_bits_of_serial_under_any_timing(
         assert_same_bits(serial, train(start, SeparateMemory(seed), overlap="exact", **options))
 
 
+@pytest.mark.parametrize("seeds", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_that_all_wait_have_the_bits_of_a_ring(precision: str, seeds: int) -> None:
+    start = MODELS["gpt2"](dropout=0.1)
+    ring = train(start, SeparateMemory(), precision=precision)
+    for seed in range(seeds):
+        waiting = train(start, SeparateMemory(seed), precision=precision, all_gradients_wait=True)
+        assert_same_bits(ring, waiting)
+
+
 @pytest.mark.parametrize("state", ["host", "device"])
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_exact_in_a_shared_memory_has_the_bits_of_serial(case: dict[str, Any], state: str) -> None:

@@ -37,6 +37,7 @@ Options = dict[str, Any]
 CONFIGURATIONS: dict[str, Options] = {
     "state on the host": {"gradient_clipping": 0.5},
     "without clipping": {},
+    "without clipping, all gradients wait": {"all_gradients_wait": True},
     "serial": {"overlap": "serial", "gradient_clipping": 0.5},
     "delayed": {"overlap": "delayed", "delay_warmup": 1, "gradient_clipping": 0.5},
     "accumulated": {"gradient_accumulation": 2, "gradient_clipping": 0.5},

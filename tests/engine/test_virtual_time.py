@@ -29,11 +29,11 @@ def machine() -> MachineProfile:
     return load_profile(MACHINES / "desktop-24gb.toml")
 
 
-def large_model() -> Any:
+def large_model(layers: int) -> Any:
     """A GPT-2 of 35 million parameters in four blocks; its values are never looked at."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=4, n_embd=768, n_head=12, n_positions=512, vocab_size=8192)
+    config = GPT2Config(n_layer=layers, n_embd=768, n_head=12, n_positions=512, vocab_size=8192)
     with torch.device("meta"):
         model = GPT2LMHeadModel(config)
     model.to_empty(device="cpu")
@@ -50,8 +50,8 @@ class Training:
     busy_s: list[float]
 
 
-def train(machine: MachineProfile, **options: Any) -> Training:
-    model = large_model()
+def train(machine: MachineProfile, layers: int = 4, sequences: int = 2, **options: Any) -> Training:
+    model = large_model(layers)
     accumulation = options.get("gradient_accumulation", 1)
     with VirtualCuda(machine=machine, values=False, device_bytes=8 << 30) as cuda:
         clock = cuda.clock
@@ -68,7 +68,7 @@ def train(machine: MachineProfile, **options: Any) -> Training:
         ) as engine:
             for _ in range(STEPS + 1):
                 for micro_batch in range(accumulation):
-                    ids = torch.zeros(2, 512, dtype=torch.long, device="cuda")
+                    ids = torch.zeros(sequences, 512, dtype=torch.long, device="cuda")
                     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
                     if micro_batch == 0:
                         marks.append(clock.mark())
@@ -101,6 +101,20 @@ def test_a_step_reports_as_exposed_how_long_the_device_had_nothing_to_do(
     assert min(training.idle_s) > 20 * tick_s, "there is something to report"
     for result, truth_s in zip(training.results, training.idle_s, strict=True):
         assert result.exposed_s == pytest.approx(truth_s, abs=tick_s)
+
+
+def test_updates_that_are_slower_than_backward_do_not_hold_it_up_and_hide_behind_the_next_forward(
+    machine: MachineProfile,
+) -> None:
+    """A step takes about max(update, backward + forward); with a ring, or in the order of arrival, a forward more."""
+    training = train(machine, layers=24, sequences=6, all_gradients_wait=True)
+    for result, busy_s, idle_s in zip(training.results, training.busy_s, training.idle_s, strict=True):
+        update_s, forward_s = (
+            result.lane_seconds[Lane.UPDATE],
+            busy_s / 4,
+        )  # a recompute and a backward of two more
+        assert 3 * forward_s < update_s < 5 * forward_s, "between backward and all of compute, or so"
+        assert busy_s + idle_s < max(update_s, busy_s) + 0.7 * forward_s
 
 
 def test_virtual_time_is_the_same_each_time(machine: MachineProfile) -> None:

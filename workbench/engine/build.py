@@ -93,6 +93,7 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
         lanes_pay=lanes_pay(
             sum(unit.weight_bytes for unit in layout.units), torch.get_num_threads(), usable_cpus()
         ),
+        all_gradients_wait=config.all_gradients_wait,
     )
     routes = [route_unit(s, p, conditions) for s, p in zip(layout.units, placements, strict=True)]
     streamed = frozenset(s.index for s, r in zip(layout.units, routes, strict=True) if r.streamed)

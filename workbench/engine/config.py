@@ -42,6 +42,8 @@ class EngineConfig:
         overlap: "exact" hides the update behind backward and the next forward, "serial" does everything in order;
             both give the same bits. "delayed" applies a step's gradients during the next one, from step
             `delay_warmup` + 1 on (Ren et al., ZeRO-Offload, 2021, §5.2).
+        all_gradients_wait: without clipping and loss scale, give the gradients of all units off the device room to wait
+            for their update on the host, 2 bytes a parameter: backward goes on where updates are slower.
         precision: of the working weights; "auto" is bf16 on a GPU that has it, fp16 on an older one, and fp32 on a CPU.
             "fp16" scales the loss, by `loss_scale`; None searches the scale from 2^16 on.
         compute: "auto" computes 16-bit weights in fp32 where the CPU has no such arithmetic, "same" in their own
@@ -72,6 +74,7 @@ class EngineConfig:
     gradient_clipping: float = 0.0
     overlap: Overlap = "exact"
     delay_warmup: int = 40
+    all_gradients_wait: bool = False
     precision: Precision = "auto"
     loss_scale: LossScaling | None = None
     compute: Compute = "auto"

@@ -11,7 +11,9 @@ Invariant: a task's `perform` is called exactly once, after all its waits, and n
 from __future__ import annotations
 
 import heapq
+import itertools
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -24,7 +26,9 @@ from workbench.timeline import Kind, Lane, Task, Timeline
 COMPUTED = (Kind.FORWARD, Kind.BACKWARD)
 CLOSE_TIMEOUT_S = 5.0
 
-_Work = tuple[str, Callable[[], None]]
+_Work = tuple[int, int, str, Callable[[], None]]
+"""Its turn, its number among all work, what it is, and what does it."""
+LAST = sys.maxsize
 
 
 class LaneError(RuntimeError):
@@ -131,7 +135,10 @@ class StepExecution:
             if self.inline or task.lane is Lane.COMPUTE:
                 here.append(follower)
             else:
-                self._lanes.submit(task.lane, _name(task), lambda task=task: self._run(task))  # type: ignore[misc]
+                # Updates that are left when backward is over go in forward order, as the next forward needs them.
+                in_order = task.lane is Lane.UPDATE and not self.timeline.update_of_last
+                turn = follower if in_order else 0
+                self._lanes.submit(task.lane, _name(task), lambda task=task: self._run(task), turn)  # type: ignore[misc]
         self._run_inline(here)
 
     def is_done(self, index: int) -> bool:
@@ -215,27 +222,34 @@ def _name(task: Task) -> str:
     return task.kind.value + place + ("" if task.chunk is None else f", chunk {task.chunk}")
 
 
+def _nothing() -> None: ...
+
+
 class LaneThreads:
     """One daemon thread a lane, started at the first task it gets; `close` ends them, and so does the owner's end."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._queues: dict[Lane, queue.SimpleQueue[_Work | None]] = {}
+        self._queues: dict[Lane, queue.SimpleQueue[_Work]] = {}
+        self._numbers = itertools.count()
         self._threads: dict[Lane, threading.Thread] = {}
         self._at_work: dict[Lane, tuple[str, float]] = {}
         self._stuck = False
         self._closing = False
         self._lock = threading.Lock()
 
-    def submit(self, lane: Lane, what: str, work: Callable[[], None]) -> None:
-        """Queue `work`, which must not raise, behind what the lane already has. `what` names it in errors."""
+    def submit(self, lane: Lane, what: str, work: Callable[[], None], turn: int = 0) -> None:
+        """Queue `work`, which must not raise, behind what the lane has of the same or an earlier `turn`.
+
+        `what` names it in errors.
+        """
         if lane not in self._threads:
             with self._lock:
                 if self._closing:
                     return
                 if lane not in self._threads:
                     self._start(lane)
-        self._queues[lane].put((what, work))
+        self._queues[lane].put((turn, next(self._numbers), what, work))
 
     def prepare(self, lane: Lane) -> None:
         """Called by a lane's work first: the device takes the lane's thread for its own."""
@@ -253,12 +267,17 @@ class LaneThreads:
 
     def _run(self, lane: Lane) -> None:
         work_queue = self._queues[lane]
-        while (item := work_queue.get()) is not None:
-            what, work = item
+        heap: list[_Work] = []
+        while True:
+            while not heap or not work_queue.empty():
+                heapq.heappush(heap, work_queue.get())
+            turn, _, what, work = heapq.heappop(heap)
+            if turn == LAST:
+                return
             self._at_work[lane] = (what, time.perf_counter())
             work()
             # Not held while the lane waits for its next task: it may keep a step's memory alive.
-            del item, work
+            del work
             self._at_work.pop(lane, None)
 
     def abort(self) -> None:
@@ -268,7 +287,7 @@ class LaneThreads:
     def end(self) -> None:
         """Tell each lane's thread to end after what it has, without waiting for it: safe in a finalizer; idempotent."""
         for work_queue in list(self._queues.values()):
-            work_queue.put(None)
+            work_queue.put((LAST, next(self._numbers), "", _nothing))
 
     def close(self) -> bool:
         """Let each lane finish what it has and end its thread; idempotent.

@@ -9,7 +9,7 @@ Invariant: a plan that fits promises no tier more than it has free.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.config import RunConfig
@@ -48,7 +48,8 @@ TimesOf = Callable[[int, int, str], ModelTimes | None]
 class Plan:
     """The memory and time of `config`, its placement chosen. `time`: None where `no_time` says why.
 
-    `busy`: a warning where the machine was busy when its speeds were measured; else empty.
+    `busy`: a warning where the machine was busy when its speeds were measured; else empty. `all_gradients_wait`: the
+    host has room for the gradients of all units, which the engine is told.
     """
 
     config: RunConfig
@@ -59,6 +60,7 @@ class Plan:
     run: RunTime | None
     no_time: str = ""
     busy: str = ""
+    all_gradients_wait: bool = False
 
     @property
     def fits(self) -> bool:
@@ -74,6 +76,7 @@ class Plan:
                 "state": self.config.offload.state,
                 "device_fraction": self.config.offload.device_fraction,
             },
+            "all_gradients_wait": self.all_gradients_wait,
             "memory": self.memory.as_dict(),
             "time": None if self.time is None else self.time.as_dict(),
             "run": None if self.run is None else self.run.as_dict(),
@@ -136,10 +139,17 @@ class Planner:
         precision = machine.precision(config)
         work = workload(config, precision, shared_memory=machine.shared_memory)
         layout = self._layout(work)
-        memory = plan_memory(layout, model_profile, work, machine.free)
+        waiting = replace(work, all_gradients_wait=not (work.must_wait or work.several or work.shared_memory))
+        memory = plan_memory(layout, model_profile, waiting, machine.free)
+        if memory.fits:
+            work = waiting
+        else:
+            memory = plan_memory(layout, model_profile, work, machine.free)
+        room = work.all_gradients_wait
         no_time = _why_no_time(machine.profile, work)
         if not timed or no_time or machine.profile is None:
-            return Plan(config, machine.name, memory, precision, None, None, no_time if timed else "")
+            why = no_time if timed else ""
+            return Plan(config, machine.name, memory, precision, None, None, why, all_gradients_wait=room)
         times: ModelTimes | None = None
         if memory.fits and self._times_of is not None:  # which may have to be measured first
             times = self._times_of(work.micro_batch_size, work.sequence_length, work.compute_dtype)
@@ -148,7 +158,7 @@ class Planner:
         disk_rate = None if disk is None else disk.write_bytes_per_s
         run = run_time(config, time, checkpoint_bytes(layout, work), disk_rate)
         busy = machine.profile.busy_warning
-        return Plan(config, machine.name, memory, precision, time, run, busy=busy)
+        return Plan(config, machine.name, memory, precision, time, run, busy=busy, all_gradients_wait=room)
 
     def _layout(self, work: Workload) -> Layout:
         key = work.precision, work.chunk_bytes, work.state_format, work.device_fraction

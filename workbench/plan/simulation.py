@@ -4,13 +4,13 @@ Arithmetic over any set of tasks; what they are and how long they take is the bu
 whom is kept apart from how long it takes: a form asks again and again with other seconds only.
 
 Invariant: a task starts when its lane is free and all that it waits for is done. Lane 0, the program, takes tasks in
-the order of their numbers, the others in the order in which they became ready, as the engine's do. Of a shared resource
-the lanes that want it get no more than there is.
+the order of their numbers, and so does any lane that is said to; the others in the order in which they became ready.
+Of a shared resource the lanes that want it get no more than there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import truediv
@@ -23,16 +23,22 @@ IDLE = -1
 
 class Order:
     """Tasks on `count` lanes and what each waits for: numbers of earlier tasks. `alike`: tasks of one number take the
-    same.
+    same. `by_number`: lanes other than 0 that take what is ready in the order of its numbers.
 
     Raises:
         ValueError: a task waits for itself or a later one.
     """
 
     def __init__(
-        self, count: int, lanes: Sequence[int], waits: Sequence[Sequence[int]], alike: Sequence[int]
+        self,
+        count: int,
+        lanes: Sequence[int],
+        waits: Sequence[Sequence[int]],
+        alike: Sequence[int],
+        by_number: Collection[int] = (),
     ) -> None:
         self.count = count
+        self.by_number = frozenset({0, *by_number})
         self.lanes = tuple(lanes)
         self.alike = tuple(alike)
         followers: list[list[int]] = [[] for _ in lanes]
@@ -73,6 +79,7 @@ def play(
     ends (None: until all have); nothing is played beyond.
     """
     lanes, followers, alike = order.lanes, order.followers, order.alike
+    by_number = order.by_number
     missing = list(order.waited_for)
     queues: list[list[tuple[float, int]]] = [[] for _ in range(order.count)]
     for number in order.first:
@@ -138,7 +145,7 @@ def play(
                 missing[follower] -= 1
                 if not missing[follower]:
                     lane_of = lanes[follower]
-                    heappush(queues[lane_of], (now if lane_of else 0.0, follower))
+                    heappush(queues[lane_of], (0.0 if lane_of in by_number else now, follower))
                     changed.append(lane_of)
         changed.sort()
     played.waited = waited

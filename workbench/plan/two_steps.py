@@ -204,7 +204,9 @@ class TwoSteps:
         last = self._append(timeline, *self._after(before, first))
         self.backward_ends = [last[timeline.find(Kind.BACKWARD, m)] for m in range(micro_batches)]
         self.end = self.backward_ends[-1]
-        self.order = Order(len(LANES), self._lanes, self._waits, self._pieces)
+        # See engine/execution.py: updates go in forward order, whatever came first.
+        by_number = () if work.overlap == "delayed" else (LANES.index(Lane.UPDATE),)
+        self.order = Order(len(LANES), self._lanes, self._waits, self._pieces, by_number)
         tasks = timeline.tasks
         self.forwards = [last[t.index] for t in tasks if t.kind is Kind.FORWARD and t.micro_batch == 0]
         self.middle = [last[t.index] for t in tasks if t.micro_batch == 1]

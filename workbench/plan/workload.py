@@ -20,7 +20,7 @@ class Workload:
 
     `compute_dtypes`: what weights of a storage dtype are computed in, where that differs. `precision`: the dtype that
     weights are stored in. `shared_memory`: the device computes in the host's memory. `separate_documents`: attention is
-    given a mask.
+    given a mask. `all_gradients_wait`: see `Conditions`.
     """
 
     weights: Tier
@@ -41,6 +41,7 @@ class Workload:
     state_format: StateFormat = "exact"
     threads: int | Literal["auto"] = "auto"
     separate_documents: bool = False
+    all_gradients_wait: bool = False
 
     @property
     def several(self) -> bool:
@@ -74,6 +75,7 @@ class Workload:
             overlap=self.overlap,
             # torch's threads are as many as the cores unless a user says otherwise.
             lanes_pay=lanes_pay(weight_bytes, compute_threads=1, cores=1),
+            all_gradients_wait=self.all_gradients_wait,
         )
 
 

@@ -163,7 +163,8 @@ def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadE
         journal.progress(f"unit {done} of {units}")
         prepared.weights(unit)
 
-    options = engine_options(config, device=prepared.device)
+    room = prepared.plan.all_gradients_wait
+    options = engine_options(config, device=prepared.device, all_gradients_wait=room)
     # The most that a micro-batch can have: weights above 1 could overflow in fp16.
     tokens = config.train.micro_batch_size * (config.data.sequence_length - 1)
     return OffloadEngine(prepared.model, **options, micro_batch_tokens=tokens, materialize=materialize)

@@ -251,6 +251,9 @@ class _Queue:
             self._changed.wait_for(lambda: self._items)
             return self._items.popleft()
 
+    def empty(self) -> bool:
+        return not self._items
+
 
 class _Thread:
     def __init__(
