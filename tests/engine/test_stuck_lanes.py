@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from small_models import CHUNK_BYTES, SeparateMemory, batches, gpt2, loss_of
 from torch import Tensor
 
 from workbench.engine import LaneError, OffloadEngine
+from workbench.engine import execution as execution_module
 from workbench.engine.devices.device import CpuDevice
 from workbench.engine.disk_files import DiskError, RecordFile
-from workbench.engine.execution import LaneThreads
-from workbench.timeline import Lane
+from workbench.engine.execution import COMPUTED, LaneThreads, StepExecution
+from workbench.layout import NORM_BLOCK, ParameterSpec, UnitSpec, build_layout
+from workbench.timeline import Lane, StepShape, UnitFlow, build_timeline
 from workbench.virtual_cuda import VirtualCuda
 
 
@@ -187,3 +190,36 @@ def test_an_engine_that_is_dropped_unregisters_its_host_memory_while_it_is_mappe
             engine.close()
         assert not cuda.pinned.registered
     assert not cuda.faults
+
+
+def test_who_waits_for_a_step_is_woken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = [0]
+
+    class Counted(threading.Event):
+        def set(self) -> None:
+            woken[0] += 1
+            super().set()
+
+    class CountedCondition(threading.Condition):
+        def notify_all(self) -> None:
+            woken[0] += 1
+            super().notify_all()
+
+    unit = UnitSpec("h", "block", (ParameterSpec("w", (64, NORM_BLOCK), "bfloat16"),))
+    flow = UnitFlow("host", False, True, False, False, True)
+    timeline = build_timeline(build_layout([unit], 1), StepShape(1, (flow,), True, "exact"))
+    lanes = LaneThreads(CpuDevice())
+    counted = SimpleNamespace(
+        Event=Counted, Condition=CountedCondition, Lock=threading.Lock, local=threading.local
+    )
+    monkeypatch.setattr(execution_module, "threading", counted)
+    execution = StepExecution(timeline, lanes, lambda task: None, inline=True)
+    execution.start()
+    model = threading.Thread(target=execution.wait_all)
+    model.start()
+    for task in timeline.tasks:
+        if task.kind in COMPUTED:
+            execution.complete(task.index)
+    model.join()
+    assert len(timeline.tasks) > 300 and woken[0] <= 1
+    lanes.close()

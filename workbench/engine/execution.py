@@ -51,6 +51,14 @@ class Span:
         return self.stop_s - self.start_s
 
 
+@dataclass
+class _Awaited:
+    """Something to do when so many tasks more are done: nobody is woken before."""
+
+    missing: int
+    action: Callable[[], None]
+
+
 class StepExecution:
     """One step on its way. `perform` does a task's work and is called from lane threads.
 
@@ -72,14 +80,15 @@ class StepExecution:
         self._perform = perform
         self.inline = inline
         self._cancel = cancel
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._missing = list(timeline.wait_counts)
         self._followers = timeline.followers
         self._done = [False] * len(timeline.tasks)
-        self._remaining = len(timeline.tasks)
         self._failure: LaneError | None = None
         self._local = threading.local()
-        self._awaited: list[tuple[list[int], Callable[[], None]]] = []
+        self._awaited: dict[int, list[_Awaited]] = {}
+        """By a task that is not done: who waits for it."""
+        self._asleep: list[threading.Event] = []
 
     def start(self) -> None:
         """Start what waits for nothing."""
@@ -88,45 +97,39 @@ class StepExecution:
     def complete(self, index: int) -> None:
         """Mark a task as done and start what it alone held back. Completing a task twice is a bug."""
         inline: list[int] = []
-        with self._changed:
+        with self._lock:
             assert not self._done[index], f"task {index} completed twice"
             assert not self._missing[index], f"task {index} completed before what it waits for"
             self._done[index] = True
-            self._remaining -= 1
             for follower in self._followers[index]:
                 self._missing[follower] -= 1
                 if self._missing[follower] == 0 and self.timeline.tasks[follower].kind not in COMPUTED:
                     inline.append(follower)
-            due = self._due()
-            self._changed.notify_all()
+            due = []
+            for awaited in self._awaited.pop(index, ()):
+                awaited.missing -= 1
+                if not awaited.missing:
+                    due.append(awaited.action)
             if self._failure is not None:
                 return
         for action in due:
             action()
         self._launch(inline)
 
-    def _due(self) -> list[Callable[[], None]]:
-        """Take the awaited actions whose tasks are done now off the list, and return them."""
-        if not self._awaited:
-            return []
-        due = [action for wanted, action in self._awaited if all(self._done[i] for i in wanted)]
-        if due:
-            self._awaited = [a for a in self._awaited if not all(self._done[i] for i in a[0])]
-        return due
-
     def when_done(self, indices: Iterable[int], action: Callable[[], None]) -> None:
         """Call `action` when all of `indices` are done: now, or later from the thread that completes the last one.
 
         It is never called once a task has failed.
         """
-        wanted = list(indices)
-        with self._changed:
+        with self._lock:
             if self._failure is not None:
                 return
-            if not all(self._done[i] for i in wanted):
-                self._awaited.append((wanted, action))
-                return
-        action()
+            missing = {index for index in indices if not self._done[index]}
+            awaited = _Awaited(len(missing), action)
+            for index in missing:
+                self._awaited.setdefault(index, []).append(awaited)
+        if not missing:
+            action()
 
     def _launch(self, ready: list[int]) -> None:
         here = []
@@ -151,19 +154,21 @@ class StepExecution:
 
     def wait(self, indices: Iterable[int]) -> None:
         """Return when all of `indices` are done. Raises LaneError when any task of the step has failed."""
-        wanted = [i for i in indices if not self._done[i]]
-        if wanted or self._failure is not None:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._failure is not None or all(self._done[i] for i in wanted)
-                )
-                self._raise_failure()
+        woken = threading.Event()
+        with self._lock:
+            self._asleep.append(woken)
+            if self._failure is not None:
+                woken.set()
+        self.when_done(indices, woken.set)
+        woken.wait()
+        with self._lock:
+            self._asleep.remove(woken)
+        if self._failure is not None:
+            raise self._failure
 
     def wait_all(self) -> None:
         """Return when every task is done. Raises LaneError when any has failed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or self._remaining == 0)
-            self._raise_failure()
+        self.wait(range(len(self.timeline.tasks)))
 
     @property
     def failed(self) -> bool:
@@ -174,13 +179,10 @@ class StepExecution:
 
         Tasks already handed to a lane return at once.
         """
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or failure
-            self._changed.notify_all()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+            for woken in self._asleep:
+                woken.set()
 
     def _run_inline(self, ready: list[int]) -> None:
         # A task run here completes, which calls back into complete(): the outermost call of a thread drains the heap,
