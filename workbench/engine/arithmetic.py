@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -81,6 +82,8 @@ class HostArithmetic:
         from workbench.optimizer.host import HostOptimizer
 
         self._host = HostOptimizer(threads)
+        self._sums: WeakKeyDictionary[PieceTable, list[float]] = WeakKeyDictionary()
+        """Of each table's partials, as few numbers of the same sum."""
 
     def table(self, views: Sequence[StateViews]) -> PieceTable:
         from workbench.optimizer.host import PieceTable
@@ -101,19 +104,37 @@ class HostArithmetic:
 
     def sum_of_squares(self, table: PieceTable) -> None:
         self._host.sum_of_squares(table)
+        # Here, beside backward, and not when all of compute waits for the norm.
+        self._sums[table] = exact_parts(table.partials.tolist())
 
     def read_partials(self, tables: Iterable[PieceTable]) -> list[float]:
-        return [value for table in tables for value in table.partials.tolist()]
+        return [value for table in tables for value in self._sums.get(table, ())]
 
     def update(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> None:
         self._host.update(table, settings, gradient_scale)
 
     def measure_and_update(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> bool:
         self._host.measure_and_update(table, settings, gradient_scale)
+        self._sums[table] = exact_parts(table.partials.tolist())
         return True
 
     def close(self) -> None:
         self._host.close()
+
+
+def exact_parts(values: list[float]) -> list[float]:
+    """Return a few numbers whose sum is that of `values` without any rounding (Shewchuk, 1997, §2.5: an expansion).
+
+    Where the sum is not finite, that alone.
+    """
+    parts: list[float] = []
+    rest = list(values)
+    while (part := math.fsum(rest)) != 0.0:
+        parts.append(part)
+        if not math.isfinite(part):
+            break
+        rest.append(-part)
+    return parts
 
 
 def _piece(views: StateViews) -> Piece:
