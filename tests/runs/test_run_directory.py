@@ -126,3 +126,13 @@ def test_a_second_trainer_is_refused_by_pid_until_the_first_is_killed(tmp_path: 
     again = RunDirectory.open(run.path)
     again.acquire()
     again.release()
+
+
+def test_what_a_killed_trainer_left_half_written_is_removed_by_the_next(run: RunDirectory) -> None:
+    left = run.path / ".status.json.15416-463d2e7d"
+    kept = [run.path / ".notes", run.path / "status.json.15416-463d2e7d", run.config]
+    for path in (left, *kept):
+        path.write_text("half")
+    run.acquire()
+    assert not left.exists()
+    assert all(path.exists() for path in kept)

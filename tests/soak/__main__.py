@@ -15,10 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from soak.kills import try_kills
 from soak.mutated_files import try_files
 
 Part = Callable[[Iterator[int], float, Callable[[str], None]], Counter[str]]
-PARTS: dict[str, Part] = {"files": try_files}
+PARTS: dict[str, Part] = {"files": try_files, "kills": try_kills}
 """Each tries the seeds that it is given until a moment on the monotonic clock, and reports what went wrong."""
 
 

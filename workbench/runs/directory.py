@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.system.files import remove_unfinished
 from workbench.system.folders import expanded
 
 _MARKERS = ("events.jsonl", "status.json", "config.toml")
@@ -174,7 +175,8 @@ class RunDirectory:
         `announced_at`: the moment from which on commands were meant for this process, where the run's status had
         named it before it got here (a detached trainer); else that is now.
 
-        Raises WorkbenchError that names the process which holds it. The kernel releases the lock however the process
+        What a trainer that was killed has left half written is removed. Raises WorkbenchError that names the process
+        which holds it. The kernel releases the lock however the process
         ends. On a file system without locks the run goes unguarded.
         """
         if self._lock_descriptor is not None:
@@ -196,6 +198,8 @@ class RunDirectory:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock_descriptor = descriptor
+        with contextlib.suppress(OSError):
+            remove_unfinished(self.path)
         self.acquired_at = time.time() if announced_at is None else announced_at
 
     def release(self) -> None:

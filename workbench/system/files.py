@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 try:
@@ -13,7 +14,10 @@ except ImportError:
     # No wheel for this platform, and no compiler when it was installed. The value is the same.
     from zlib import crc32
 
-__all__ = ["crc32", "sync", "sync_folder", "write_atomically"]
+__all__ = ["crc32", "remove_unfinished", "sync", "sync_folder", "write_atomically"]
+
+_UNFINISHED = re.compile(r"\..+\.\d+-[0-9a-f]{8}")
+"""The names of files that `write_atomically` has begun."""
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -38,6 +42,14 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = False)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what `write_atomically` has left in `folder` where it was killed; nobody else may write there now."""
+    for path in list(folder.iterdir()):
+        if _UNFINISHED.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def sync_folder(folder: Path) -> None:
