@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
                 groups[name] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
         added = _add_parser(groups[group[0]] if group else top, word, command.help)
         for argument in command.arguments:
-            added.add_argument(argument.name, **argument.options)
+            added.add_argument(*argument.names, **argument.options)
         added.set_defaults(command=command)
     return parser
 
@@ -185,7 +185,11 @@ def _check_command(words: Sequence[str]) -> None:
             f'there is no command "{first}"; to train this preset: workbench run {first}'
         )
     if first not in names:
-        hint = _nearest(first, names) or f"the commands are {', '.join(names)}"
+        # A slip of the finger must not end in a deletion.
+        hint = (
+            _nearest(first, [name for name in names if name != "rm"])
+            or f"the commands are {', '.join(names)}"
+        )
         raise ConfigurationError(f'there is no command "{first}"; {hint}')
     if inner and second not in _ALONE and f"{first} {second}" not in inner:
         name = f"{first} {second}".strip()

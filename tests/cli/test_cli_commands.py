@@ -35,9 +35,10 @@ RUN: dict[str, Any] = {
     "detach": False,
     "runs": None,
     "run_directory": None,
+    "labels": [],
 }
 STEER: dict[str, Any] = {"run": None, "runs": None}
-LIST: dict[str, Any] = {"runs": None, "as_json": False, "plan": False}
+LIST: dict[str, Any] = {"runs": None, "as_json": False, "plan": False, "name": None}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,8 @@ LIST: dict[str, Any] = {"runs": None, "as_json": False, "plan": False}
         ("runs", LIST),
         ("runs --json --runs there", {**LIST, "as_json": True, "runs": Path("there")}),
         ("runs --plan", {**LIST, "plan": True}),
+        ("runs sweep", {**LIST, "name": "sweep"}),
+        ("run p --tag a --name b --tag c", {**RUN, "labels": ["b", "a", "c"]}),
     ],
 )
 def test_a_command_gets_what_was_written(line: str, asked: dict[str, Any], calls: list[Any]) -> None:

@@ -88,7 +88,7 @@ def test_a_full_disk_is_not_called_a_bug(
         ("quickstart.toml", "to train this preset: workbench run quickstart.toml"),
         (
             "xyzzy",
-            "the commands are run, plan, probe, doctor, runs, attach, compare, export, sample, metrics, top",
+            "the commands are run, plan, probe, doctor, runs, attach, log, rm, compare, export, sample",
         ),
         ("config", 'there is no command "config"; the commands are config show, config check, config schema'),
         ("config shew quickstart", 'there is no command "config shew"; did you mean "config show"?'),
@@ -100,7 +100,7 @@ def test_a_full_disk_is_not_called_a_bug(
         ("stop --steps", 'stop: there is no option "--steps"; `workbench stop --help` lists'),
         ("run quickstart --det", 'run: there is no option "--det"; did you mean "--detach"?'),
         ("runs --xyzzy=3", 'runs: there is no option "--xyzzy"; `workbench runs --help` lists'),
-        ("runs extra", "runs: 'extra' is one word too many; `workbench runs --help` lists"),
+        ("runs some extra", "runs: 'extra' is one word too many; `workbench runs --help` lists"),
         (
             "run quickstart --set",
             "run: argument --set: expected one argument; `workbench run --help` explains it",

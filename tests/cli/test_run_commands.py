@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from workbench.commands import runs as run_commands
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.runs import ControlReader, RunDirectory, Status, read_events, write_status
 
 
@@ -61,7 +61,7 @@ def test_a_trainer_that_does_not_answer_is_waited_for_no_longer_than_said(
 
     assert run_commands.steer(verb="save", run=None, runs=run.path.parent, sleep=sleep) == 1
     assert 30 <= now[0] < 31
-    assert "no answer to save within 30 s" in capsys.readouterr().err
+    assert "no answer to save yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -128,16 +128,26 @@ def test_runs_are_listed_as_a_table_and_as_json(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out == ""
     one, two, three = (RunDirectory.create(tmp_path, name) for name in ("one", "two", "three"))
     write_status(
-        one, Status(phase="training", step=5, total_steps=10, loss=1.25, tokens_per_s=12345.6, elapsed_s=3725)
+        one,
+        Status(
+            phase="training",
+            step=5,
+            total_steps=10,
+            loss=1.25,
+            validation_loss=1.5,
+            tokens_per_s=12345.6,
+            elapsed_s=3725,
+        ),
     )
     write_status(two, Status(phase="finished", step=10, total_steps=10))
     three.status.write_text("garbage")
     assert run_commands.runs(runs=tmp_path, as_json=False) == 0
     table = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in table[1:]}
-    assert rows[one.name] == ["running", "5/10", "1.2500", "12,346", "1h02m"]
-    assert rows[two.name] == ["finished", "10/10", "-", "-", "0s"]
-    assert rows[three.name] == ["unknown", "-", "-", "-", "-"]
+    assert rows[one.name] == ["running", "5/10", "1.2500", "1.5000", "12,346", "1h02m"]
+    assert rows[two.name] == ["finished", "10/10", "-", "-", "-", "0s"]
+    assert rows[three.name] == ["unknown", "-", "-", "-", "-", "-"]
+    assert list(rows) == sorted(rows, reverse=True)
     assert len({len(line) for line in table}) == 1
     assert run_commands.runs(runs=tmp_path, as_json=True) == 0
     listed = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
@@ -171,3 +181,64 @@ def test_a_folder_without_runs_is_told_from_one_that_is_not_there(
         run_commands.steer(verb="stop", run=None, runs=tmp_path / name)
     assert run_commands.runs(runs=tmp_path / name, as_json=False) == 0
     assert said in capsys.readouterr().err
+
+
+def test_the_list_holds_only_runs_with_the_word_in_their_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = RunDirectory.create(tmp_path, "p", ["high", "sweep"])
+    RunDirectory.create(tmp_path, "p")
+    assert run_commands.runs(runs=tmp_path, as_json=True, name="sweep") == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["labels"]) == (one.name, ["high", "sweep"])
+    assert run_commands.runs(runs=tmp_path, as_json=False, name="other") == 0
+    assert "none has 'other' in its name" in capsys.readouterr().err
+
+
+def test_the_log_is_printed_whole(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_commands.log(run=None, runs=run.path.parent, follow=False) == 0
+    assert "has printed nothing yet" in capsys.readouterr().err
+    run.log.write_text("one\ntwö\n")
+    assert run_commands.log(run=None, runs=run.path.parent, follow=False) == 0
+    assert capsys.readouterr().out == "one\ntwö\n"
+
+
+def test_a_followed_log_goes_on_to_the_last_words_of_the_run(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(run, Status(phase="training"))
+    pieces = iter([b"one\ntw", "\u00f6".encode()[:1], "\u00f6".encode()[1:] + b"\nlast\n"])
+
+    def sleep(seconds: float) -> None:
+        piece = next(pieces, None)
+        assert piece is not None, "it goes on after the end"
+        with run.log.open("ab") as log:
+            log.write(piece)
+        if b"last" in piece:
+            write_status(run, Status(phase="finished"))
+
+    assert run_commands.log(run=run.name, runs=run.path.parent, follow=True, sleep=sleep) == 0
+    assert capsys.readouterr().out == "one\ntw\u00f6\nlast\n"
+
+
+def test_a_run_is_deleted_after_a_yes_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, three = (RunDirectory.create(tmp_path, name) for name in ("one", "two", "three"))
+    with pytest.raises(ConfigurationError, match="--yes deletes without a question"):
+        run_commands.remove(run=["one"], runs=tmp_path, yes=False)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    answers, asked = iter(["n", "y"]), []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or next(answers))
+    assert run_commands.remove(run=["one", "two"], runs=tmp_path, yes=False) == 0
+    assert RunDirectory.list(tmp_path) == (one, three)
+    assert str(one.path) in asked[0] and "0 checkpoints" in asked[0]
+    assert f"deleted {two.path}" in capsys.readouterr().out
+    with pytest.raises(ConfigurationError):
+        run_commands.remove(run=["one", "nope"], runs=tmp_path, yes=True)
+    assert RunDirectory.list(tmp_path) == (one, three)
+    assert run_commands.remove(run=["one", one.name], runs=tmp_path, yes=True) == 0
+    assert RunDirectory.list(tmp_path) == (three,)
+    write_status(three, Status(phase="training"))
+    with pytest.raises(WorkbenchError, match="stop it first"):
+        run_commands.remove(run=["three"], runs=tmp_path, yes=True)

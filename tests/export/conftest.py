@@ -18,7 +18,7 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.profiles.meta_model import count_parts
 from workbench.profiles.model_profile import ModelProfile
 from workbench.profiles.obtain import obtain_model_profile
-from workbench.runs import RunDirectory
+from workbench.runs import RunDirectory, find_run
 from workbench.training import fitting
 
 TOKENS = {"bos_token_id": 256, "eos_token_id": 256, "pad_token_id": None}
@@ -95,7 +95,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDirector
             patch.setattr(fitting, "obtain_model_profile", obtain)
             with torch.random.fork_rng():
                 assert main(["run", str(preset), "--runs", str(folder / "runs")]) == 0
-        return RunDirectory.find(folder / "runs", None)
+        return find_run(folder / "runs", None)
 
     return trained
 

@@ -10,7 +10,7 @@ import pytest
 from synthetic import gpt2, machine
 
 from workbench.config import load_config, parse_config, to_toml
-from workbench.formatting import in_sentence
+from workbench.formatting import in_sentence, seconds
 from workbench.plan.machine import planned_machine
 from workbench.plan.memory import TierNeed
 from workbench.plan.outcome import compare
@@ -100,9 +100,17 @@ def test_outcome_rows_hold_what_both_sides_have(plan: Plan) -> None:
     measured = {"host_peak_bytes": host.needed_bytes // 2, "step_s": 2 * plan.time.step_s}
     rows = {row.name: row for row in compare({**plan.as_dict(), "measured": measured})}
     assert set(rows) == {"host memory", "step"}
-    assert rows["host memory"].error == pytest.approx(1.0, abs=1e-6)
-    assert rows["step"].error == pytest.approx(-0.5)
-    assert "(plan off by -50%)" in rows["step"].text()
+    assert rows["host memory"].factor == pytest.approx(0.5, abs=1e-6)
+    assert "0.50 times the planned" in rows["host memory"].text()
+    assert rows["step"].factor == pytest.approx(2)
+    planned = plan.time.step_s
+    for factor, words in (
+        (2.4, "2.4 times slower than planned"),
+        (0.5, "2.0 times faster than planned"),
+        (1.01, "as planned"),
+    ):
+        row = compare({**plan.as_dict(), "measured": {"step_s": factor * planned}})[0]
+        assert f", {words} ({seconds(planned)})" in row.text()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.runs import RunDirectory, Status, write_status
+from workbench.runs import RunDirectory, Status, find_run, write_status
 from workbench.runs.deleting import delete_run, plan_deletion
 
 GONE = 2**22 + 1
@@ -44,7 +44,7 @@ def test_the_latest_link_goes_with_the_run_that_it_named_only(run: RunDirectory)
     newer = RunDirectory.create(run.path.parent, "newer")
     write_status(newer, Status(phase="stopped"))
     delete_run(run)
-    assert RunDirectory.find(run.path.parent, "latest") == newer and os.path.lexists(latest)
+    assert find_run(run.path.parent, "latest") == newer and os.path.lexists(latest)
     delete_run(newer)
     assert not os.path.lexists(latest)
 

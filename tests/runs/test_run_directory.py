@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.runs import RunDirectory, directory, runs_root
+from workbench.runs import RunDirectory, Status, directory, find_run, runs_root, write_status
 
 
 def test_the_root_is_the_option_then_the_environment_then_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,32 +53,57 @@ def test_a_run_is_found_by_path_name_unique_part_and_latest(
     one, two = RunDirectory.create(tmp_path, "alpha"), RunDirectory.create(tmp_path, "beta")
     monkeypatch.chdir(tmp_path)
     for name in (str(one.path), one.name, "alpha", one.name[-6:], f"./{one.name}"):
-        assert RunDirectory.find(tmp_path, name) == one, name
-    assert RunDirectory.find(tmp_path, None) == two
-    assert RunDirectory.find(tmp_path, "latest") == two
+        assert find_run(tmp_path, name) == one, name
+    assert find_run(tmp_path, None) == two
+    assert find_run(tmp_path, "latest") == two
     assert RunDirectory.open(one.path) == one
+
+
+def test_no_name_means_the_run_that_trains_and_latest_the_newest(tmp_path: Path) -> None:
+    trains, newest = RunDirectory.create(tmp_path, "alpha"), RunDirectory.create(tmp_path, "beta")
+    write_status(newest, Status(phase="stopped"))
+    for phase in ("training", "paused"):
+        write_status(trains, Status(phase=phase))
+        assert find_run(tmp_path, None) == trains
+        assert find_run(tmp_path, "latest") == newest
+    write_status(trains, Status(phase="finished"))
+    assert find_run(tmp_path, None) == newest
+
+
+def test_a_run_is_found_by_the_name_and_the_tags_that_it_was_given(tmp_path: Path) -> None:
+    one = RunDirectory.create(tmp_path, "high", ["low", "sweep"])
+    two = RunDirectory.create(tmp_path, "low", ["high", "sweep"])
+    assert (one.labels, two.labels) == (("low", "sweep"), ("high", "sweep"))
+    assert one.is_of_preset("high") and not one.is_of_preset("low")
+    assert find_run(tmp_path, "low") == one and find_run(tmp_path, "high") == two
+    with pytest.raises(ConfigurationError, match="2 runs"):
+        find_run(tmp_path, "sweep")
+    assert RunDirectory.create(tmp_path, "p-q").labels == ()
+    for wrong in ("", "a+b", "a/b", "x" * 41):
+        with pytest.raises(ConfigurationError, match="must be 1 to 40 letters"):
+            RunDirectory.create(tmp_path, "p", [wrong])
 
 
 def test_latest_is_the_newest_run_that_is_there_when_the_pointer_is_dead(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "p")
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").symlink_to("20000101-000000-gone-abcdef")
-    assert RunDirectory.find(tmp_path, None) == run
+    assert find_run(tmp_path, None) == run
 
 
 def test_a_name_that_is_wrong_or_ambiguous_gets_the_nearest_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no such folder"):
-        RunDirectory.find(tmp_path / "nothing", None)
+        find_run(tmp_path / "nothing", None)
     one, two = RunDirectory.create(tmp_path, "alpha"), RunDirectory.create(tmp_path, "alphabet")
     with pytest.raises(ConfigurationError, match="2 runs") as ambiguous:
-        RunDirectory.find(tmp_path, "alpha")
+        find_run(tmp_path, "alpha")
     assert one.name in str(ambiguous.value)
     assert two.name in str(ambiguous.value)
-    with pytest.raises(ConfigurationError, match="nearest") as wrong:
-        RunDirectory.find(tmp_path, one.name[:-6] + "nonono")
+    with pytest.raises(ConfigurationError, match="closest") as wrong:
+        find_run(tmp_path, one.name[:-6] + "nonono")
     assert one.name in str(wrong.value)
     with pytest.raises(ConfigurationError, match="no such folder"):
-        RunDirectory.find(tmp_path, "./nowhere")
+        find_run(tmp_path, "./nowhere")
     (tmp_path / "plain").mkdir()
     with pytest.raises(ConfigurationError, match="is no run"):
         RunDirectory.open(tmp_path / "plain")

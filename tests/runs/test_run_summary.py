@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from workbench.runs import MetricsWriter, RunDirectory, Status, summary, write_status
+from workbench.runs.finding import _NEWEST_RUNS, newest_trainer
 from workbench.runs.status import process_started
-from workbench.runs.summary import _NEWEST_RUNS, RunSummaries, RunSummary, newest_trainer, summarize
+from workbench.runs.summary import RunSummaries, RunSummary, summarize
 
 GONE = 2**22 + 1
 """No process has this number: it is above the largest that Linux gives."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from workbench.runs import RunDirectory, read_events, read_run_metrics
+from workbench.runs import find_run, read_events, read_run_metrics
 
 GOLDEN = Path(__file__).with_name("golden")
 STEPS = 6
@@ -68,7 +68,7 @@ def trained(preset: str, folder: Path) -> dict[str, Any]:
     text.write_text("".join(f"{i} squared is {i * i}, cubed {i**3}.\n" for i in range(1500)))
     overrides = [*SHRUNKEN, *PRESETS[preset], f"data.source={text}"]
     assert run(preset=preset, overrides=overrides, runs=folder / "runs") == 0
-    directory = RunDirectory.find(folder / "runs", None)
+    directory = find_run(folder / "runs", None)
     metrics = read_run_metrics(directory)
     evaluations = [event for event in read_events(directory).events if event.kind == "evaluation"]
     return {

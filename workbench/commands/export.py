@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from workbench.commands import report
-from workbench.errors import EXIT_DONE, WorkbenchError
-from workbench.export.export import ExportOptions, checkpoints, parse_size, wanted_step
+from workbench.errors import EXIT_DONE
+from workbench.export.export import ExportOptions, parse_size, wanted_step, with_whole_checkpoint
 from workbench.export.export import export as export_model
 from workbench.export.generate import SamplingParams, generate
-from workbench.runs import RunDirectory, runs_root
-from workbench.runs.checkpoints import DamagedFileError, check_model_files
+from workbench.runs import find_run, runs_root
+from workbench.runs.checkpoints import SavedStep
 
 
 def export(
@@ -37,7 +37,7 @@ def export(
     """
     largest = None if max_shard_size is None else parse_size(max_shard_size)
     options = ExportOptions(dtype=dtype, merge=merge, largest_file_bytes=largest, check=check)
-    directory = RunDirectory.find(runs_root(runs), run)
+    directory = find_run(runs_root(runs), run)
     step = wanted_step(directory, step, best=best, command="export")
     exported = export_model(directory, target, step=step, options=options, log=report)
     if as_json:
@@ -75,26 +75,16 @@ def sample(
     """
     params = SamplingParams(tokens, temperature, top_p, top_k, seed)
     params.check()
-    directory = RunDirectory.find(runs_root(runs), run)
+    directory = find_run(runs_root(runs), run)
     step = wanted_step(directory, step, best=best, command="sample")
     text = sys.stdin.read() if prompt == "-" else prompt
-    damaged: list[str] = []
 
-    def skipped(message: str) -> None:
-        damaged.append(message)
-        report(f"warning: {message}")
+    def write(saved: SavedStep) -> None:
+        generate(directory, saved, text, params, chat=chat, device=device, log=report)
 
-    for saved in checkpoints(directory, step, "sample", damaged, skipped):
-        try:
-            check_model_files(saved)
-            generate(directory, saved, text, params, chat=chat, device=device, log=report)
-        except DamagedFileError as error:
-            skipped(f"checkpoint {saved.path.name} is skipped: {error}")
-            continue
-        except KeyboardInterrupt:
-            print(flush=True)
-            raise
-        return EXIT_DONE
-    raise WorkbenchError(
-        "; ".join([f"sample: {directory.name} has no checkpoint that can be loaded", *damaged])
-    )
+    try:
+        with_whole_checkpoint(directory, step, "sample", write, report)
+    except KeyboardInterrupt:
+        print(flush=True)
+        raise
+    return EXIT_DONE

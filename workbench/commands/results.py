@@ -12,7 +12,7 @@ from pathlib import Path
 from workbench.commands import print_table, report
 from workbench.errors import EXIT_DONE, EXIT_ERROR, ConfigurationError
 from workbench.formatting import duration
-from workbench.runs import Metrics, RunDirectory, read_run_metrics, runs_root
+from workbench.runs import Metrics, RunDirectory, find_run, read_run_metrics, runs_root
 from workbench.runs.comparing import Curves, Differences, config_differences, read_curves
 from workbench.runs.summary import RunSummary, summarize
 
@@ -34,7 +34,7 @@ def compare(*, run: Sequence[str], runs: Path | None, as_json: bool) -> int:
 
     Raises ConfigurationError where a name means no run, or fewer than two runs are named.
     """
-    found = [RunDirectory.find(runs_root(runs), name) for name in run]
+    found = [find_run(runs_root(runs), name) for name in run]
     if len(set(found)) < 2:
         raise ConfigurationError("compare: name two or more different runs (`workbench runs` lists them)")
     rows = [summarize(each) for each in found]
@@ -117,7 +117,7 @@ def metrics(*, run: str | None, runs: Path | None, as_json: bool) -> int:
 
     Raises ConfigurationError where no run has this name. Gives EXIT_ERROR where nothing could be read.
     """
-    directory = RunDirectory.find(runs_root(runs), run)
+    directory = find_run(runs_root(runs), run)
     found = read_run_metrics(directory)
     if found.problem and directory.metrics.exists():
         report(found.problem)

@@ -1,10 +1,11 @@
-"""The commands that start, list and steer runs: `run`, `runs`, and `stop`, `save`, `pause`, `resume`.
+"""The commands that start, list, steer and remove runs: `run`, `runs`, `log`, `rm`, `stop`, `save`, `pause`, `resume`.
 
 Those that list and steer only read run directories and append commands to them; the trainer is another process.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 import time
@@ -14,26 +15,27 @@ from pathlib import Path
 
 from workbench.commands import print_table, report
 from workbench.errors import EXIT_DONE, EXIT_ERROR, ConfigurationError
-from workbench.formatting import duration
+from workbench.formatting import decimal_bytes, duration
 from workbench.plan.outcome import compare
 from workbench.runs import (
-    Event,
+    ACTIVE,
     Liveness,
     RunDirectory,
     Status,
+    find_run,
     liveness,
-    read_events,
     read_plan,
     read_status,
     runs_root,
-    send_control,
 )
 from workbench.runs.checkpoints import read_best
+from workbench.runs.control import ANSWER_S, ask
+from workbench.runs.deleting import delete_run, plan_deletion
 from workbench.runs.directory import why_empty
+from workbench.runs.ending import death
 
-_ANSWER_S = 30.0
-"""How long a command waits for the trainer's answer; a step may take longer."""
 _LOOK_EVERY_S = 0.1
+_PIECE_BYTES = 1 << 20
 _STARTABLE = ("stopped", "failed", "died", "unknown")
 """A run whose status cannot be read may have a checkpoint; whether it has a trainer, its lock knows."""
 
@@ -52,6 +54,8 @@ def run(
     detach: bool,
     runs: Path | None,
     run_directory: Path | None,
+    name: str | None = None,
+    tags: Sequence[str] = (),
 ) -> int:
     """Train and return the exit code; see `workbench.training.command.run`.
 
@@ -82,40 +86,45 @@ def run(
         detach=detach,
         runs=runs,
         run_directory=run_directory,
+        labels=([] if name is None else [name]) + list(tags),
     )
 
 
-def runs(*, runs: Path | None, as_json: bool, plan: bool = False) -> int:
-    """Print every run below `runs`, the newest last, as a table or as JSON; with `plan`, plan beside outcome."""
+def runs(*, runs: Path | None, as_json: bool, plan: bool = False, name: str | None = None) -> int:
+    """Print the runs below `runs`, the newest first, as a table or as JSON; with `plan`, plan beside outcome.
+
+    `name`: only those that have this in their name.
+    """
     folder = runs_root(runs)
+    found = [run for run in reversed(RunDirectory.list(folder)) if not name or name in run.name]
+    if not found and not as_json:
+        why = f"none has {name!r} in its name" if RunDirectory.list(folder) else why_empty(folder)
+        print(f"There are no runs in {folder.absolute()}: {why}", file=sys.stderr)
+        return EXIT_DONE
     if plan:
-        return _plans(folder, as_json)
+        return _plans(found, as_json)
     rows = []
-    for run in RunDirectory.list(folder):
+    for run in found:
         status = read_status(run)
         rows.append((run, status, liveness(status)))
     if as_json:
         print(json.dumps([_as_json(*row) for row in rows], indent=2))
-    elif not rows:
-        print(f"There are no runs in {folder.absolute()}: {why_empty(folder)}", file=sys.stderr)
     else:
-        header = ("RUN", "STATE", "STEP", "LOSS", "TOKENS/S", "DURATION")
+        header = ("RUN", "STATE", "STEP", "LOSS", "VALIDATION", "TOKENS/S", "DURATION")
         print_table([header, *(_as_row(*row) for row in rows)], left=2)
     return EXIT_DONE
 
 
-def _plans(folder: Path, as_json: bool) -> int:
-    """Print every run's planned and measured figures."""
-    found = [(run, compare(read_plan(run)[0])) for run in RunDirectory.list(folder)]
+def _plans(runs: Sequence[RunDirectory], as_json: bool) -> int:
+    """Print planned and measured figures of each of `runs`."""
+    found = [(run, compare(read_plan(run)[0])) for run in runs]
     if as_json:
         plans = [
-            {"name": run.name, "figures": [{**asdict(row), "error": row.error} for row in rows]}
+            {"name": run.name, "figures": [{**asdict(row), "factor": row.factor} for row in rows]}
             for run, rows in found
         ]
         print(json.dumps(plans, indent=2))
         return EXIT_DONE
-    if not found:
-        print(f"There are no runs in {folder.absolute()}: {why_empty(folder)}", file=sys.stderr)
     for run, rows in found:
         print(run.name)
         if not rows:
@@ -125,13 +134,64 @@ def _plans(folder: Path, as_json: bool) -> int:
     return EXIT_DONE
 
 
+def log(
+    *, run: str | None, runs: Path | None, follow: bool, sleep: Callable[[float], None] = time.sleep
+) -> int:
+    """Print all that a run has printed; with `follow` also what it prints from now on, until it ends.
+
+    Raises ConfigurationError where no run has this name.
+    """
+    directory = find_run(runs_root(runs), run)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offset = 0
+    while True:
+        # The state is read before the log: what was printed just before the end is then not missed.
+        ended = liveness(read_status(directory)) not in ACTIVE
+        if directory.log.exists():
+            with directory.log.open("rb") as file:
+                file.seek(offset)
+                while piece := file.read(_PIECE_BYTES):
+                    sys.stdout.write(decoder.decode(piece))
+                offset = file.tell()
+            sys.stdout.flush()
+        if ended or not follow:
+            if not offset:
+                report(f"run {directory.name} has printed nothing yet")
+            return EXIT_DONE
+        sleep(_LOOK_EVERY_S)
+
+
+def remove(*, run: Sequence[str], runs: Path | None, yes: bool) -> int:
+    """Delete the folders of the runs named in `run`; each is asked about first, unless `yes`.
+
+    Raises:
+        ConfigurationError: no run has such a name, or there is nobody to ask; nothing is deleted then.
+        WorkbenchError: a run has a trainer, or cannot be deleted.
+    """
+    found = dict.fromkeys(find_run(runs_root(runs), name) for name in run)
+    deletions = [plan_deletion(directory) for directory in found]
+    if not yes and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise ConfigurationError("rm: there is no terminal to ask on; --yes deletes without a question")
+    for deletion in deletions:
+        saved = f"{deletion.checkpoints} checkpoints" if deletion.checkpoints != 1 else "1 checkpoint"
+        size = f"{decimal_bytes(deletion.bytes)}, {saved}"
+        if not yes and input(f"Delete {deletion.run.path} ({size})? [y/N] ").strip().lower() not in (
+            "y",
+            "yes",
+        ):
+            continue
+        delete_run(deletion.run)
+        print(f"deleted {deletion.run.path} ({size})")
+    return EXIT_DONE
+
+
 def steer(
     *,
     verb: str,
     run: str | None,
     runs: Path | None,
     overrides: Sequence[str] = (),
-    answer_s: float = _ANSWER_S,
+    answer_s: float = ANSWER_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Send `verb` to the trainer of a run and wait, `answer_s` seconds at most, for its answer.
@@ -140,7 +200,7 @@ def steer(
     on top of its configuration; a finished one too, where there are any. Raises ConfigurationError
     where no run has this name.
     """
-    directory = RunDirectory.find(runs_root(runs), run)
+    directory = find_run(runs_root(runs), run)
     state = liveness(read_status(directory))
     if state not in ("running", "paused", "stale"):
         if verb == "resume" and (state in _STARTABLE or (overrides and state == "finished")):
@@ -152,37 +212,19 @@ def steer(
         more = ""
         if verb == "resume" and state == "finished":
             more = f"; `workbench resume {directory.name} --set train.steps=N` goes on to a later one"
-        return _refuse(f"run {directory.name}: cannot {verb}: {_why(state, read_status(directory))}{more}")
+        return _refuse(
+            f"run {directory.name}: cannot {verb}: {_why(directory, state, read_status(directory))}{more}"
+        )
     if overrides:
         return _refuse(
             f"run {directory.name} is {state}: --set is for a run that starts again; stop it first "
             f"(workbench stop {directory.name})"
         )
-    offset = read_events(directory).offset
-    identity = send_control(directory, verb)
-    deadline = time.monotonic() + answer_s
-    while True:
-        # The state is asked for before the events: an answer given just before the end is then not missed.
-        state = liveness(read_status(directory))
-        events, offset, _ = read_events(directory, offset)
-        answer = _answer(events, identity)
-        if answer is not None:
-            print(f"run {directory.name}: {answer.fields.get('message') or f'{verb} done'}")
-            return EXIT_DONE
-        if state not in ("running", "paused", "stale"):
-            reason = _why(state, read_status(directory))
-            return _refuse(f"run {directory.name}: it ended before it could {verb}: {reason}")
-        if time.monotonic() >= deadline:
-            return _refuse(
-                f"run {directory.name}: no answer to {verb} within {answer_s:.0f} s; "
-                "the run will obey when its present step is done"
-            )
-        sleep(_LOOK_EVERY_S)
-
-
-def _answer(events: list[Event], identity: str) -> Event | None:
-    matching = (event for event in events if event.kind == "control" and event.fields.get("id") == identity)
-    return next(matching, None)
+    answer = ask(directory, verb, answer_s=answer_s, sleep=sleep)
+    if not answer.done:
+        return _refuse(f"run {directory.name}: {answer.message}")
+    print(f"run {directory.name}: {answer.message}")
+    return EXIT_DONE
 
 
 def _refuse(message: str) -> int:
@@ -190,7 +232,7 @@ def _refuse(message: str) -> int:
     return EXIT_ERROR
 
 
-def _why(state: Liveness, status: Status) -> str:
+def _why(run: RunDirectory, state: Liveness, status: Status) -> str:
     message = f" ({status.message.splitlines()[0]})" if status.message else ""
     where = f"at step {status.step} of {status.total_steps}"
     if state == "finished":
@@ -200,10 +242,7 @@ def _why(state: Liveness, status: Status) -> str:
     if state == "failed":
         return f"it failed {where}{message}"
     if state == "died":
-        return (
-            f"its process {status.pid} is gone since step {status.step} of {status.total_steps}; "
-            "`workbench resume` goes on from its last checkpoint"
-        )
+        return f"it died {where}: {death(run, status)}"
     return status.problem or "it has not begun"
 
 
@@ -214,6 +253,7 @@ def _as_row(run: RunDirectory, status: Status, state: Liveness) -> tuple[str, ..
         state,
         f"{status.step}/{status.total_steps}" if known else "-",
         "-" if status.loss is None else f"{status.loss:.4f}",
+        "-" if status.validation_loss is None else f"{status.validation_loss:.4f}",
         "-" if status.tokens_per_s is None else f"{status.tokens_per_s:,.0f}",
         duration(status.elapsed_s) if known else "-",
     )
@@ -223,6 +263,7 @@ def _as_json(run: RunDirectory, status: Status, state: Liveness) -> dict[str, ob
     best = read_best(run.checkpoints)
     return {
         "name": run.name,
+        "labels": list(run.labels),
         "path": str(run.path),
         "state": state,
         **{key: getattr(status, key) for key in _STATUS},

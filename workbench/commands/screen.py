@@ -28,14 +28,14 @@ def screen(*, root: Path | None = None, plain: bool = False) -> int:
 
 
 def attach(*, run: str | None, runs: Path | None, read_only: bool, plain: bool) -> int:
-    """Show one run on the screen: the one named `run`, else the latest.
+    """Show one run on the screen: the one named `run`, else the one that trains, else the newest.
 
     Raises ConfigurationError where there is no such run, or no terminal.
     """
-    from workbench.runs import RunDirectory
+    from workbench.runs import find_run
 
     root = runs_root(runs)
-    directory = RunDirectory.find(root, run)
+    directory = find_run(root, run)
     _need_terminal("attach", "`workbench runs` lists the runs and their states")
     from workbench.tui.command import show
 
@@ -49,7 +49,7 @@ def top(*, runs: Path | None, as_json: bool, plain: bool) -> int:
     """
     if as_json:
         from workbench.monitor.sampler import Sampler
-        from workbench.runs.summary import newest_trainer
+        from workbench.runs.finding import newest_trainer
 
         root = runs_root(runs).absolute()
         sampler = Sampler(interval_s=0.2)

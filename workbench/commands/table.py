@@ -14,10 +14,16 @@ from workbench.errors import EXIT_WARNINGS
 
 
 class Argument(NamedTuple):
-    """An argument of a command: the name and the options for argparse's `add_argument`."""
+    """An argument of a command: the name and the options for argparse's `add_argument`, and a name of one letter."""
 
     name: str
     options: dict[str, Any]
+    short: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Return all names, the short one first."""
+        return [self.short, self.name] if self.short else [self.name]
 
 
 class Command(NamedTuple):
@@ -35,7 +41,7 @@ class Command(NamedTuple):
 
     def options(self) -> list[str]:
         """Return the names of its options, as they are written."""
-        return [argument.name for argument in self.arguments if argument.name.startswith("-")]
+        return [name for argument in self.arguments for name in argument.names if name.startswith("-")]
 
 
 def argument(name: str, metavar: str, help: str, **options: Any) -> Argument:
@@ -59,9 +65,9 @@ def _number(kind: Any) -> Callable[[str], Any]:
     return parse
 
 
-def flag(name: str, help: str, dest: str | None = None) -> Argument:
+def flag(name: str, help: str, dest: str | None = None, short: str = "") -> Argument:
     """Return an option that is given or not."""
-    return Argument(name, {"action": "store_true", "help": help} | ({"dest": dest} if dest else {}))
+    return Argument(name, {"action": "store_true", "help": help} | ({"dest": dest} if dest else {}), short)
 
 
 def repeated(name: str, metavar: str, help: str, dest: str) -> Argument:
@@ -84,9 +90,12 @@ SET_OF_RUN = repeated(
 )
 RUNS = argument("--runs", "DIR", "folder of the runs (default: $WORKBENCH_RUNS, else ./runs)", type=Path)
 RUN = argument(
-    "run", "RUN", "the run's name, the start of it, or its folder (default: the latest)", nargs="?"
+    "run",
+    "RUN",
+    "the run's name, a part of it, or its folder (default: the run that trains, else the newest)",
+    nargs="?",
 )
-NAMED_RUN = argument("run", "RUN", "the run's name, the start of it, or its folder")
+NAMED_RUN = argument("run", "RUN", "the run's name, a part of it, or its folder")
 STEP = argument("--step", "N", "the checkpoint of this step (default: the newest)", type=int)
 BEST = flag("--best", "the checkpoint with the lowest validation loss")
 DEVICE = argument("--device", "DEVICE", "auto, cpu, cuda or cuda:N (default: auto)", default="auto")
@@ -113,6 +122,8 @@ COMMANDS: tuple[Command, ...] = (
                 const="auto",
             ),
             flag("--detach", "train in the background and return at once"),
+            argument("--name", "NAME", "a name of your own for the run, by which other commands find it"),
+            repeated("--tag", "TAG", "a mark for the run, by which `runs TAG` lists it", dest="tags"),
             RUNS,
             # The folder that a detached run was given by the process that started it.
             argument("--run-directory", "DIR", argparse.SUPPRESS, type=Path),
@@ -164,8 +175,15 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "runs",
-        "list the runs and their states",
-        (flag("--plan", "show the planned figures beside the measured ones"), RUNS, JSON),
+        "list the runs and their states, the newest first",
+        (
+            argument(
+                "name", "NAME", "only runs with this in their names: a preset, a name, a tag", nargs="?"
+            ),
+            flag("--plan", "show the planned figures beside the measured ones"),
+            RUNS,
+            JSON,
+        ),
         "workbench.commands.runs:runs",
     ),
     Command(
@@ -178,6 +196,22 @@ COMMANDS: tuple[Command, ...] = (
             RUNS,
         ),
         "workbench.commands.screen:attach",
+    ),
+    Command(
+        "log",
+        "print what a run has printed",
+        (RUN, flag("--follow", "go on until the run ends", short="-f"), RUNS),
+        "workbench.commands.runs:log",
+    ),
+    Command(
+        "rm",
+        "delete runs with their checkpoints, each after a question",
+        (
+            argument("run", "RUN", "one or more runs, by name or folder", nargs="+"),
+            flag("--yes", "delete without a question"),
+            RUNS,
+        ),
+        "workbench.commands.runs:remove",
     ),
     Command(
         "compare",

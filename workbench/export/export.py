@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -30,6 +31,8 @@ from workbench.runs.checkpoints import (
 )
 from workbench.system.files import sync_folder
 from workbench.system.folders import expanded
+
+T = TypeVar("T")
 
 DTYPES = ("bf16", "fp16", "fp32")
 """The values of `--dtype`."""
@@ -77,7 +80,8 @@ def export(
     Raises:
         ConfigurationError: the run has no such checkpoint, the options do not fit it, or `target` is there already and
             not an empty folder.
-        WorkbenchError: it could not be written, or is not what the run has; nothing is left of it.
+        WorkbenchError: the checkpoint is damaged, the model could not be written, or is not what the run has;
+            nothing is left of it.
     """
     options = options or ExportOptions()
     target = expanded(target, "export").absolute()
@@ -85,44 +89,49 @@ def export(
         raise ConfigurationError(f"--dtype {options.dtype}: expected one of {', '.join(DTYPES)}")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigurationError(f"export: {target} is there already; name a new or an empty folder")
+
+    def write(saved: SavedStep) -> Exported:
+        with _new_folder(target) as working:
+            checked = _write(run, saved, working, options, log)
+            size = sum(path.stat().st_size for path in working.iterdir())
+        return Exported(target, saved.step, size, checked)
+
+    return with_whole_checkpoint(run, step, "export", write, log)
+
+
+def with_whole_checkpoint(
+    run: RunDirectory, step: int | None, command: str, use: Callable[[SavedStep], T], log: Log
+) -> T:
+    """Return what `use` makes of the newest checkpoint of `run` that is whole, or of that of `step`.
+
+    One that is damaged, or that `use` finds to be so (DamagedFileError), is skipped with a warning to `log`.
+
+    Raises:
+        ConfigurationError: there is none.
+        WorkbenchError: none of them is whole.
+    """
     damaged: list[str] = []
 
-    def pass_over(message: str) -> None:
+    def skip(message: str) -> None:
         damaged.append(message)
         log(f"warning: {message}")
 
-    for saved in checkpoints(run, step, "export", damaged, pass_over):
-        try:
-            check_model_files(saved)
-            with _new_folder(target) as working:
-                checked = _write(run, saved, working, options, log)
-                size = sum(path.stat().st_size for path in working.iterdir())
-            return Exported(target, saved.step, size, checked)
-        except DamagedFileError as error:
-            pass_over(f"checkpoint {saved.path.name} is skipped: {error}")
-    raise ConfigurationError("; ".join([f"export: {run.name} has no checkpoint that is whole", *damaged]))
-
-
-def checkpoints(
-    run: RunDirectory, step: int | None, command: str, damaged: list[str], warn: Log
-) -> Iterator[SavedStep]:
-    """Yield the checkpoints of `run` that look whole, the newest first; only that of `step` where one is named.
-
-    Raises:
-        ConfigurationError: there is none; `damaged` are the sentences about others.
-    """
     others = []
     found = False
-    for saved in find_checkpoints(run.checkpoints, warn):
-        if step is None or saved.step == step:
-            found = True
-            yield saved
-        else:
+    for saved in find_checkpoints(run.checkpoints, skip):
+        if step is not None and saved.step != step:
             others.append(f"{saved.step:,}")
-    if not found:
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step:,}"
-        there = f"; there are those of step {', '.join(others)}" if others else ""
-        raise ConfigurationError("; ".join([f"{command}: {run.name} has {what}{there}", *damaged]))
+            continue
+        found = True
+        try:
+            check_model_files(saved)
+            return use(saved)
+        except DamagedFileError as error:
+            skip(f"checkpoint {saved.path.name} is skipped: {error}")
+    what = "no checkpoint" if step is None else f"no checkpoint of step {step:,}"
+    there = f"; there are those of step {', '.join(others)}" if others else ""
+    kind = WorkbenchError if found else ConfigurationError
+    raise kind("; ".join([f"{command}: {run.name} has {what}{' that is whole' * found}{there}", *damaged]))
 
 
 def wanted_step(run: RunDirectory, step: int | None, *, best: bool, command: str) -> int | None:

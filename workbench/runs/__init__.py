@@ -6,6 +6,7 @@ also after a crash, sees whole things; it gets what is there and a sentence abou
 
 from workbench.runs.control import Command, ControlReader, send_control
 from workbench.runs.directory import RunDirectory
+from workbench.runs.finding import find_run
 from workbench.runs.log import LogTee
 from workbench.runs.metrics import (
     METRIC_COLUMNS,
@@ -51,6 +52,7 @@ __all__ = [
     "RunDirectory",
     "Status",
     "append_event",
+    "find_run",
     "liveness",
     "read_events",
     "read_lanes",

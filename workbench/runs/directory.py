@@ -7,7 +7,6 @@ process at a time holds a run, however processes end.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import fcntl
 import os
@@ -15,6 +14,7 @@ import re
 import secrets
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.errors import ConfigurationError, WorkbenchError
@@ -23,6 +23,7 @@ from workbench.system.folders import expanded
 
 _MARKERS = ("events.jsonl", "status.json", "config.toml")
 """A folder with one of these is a run."""
+_LABEL = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
 class _Entry:
@@ -72,12 +73,16 @@ class RunDirectory:
         return self.path.name
 
     @classmethod
-    def create(cls, root: Path, preset_name: str) -> RunDirectory:
-        """Make `<root>/<time>-<preset>-<id>/` and point `<root>/latest` to it.
+    def create(cls, root: Path, preset_name: str, labels: Sequence[str] = ()) -> RunDirectory:
+        """Make `<root>/<time>-<preset>[+<label>…]-<id>/` and point `<root>/latest` to it.
 
-        Raises ConfigurationError where `root` cannot be created or written.
+        `labels`: the user's own name for the run, and its tags.
+
+        Raises ConfigurationError where a label has a letter that it may not have, or `root` cannot be created or
+        written.
         """
-        preset = _preset_part(preset_name)
+        check_labels(labels)
+        preset = "+".join([_preset_part(preset_name), *labels])
         root = root.absolute()
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -111,7 +116,16 @@ class RunDirectory:
 
     def is_of_preset(self, preset_name: str) -> bool:
         """Return True where `create` named this run after a preset of this name."""
-        return self.name.split("-", 2)[-1].rpartition("-")[0] == _preset_part(preset_name)
+        return self._middle()[0] == _preset_part(preset_name)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name that the user gave to the run, and its tags; they are a part of its folder's name."""
+        return tuple(self._middle()[1:])
+
+    def _middle(self) -> Sequence[str]:
+        """Return preset and labels, which stand between time and id."""
+        return self.name.split("-", 2)[-1].rpartition("-")[0].split("+")
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -119,45 +133,11 @@ class RunDirectory:
         path = expanded(path, "run").absolute()
         if not path.is_dir():
             raise ConfigurationError(f"run {path}: there is no such folder")
-        if not _is_run(path):
+        if not is_run(path):
             raise ConfigurationError(
                 f"run {path}: the folder is no run; it has none of {', '.join(_MARKERS)}"
             )
         return cls(path)
-
-    @classmethod
-    def find(cls, root: Path, name: str | None) -> RunDirectory:
-        """Return the run that `name` means: a path, a full name, a unique part of one; None and "latest": the newest.
-
-        Raises ConfigurationError with the nearest names where there is none or more than one.
-        """
-        runs = cls.list(root)
-        if name is None or name == "latest":
-            latest = _read_latest(root)
-            if latest is not None:
-                return latest
-            if not runs:
-                raise ConfigurationError(f"run folder {root}: {why_empty(root)}")
-            return runs[-1]
-        for run in runs:
-            if run.name == name:
-                return run
-        if os.sep in name or name in (".", "..", "~"):
-            return cls.open(Path(name))
-        matching = [run for run in runs if name in run.name] if name else []
-        if len(matching) == 1:
-            return matching[0]
-        if not matching and _is_run(Path(name)):
-            return cls.open(Path(name))
-        if matching:
-            some = ", ".join(run.name for run in matching[-5:])
-            raise ConfigurationError(
-                f"run {name!r}: {len(matching)} runs in {root} have this in their name: {some}"
-            )
-        names = [run.name for run in runs]
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[-3:]
-        hint = f"; the nearest are {', '.join(near)}" if near else "; the folder has no runs"
-        raise ConfigurationError(f"run {name!r}: there is none of this name in {root}{hint}")
 
     @classmethod
     def list(cls, root: Path) -> tuple[RunDirectory, ...]:
@@ -167,7 +147,7 @@ class RunDirectory:
             names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
         except OSError:
             return ()
-        return tuple(cls(root / name) for name in names if _is_run(root / name))
+        return tuple(cls(root / name) for name in names if is_run(root / name))
 
     def acquire(self, announced_at: float | None = None) -> None:
         """Lock this run for the life of the process, so that no second trainer writes into it.
@@ -222,6 +202,15 @@ def _preset_part(preset_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", preset_name).strip("-.")[:60] or "run"
 
 
+def check_labels(labels: Sequence[str]) -> None:
+    """Raise ConfigurationError where one of a new run's names has a letter that it may not have."""
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            raise ConfigurationError(
+                f"run name or tag {label!r}: must be 1 to 40 letters, digits, points, hyphens and underscores"
+            )
+
+
 def why_empty(root: Path) -> str:
     """Return why a folder of runs lists none, as a clause."""
     if root.is_dir():
@@ -233,7 +222,8 @@ def why_empty(root: Path) -> str:
     )
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Return True where the folder has a file that only runs have."""
     return any((path / marker).is_file() for marker in _MARKERS)
 
 
@@ -245,10 +235,11 @@ def _point_latest(root: Path, name: str) -> None:
         temporary.replace(root / "latest")
 
 
-def _read_latest(root: Path) -> RunDirectory | None:
+def latest_run(root: Path) -> RunDirectory | None:
+    """Return the run that the link `latest` names; None where there is no such link."""
     latest = root.expanduser().absolute() / "latest"
     try:
         path = latest.parent / latest.readlink().name
     except OSError:
         return None
-    return RunDirectory(path) if _is_run(path) else None
+    return RunDirectory(path) if is_run(path) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,8 +19,10 @@ from pathlib import Path
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.runs.checkpoints import check_resumable
 from workbench.runs.directory import RunDirectory
+from workbench.runs.ending import cause_of_death, death
 from workbench.runs.records import write_config
 from workbench.runs.status import ACTIVE, liveness, process_started, read_status, write_status
+from workbench.system.oom_kills import oom_kills, own_cgroup
 
 _TAIL_BYTES = 64 << 10
 
@@ -132,7 +133,8 @@ def trainer_command(run: RunDirectory, *, resuming: bool, overrides: Sequence[st
 def exit_reason(run: RunDirectory, lines: int = 20) -> ExitReason:
     """Return how `run` ended, with the last `lines` lines of its log. Never raises."""
     status = read_status(run)
-    return ExitReason(status.exit_code, status.message, tail(run.log, lines), run.log)
+    message = death(run, status) if liveness(status) == "died" else status.message
+    return ExitReason(status.exit_code, message, tail(run.log, lines), run.log)
 
 
 def tail(path: Path, lines: int) -> tuple[str, ...]:
@@ -162,6 +164,8 @@ def _announce(run: RunDirectory, pid: int, total_steps: int) -> None:
         pid=pid,
         pid_started=process_started(pid) or 0.0,
         host=socket.gethostname(),
+        cgroup=(cgroup := own_cgroup()),
+        oom_kills=oom_kills(Path(cgroup)) if cgroup else None,
         eta_s=None,
         exit_code=None,
         message="",
@@ -183,19 +187,8 @@ def _collect(run: RunDirectory, child: subprocess.Popen[bytes]) -> None:
         try:
             status = read_status(run)
             if status.pid == child.pid and status.exit_code is None:
-                message = status.message or _exit_sentence(code)
-                ended = replace(status, exit_code=code if code >= 0 else 128 - code, message=message)
+                ended = replace(status, exit_code=code if code >= 0 else 128 - code)
+                ended = replace(ended, message=status.message or cause_of_death(ended))
                 write_status(run, ended, durable=False)
         finally:
             lock.release()
-
-
-def _exit_sentence(code: int) -> str:
-    if code >= 0:
-        return f"its process ended with exit code {code}; its log holds its last words"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = "; the system kills so when memory runs out" if name == "SIGKILL" else ""
-    return f"its process was ended by {name}{hint}"

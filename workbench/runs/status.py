@@ -10,10 +10,12 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from workbench.runs.directory import RunDirectory
 from workbench.runs.records import read_json, write_json
+from workbench.system.oom_kills import oom_kills, own_cgroup
 
 STATUS_VERSION = 1
 STALE_AFTER_S = 120.0
@@ -78,6 +80,10 @@ class Status:
     """One sentence for the user: why it stopped, what it waits for."""
     progress: str = ""
     """The progress of the present phase, in words: "unit 12 of 50"."""
+    cgroup: str = ""
+    """The folder of the process's cgroup that counts processes killed for lack of memory; empty where none does."""
+    oom_kills: int | None = None
+    """Its count when this was written."""
     version: int = STATUS_VERSION
     problem: str = ""
     """A sentence on what is wrong with the file that this was read from; never written."""
@@ -95,6 +101,8 @@ def write_status(run: RunDirectory, status: Status, *, durable: bool = True) -> 
     if not status.pid:
         values["pid"], values["host"] = os.getpid(), socket.gethostname()
         values["pid_started"] = _own_start(os.getpid())
+        values["cgroup"] = own_cgroup()
+        values["oom_kills"] = oom_kills(Path(values["cgroup"])) if values["cgroup"] else None
     write_json(run.status, values, durable=durable)
 
 

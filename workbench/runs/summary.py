@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +21,6 @@ State = Literal["running", "paused", "finished", "stopped", "failed", "died", "s
 """A `Liveness`, or "foreign": the folder is no run."""
 
 _NAME = re.compile(r"(\d{8}-\d{6})-(.+)-[0-9a-f]{6}")
-_NEWEST_RUNS = 20
-"""A run that is still trained stands among so many, and a folder of thousands is not read for it."""
 
 
 @dataclass(frozen=True)
@@ -161,22 +158,13 @@ def summarize(run: RunDirectory, now: float | None = None) -> RunSummary:
     return replace(RunSummaries(run.path.parent).read_folder(run.path.name, moment).row, run=run)
 
 
-def newest_trainer(root: Path) -> int | None:
-    """Return the process id of the newest run below `root` that trains, or is paused, on this machine; else None."""
-    for run in reversed(RunDirectory.list(root)[-_NEWEST_RUNS:]):
-        status = read_status(run)
-        if liveness(status) in ("running", "paused") and status.host == socket.gethostname():
-            return status.pid
-    return None
-
-
 def _parts(name: str) -> tuple[str, float | None]:
     """Return the preset and the beginning (unix seconds) in a run's name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return "", None
     try:
-        return match[2], time.mktime(time.strptime(match[1], "%Y%m%d-%H%M%S"))
+        return match[2].partition("+")[0], time.mktime(time.strptime(match[1], "%Y%m%d-%H%M%S"))
     except (ValueError, OverflowError):
         return "", None
 

@@ -7,15 +7,26 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.config.references import OF_THE_MODEL, REFERENCES
 from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
 from workbench.presets import find_preset
-from workbench.runs import ACTIVE, LogTee, RunDirectory, liveness, read_status, runs_root, write_config
+from workbench.runs import (
+    ACTIVE,
+    LogTee,
+    RunDirectory,
+    find_run,
+    liveness,
+    read_status,
+    runs_root,
+    write_config,
+)
 from workbench.runs.checkpoints import check_resumable, step_folders
+from workbench.runs.directory import check_labels
+from workbench.runs.ending import ending
 from workbench.runs.launch import start_trainer
 from workbench.training.journal import StartupStatus
 from workbench.training.resume_check import check_resume, check_same_model
@@ -30,11 +41,13 @@ def run(
     detach: bool = False,
     runs: Path | None = None,
     run_directory: Path | None = None,
+    labels: Sequence[str] = (),
 ) -> int:
     """Train `preset` and return the exit code.
 
     `resume`: a run's folder, or "auto" for this preset's latest run that is not finished (a new one where there is
-    none). `run_directory`: the folder that a detached run was given by the process that started it.
+    none). `run_directory`: the folder that a detached run was given by the process that started it. `labels`: the name
+    and the tags of a new run.
 
     Raises:
         WorkbenchError: with the exit code that its kind has.
@@ -44,7 +57,12 @@ def run(
             choice = choose_run(preset, overrides, resume, runs_root(runs), run_directory, _report)
             if choice is None:
                 return EXIT_DONE
-            return _start(choice, requests, detach=detach)
+            if labels and choice.directory is not None:
+                raise ConfigurationError(
+                    f"--name and --tag are for a new run; {choice.directory.name} keeps its name"
+                )
+            check_labels(labels)
+            return _start(replace(choice, labels=tuple(labels)), requests, detach=detach)
         except StopBeforeTraining as stop:
             _report(str(stop))
             return stop.exit_code
@@ -99,7 +117,7 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
             if directory is not None and choice.resuming:
                 check_resume(directory, prepared.config, prepared.model, prepared.data)
         if directory is None:
-            directory = RunDirectory.create(choice.root, choice.name)
+            directory = RunDirectory.create(choice.root, choice.name, choice.labels)
             directory.acquire()
         if not choice.resuming:
             write_config(directory, to_toml(prepared.config))
@@ -108,11 +126,13 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
         with LogTee(directory.log):
             print(f"run {directory.path}", flush=True)
             try:
-                return train_session(directory, prepared, requests, resuming=choice.resuming)
+                code = train_session(directory, prepared, requests, resuming=choice.resuming)
             except WorkbenchError as error:
                 # Reported while the log still gets it; nothing is left for the command line to report.
                 _report(str(error))
-                return error.exit_code
+                code = error.exit_code
+            print(*ending(directory).lines(sentence=code == EXIT_DONE), sep="\n", flush=True)
+            return code
     finally:
         if directory is not None:
             directory.release()
@@ -155,6 +175,7 @@ class RunChoice:
     """The changes in `config` to what is stored in `directory`; empty for a new run."""
     announced_at: float | None = None
     """When the run's status began to name this process, where that was before it was chosen."""
+    labels: tuple[str, ...] = ()
 
 
 def choose_run(
@@ -183,7 +204,7 @@ def choose_run(
             announced_at=status.heartbeat if status.pid == os.getpid() else None,
         )
     if resume is not None and str(resume) != "auto":
-        return _resumed(RunDirectory.find(root, str(resume)), overrides, report)
+        return _resumed(find_run(root, str(resume)), overrides, report)
     if preset is None:
         raise ConfigurationError("no preset is named: `workbench presets` lists them")
     path = find_preset(preset)

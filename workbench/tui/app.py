@@ -152,7 +152,7 @@ class WorkbenchApp(App[None]):
     @work(thread=True, group="watch", exit_on_error=False)
     def _watch_newest_run(self) -> None:
         """Have the monitor sample the newest run that trains here and the runs' disk, until a run is shown."""
-        from workbench.runs.summary import newest_trainer
+        from workbench.runs.finding import newest_trainer
 
         root = self.context.runs_root.absolute()
         folder = next(path for path in (root, *root.parents) if path.exists())

@@ -24,7 +24,7 @@ _BANDS = {"finished": "good", "stopped": "warning", "failed": "bad", "died": "ba
 _TELLING = ("failed", "died")
 """The states whose last words are shown."""
 _FAR_OFF = 0.25
-"""A plan that is off by this share of what was measured is marked."""
+"""What was measured is marked where it is off by this share of the plan."""
 _GAP = "  "
 
 
@@ -164,8 +164,9 @@ class SummaryPanel(Panel):
     HELP: ClassVar[str | None] = """\
 ### Summary
 
-How the run ended, what came of it, and what was planned beside what was measured: by how much more was planned stands
-behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that failed or died the last lines of its log.
+How the run ended, what came of it, and what was planned beside what was measured; the factor is the measured divided by
+the planned. The checkpoint is a folder that `from_pretrained` loads. Of a run that failed or died the last lines of its
+log.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -212,14 +213,14 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
     def _compared(self, compared: tuple[Compared, ...], width: int) -> list[Line]:
         if not compared:
             return self.note("Nothing of the plan was measured.", width)
-        table = [("", "planned", "measured", "plan off by")]
+        table = [("", "planned", "measured", "factor")]
         for row in compared:
             table.append(
                 (
                     _label(row),
                     _figure(row.planned, row.unit),
                     _figure(row.measured, row.unit),
-                    f"{row.error:+.0%}",
+                    f"{row.factor:.2f}",
                 )
             )
         name, *columns = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -228,7 +229,7 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
         out = []
         for place, (label, *figures) in enumerate(table):
             cells = [figure.rjust(size) for figure, size in zip(figures, columns, strict=True)]
-            off = place > 0 and abs(compared[place - 1].error) >= _FAR_OFF
+            off = place > 0 and abs(compared[place - 1].factor - 1) >= _FAR_OFF
             pens = ("dim", "dim", "dim") if place == 0 else ("", "", "warning" if off else "")
             line = self.write(label.ljust(name))
             for cell, pen in zip(cells, pens, strict=True):
@@ -238,10 +239,10 @@ behind. The checkpoint is a folder that `from_pretrained` loads. Of a run that f
 
     def _listed(self, compared: tuple[Compared, ...], width: int) -> list[Line]:
         """Return planned and measured figures without columns, where there is no room for them."""
-        out = [self.write("planned, measured, plan off by", "dim")]
+        out = [self.write("planned, measured, factor", "dim")]
         for row in compared:
-            beside = f"{_figure(row.planned, row.unit)} {_figure(row.measured, row.unit)} {row.error:+.0%}"
-            pen = "warning" if abs(row.error) >= _FAR_OFF else ""
+            beside = f"{_figure(row.planned, row.unit)} {_figure(row.measured, row.unit)} {row.factor:.2f}"
+            pen = "warning" if abs(row.factor - 1) >= _FAR_OFF else ""
             line = ends(self.write(_label(row)), self.write(beside, pen), width)
             out += [line] if len(line) > 1 else [line, self.write(f"  {beside}", pen)]
         return out

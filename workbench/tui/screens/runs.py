@@ -80,7 +80,9 @@ def _taken(row: RunSummary) -> str:
 
 
 _COLUMNS = (
-    _Column("PRESET", 0, False, lambda row: row.preset or row.name),
+    _Column(
+        "PRESET", 0, False, lambda row: "+".join([row.preset, *row.run.labels]) if row.preset else row.name
+    ),
     _Column("STEP", 13, True, _steps),
     _Column("LOSS", 7, True, lambda row: _number(row.loss)),
     _Column("TIME", 7, True, _taken),
