@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from workbench import formatting
 from workbench.formatting import duration
 
 
@@ -23,3 +26,8 @@ from workbench.formatting import duration
 )
 def test_a_time_span_is_short_and_rounds_over_its_units(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_perplexity_stays_short_however_large() -> None:
+    assert formatting.perplexity(12.345) == "perplexity 12.35"
+    assert formatting.perplexity(1e132) == formatting.perplexity(math.inf) == "perplexity above a million"

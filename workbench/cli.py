@@ -6,7 +6,6 @@ command needs it: `workbench --help` answers at once. stdout is data, stderr is 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import importlib
@@ -14,10 +13,9 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
 
-from workbench import __version__
-from workbench.commands.table import COMMANDS, GROUPS, Command
+from workbench.commands.parser import build_parser
+from workbench.commands.table import COMMANDS, Command
 from workbench.errors import (
     EXIT_DONE,
     EXIT_ERROR,
@@ -54,39 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 _ALONE = ("-h", "--help", "--version")
 """Options that may stand before a command; `--ascii` may stand alone."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as every other error is."""
-
-    def error(self, message: str) -> NoReturn:
-        command = self.prog.removeprefix("workbench").strip()
-        raise ConfigurationError(f"{command}: {message}; `{self.prog} --help` explains it")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line, made from `COMMANDS`; it refuses with a ConfigurationError."""
-    parser = _Parser(
-        prog="workbench",
-        description="Train language models larger than the GPU on one machine.",
-        epilog="`workbench` alone shows the screen (--ascii: without blocks and braille); `workbench COMMAND "
-        "--help` explains a command.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
-    top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    groups: dict[str, Any] = {}
-    for command in COMMANDS:
-        *group, word = command.name.split()
-        for name in group:
-            if name not in groups:
-                outer = _add_parser(top, name, GROUPS[name])
-                groups[name] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
-        added = _add_parser(groups[group[0]] if group else top, word, command.help)
-        for argument in command.arguments:
-            added.add_argument(*argument.names, **argument.options)
-        added.set_defaults(command=command)
-    return parser
 
 
 def _guarded(words: list[str]) -> int:
@@ -131,14 +96,6 @@ def _dispatch(words: list[str]) -> int:
         return code
     except SystemExit as stop:  # argparse has printed its help or the version
         return stop.code if isinstance(stop.code, int) else EXIT_DONE
-
-
-def _add_parser(parsers: Any, name: str, help: str) -> argparse.ArgumentParser:
-    description = help[0].upper() + help[1:] + "."
-    added: argparse.ArgumentParser = parsers.add_parser(
-        name, help=help, description=description, allow_abbrev=False
-    )
-    return added
 
 
 def _report(message: str) -> None:

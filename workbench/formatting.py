@@ -76,6 +76,11 @@ def seconds(value: float) -> str:
     return f"{value:,.2f} s" if value >= 0.1 else milliseconds(value)
 
 
+def perplexity(value: float) -> str:
+    """Return a perplexity in words that stay short where it is large or infinite: "perplexity 12.34"."""
+    return f"perplexity {value:.2f}" if value < 1e6 else "perplexity above a million"
+
+
 def milliseconds(value: float) -> str:
     """Return seconds written in ms: "8.21 ms", "1,234.5 ms"."""
     value *= 1000

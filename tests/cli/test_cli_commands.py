@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from workbench import __version__
-from workbench.cli import COMMANDS, GROUPS, build_parser, main
+from workbench.cli import main
 from workbench.commands import runs
+from workbench.commands.parser import build_parser
+from workbench.commands.table import COMMANDS, GROUPS
 from workbench.config import fields, parse_config
 
 
@@ -155,7 +158,7 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     top = capsys.readouterr().out
     for command in COMMANDS:
         group, *word = command.name.split()
-        assert f"    {group} " in top
+        assert re.search(rf"^    {group}\s", top, re.MULTILINE)
         assert main([group, *word, "--help"]) == 0
         assert capsys.readouterr().out.startswith(f"usage: workbench {command.name} ")
 
@@ -168,3 +171,14 @@ def test_hidden_options_stay_out_of_the_help(capsys: pytest.CaptureFixture[str])
 def test_every_group_of_commands_has_commands() -> None:
     assert {command.name.split()[0] for command in COMMANDS if " " in command.name} == set(GROUPS)
     build_parser()
+
+
+def test_config_show_and_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "quickstart", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["architecture"] == "gpt2"
+    assert main(["config", "check", "quickstart", "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["ok"] and checked["not_checked"] and checked["problems"] == []
+    assert main(["config", "check", "quickstart", "--json", "--set", "train.steps=0"]) == 2
+    checked = json.loads(capsys.readouterr().out)
+    assert not checked["ok"] and checked["problems"][0].startswith("--set: train.steps = 0: is too small; ")

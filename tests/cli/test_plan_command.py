@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from workbench.cli import main
 from workbench.config import load_config
+from workbench.presets import find_preset
 from workbench.profiles.machine_profile import load_profile
 
 
@@ -129,3 +131,25 @@ def test_this_machine_is_measured_without_a_folder_that_is_not_used_and_timed_on
     line = f"plan quickstart --set offload.disk_path=/nowhere --set train.device={named}"
     assert main(line.split()) == 0
     assert measured == [(named, None)] and set(timed) == {timed_on}
+
+
+def test_a_plan_tells_how_often_a_prepared_text_is_read_and_how_many_steps_epochs_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from workbench.data.prepare import prepare
+
+    (tmp_path / "a.txt").write_text("some words. " * 4000)
+    words = ["plan", "quickstart", "--machine", "server-h200", "--set", f"data.source={tmp_path / 'a.txt'}"]
+    assert main([*words, "--set", "train.epochs=2"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "the text decides how many steps there are" in said and " steps: " not in said and "a day" not in said
+    )
+    config = load_config(find_preset("quickstart"), [words[-1]])
+    tokens, train = len(prepare(config.data).train), config.train
+    a_step = config.data.sequence_length * train.micro_batch_size * train.gradient_accumulation
+    assert main([*words, "--set", "train.epochs=2"]) == 0
+    steps = math.ceil(2 * tokens / a_step)
+    assert f"{steps:,} steps read the {tokens:,} tokens of the data about" in capsys.readouterr().out
+    assert main([*words, "--set", "train.steps=9", "--json"]) == 0
+    assert f"about {9 * a_step / tokens:,.2g} times" in json.loads(capsys.readouterr().out)["reading"]

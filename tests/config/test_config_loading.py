@@ -12,7 +12,7 @@ from wrong_configurations import HUB, MODEL
 
 from workbench.cli import main
 from workbench.config import RunConfig, fields, load_config, parse_config, to_toml
-from workbench.config.references import REFERENCES, causal_models, not_checked
+from workbench.config.references import REFERENCES, causal_models, not_checked, with_absolute_paths
 from workbench.config.rules import NO_EFFECT, warnings
 from workbench.config.schema import TABLES
 from workbench.config.toml_text import key_lines
@@ -327,3 +327,48 @@ def test_what_was_hardly_meant_is_warned_of(overrides: list[str], words: str) ->
 def test_nothing_is_said_of_what_may_well_be_meant(overrides: list[str]) -> None:
     assert warned(*overrides) == []
     assert warned(text=to_toml(parse_config(MODEL, "my.toml", overrides))) == []
+
+
+def test_paths_are_made_absolute_and_names_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    text = """
+    [model]
+    pretrained = "model"
+    [data]
+    source = ["stdlib", "hub:a/b", "texts", "../more"]
+    tokenizer = "Qwen/Qwen3-0.6B"
+    [offload]
+    disk_path = "fast"
+    """
+    config = with_absolute_paths(parse_config(text, "p"))
+    assert config.model.pretrained == str(tmp_path / "model")
+    assert config.data.source == ["stdlib", "hub:a/b", str(tmp_path / "texts"), f"{tmp_path}/../more"]
+    assert config.data.tokenizer == "Qwen/Qwen3-0.6B" and config.offload.disk_path == str(tmp_path / "fast")
+    monkeypatch.chdir("/")
+    assert with_absolute_paths(config) == config
+    one = with_absolute_paths(parse_config('[model]\narchitecture = "gpt2"\n[data]\nsource = "~/t"', "p"))
+    assert one.data.source == str(Path.home() / "t") and one.data.tokenizer == "bytes"
+    assert (one.model.pretrained, one.offload.disk_path) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        '{"n_positions": 256, "vocab_size": 200}',
+        '{"text_config": {"max_position_embeddings": 256, "vocab_size": 200}}',
+    ],
+)
+def test_the_limits_of_a_model_that_is_here_are_checked(tmp_path: Path, sizes: str) -> None:
+    (tmp_path / "config.json").write_text(sizes)
+    text = f'model.pretrained = "{tmp_path}"'
+    changes = ["data.sequence_length=257", "data.tokenizer=bytes"]
+    with pytest.raises(ConfigurationError) as refused:
+        parse_config(text, "p", changes, look_for=REFERENCES)
+    positions, tokens = sorted(str(refused.value).splitlines())
+    assert positions == "--set: data.sequence_length = 257: the model has 256 positions; lower it to 256"
+    assert "has 257 tokens, and the model 200 outputs" in tokens
+    parse_config(text, "p", ["data.sequence_length=256", "data.tokenizer=hub/name"], look_for=REFERENCES)
+    for damaged in ("", "[]", "{", '{"n_positions": "x"}', '{"n_positions": -1}'):
+        (tmp_path / "config.json").write_text(damaged)
+        parse_config(text, "p", changes, look_for=REFERENCES)

@@ -214,7 +214,9 @@ def test_a_checkpoint_with_a_flipped_bit_is_skipped_with_a_warning(
     assert export(broken, tmp_path / "copy", options=ExportOptions(check=True)).step == 2, (
         "looked at, a copy is too"
     )
-    with pytest.raises(WorkbenchError, match=r"no checkpoint of step 4 that is whole.*step-00000004 is skipped"):
+    with pytest.raises(
+        WorkbenchError, match=r"no checkpoint of step 4 that is whole.*step-00000004 is skipped"
+    ):
         export(broken, tmp_path / "four", step=4, options=ExportOptions(dtype="bf16"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "out", "runs"]
 

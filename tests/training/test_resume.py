@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stored_checkpoints import store_checkpoint
 from tiny_training import SETTINGS, build_engine, flip, save, train
 
 from workbench.cli import main
@@ -21,6 +22,7 @@ from workbench.training.resume_check import (
     changed_settings,
     check_resume,
     check_same_model,
+    check_steps_left,
     resume_line,
     settings_of,
 )
@@ -197,3 +199,15 @@ def test_where_none_stands_each_has_its_line_and_the_model_can_be_had(tmp_path: 
     assert f"step-00000006: state/{names[0]} is damaged" in six
     assert f"step-00000003: state/{names[1]} is damaged" in three
     assert any(f"export {run.path} DIR --step 6" in way for way in ways)
+
+
+def test_fewer_steps_than_are_done_are_refused(run: RunDirectory) -> None:
+    config = parse_config('model.architecture = "gpt2"', "p", ["train.steps=3"])
+    check_steps_left(run, config)  # nothing is saved yet
+    store_checkpoint(run, 4, {})
+    with pytest.raises(
+        ConfigurationError, match=r"train.steps = 3: run .* has done 4 steps already; name more"
+    ):
+        check_steps_left(run, config)
+    for enough in ("train.steps=4", "train.epochs=0.1"):
+        check_steps_left(run, parse_config('model.architecture = "gpt2"', "p", [enough]))

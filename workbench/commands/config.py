@@ -10,26 +10,37 @@ from textwrap import wrap
 from workbench.commands import report
 from workbench.config import fields, load_config, to_toml
 from workbench.config.toml_text import toml_value
-from workbench.errors import EXIT_DONE
+from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.presets import find_preset, list_presets
 
 
-def show(*, preset: str, overrides: Sequence[str]) -> int:
-    """Print the resolved configuration as TOML."""
-    print(to_toml(load_config(find_preset(preset), overrides)), end="")
+def show(*, preset: str, overrides: Sequence[str], as_json: bool) -> int:
+    """Print the resolved configuration as TOML, or as JSON."""
+    config = load_config(find_preset(preset), overrides)
+    print(json.dumps(config.model_dump(), indent=2) if as_json else to_toml(config).rstrip())
     return EXIT_DONE
 
 
-def check(*, preset: str, overrides: Sequence[str]) -> int:
-    """Print one line when the configuration is right, warnings, and what was not checked.
+def check(*, preset: str, overrides: Sequence[str], as_json: bool) -> int:
+    """Print one line when the configuration is right, warnings, and what was not checked; all of it with `as_json`.
 
-    Raises ConfigurationError with every mistake in it, and every name in it that is not found.
+    Raises ConfigurationError with every mistake in it, and every name in it that is not found; JSON has them instead.
     """
     from workbench.config.references import REFERENCES, not_checked
     from workbench.config.rules import warnings
 
     path = find_preset(preset)
-    config = load_config(path, overrides, look_for=REFERENCES)
+    try:
+        config = load_config(path, overrides, look_for=REFERENCES)
+    except ConfigurationError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"path": str(path), "ok": False, "problems": str(error).splitlines()}, indent=2))
+        return error.exit_code
+    if as_json:
+        told = {"problems": [], "warnings": list(warnings(config)), "not_checked": list(not_checked(config))}
+        print(json.dumps({"path": str(path), "ok": True, **told}, indent=2))
+        return EXIT_DONE
     for sentence in warnings(config):
         report(f"warning: {sentence}")
     report(f"not checked: {'; '.join(not_checked(config))}")

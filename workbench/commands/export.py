@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from dataclasses import asdict
@@ -62,6 +64,7 @@ def sample(
     best: bool = False,
     chat: bool = False,
     device: str = "auto",
+    as_json: bool = False,
 ) -> int:
     """Continue `prompt` with the model of the run named `run`, print the text, and return the exit code.
 
@@ -80,7 +83,13 @@ def sample(
     text = sys.stdin.read() if prompt == "-" else prompt
 
     def write(saved: SavedStep) -> None:
-        generate(directory, saved, text, params, chat=chat, device=device, log=report)
+        if not as_json:
+            generate(directory, saved, text, params, chat=chat, device=device, log=report)
+            return
+        with contextlib.redirect_stdout(io.StringIO()) as written:
+            generate(directory, saved, text, params, chat=chat, device=device, log=report)
+        found = {"run": directory.name, "step": saved.step, "seed": seed, "text": written.getvalue()}
+        print(json.dumps(found, ensure_ascii=False))
 
     try:
         with_whole_checkpoint(directory, step, "sample", write, report)

@@ -7,6 +7,7 @@ but the preset that is asked for. Exit code 0: it fits, 3: it does not.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -87,6 +88,7 @@ def plan(
             _write(path, found, write)
         print(json.dumps(_fit_as_dict(found), indent=2) if as_json else fit_text(found))
         return EXIT_DONE if found.fits else EXIT_DOES_NOT_FIT
+    config, reading = _with_text(config)
     try:
         made = planner.plan(config)
     except DoesNotFitError:
@@ -94,14 +96,38 @@ def plan(
         made = planner.nearest(config)
     ways = [] if made.fits else remedies(planner, made.config)
     if as_json:
-        print(json.dumps({**made.as_dict(), "remedies": ways}, indent=2))
+        print(json.dumps({**made.as_dict(), "remedies": ways, "reading": reading}, indent=2))
     else:
         print(plan_text(made))
+        if reading:
+            print(reading)
         if ways:
             print("it would fit with one of:", *ways, sep="\n  ")
         elif not made.fits:
             print("no single change makes it fit; --fit looks for several together")
     return EXIT_DONE if made.fits else EXIT_DOES_NOT_FIT
+
+
+def _with_text(config: RunConfig) -> tuple[RunConfig, str]:
+    """Return `config` with the steps that its epochs come to, and how often its steps read the data, in a sentence.
+
+    Both rest on the tokens of an earlier preparation; without one there is no sentence, and epochs stay.
+    """
+    from workbench.data.prepare import prepared_tokens
+
+    tokens = prepared_tokens(config.data)
+    if not tokens:
+        return config, ""
+    train = config.train
+    a_step = config.data.sequence_length * train.micro_batch_size * train.gradient_accumulation
+    if train.epochs:
+        steps = max(1, math.ceil(train.epochs * tokens / a_step))
+        config = config.model_copy(update={"train": train.model_copy(update={"steps": steps, "epochs": 0.0})})
+    epochs = config.train.steps * a_step / tokens
+    return (
+        config,
+        f"{config.train.steps:,} steps read the {tokens:,} tokens of the data about {epochs:,.2g} times",
+    )
 
 
 def _disk_folder(config: RunConfig) -> Path | None:

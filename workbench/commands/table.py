@@ -262,6 +262,7 @@ COMMANDS: tuple[Command, ...] = (
             flag("--chat", "the prompt is what a user says; print the answer alone"),
             DEVICE,
             RUNS,
+            JSON,
         ),
         "workbench.commands.export:sample",
     ),
@@ -341,15 +342,21 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("presets", "list the presets that can be named", (JSON,), "workbench.commands.config:presets"),
     Command(
+        "completion",
+        "print a script that completes commands, options, presets and runs in your shell",
+        (argument("shell", "SHELL", "bash, zsh or tcsh"),),
+        "workbench.commands.completion:completion",
+    ),
+    Command(
         "config show",
         "print a preset with every default filled in",
-        (PRESET, SET),
+        (PRESET, SET, JSON),
         "workbench.commands.config:show",
     ),
     Command(
         "config check",
         "check a preset and list all its mistakes",
-        (PRESET, SET),
+        (PRESET, SET, JSON),
         "workbench.commands.config:check",
     ),
     Command(

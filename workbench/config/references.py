@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from workbench.config.rules import Problem, named_size, nearest
-from workbench.config.schema import RunConfig
+from workbench.config.schema import RunConfig, Table
 from workbench.config.tokenizers import SMALLEST, USUAL, is_made_here, meant_form
 from workbench.config.toml_text import KeyPath, toml_value
+from workbench.system.foreign import parse_json
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?")
 HUB_DATASET = "hub:"
-_POSITIONS = ("n_positions", "max_position_embeddings")
 
 
 def missing_references(config: RunConfig, looked_for: Collection[str]) -> Iterator[Problem]:
@@ -110,16 +110,23 @@ def _settings(config: RunConfig) -> Iterator[Problem]:
 
 def model_positions(config: RunConfig) -> int | None:
     """Return the positions of the model where they are written in [model.config], or in a folder's config.json."""
-    named = named_size(config, *_POSITIONS)
+    return _size(config, "n_positions", "max_position_embeddings")
+
+
+def _size(config: RunConfig, *names: str) -> int | None:
+    """Return the first of these whole numbers in [model.config], or in the config.json of a model that is here."""
+    named = named_size(config, *names)
     if named is not None or not config.model.pretrained:
         return named
     path, _ = _looked_up(config.model.pretrained)
     try:
-        saved = json.loads((path / "config.json").read_bytes()) if path is not None else {}
-    except (OSError, ValueError):
+        sizes = parse_json((path / "config.json").read_bytes()) if path is not None else None
+    except (OSError, ValueError):  # a run says what is wrong with it
         return None
-    sizes = (saved.get(name) for name in _POSITIONS) if isinstance(saved, dict) else ()
-    return next((size for size in sizes if isinstance(size, int)), None)
+    if isinstance(sizes, dict) and isinstance(sizes.get("text_config"), dict):
+        sizes = sizes["text_config"]
+    found = (sizes.get(name) for name in names) if isinstance(sizes, dict) else iter(())
+    return next((size for size in found if isinstance(size, int) and not isinstance(size, bool)), None)
 
 
 def _architecture(config: RunConfig) -> Iterator[Problem]:
@@ -209,11 +216,19 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
 
 def _vocabulary(config: RunConfig) -> Iterator[Problem]:
     """A BPE may have fewer tokens than were asked for; all bytes and the end of a text are always there."""
-    outputs, least = named_size(config, "vocab_size"), SMALLEST
+    outputs, least = _size(config, "vocab_size"), SMALLEST
     if outputs is not None and outputs < least and is_made_here(config.data.tokenizer):
+        tokens = least if config.data.tokenizer == "bytes" else f"at least {least}"
+        if config.model.pretrained:
+            yield Problem(
+                ("data", "tokenizer"),
+                f"has {tokens} tokens, and the model {outputs} outputs",
+                "name the model's own",
+            )
+            return
         yield Problem(
             ("model", "config", "vocab_size"),
-            f"the tokenizer has {least if config.data.tokenizer == 'bytes' else f'at least {least}'} tokens",
+            f"the tokenizer has {tokens} tokens",
             "give the model at least as many, or choose another data.tokenizer",
         )
 
@@ -222,12 +237,47 @@ def _positions(config: RunConfig) -> Iterator[Problem]:
     length = config.data.sequence_length
     longest = model_positions(config)
     if longest and length > longest > 0:
+        more = "" if config.model.pretrained else ", or give model.config more positions"
         yield Problem(
-            ("data", "sequence_length"),
-            f"the model has {longest} positions",
-            f"lower it to {longest}"
-            + ("" if config.model.pretrained else ", or give model.config more positions"),
+            ("data", "sequence_length"), f"the model has {longest} positions", f"lower it to {longest}{more}"
         )
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Return `config` with every file and folder that it names written from the root: a run may go on from anywhere.
+
+    A name that may be the hub's, as no folder of that name is here, stays as it is.
+    """
+
+    def absolute(name: str) -> str:
+        path, _ = _looked_up(name)
+        return name if path is None else str(path.absolute())
+
+    def unless_on_hub(name: str) -> str:
+        return name if not name or is_made_here(name) or _may_be_on_hub(name) else absolute(name)
+
+    model, data, offload = config.model, config.data, config.offload
+    sources = [
+        name if name == "stdlib" or name.startswith(HUB_DATASET) else absolute(name) for name in data.sources
+    ]
+    changes: dict[str, tuple[Table, dict[str, Any]]] = {
+        "model": (model, {"pretrained": unless_on_hub(model.pretrained)}),
+        "data": (
+            data,
+            {
+                "source": sources[0] if isinstance(data.source, str) else sources,
+                "tokenizer": unless_on_hub(data.tokenizer),
+            },
+        ),
+        "offload": (offload, {"disk_path": absolute(offload.disk_path) if offload.disk_path else ""}),
+    }
+    # Only what changes is set: a field that nobody named stays unnamed.
+    return config.model_copy(
+        update={
+            name: table.model_copy(update={k: v for k, v in new.items() if v != getattr(table, k)})
+            for name, (table, new) in changes.items()
+        }
+    )
 
 
 REFERENCES: dict[str, Callable[[RunConfig], Iterator[Problem]]] = {

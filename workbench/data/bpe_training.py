@@ -38,19 +38,32 @@ def trained_tokenizer(
     Raises:
         ConfigurationError: the source cannot be read or has no text.
     """
-    size = bpe_size(config.tokenizer)
-    assert size is not None, "a configuration with another size is refused"
-    options = [_VERSION, size, config.text_field if source.has_records else ""]
-    folder = cache_folder() / "tokenizers" / source.key(*options)
-    try:
-        return _open(config.tokenizer, folder, size)
-    except (OSError, ValueError):
-        pass
+    found = cached_tokenizer(config, source)
+    if found is not None:
+        return found
+    size, folder = _place(config, source)
     backend = _train(config, source, size, progress)
     tokenizer = PretrainedTokenizer(config.tokenizer, backend)
     with contextlib.suppress(OSError):  # without a cache it is trained again each time
         _keep(tokenizer, folder)
     return _with_warning(tokenizer, size)
+
+
+def cached_tokenizer(config: DataConfig, source: SourceFiles) -> PretrainedTokenizer | None:
+    """Return the tokenizer of `config.tokenizer` where it was trained before, else None."""
+    size, folder = _place(config, source)
+    try:
+        return _open(config.tokenizer, folder, size)
+    except (OSError, ValueError):
+        return None
+
+
+def _place(config: DataConfig, source: SourceFiles) -> tuple[int, Path]:
+    """Return the size of the tokenizer, and its folder in the cache."""
+    size = bpe_size(config.tokenizer)
+    assert size is not None, "a configuration with another size is refused"
+    options = [_VERSION, size, config.text_field if source.has_records else ""]
+    return size, cache_folder() / "tokenizers" / source.key(*options)
 
 
 def _open(spec: str, folder: Path, size: int) -> PretrainedTokenizer:

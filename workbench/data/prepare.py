@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.config import DataConfig
-from workbench.config.tokenizers import BPE
-from workbench.data.bpe_training import trained_tokenizer
+from workbench.config.tokenizers import BPE, is_made_here
+from workbench.data.bpe_training import cached_tokenizer, trained_tokenizer
 from workbench.data.records import RecordEncoder
 from workbench.data.sources import SourceFiles, find_source
 from workbench.data.split import is_near
@@ -99,6 +99,28 @@ def prepare(
                 "folder that can be written and has room"
             ) from error
     return _open(folder, header, tokenizer, config)
+
+
+def prepared_tokens(config: DataConfig) -> int | None:
+    """Return the training tokens of `config.source` where it has been prepared before; nothing is made or fetched.
+
+    None where it was not, or where the hub would have to be asked.
+    """
+    named_here = is_made_here(config.tokenizer) or Path(config.tokenizer).expanduser().is_dir()
+    if not named_here or any(source.startswith("hub:") for source in config.sources):
+        return None
+    try:
+        source = find_source(config)
+        if source.prepared is not None:
+            header = read_header(source.prepared)
+        else:
+            made_of_text = config.tokenizer.startswith(BPE)
+            tokenizer = cached_tokenizer(config, source) if made_of_text else load_tokenizer(config.tokenizer)
+            key = "" if tokenizer is None else _key(config, source, tokenizer)
+            header = None if tokenizer is None else _fitting(cache_folder() / "tokens" / key, tokenizer)
+    except WorkbenchError:
+        return None
+    return None if header is None else header.train_tokens
 
 
 def _key(config: DataConfig, source: SourceFiles, tokenizer: Tokenizer) -> str:

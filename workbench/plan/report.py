@@ -16,6 +16,8 @@ from workbench.timeline import Lane
 BAR = 60
 LEAST_WRITTEN = 10_000
 """Bytes a day: below them it says nothing."""
+LEAST_SECONDS = 3600
+"""What a shorter run writes is no rate for a day."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -95,11 +97,12 @@ def time_lines(plan: Plan) -> list[str]:
             lines.append(
                 f"train.epochs = {train.epochs:g}: the text decides how many steps there are, which the run says first"
             )
+            return lines
         lines.append(
             f"{train.steps:,} steps: {duration(run.total_s)} (steps {duration(run.steps_s)}, evaluations "
             f"at most {duration(run.evaluations_s)}, checkpoints {saves})"
         )
-        if run.written_per_day_bytes >= LEAST_WRITTEN:
+        if run.written_per_day_bytes >= LEAST_WRITTEN and run.total_s >= LEAST_SECONDS:
             lines.append(f"disks: {decimal_bytes(run.written_per_day_bytes)} written a day")
     return lines
 

@@ -51,8 +51,9 @@ def start(text: str, name: str, root: Path, overrides: Sequence[str] = ()) -> Ru
         WorkbenchError: the process could not be started.
     """
     from workbench.config import parse_config, to_toml
+    from workbench.config.references import with_absolute_paths
 
-    config = parse_config(text, name, overrides)
+    config = with_absolute_paths(parse_config(text, name, overrides))
     run = RunDirectory.create(root, name)
     write_config(run, to_toml(config))
     start_trainer(run, total_steps=config.train.steps)

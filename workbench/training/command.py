@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.config import RunConfig, load_config, parse_config, to_toml
-from workbench.config.references import OF_THE_MODEL, REFERENCES
+from workbench.config.references import OF_THE_MODEL, REFERENCES, with_absolute_paths
 from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
 from workbench.presets import find_preset
 from workbench.runs import (
@@ -29,7 +29,7 @@ from workbench.runs.directory import check_labels
 from workbench.runs.ending import ending
 from workbench.runs.launch import start_trainer
 from workbench.training.journal import StartupStatus
-from workbench.training.resume_check import check_resume, check_same_model
+from workbench.training.resume_check import check_resume, check_same_model, check_steps_left
 from workbench.training.signals import Requests, StopBeforeTraining
 
 
@@ -101,6 +101,7 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
                 unneeded = OF_THE_MODEL if choice.resuming else frozenset[str]()
                 stored_config(directory, choice.overrides, REFERENCES.keys() - unneeded)
                 if choice.resuming:
+                    check_steps_left(directory, choice.config)
                     if choice.overrides:
                         check_same_model(directory, stored_config(directory), choice.config)
                     check_resumable(directory)
@@ -115,6 +116,7 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
             )
             requests.raise_if_stopped()
             if directory is not None and choice.resuming:
+                check_steps_left(directory, prepared.config)
                 check_resume(directory, prepared.config, prepared.model, prepared.data)
         if directory is None:
             directory = RunDirectory.create(choice.root, choice.name, choice.labels)
@@ -222,7 +224,8 @@ def choose_run(
             more = f"`workbench resume {latest.name} --set train.steps=N`"
             finished = f" ({latest.name} has done all its steps; {more} gives it more)"
         report(f"there is no unfinished run of {path.stem} in {root}{finished}: starting a new one")
-    return RunChoice(path.stem, load_config(path, overrides, look_for=REFERENCES), root)
+    config = with_absolute_paths(load_config(path, overrides, look_for=REFERENCES))
+    return RunChoice(path.stem, config, root)
 
 
 def stored_config(
@@ -235,7 +238,7 @@ def stored_config(
         raise ConfigurationError(
             f"run {directory.name} cannot be resumed: its {directory.config.name} cannot be read: {error}"
         ) from error
-    config = parse_config(text, str(directory.config), overrides, look_for=look_for)
+    config = with_absolute_paths(parse_config(text, str(directory.config), overrides, look_for=look_for))
     if not config.train.epochs:
         return config
     # Stored steps are what epochs came to; epochs that are asked for now come to others.

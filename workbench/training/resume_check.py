@@ -37,6 +37,20 @@ def check_same_model(directory: RunDirectory, stored: RunConfig, wanted: RunConf
     )
 
 
+def check_steps_left(directory: RunDirectory, config: RunConfig) -> None:
+    """Refuse fewer steps than the newest checkpoint of `directory` has done; of epochs the text is asked first.
+
+    Raises:
+        ConfigurationError: with the steps that it has done.
+    """
+    saved = None if config.train.epochs else newest_checkpoint(directory.checkpoints)
+    if saved is not None and config.train.steps < saved.step:
+        raise ConfigurationError(
+            f"train.steps = {config.train.steps}: run {directory.name} has done {saved.step} steps already; name more, "
+            "or start a new run"
+        )
+
+
 def _fixed_fields(config: RunConfig, stored: RunConfig, wanted: RunConfig) -> dict[str, Any]:
     """Return the fields of `config` that must agree in `stored` and `wanted`; all others may change at a resumption."""
     model, adapter = config.model, config.adapter

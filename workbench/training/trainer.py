@@ -19,6 +19,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from workbench import formatting
 from workbench.config import RunConfig
 from workbench.data.prepare import TokenData
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
@@ -320,10 +321,8 @@ class Trainer:
         took = time.perf_counter() - began
         perplexity = float(torch.tensor(loss, dtype=torch.float64).exp())
         self._journal.evaluation(self.step, loss, perplexity, took)
-        print(
-            f"evaluation at step {self.step} | validation loss {loss:.4f} | perplexity {perplexity:.2f} | {took:.1f}s",
-            flush=True,
-        )
+        shown = f"validation loss {loss:.4f} | {formatting.perplexity(perplexity)} | {took:.1f}s"
+        print(f"evaluation at step {self.step} | {shown}", flush=True)
         if not math.isfinite(loss):
             raise self._diverged(f"the validation loss after step {self.step} is {loss}")
         if self._config.checkpoint.keep_best and (self._best is None or loss < self._best.validation_loss):
