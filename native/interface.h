@@ -34,6 +34,7 @@ typedef struct {
     int32_t emit_type;          /* WB_BFLOAT16 or WB_FLOAT16 */
     int32_t state_format;       /* enum wb_state_format */
     int32_t decay;              /* 0: weight_decay does not apply */
+    double learning_rate_scale; /* learning_rate is multiplied by it; 0 stands for 1 */
 } wb_piece;
 
 typedef struct {

@@ -43,6 +43,8 @@ static wb_adamw_factors factors_of(const wb_adamw *settings, const wb_piece *pie
     double bias_correction1 = 1.0 - pow(settings->beta1, (double)piece->step);
     double bias_correction2 = 1.0 - pow(settings->beta2, (double)piece->step);
     double bias_correction2_sqrt = pow(bias_correction2, 0.5);
+    double scale = piece->learning_rate_scale != 0.0 ? piece->learning_rate_scale : 1.0;
+    double learning_rate = settings->learning_rate * scale;
     double decay = piece->decay && !settings->coupled_decay ? settings->weight_decay : 0.0;
     wb_adamw_factors factors = {
         .gradient_scale = settings->gradient_scale,
@@ -50,16 +52,16 @@ static wb_adamw_factors factors_of(const wb_adamw *settings, const wb_piece *pie
         .exp_avg_weight = (float)(1.0 - settings->beta1),
         .beta2 = (float)settings->beta2,
         .exp_avg_sq_weight = (float)(1.0 - settings->beta2),
-        .decay_factor = (float)(1.0 - settings->learning_rate * decay),
+        .decay_factor = (float)(1.0 - learning_rate * decay),
         .bias_correction2_sqrt = (float)bias_correction2_sqrt,
         .eps = (float)settings->eps,
-        .step_size = (float)-(settings->learning_rate / bias_correction1),
+        .step_size = (float)-(learning_rate / bias_correction1),
     };
     if (piece->state_format != WB_EXACT) {
         factors.exp_avg_weight = (float)((1.0 - settings->beta1) * settings->gradient_scale);
         factors.exp_avg_sq_weight = (float)(sqrt(1.0 - settings->beta2) * settings->gradient_scale);
         factors.eps = (float)(settings->eps * bias_correction2_sqrt);
-        factors.step_size = (float)-(settings->learning_rate / bias_correction1 * bias_correction2_sqrt);
+        factors.step_size = (float)-(learning_rate / bias_correction1 * bias_correction2_sqrt);
     }
     return factors;
 }
@@ -239,7 +241,7 @@ int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, co
         /* Neighbours mostly share their factors, and pow is not cheap. */
         const wb_piece *before = item_count > 0 ? item[-1].piece : NULL;
         if (before && before->step == piece->step && before->decay == piece->decay &&
-            before->state_format == piece->state_format &&
+            before->learning_rate_scale == piece->learning_rate_scale && before->state_format == piece->state_format &&
             needs_preparation(before, settings) == needs_preparation(piece, settings))
             item->factors = item[-1].factors;
         else

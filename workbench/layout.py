@@ -98,6 +98,9 @@ class ParameterSpec:
     dtype: str
     trainable: bool = True
     state_format: StateFormat = "exact"
+    decay: bool | None = None
+    """Weight decay applies; None: where it has two or more dimensions."""
+    learning_rate_scale: float = 1.0
 
     @property
     def numel(self) -> int:
@@ -110,7 +113,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class Segment:
-    """A trainable parameter's place in its unit. `decay`: weight decay applies (two or more dimensions)."""
+    """A trainable parameter's place in its unit. `decay`: weight decay applies."""
 
     name: str
     shape: tuple[int, ...]
@@ -119,6 +122,7 @@ class Segment:
     numel: int
     decay: bool
     region: int
+    learning_rate_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -276,8 +280,9 @@ def _lay_out(index: int, spec: UnitSpec, chunk_bytes: int) -> Unit:
                     dtype=dtype,
                     offset=offset,
                     numel=parameter.numel,
-                    decay=len(parameter.shape) >= 2,
+                    decay=len(parameter.shape) >= 2 if parameter.decay is None else parameter.decay,
                     region=number,
+                    learning_rate_scale=parameter.learning_rate_scale,
                 )
             )
             offset += _aligned(parameter.numel)

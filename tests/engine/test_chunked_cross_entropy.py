@@ -48,12 +48,17 @@ POINTWISE = (lambda z: z[..., :290], lambda z: z / 2.0, torch.tanh, lambda z: z 
 @pytest.mark.parametrize("pointwise", [(), POINTWISE], ids=["logits", "functions of each token"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 60, 61, 1000])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.9])
 def test_loss_and_gradients_are_those_of_the_whole_logits(
-    chunk_tokens: int, reduction: Any, pointwise: Any
+    label_smoothing: float, chunk_tokens: int, reduction: Any, pointwise: Any
 ) -> None:
     leaves = make(torch.float32)
     leaves[3].clamp_(max=289)
-    options: dict[str, Any] = {"reduction": reduction, "pointwise": pointwise}
+    options: dict[str, Any] = {
+        "reduction": reduction,
+        "pointwise": pointwise,
+        "label_smoothing": label_smoothing,
+    }
     loss = chunked_cross_entropy(*leaves, chunk_tokens=chunk_tokens, **options)
     gradients = torch.autograd.grad(loss, leaves[:3])
     expected, expected_gradients = whole(leaves, **options)

@@ -73,10 +73,10 @@ class Small(nn.Module):
         return SimpleNamespace(loss=self.loss(logits, labels), logits=logits)
 
 
-def _shifted(logits: Any, labels: Tensor) -> Any:
+def _shifted(logits: Any, labels: Tensor, **options: float) -> Any:
     """The loss as models wrote it before they shared one."""
     shifted = logits[..., :-1, :].contiguous()
-    return nn.CrossEntropyLoss()(shifted.view(-1, shifted.size(-1)), labels[..., 1:].reshape(-1))
+    return nn.CrossEntropyLoss(**options)(shifted.view(-1, shifted.size(-1)), labels[..., 1:].reshape(-1))
 
 
 class Wrapper(nn.Module):
@@ -270,11 +270,6 @@ def _forbidden(logits: Any) -> Any:
         (None, lambda z, y: functional.cross_entropy(z.transpose(1, 2), y), "transpose"),
         (
             None,
-            lambda z, y: functional.cross_entropy(z.flatten(0, 1), y.flatten(), label_smoothing=0.1),
-            "cross",
-        ),
-        (
-            None,
             lambda z, y: functional.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none").sum(),
             "cross",
         ),
@@ -289,6 +284,33 @@ def test_what_needs_whole_logits_gets_them_and_is_refused_by_name(after: Any, lo
     chunked.check(data()[0])
     assert chunked.refusal is not None and names in chunked.refusal
     assert_same(model, chunked)
+
+
+@pytest.mark.parametrize("chunk_tokens", [CHUNK, 10_000], ids=["in chunks", "whole"])
+def test_smoothed_labels_are_torchs_in_training_alone(chunk_tokens: int) -> None:
+    torch.manual_seed(1)
+    model, (ids, labels) = Small(), data()[:2]
+    loss = ChunkedLoss(model, chunk_tokens=chunk_tokens, label_smoothing=0.1)
+    found = loss(ids, labels)
+    gradients = torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
+    reference = Small(None, lambda z, y: _shifted(z, y, label_smoothing=0.1)).double()
+    reference.load_state_dict(model.state_dict())
+    expected = reference(input_ids=ids, labels=labels).loss
+    for mine, theirs in zip(
+        (found, *gradients),
+        (expected, *torch.autograd.grad(expected, list(reference.parameters()), allow_unused=True)),
+        strict=True,
+    ):
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-7)
+    model.eval()
+    assert torch.equal(loss(ids, labels), ChunkedLoss(model, chunk_tokens=chunk_tokens)(ids, labels))
+    model.train()
+    model.loss = lambda z, y: z.square().mean()
+    with pytest.raises(ValueError, match="the loss of Small is no cross entropy"):
+        loss(ids, labels)
+    assert functional.cross_entropy.__module__ == "torch.nn.functional"
 
 
 def test_a_scale_that_is_learned_gets_its_gradient() -> None:

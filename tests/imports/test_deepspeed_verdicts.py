@@ -175,6 +175,8 @@ def test_adam_has_deepspeeds_defaults_and_not_workbenchs() -> None:
         "betas": (0.9, 0.999),
         "eps": 1e-8,
         "weight_decay": 0.0,
+        "no_decay": [],
+        "learning_rate_scales": {},
     }
 
 

@@ -94,6 +94,16 @@ def test_what_a_run_would_refuse_is_refused(
     assert because in told.err and not told.out
 
 
+def test_frozen_parameters_and_groups_are_verified(tmp_path: Path, capsys: Captured) -> None:
+    options = (
+        'model.freeze=["*.1.mlp.*", "*.ln_f.*"]',
+        'optimizer.no_decay=["*.wte.*"]',
+        'optimizer.learning_rate_scales={"*.0.*" = 0.1}',
+    )
+    words = [word for option in options for word in ("--set", option)]
+    assert main(["verify", str(write_preset(tmp_path)), *words]) == 0, capsys.readouterr().out
+
+
 def test_the_model_itself_is_verified_where_it_fits(tmp_path: Path, capsys: Captured) -> None:
     preset = write_preset(tmp_path, PRESET.replace("n_layer = 5", "n_layer = 6"))
     assert main(["verify", str(preset), "--full", "--set", "train.micro_batch_size=3"]) == 0

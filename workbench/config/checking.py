@@ -81,14 +81,22 @@ def problems_in(error: ValidationError, document: dict[str, Any]) -> Iterator[Pr
         field = documented.get(".".join(map(str, path)))
         if "extra_forbidden" in kinds_here:
             yield _unknown(path, value)
-        elif path[:2] == ("model", "config") and len(path) > 2:
-            yield Problem(
-                path, "cannot be handed to a model", "must be made of texts, finite numbers, true and false"
-            )
+        elif len(path) > 2:
+            yield Problem(path, *_INNER_TABLES[path[:2]])
         elif field is None:
             yield Problem(path, f"is {_in_words(value)}", f"must be a table, written [{path[0]}]")
         else:
             yield Problem(path, _wrong_value(value, kinds_here, field), f"must be {field.must_be}")
+
+
+_INNER_TABLES: dict[KeyPath, tuple[str, str]] = {
+    ("model", "config"): (
+        "cannot be handed to a model",
+        "must be made of texts, finite numbers, true and false",
+    ),
+    ("optimizer", "learning_rate_scales"): ("is no factor", "must be a number above 0 and up to 1,000"),
+}
+"""What is wrong, and what would be right, of a value in a table whose keys are the user's own."""
 
 
 def _homes(name: str) -> list[str]:
@@ -98,7 +106,7 @@ def _homes(name: str) -> list[str]:
 
 def _path_of(location: tuple[int | str, ...]) -> KeyPath:
     """Return table and key of an error, without the union members and places in arrays that pydantic appends."""
-    if location[:2] == ("model", "config"):
+    if location[:2] in _INNER_TABLES:
         return location[:3]
     return location[:2] if location[0] in TABLES else location[:1]
 
@@ -125,7 +133,7 @@ def _wrong_value(value: Any, kinds: list[str], field: DocumentedField) -> str:
     return f"is {_in_words(value)}"
 
 
-_FIELDS_WITH_ARRAYS = {"betas", "source", "targets"}
+_FIELDS_WITH_ARRAYS = {"betas", "source", "targets", "freeze", "no_decay"}
 
 _WORDS: tuple[tuple[type, str], ...] = (
     (bool, "true or false"),

@@ -64,6 +64,11 @@ class ModelConfig(Table):
         default_factory=dict,
         description="Sizes and options handed to the architecture's own configuration class as they stand.",
     )
+    freeze: list[Annotated[str, Field(min_length=1)]] = documented(
+        [],
+        'Patterns of parameter names, such as "*.wte.*", that are not trained.',
+        must_be="an array of patterns of parameter names",
+    )
 
 
 class DataConfig(Table):
@@ -138,6 +143,12 @@ class TrainConfig(Table):
     gradient_clipping: float = documented(
         1.0, "Largest norm of the whole gradient, beyond which it is scaled down; 0 turns clipping off.", ge=0
     )
+    label_smoothing: float = documented(
+        0.0,
+        "Share of each target's probability that goes to all tokens alike; evaluations measure the plain loss.",
+        ge=0,
+        lt=1,
+    )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = documented(
         "auto",
         'Number format of the weights: "auto" is bf16 on a GPU that computes in it, fp16 on an older one, fp32 on a '
@@ -178,6 +189,14 @@ class OptimizerConfig(Table):
     eps: float = documented(1e-8, "Added to the denominator of the update.", gt=0, le=1)
     weight_decay: float = documented(
         0.1, "Share of a weight, times the learning rate, that each step takes away.", ge=0, le=10
+    )
+    no_decay: list[Annotated[str, Field(min_length=1)]] = documented(
+        [],
+        "Patterns of parameter names without weight decay; those of fewer than two dimensions never have it.",
+        must_be="an array of patterns of parameter names",
+    )
+    learning_rate_scales: dict[str, Annotated[float, Field(gt=0, le=1000)]] = documented(
+        {}, "Factors of the learning rate by patterns of parameter names, the first that matches."
     )
 
 

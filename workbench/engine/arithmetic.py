@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,7 @@ class StateViews(NamedTuple):
     """
 
     decay: bool
+    learning_rate_scale: float
     state_format: StateFormat
     offset: int
     random_stream: int
@@ -230,6 +232,8 @@ def _partials(gradient: Tensor) -> Tensor:
 
 
 def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> None:
+    if state.learning_rate_scale != 1.0:
+        settings = replace(settings, lr=settings.lr * state.learning_rate_scale)
     if state.master is not None:
         master = state.master
     else:

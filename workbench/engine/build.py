@@ -80,7 +80,9 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
     """
     _refuse_compiled(model)
     found = find_units(model)
-    layout = lay_out(found, storage, config.chunk_bytes, config.state_format, config.device_fraction)
+    layout = lay_out(
+        found, storage, config.chunk_bytes, config.state_format, config.device_fraction, config.optimizer
+    )
     placements = place(layout, config.weights, config.state, config.device_fraction)
     computed_in = compute_dtypes(config.compute, device)
     global_quantity = config.gradient_clipping > 0 or config.loss_scaling(storage) is not None

@@ -27,7 +27,8 @@ class EngineConfig:
     """The arguments of `OffloadEngine`.
 
     Args:
-        optimizer: AdamW's numbers. Weight decay applies to parameters of two or more dimensions.
+        optimizer: AdamW's numbers. Weight decay applies to parameters of two or more dimensions but those that
+            `no_decay` names; `learning_rate_scales` multiplies the rate of others. Both match names as a shell does.
         weights: the tier of the blocks' working weights, "device", "host" or "disk". Off the device they come block by
             block through a ring of slots. Parameters outside the blocks stay on the device.
         state: the tier of the optimizer state, "device", "host" or "disk"; never above that of the weights.

@@ -260,6 +260,7 @@ class UnitMemory:
             views.append(
                 StateViews(
                     decay=segment.decay,
+                    learning_rate_scale=segment.learning_rate_scale,
                     state_format=memory.region.state_format,
                     offset=part.start,
                     random_stream=(self.unit.index << 32) + part.segment,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 TOLERANCE = 1.03
@@ -25,8 +26,17 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.0
     coupled_decay: bool = False
+    no_decay: tuple[str, ...] = ()
+    """Patterns of names, as a shell matches them. Decay applies to parameters of two or more dimensions but these."""
+    learning_rate_scales: tuple[tuple[str, float], ...] = ()
+    """(pattern, factor): `lr` is multiplied by the factor of the first pattern that matches, above 0."""
 
     def __post_init__(self) -> None:
+        for pattern, factor in self.learning_rate_scales:
+            if not 0.0 < factor < math.inf:
+                raise ValueError(
+                    f"learning_rate_scales: {pattern!r} must have a finite factor above 0, not {factor!r}"
+                )
         for name in ("lr", "eps", "weight_decay"):
             value = getattr(self, name)
             if not (0.0 <= value < math.inf):
@@ -36,6 +46,15 @@ class AdamW:
         for index, beta in enumerate(self.betas):
             if not (0.0 <= beta < 1.0):
                 raise ValueError(f"betas[{index}] must be at least 0 and below 1, not {beta!r}")
+
+    def decays(self, name: str, dimensions: int) -> bool:
+        """Return True where weight decay applies to the parameter `name`."""
+        return dimensions >= 2 and not any(fnmatchcase(name, pattern) for pattern in self.no_decay)
+
+    def learning_rate_scale(self, name: str) -> float:
+        """Return the factor of `lr` for the parameter `name`."""
+        scales = self.learning_rate_scales
+        return next((factor for pattern, factor in scales if fnmatchcase(name, pattern)), 1.0)
 
 
 class MissingExtensionWarning(UserWarning):

@@ -72,6 +72,7 @@ class Piece:
     high: Tensor | None = None  # bfloat16
     low: Tensor | None = None  # int16
     decay: bool = True  # False: weight_decay is 0 for this piece
+    learning_rate_scale: float = 1.0
     emit: Tensor | None = None  # bfloat16 or float16 working weights, written beside a float32 master
     exp_avg_scale: Tensor | None = None  # compact: float32, one for each 256 elements
     exp_avg_sq_scale: Tensor | None = None
@@ -135,6 +136,8 @@ class PieceTable:
             native.count = piece.count
             native.first_partial = partials
             native.decay = piece.decay
+            if piece.learning_rate_scale != 1.0:  # which zeros stand for
+                native.learning_rate_scale = piece.learning_rate_scale
             native.offset = piece.offset
             native.random_stream = piece.random_stream
             native.state_format = NATIVE_FORMATS[piece.state_format]

@@ -232,7 +232,9 @@ def _views(start: int, elements: int, state_format: StateFormat, tensors: Tensor
         return tensor[start // each : -(-(start + count) // each)]
 
     cuts = {name: cut(tensor) for name, tensor in tensors.items()}
-    return StateViews(decay=True, state_format=state_format, offset=start, random_stream=0, **cuts)
+    return StateViews(
+        decay=True, learning_rate_scale=1.0, state_format=state_format, offset=start, random_stream=0, **cuts
+    )
 
 
 def _loss_scale(dtype: str) -> float:

@@ -28,6 +28,7 @@ from workbench.engine.precision import dtype_name
 from workbench.errors import WorkbenchError
 from workbench.model.adapter import add_adapter
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
+from workbench.model.freezing import freeze
 from workbench.model.pretrained import find_pretrained, pretrained_config
 from workbench.model.saving import has_adapter
 from workbench.profiles.model_profile import BlockKind, Curve, ModelProfile, ParameterProfile
@@ -80,6 +81,7 @@ def meta_model(table: Mapping[str, Any], *, windows_below: int | None = None) ->
                 targets=list(adapter["targets"]),
             ),
         )
+    freeze(model, table.get("freeze") or ())
     return model
 
 

@@ -254,7 +254,9 @@ def stored_dtype(dtype: str, precision: str | None, mixed: bool) -> str:
 def model_table(config: RunConfig) -> dict[str, Any]:
     """Return all of a configuration that its model profile follows from: the [model] table, and the adapter on it."""
     adapter = None if config.adapter is None else config.adapter.model_dump()
-    return {**config.model.model_dump(), "adapter": adapter}
+    # Without a pattern it is left out: the profiles that are shipped and kept know nothing of it.
+    table = config.model.model_dump(exclude=set() if config.model.freeze else {"freeze"})
+    return {**table, "adapter": adapter}
 
 
 def model_profile_key(model: Mapping[str, Any], versions: Sequence[str] = ()) -> str:

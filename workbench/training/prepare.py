@@ -27,6 +27,7 @@ from workbench.engine.precision import compute_dtypes, dtype_name, working_preci
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.formatting import MIB, duration
 from workbench.model.build import check_positions
+from workbench.model.freezing import check_patterns, check_something_trains, freeze
 from workbench.optimizer import missing_extension
 from workbench.optimizer.schedules import LearningRateSchedule
 from workbench.plan.planner import Plan
@@ -82,6 +83,14 @@ def prepare_run(
     check_extension(config)
     device = _device(config)
     start = start.with_adapter(config.adapter, stored_precision(config, device)[0], report)
+    for field, patterns in (
+        ("model.freeze", config.model.freeze),
+        ("optimizer.no_decay", config.optimizer.no_decay),
+        ("optimizer.learning_rate_scales", list(config.optimizer.learning_rate_scales)),
+    ):
+        check_patterns(start.model, field, patterns)
+    freeze(start.model, config.model.freeze)
+    check_something_trains(start.model)
     outputs = start.shape.get_text_config().vocab_size
     _warn(
         report,
@@ -192,6 +201,8 @@ def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -
             eps=optimizer.eps,
             weight_decay=optimizer.weight_decay,
             coupled_decay=optimizer.type == "adam",
+            no_decay=tuple(optimizer.no_decay),
+            learning_rate_scales=tuple(optimizer.learning_rate_scales.items()),
         ),
         "weights": offload.weights,
         "state": offload.state,

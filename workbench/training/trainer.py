@@ -75,7 +75,7 @@ class Trainer:
         self._config = config
         self._model = model
         self._engine = engine
-        self._loss = ChunkedLoss(model)
+        self._loss = ChunkedLoss(model, label_smoothing=config.train.label_smoothing)
         self._data = data
         self._journal = journal
         self._requests = requests

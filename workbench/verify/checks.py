@@ -23,6 +23,7 @@ from workbench.data.tokenizers import ByteTokenizer
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.blocks.discovery import FoundUnit
 from workbench.model.build import UnitInitializer, build_on_meta
+from workbench.model.freezing import freeze
 from workbench.runs.checkpoints import Progress, find_checkpoints
 from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.save import Removal, save_checkpoint
@@ -213,7 +214,7 @@ def check_ties(trial: Trial) -> Iterator[Row]:
     for names in groups:
         known = next(name for name in names if name in ours.exp_avg)
         wanted[known] = torch.stack([apart.exp_avg[name] * rescaled for name in names]).sum(0)
-        if settings.coupled_decay and wanted[known].dim() >= 2:
+        if settings.coupled_decay and settings.decays(known, wanted[known].dim()):
             # Decay is part of such a gradient, and the one weight has one.
             decay = rounded(start.get_parameter(known).detach(), trial.numbers.storage)
             wanted[known] += (1 - settings.betas[0]) * settings.weight_decay * decay
@@ -294,10 +295,11 @@ def _updated(name: str, before: EngineOutcome, after: EngineOutcome, settings: A
     exp_avg, exp_avg_sq = after.exp_avg[name].double(), after.exp_avg_sq[name].double()
     beta1, beta2 = settings.betas
     count = after.counts[name]
-    decays = old.dim() >= 2 and not settings.coupled_decay
-    kept = old * (1 - settings.lr * settings.weight_decay) if decays else old
+    decays = settings.decays(name, old.dim()) and not settings.coupled_decay
+    learning_rate = settings.lr * settings.learning_rate_scale(name)
+    kept = old * (1 - learning_rate * settings.weight_decay) if decays else old
     root = (exp_avg_sq / (1 - beta2**count)).sqrt() + settings.eps
-    step = settings.lr * exp_avg / (1 - beta1**count) / root
+    step = learning_rate * exp_avg / (1 - beta1**count) / root
     allowed = FP32_EPSILON * (2 * old.abs() + 8 * step.abs())
     apart = (kept - step - new).abs()
     worst = int((apart / allowed.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
@@ -368,6 +370,7 @@ def _other_engine(trial: Trial) -> Iterator[OffloadEngine]:
             yield engine
         return
     model = build_on_meta(subject.shape)
+    freeze(model, trial.config.model.freeze)
     initialize = UnitInitializer(model, seed)
 
     def materialize(unit: FoundUnit) -> None:

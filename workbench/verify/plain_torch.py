@@ -224,7 +224,7 @@ class _PlainTraining:
 
     def _apply(self, gradients: dict[str, Tensor], learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["scale"]
         for name, gradient in gradients.items():
             self._masters[name].grad = gradient
             self._outcome.counts[name] = self._outcome.counts.get(name, 0) + 1
@@ -309,15 +309,15 @@ def as_kept(kind: str, moment: Tensor, state_format: StateFormat, noise: torch.G
 
 
 def _optimizer(masters: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """Return torch's own, with decay on parameters of two or more dimensions."""
+    """Return torch's own, with a group for each weight decay and scale of the learning rate."""
     settings = recipe.settings
-    decayed = [p for p in masters.values() if p.dim() >= 2]
-    others = [p for p in masters.values() if p.dim() < 2]
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in masters.items():
+        decay = settings.weight_decay if settings.decays(name, parameter.dim()) else 0.0
+        members.setdefault((decay, settings.learning_rate_scale(name)), []).append(parameter)
     groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": each, "weight_decay": decay, "scale": scale} for (decay, scale), each in members.items()
     ]
     make: Callable[..., torch.optim.Optimizer]
     make = torch.optim.Adam if settings.coupled_decay else torch.optim.AdamW
-    used = [group for group in groups if group["params"]]
-    return make(used, lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=False)
+    return make(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=False)

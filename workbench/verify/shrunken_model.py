@@ -9,7 +9,7 @@ Invariant: what comes out has been built, run forward and run backward once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from workbench.errors import ConfigurationError, DoesNotFitError, brief
 from workbench.formatting import gib
 from workbench.model.adapter import AdapterUnits, add_adapter
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
+from workbench.model.freezing import freeze
 from workbench.model.saving import has_adapter
 from workbench.profiles.meta_model import shape_of
 from workbench.profiles.model_profile import model_table
@@ -151,7 +152,7 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
             size = sum(parameter.numel() for parameter in build_on_meta(small).parameters())
             if size > LARGEST:
                 raise ValueError(f"its smallest form here has {size / 1e6:,.0f} million parameters")
-            start = real_model(small, config.train.seed, config.adapter, storage)
+            start = real_model(small, config.train.seed, config.adapter, storage, config.model.freeze)
             _try_out(start, small, sequence)
         except Exception as error:
             refusals.append(error)
@@ -191,7 +192,7 @@ def full_subject(config: RunConfig, storage: torch.dtype = torch.float32) -> Sub
     """
     shape = configured_shape(config)[2]
     return Subject(
-        real_model(shape, config.train.seed, config.adapter, storage),
+        real_model(shape, config.train.seed, config.adapter, storage, config.model.freeze),
         shape,
         config.train.seed,
         config.data.sequence_length,
@@ -227,12 +228,16 @@ def check_room(config: RunConfig, shape: Any, model: nn.Module, device: Device) 
 
 
 def real_model(
-    shape: Any, seed: int, adapter: AdapterConfig | None = None, storage: torch.dtype = torch.float32
+    shape: Any,
+    seed: int,
+    adapter: AdapterConfig | None = None,
+    storage: torch.dtype = torch.float32,
+    frozen: Sequence[str] = (),
 ) -> Any:
     """Return a model of `shape` on the CPU in fp32, as the architecture draws it, moved a little everywhere.
 
     Without that, gains of exactly one and biases of exactly zero would hide what decay does to them. With `adapter` the
-    weights beneath it are frozen, and rounded to `storage`.
+    weights beneath it are frozen, and rounded to `storage`. `frozen`: patterns of names that are frozen too.
     """
     model = build_on_meta(shape)
     materialize: Callable[[FoundUnit], None]
@@ -250,6 +255,10 @@ def real_model(
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=NOISE)
             if not parameter.requires_grad and parameter.is_floating_point():
                 parameter.data = parameter.data.to(storage)
+        freeze(model, frozen)
+        for parameter in model.parameters():
+            if not parameter.requires_grad and parameter.is_floating_point():
+                parameter.copy_(parameter.to(storage))
     return model
 
 

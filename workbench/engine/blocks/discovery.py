@@ -24,6 +24,7 @@ from workbench.layout import (
     build_layout,
     stay_on_device,
 )
+from workbench.optimizer import AdamW
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -120,14 +121,17 @@ def lay_out(
     chunk_bytes: int,
     state_format: StateFormat = "exact",
     device_fraction: float = 0.0,
+    optimizer: AdamW | None = None,
 ) -> Layout:
     """Return the layout of `units` with floating-point weights stored as `dtype` (None: each as it is; see
     `storage_dtypes`).
 
     The state of embeddings and of parameters with fewer than two dimensions is exact in every format: rows that are
     seldom used and gains that decide much share no scale with their neighbours, and they are few. So is that of the
-    units whose state stays on the device (see `place`).
+    units whose state stays on the device (see `place`). `optimizer` says where weight decay applies, and which learning
+    rates are scaled.
     """
+    optimizer = optimizer or AdamW()
     stored = storage_dtypes(units, dtype)
     trainable = [sum(p.numel() for p in s.parameters.values() if p.requires_grad) for s in units]
     stay = stay_on_device(trainable, device_fraction)
@@ -143,6 +147,8 @@ def lay_out(
                         dtype_name(stored[name]),
                         p.requires_grad,
                         "exact" if stays or p.dim() < 2 or _embeds(unit, name) else state_format,
+                        optimizer.decays(name, p.dim()),
+                        optimizer.learning_rate_scale(name),
                     )
                     for name, p in unit.parameters.items()
                 ),

@@ -46,6 +46,7 @@ class _Settings:
     pointwise: tuple[Pointwise, ...]
     ignore_index: int
     reduction: Literal["mean", "sum"]
+    label_smoothing: float
 
 
 @dataclass
@@ -72,6 +73,7 @@ def chunked_cross_entropy(
     pointwise: Sequence[Pointwise] = (),
     ignore_index: int = -100,
     reduction: Literal["mean", "sum"] = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return `cross_entropy(pointwise(linear(hidden, weight, bias)), targets)`, an fp32 scalar, `chunk_tokens` at a
     time.
@@ -81,7 +83,7 @@ def chunked_cross_entropy(
     no gradient. The mean is over targets other than `ignore_index`, NaN where there are none. Backward runs once, and
     makes no graph of its own.
     """
-    settings = _Settings(chunk_tokens, tuple(pointwise), ignore_index, reduction)
+    settings = _Settings(chunk_tokens, tuple(pointwise), ignore_index, reduction, label_smoothing)
     if not torch.is_grad_enabled():
         return _run(hidden, weight, bias, targets, settings, (False, False, False))[0]
     loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, bias, targets, settings)  # type: ignore[no-untyped-call]
@@ -148,8 +150,13 @@ def _run(
         log_probabilities = torch.log_softmax(final.detach(), 1, dtype=torch.float32)
         of_targets = log_probabilities.gather(1, classes[part])
         losses[part] = of_targets.squeeze(1).neg()
+        smoothing = settings.label_smoothing
+        if smoothing:  # a share of the target's probability goes to all classes alike
+            losses[part] = torch.lerp(losses[part], log_probabilities.mean(1).neg(), smoothing)
         if any(wanted):
-            change = log_probabilities.exp_().scatter_(1, classes[part], of_targets.expm1())
+            change = log_probabilities.exp_().scatter_(1, classes[part], of_targets.expm1() + smoothing)
+            if smoothing:
+                change.sub_(smoothing / change.shape[1])
             del log_probabilities
             if gradients.scale != 1.0:
                 change.mul_(gradients.scale)

@@ -37,6 +37,8 @@ class ChunkedLoss:
             gets its logits in chunks, another one is called as it is, and `refusal` says why.
         chunk_tokens: the most tokens whose logits exist at a time; None for about 64 MiB of fp32 logits (on an
             accelerator more where the head is wide). A batch that fits in one chunk is the model's own affair.
+        label_smoothing: of a model in training mode: this share of each target's probability goes to all tokens alike
+            (Szegedy et al., 2016, section 7).
 
     Backward of the loss may run once.
     """
@@ -44,16 +46,31 @@ class ChunkedLoss:
     refusal: str | None
     """The reason for the model's own loss, in one sentence; None where it is computed in chunks."""
 
-    def __init__(self, model: nn.Module, *, chunk_tokens: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *, chunk_tokens: int | None = None, label_smoothing: float = 0.0
+    ) -> None:
         if chunk_tokens is not None and chunk_tokens < 1:
             raise ValueError(f"chunk_tokens = {chunk_tokens}: expected 1 or more")
         self._model = model
         self._chunk_tokens = chunk_tokens
+        self._label_smoothing = label_smoothing
         self._head, self.refusal = _find_head(model)
 
     def __call__(self, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """Return the mean loss over the tokens of the loss mask, as the model has it; further arguments are the
-        model's."""
+        model's.
+
+        Raises ValueError where labels are to be smoothed and the model's loss is no cross entropy.
+        """
+        if self._label_smoothing and self._model.training:
+            with _smoothed_labels(self._label_smoothing) as calls:
+                loss = self._plain(input_ids, labels, **kwargs)
+            if not calls:
+                raise ValueError(f"label_smoothing: the loss of {self._name()} is no cross entropy of torch")
+            return loss
+        return self._plain(input_ids, labels, **kwargs)
+
+    def _plain(self, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         if self.refusal is not None or input_ids.numel() <= self._tokens_a_chunk():
             return self._own(input_ids, labels, **kwargs)
         return self._lazy(LogitsTrace(self._tokens_a_chunk()), input_ids, labels, **kwargs)
@@ -166,6 +183,22 @@ def _find_head(model: nn.Module) -> tuple[nn.Linear | None, str | None]:
     ):
         return None, f"the output embedding of {name} is a {type(head).__name__} with a forward of its own"
     return head, None
+
+
+@contextmanager
+def _smoothed_labels(share: float) -> Iterator[list[bool]]:
+    """Smooth the labels of torch's cross entropy meanwhile; yield a list that gets an item for each call."""
+    plain, calls = functional.cross_entropy, []
+
+    def smoothed(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(True)
+        return plain(*args, **{**kwargs, "label_smoothing": share})
+
+    functional.cross_entropy = smoothed
+    try:
+        yield calls
+    finally:
+        functional.cross_entropy = plain
 
 
 @contextmanager

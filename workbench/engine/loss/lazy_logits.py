@@ -211,7 +211,6 @@ def _cross_entropy(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
         or targets.shape != me.shape[:1]
         or targets.dtype != torch.int64
         or any(asked.get(name) is not None for name in ("weight", "size_average", "reduce"))
-        or asked.get("label_smoothing", 0.0) != 0.0
         or reduction not in ("mean", "sum")
     )
     if unusual:
@@ -229,6 +228,7 @@ def _cross_entropy(func: Any, me: LazyLogits, args: Any, kwargs: Any) -> Any:
         pointwise=me._pointwise,
         ignore_index=asked.get("ignore_index", -100),
         reduction=reduction,
+        label_smoothing=asked.get("label_smoothing", 0.0),
     )
     return loss.to(me.dtype)
 
