@@ -218,6 +218,11 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         ("offload.device_fraction",), lambda run, shared: shared and run.offload.state != "disk", _SHARED
     ),
     NoEffect(
+        ("evaluate.patience",),
+        lambda run, shared: run.evaluate.every == 0,
+        "evaluate.every = 0 evaluates only at the end",
+    ),
+    NoEffect(
         ("sample.every", "sample.prompt"),
         lambda run, shared: run.sample.tokens == 0,
         "sample.tokens = 0 turns samples off",

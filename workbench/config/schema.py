@@ -285,6 +285,13 @@ class EvaluateConfig(Table):
     tokens: int = documented(
         65_536, "Validation tokens that one evaluation reads.", unit="tokens", ge=1, le=LARGEST_INTEGER
     )
+    patience: int = documented(
+        0,
+        "Evaluations in a row without a lower validation loss after which the run ends; 0 never ends it early.",
+        unit="evaluations",
+        ge=0,
+        le=1_000_000,
+    )
 
 
 class SampleConfig(Table):

@@ -101,6 +101,10 @@ class Progress:
     best: BestStep | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """The settings that decide the state's layout and its updates, by dotted name."""
+    lowest_validation_loss: float | None = None
+    """Nats a token; None before the first evaluation."""
+    evaluations_without_gain: int = 0
+    """Evaluations since the lowest validation loss."""
 
 
 @dataclass(frozen=True)

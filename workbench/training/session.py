@@ -58,7 +58,9 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
                 write_plan(run, plan)
             forget_peak()
             with _recorded(run, prepared, journal):
-                code, steps, memory = _train(run, config, prepared, requests, journal, resuming=resuming)
+                code, steps, memory, early = _train(
+                    run, config, prepared, requests, journal, resuming=resuming
+                )
             plan["measured"] = {**_measured(run, prepared), "engine": memory}
             write_plan(run, plan)
             for row in compare(plan):
@@ -76,7 +78,11 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
             journal.end("failed", EXIT_ERROR, f"{type(error).__name__}: {error}")
             _log_traceback(run, error)
             raise
-        if code == EXIT_DONE:
+        if code == EXIT_DONE and early:
+            why = f"no lower validation loss in {config.evaluate.patience} evaluations (evaluate.patience)"
+            print(f"ended after step {steps}: {why}", flush=True)
+            journal.end("finished", code, f"ended after step {steps} of {config.train.steps}: {why}")
+        elif code == EXIT_DONE:
             journal.end("finished", code, f"{config.train.steps} steps")
         else:
             journal.end("stopped", code, f"stopped after step {steps} of {config.train.steps} and saved")
@@ -101,8 +107,8 @@ def _train(
     journal: Journal,
     *,
     resuming: bool,
-) -> tuple[int, int, Breakdown]:
-    """Return the exit code, the steps done, and what the engine held at the end."""
+) -> tuple[int, int, Breakdown, bool]:
+    """Return the exit code, the steps done, what the engine held at the end, and whether it ended early."""
     if config.train.deterministic:
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -126,7 +132,7 @@ def _train(
                 write_plan(run, prepared.plan.as_dict())
             code = trainer.train()
             _report_disk_wear(engine, journal)
-            return code, trainer.step, engine.memory()
+            return code, trainer.step, engine.memory(), trainer.ended_early
     except WorkbenchError:
         raise
     except Exception as error:

@@ -88,6 +88,8 @@ class Trainer:
         self._best: BestStep | None = None
         self._best_is_named = True
         self._evaluated_step: int | None = None
+        self._lowest: float | None = None
+        self._without_gain = 0
         self._remaining = RemainingTime()
         self._process = psutil.Process()
         self._paused = False
@@ -114,6 +116,8 @@ class Trainer:
             random=capture_random_state(),
             best=self._best,
             settings=self.settings(),
+            lowest_validation_loss=self._lowest,
+            evaluations_without_gain=self._without_gain,
         )
 
     def restore(self, progress: Progress) -> None:
@@ -128,6 +132,14 @@ class Trainer:
         self.step = self._saved_step = progress.step
         self.skipped = progress.skipped
         self.tokens_total = progress.tokens_total
+        self._lowest = progress.lowest_validation_loss
+        # A run that has ended early and is begun again is given its patience again.
+        self._without_gain = progress.evaluations_without_gain % max(1, self._config.evaluate.patience)
+
+    @property
+    def ended_early(self) -> bool:
+        """True where the validation loss has not fallen for as many evaluations as `evaluate.patience` allows."""
+        return 0 < self._config.evaluate.patience <= self._without_gain
 
     # The loop
 
@@ -146,7 +158,7 @@ class Trainer:
         if config.data.separate_documents:
             check_separation(self._model, self._engine.device.torch_device)
         self._check_loss()
-        while self.step < config.train.steps and not self._interrupted():
+        while self.step < config.train.steps and not self._interrupted() and not self.ended_early:
             try:
                 self._train_step()
             except NonFiniteGradientsError as error:
@@ -217,6 +229,7 @@ class Trainer:
         # Before anything that records the step: the validation loss belongs in its record.
         if last or _due(self.step, config.evaluate.every):
             self._evaluate()
+        last = last or self.ended_early
         self._obey_control()
         if _due(self.step, config.sample.every) and not last:
             self._sample()
@@ -325,6 +338,9 @@ class Trainer:
         print(f"evaluation at step {self.step} | {shown}", flush=True)
         if not math.isfinite(loss):
             raise self._diverged(f"the validation loss after step {self.step} is {loss}")
+        gained = self._lowest is None or loss < self._lowest
+        self._lowest = loss if gained else self._lowest
+        self._without_gain = 0 if gained else self._without_gain + 1
         if self._config.checkpoint.keep_best and (self._best is None or loss < self._best.validation_loss):
             self._best = BestStep(self.step, loss)
             self._best_is_named = False
