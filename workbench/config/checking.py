@@ -94,6 +94,7 @@ _INNER_TABLES: dict[KeyPath, tuple[str, str]] = {
         "cannot be handed to a model",
         "must be made of texts, finite numbers, true and false",
     ),
+    ("evaluate", "sources"): ("is no path", "must be a file or a folder, as a text"),
     ("optimizer", "learning_rate_scales"): ("is no factor", "must be a number above 0 and up to 1,000"),
 }
 """What is wrong, and what would be right, of a value in a table whose keys are the user's own."""

@@ -174,6 +174,15 @@ def _source(config: RunConfig) -> Iterator[Problem]:
             yield from _path_problems(at, name, right)
 
 
+def _evaluated(config: RunConfig) -> Iterator[Problem]:
+    """The datasets of the hub have splits of their own, which no field names yet."""
+    evaluate = config.evaluate
+    named: dict[KeyPath, str] = {("evaluate", "source"): evaluate.source} if evaluate.source else {}
+    named |= {("evaluate", "sources", name): path for name, path in evaluate.sources.items()}
+    for at, path in named.items():
+        yield from _path_problems(at, path, "name a file or a folder that is there")
+
+
 def _disk_path(config: RunConfig) -> Iterator[Problem]:
     offload = config.offload
     if offload.disk_path and {"disk", "auto"} & {offload.weights, offload.state}:
@@ -269,6 +278,13 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
                 "tokenizer": unless_on_hub(data.tokenizer),
             },
         ),
+        "evaluate": (
+            config.evaluate,
+            {
+                "source": absolute(config.evaluate.source) if config.evaluate.source else "",
+                "sources": {name: absolute(path) for name, path in config.evaluate.sources.items()},
+            },
+        ),
         "offload": (offload, {"disk_path": absolute(offload.disk_path) if offload.disk_path else ""}),
     }
     # Only what changes is set: a field that nobody named stays unnamed.
@@ -286,6 +302,7 @@ REFERENCES: dict[str, Callable[[RunConfig], Iterator[Problem]]] = {
     "model.pretrained": _pretrained,
     "data.source": _source,
     "data.tokenizer": _tokenizer,
+    "evaluate": _evaluated,
     "offload.disk_path": _disk_path,
     "log.tensorboard": _tensorboard,
     "adapter": _adapter,

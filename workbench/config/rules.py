@@ -218,6 +218,11 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         ("offload.device_fraction",), lambda run, shared: shared and run.offload.state != "disk", _SHARED
     ),
     NoEffect(
+        ("data.validation_fraction",),
+        lambda run, shared: bool(run.evaluate.source),
+        "evaluate.source is what is evaluated on, and all of data.source is trained on",
+    ),
+    NoEffect(
         ("evaluate.patience",),
         lambda run, shared: run.evaluate.every == 0,
         "evaluate.every = 0 evaluates only at the end",

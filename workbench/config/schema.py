@@ -285,6 +285,14 @@ class EvaluateConfig(Table):
     tokens: int = documented(
         65_536, "Validation tokens that one evaluation reads.", unit="tokens", ge=1, le=LARGEST_INTEGER
     )
+    source: str = documented(
+        "",
+        "Files or a folder to evaluate on, all of it, as data.source is read; empty holds out a share of data.source.",
+    )
+    sources: dict[str, Annotated[str, Field(min_length=1)]] = documented(
+        {},
+        "Further files or folders by names of your own, whose losses are measured beside and decide nothing.",
+    )
     patience: int = documented(
         0,
         "Evaluations in a row without a lower validation loss after which the run ends; 0 never ends it early.",

@@ -12,11 +12,13 @@ import math
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.config import DataConfig
+from workbench.config.schema import EvaluateConfig
 from workbench.config.tokenizers import BPE, is_made_here
 from workbench.data.bpe_training import cached_tokenizer, trained_tokenizer
 from workbench.data.records import RecordEncoder
@@ -56,6 +58,8 @@ class TokenData:
     """uint8 [training tokens], 1 for a token in the loss; None if every token is."""
     validation_documents: Tensor | None = None
     validation_loss_mask: Tensor | None = None
+    others: Mapping[str, TokenData] = field(default_factory=dict)
+    """Further data to evaluate on, their validation side, by name."""
 
 
 def prepare(
@@ -64,10 +68,14 @@ def prepare(
     revision: str = "",
     trust_remote_code: bool = False,
     progress: Progress | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> TokenData:
     """Return the tokens of `config.source`, from the cache if they are there.
 
+    With a `validation_fraction` of 0 all of them are for training, with 1 all for validation.
+
     Args:
+        tokenizer: to take in the place of `config.tokenizer`.
         revision: branch, tag or commit of the tokenizer, if that is a hub id.
         trust_remote_code: run Python code that comes with the tokenizer.
         progress: called now and then; may raise to stop.
@@ -80,8 +88,9 @@ def prepare(
     source = find_source(config)
     if source.prepared is not None:
         return _open_prepared(source.prepared, config, revision, trust_remote_code)
-    tokenizer: Tokenizer
-    if config.tokenizer.startswith(BPE):
+    if tokenizer is not None:
+        pass
+    elif config.tokenizer.startswith(BPE):
         # A trained tokenizer takes every record that bytes take.
         check_first_records(source, _record_encoder(config, load_tokenizer("bytes")))
         tokenizer = trained_tokenizer(config, source, progress)
@@ -99,6 +108,28 @@ def prepare(
                 "folder that can be written and has room"
             ) from error
     return _open(folder, header, tokenizer, config)
+
+
+def with_evaluation(data: TokenData, config: DataConfig, evaluate: EvaluateConfig) -> TokenData:
+    """Return `data` with what `evaluate` names to evaluate on, by the tokenizer of `data`.
+
+    Raises what `prepare` raises.
+    """
+
+    def of(source: str) -> TokenData:
+        whole = config.model_copy(update={"source": source, "validation_fraction": 1.0})
+        return prepare(whole, tokenizer=data.tokenizer)
+
+    if evaluate.source:
+        own = of(evaluate.source)
+        data = replace(
+            data,
+            validation=own.validation,
+            validation_documents=own.validation_documents,
+            validation_loss_mask=own.validation_loss_mask,
+            warnings=(*data.warnings, *own.warnings),
+        )
+    return replace(data, others={name: of(source) for name, source in evaluate.sources.items()})
 
 
 def prepared_tokens(config: DataConfig) -> int | None:
@@ -227,8 +258,13 @@ def _open(folder: Path, header: Header, tokenizer: Tokenizer, config: DataConfig
 def _check_enough(header: Header, config: DataConfig) -> None:
     """Raise ConfigurationError if a side has fewer tokens than one sequence."""
     length, training, validation = config.sequence_length, header.train_tokens, header.validation_tokens
-    if training >= length and validation >= length:
+    fraction = config.validation_fraction
+    if (training >= length or fraction == 1) and (validation >= length or fraction == 0):
         return
+    if fraction in (0, 1):
+        raise ConfigurationError(
+            f"{config.source}: has {training + validation} tokens, and data.sequence_length = {length} needs as many"
+        )
     if training + validation < 2 * length:
         advice = "add text, or lower data.sequence_length"
     elif validation < length:

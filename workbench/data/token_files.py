@@ -201,6 +201,8 @@ class StreamWriter:
 
 def _sides(table: Any, fraction: float) -> Sides:
     tokens = table["tokens"]
+    if fraction in (0.0, 1.0):
+        return Sides(np.full(len(table), fraction == 1.0))
     if len(table) == 1:
         if table["is_masked"][0]:
             raise ConfigurationError(
@@ -322,6 +324,8 @@ def map_side(folder: Path, header: Header, side: str) -> tuple[Tensor, Tensor, T
     documents = getattr(header, f"{side}_documents")
 
     def mapped(suffix: str, size: int, dtype: torch.dtype) -> Tensor:
+        if not size:  # nothing can be mapped of an empty file
+            return torch.empty(0, dtype=dtype)
         return torch.from_file(str(folder / f"{side}.{suffix}"), shared=False, size=size, dtype=dtype)
 
     return (

@@ -391,6 +391,7 @@ def run_time(
     steps = config.train.steps
     steps_s = steps * time.step_s
     evaluations = 1 + (steps - 1) // config.evaluate.every if config.evaluate.every else 1
+    evaluations *= 1 + len(config.evaluate.sources)
     length = config.data.sequence_length
     evaluated = length * max(1, config.evaluate.tokens // length)  # as `evaluation_batches` takes them
     evaluations_s = evaluations * time.forward_s * evaluated / time.tokens

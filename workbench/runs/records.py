@@ -10,6 +10,7 @@ metrics and the log.
 
 - phase: `phase`, `step`
 - evaluation: `step`, `loss` (nats a token), `perplexity`, `seconds`
+- evaluation_of: `name` (in `evaluate.sources`), `step`, `loss`
 - sample: `step`, `path` (relative to the run)
 - checkpoint: `step`, `path` (relative to the run), `seconds`, `best` (its validation loss is the lowest so far)
 - warning: `message`
@@ -45,6 +46,7 @@ EVENT_VERSION = 1
 EVENT_KINDS = (
     "phase",
     "evaluation",
+    "evaluation_of",
     "sample",
     "checkpoint",
     "warning",

@@ -19,7 +19,7 @@ from torch import nn
 from workbench.config import DataConfig, RunConfig
 from workbench.config.rules import rounded_up, short_run, vocabulary_warning, without_effect
 from workbench.config.tokenizers import made_size
-from workbench.data.prepare import TokenData, prepare
+from workbench.data.prepare import TokenData, prepare, with_evaluation
 from workbench.data.tokenizers import load_tokenizer
 from workbench.engine import AdamW, LossScaling
 from workbench.engine.devices.device import Device, open_device
@@ -292,12 +292,16 @@ def _tokens(
 ) -> TokenData:
     """Return the tokens of the run, each of which has an output of the model."""
     report("preparing the text")
+    table = config.data if directory is None else _with_tokenizer(config, directory, report)
+    if config.evaluate.source:
+        table = table.model_copy(update={"validation_fraction": 0.0})
     data = prepare(
-        config.data if directory is None else _with_tokenizer(config, directory, report),
+        table,
         revision=config.model.revision if config.data.tokenizer == config.model.pretrained else "",
         trust_remote_code=config.model.trust_remote_code,
         progress=TextProgress(report, check_stop),
     )
+    data = with_evaluation(data, table, config.evaluate)
     _warn(report, *data.warnings, *check_batches(config, data), *check_vocabulary(config, start.shape, data))
     return data
 
@@ -322,7 +326,8 @@ def _with_tokenizer(config: RunConfig, directory: RunDirectory, report: Callable
 def _largest_id(config: RunConfig, data: TokenData) -> int:
     """Return the largest id that the model is given in training, evaluation and samples."""
     prompt = data.tokenizer.encode(config.sample.prompt) if config.sample.tokens else []
-    sides = [side.numpy() for side in (data.train, data.validation) if len(side)]
+    all_sides = (data.train, data.validation, *(other.validation for other in data.others.values()))
+    sides = [side.numpy() for side in all_sides if len(side)]
     return max(data.tokenizer.end_of_text, *prompt, *(int(side.max()) for side in sides))
 
 

@@ -330,6 +330,18 @@ class Trainer:
         self._finish_step(loss)
         if loss is None:
             return
+        for name, other in self._data.others.items():
+            beside = validation_loss(
+                self._model,
+                validation_batches(self._config, other),
+                device=self._engine.device,
+                interrupted=self._interrupted,
+                loss=self._loss,
+            )
+            if beside is None:
+                return
+            self._journal.event("evaluation_of", name=name, step=self.step, loss=beside)
+            print(f"evaluation of {name} at step {self.step} | loss {beside:.4f}", flush=True)
         self._evaluated_step = self.step
         took = time.perf_counter() - began
         perplexity = float(torch.tensor(loss, dtype=torch.float64).exp())
