@@ -176,7 +176,7 @@ def resume(run: RunDirectory) -> list[str]:
     journal: Any = SimpleNamespace(warn=warned.append, phase=lambda name: None, metrics=with_metrics)
     _, engine = build_engine(seed=9)
     with engine:
-        session._resume(run, engine, trainer, journal)
+        session.resume_from_checkpoint(run, engine, trainer, journal)
     return warned
 
 

@@ -36,7 +36,8 @@ def save_model(
     `save_adapter`.
 
     Args:
-        model: a transformers model; the values of its own parameters are not looked at.
+        model: a transformers model, or any other, of which weights and buffers alone are written. The values of its own
+            parameters are not looked at.
         units: gives every parameter once, by its first name in `model.named_parameters()`.
         folder: made where it is missing.
         largest_file_bytes: the most bytes of tensors in a file.
@@ -46,6 +47,8 @@ def save_model(
         OSError: the disk does not take it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if not hasattr(model, "save_pretrained"):
+        return _save_plain(model, units, folder, largest_file_bytes)
     if has_adapter(model):
         save_adapter(model, units, folder)
         return {}
@@ -63,6 +66,19 @@ def save_model(
         described.config.dtype = dtype_name(dtype)
         described.config.save_pretrained(folder)
     return checksums
+
+
+def _save_plain(
+    model: nn.Module, units: Iterable[Tensors], folder: Path, largest_file_bytes: int
+) -> dict[str, Spans]:
+    buffers = {
+        name: buffer for name, buffer in model.state_dict().items() if name in dict(model.named_buffers())
+    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in (*model.named_parameters(), *buffers.items())}
+    with SafetensorsFiles(folder, shapes, largest_file_bytes) as files:
+        for unit in chain(units, [buffers]):
+            files.add(unit)
+    return files.checksums
 
 
 def has_adapter(model: nn.Module) -> bool:

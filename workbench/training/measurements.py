@@ -49,7 +49,9 @@ def met_parameters(shapes: Iterable[tuple[int, ...]], experts: int, chosen: int)
 
 
 def model_flops_per_token(model: Any, engine: OffloadEngine, sequence_length: int) -> float:
-    """Return the FLOP of one token of the engine's model, forward and backward."""
+    """Return the FLOP of one token of the engine's model, forward and backward; 0 where it is not transformers'."""
+    if not hasattr(model, "config"):
+        return 0.0
     text = model.config.get_text_config()
     experts = next((n for key in EXPERTS if isinstance(n := getattr(text, key, None), int)), 0)
     chosen = getattr(text, "num_experts_per_tok", None)

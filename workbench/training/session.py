@@ -126,7 +126,7 @@ def _train(
         with _engine(config, prepared, journal) as engine, Removal() as removal:
             trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests, removal)
             if resuming:
-                _resume(run, engine, trainer, journal)
+                resume_from_checkpoint(run, engine, trainer, journal)
                 # Only now: settings that do not fit the saved state must not hinder a later attempt.
                 write_config(run, to_toml(config))
                 write_plan(run, prepared.plan.as_dict())
@@ -176,7 +176,9 @@ def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadE
     return OffloadEngine(prepared.model, **options, micro_batch_tokens=tokens, materialize=materialize)
 
 
-def _resume(run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal: Journal) -> None:
+def resume_from_checkpoint(
+    run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal: Journal
+) -> None:
     """Load the newest checkpoint that is whole; without any, the run begins again at its first step."""
     journal.phase("loading")
     damaged: list[Damage] = []

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from workbench import formatting
 from workbench.config import RunConfig
+from workbench.data.batches import Batch, Sampler
 from workbench.data.prepare import TokenData
 from workbench.engine import NonFiniteGradientsError, OffloadEngine, StepReport
+from workbench.engine.devices.device import Device
 from workbench.engine.loss.chunked_loss import CHECK_ROWS, CHECK_TOKENS, ChunkedLoss
 from workbench.engine.precision import PRECISIONS, dtype_name
 from workbench.errors import EXIT_DONE, EXIT_TERMINATED, DivergedError
@@ -65,6 +67,7 @@ class Trainer:
         journal: Journal,
         requests: Requests,
         removal: Removal,
+        sampler: Sampler | None = None,
     ) -> None:
         self.step = 0
         """Steps completed."""
@@ -81,7 +84,7 @@ class Trainer:
         self._requests = requests
         self._removal = removal
         self._control = ControlReader(journal.run)
-        self._sampler = training_sampler(config, data)
+        self._sampler = sampler or training_sampler(config, data)
         self._schedule = learning_rate_schedule(config)
         self._pending: _Pending | None = None
         self._saved_step: int | None = None
@@ -197,7 +200,7 @@ class Trainer:
                 reported = now
                 self._journal.progress(f"micro-batch {micro_batch + 1} of {micro_batches}")
             batch = self._sampler.next()
-            loss = batch_loss(self._loss, batch, engine.device)
+            loss = self._batch_loss(batch, engine.device)
             if not micro_batch:
                 # The forward waited for the update before: whether that was left out is known, and costs no time.
                 engine.learning_rate = self._schedule.at(self._updates())
@@ -214,6 +217,9 @@ class Trainer:
         step_s = time.perf_counter() - began
         self._pending = _Pending(report, self.step, loss_of_step, tokens, step_s)
         self._remaining.add(step_s)
+
+    def _batch_loss(self, batch: Batch, device: Device) -> Tensor:
+        return batch_loss(self._loss, batch, device)
 
     def _updates(self) -> int:
         """Return the steps that were not left out: the schedule does not advance on an overflow.
@@ -320,24 +326,12 @@ class Trainer:
         self._wait()
         self._journal.phase("evaluating")
         began = time.perf_counter()
-        loss = validation_loss(
-            self._model,
-            validation_batches(self._config, self._data),
-            device=self._engine.device,
-            interrupted=self._interrupted,
-            loss=self._loss,
-        )
+        loss = self._validation_loss(self._data)
         self._finish_step(loss)
         if loss is None:
             return
         for name, other in self._data.others.items():
-            beside = validation_loss(
-                self._model,
-                validation_batches(self._config, other),
-                device=self._engine.device,
-                interrupted=self._interrupted,
-                loss=self._loss,
-            )
+            beside = self._validation_loss(other)
             if beside is None:
                 return
             self._journal.event("evaluation_of", name=name, step=self.step, loss=beside)
@@ -356,6 +350,16 @@ class Trainer:
         if self._config.checkpoint.keep_best and (self._best is None or loss < self._best.validation_loss):
             self._best = BestStep(self.step, loss)
             self._best_is_named = False
+
+    def _validation_loss(self, data: TokenData) -> float | None:
+        """Return nats a token on the validation side of `data`; None when interrupted."""
+        return validation_loss(
+            self._model,
+            validation_batches(self._config, data),
+            device=self._engine.device,
+            interrupted=self._interrupted,
+            loss=self._loss,
+        )
 
     def _sample(self) -> None:
         config = self._config

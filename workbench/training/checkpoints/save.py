@@ -66,7 +66,7 @@ def save_checkpoint(
     *,
     engine: OffloadEngine,
     model: nn.Module,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     progress: Progress,
     removal: Removal,
     keep: int,
@@ -95,7 +95,8 @@ def save_checkpoint(
             engine.state(),
             beside=lambda: known.update(save_model(model, engine.weights(), working)),
         )
-        tokenizer.save_pretrained(working)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(working)
         model_files = sorted(path for path in working.iterdir() if path.is_file())
         manifest = Manifest(
             step,
