@@ -170,7 +170,12 @@ class Region:
 
 def state_tensors(region: Region) -> tuple[StateTensor, ...]:
     """Return the tensors of a region's state: its weights as the state keeps them, then its moments."""
-    return WEIGHT_TENSORS[region.dtype] + MOMENTS[region.state_format]
+    return WEIGHT_TENSORS[region.dtype] + moment_tensors(region)
+
+
+def moment_tensors(region: Region) -> tuple[StateTensor, ...]:
+    """Return the tensors of a region's moments."""
+    return MOMENTS[region.state_format]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from workbench.layout import (
     Region,
     StateTensor,
     Unit,
+    moment_tensors,
     padded,
     state_tensors,
 )
@@ -48,9 +49,8 @@ SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 GradientMode = Literal["in_autograd", "owned", "bucketed"]
 Waiting = Literal["in autograd", "ring", "memory", "disk"]
 
-WORKING_KIND = {"float32": "master", "bfloat16": "high", "float16": "working"}
-"""The kind of the state from which the forward's weights are copied, or which they are, by the dtype they are stored
-in."""
+UPDATE_SCRATCH_BYTES = 512 << 20
+"""The most that an update on a device of its own holds of 16-bit gradients in fp32 at a time."""
 
 SMALL_MODEL_BYTES = 64 << 20
 
@@ -114,7 +114,8 @@ class UnitRoute:
     @property
     def after_backward(self) -> bool:
         """Its gradients are found in autograd's tensors when backward has ended, and need no hooks before."""
-        return self.update_on_compute and self.gradients == "in_autograd" and not self.delayed
+        found = self.gradients == "in_autograd" or (self.on_device and self.gradients == "owned")
+        return self.update_on_compute and found and not self.delayed
 
     @property
     def uploads(self) -> bool:
@@ -125,7 +126,7 @@ class UnitRoute:
         """Return whether a kind of the state is on disk; the working copy is only where the weights are."""
         if self.placement.state != "disk":
             return False
-        return self.placement.weights == "disk" or kind != WORKING_KIND[dtype]
+        return self.placement.weights == "disk" or kind != working_kind(dtype, self)
 
     def flow(self) -> UnitFlow:
         """Return the same in the timeline's words."""
@@ -191,6 +192,26 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
 
 
 # The memory of one unit
+
+
+def held_tensors(region: Region, route: UnitRoute) -> tuple[StateTensor, ...]:
+    """Return the tensors that the engine holds for the state of `region`, in memory or on disk.
+
+    They are those of `state_tensors`, but on a device of its own: fused kernels there work on fp32 masters, so that
+    bf16 weights are a copy of one instead of its upper half.
+    """
+    if not route.on_device or region.dtype != "bfloat16":
+        return state_tensors(region)
+    master, working = StateTensor("master", "float32", 1), StateTensor("working", "bfloat16", 1)
+    return (master, working, *moment_tensors(region))
+
+
+def working_kind(dtype: str, route: UnitRoute) -> str:
+    """Return the kind of the state from which the forward's weights, stored in `dtype`, are copied, or which they
+    are."""
+    if dtype == "bfloat16" and not route.on_device:
+        return "high"
+    return "master" if dtype == "float32" else "working"
 
 
 @dataclass(frozen=True)
@@ -276,13 +297,13 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
     tier = "device" if route.on_device else "host"
     sets = 2 if route.delayed else 1
     for region in unit.regions:
-        for tensor in state_tensors(region):
+        for tensor in held_tensors(region, route):
             size = tensor.bytes(region.elements)
             if route.is_filed(tensor.kind, region.dtype):
                 chunks = (c for c in unit.chunks if unit.regions[c.region] is region)
                 size = sum(padded(tensor.bytes(c.elements)) for c in chunks)
                 add(found, "disk", name_of(tensor.kind), size)
-            elif route.aliased and tensor.kind == WORKING_KIND[region.dtype]:
+            elif route.aliased and tensor.kind == working_kind(region.dtype, route):
                 add(found, "device", "weights", size)
             else:
                 add(found, tier, name_of(tensor.kind), size)
@@ -335,6 +356,18 @@ UnitCount = tuple[Unit, UnitRoute, int]
 def each_unit(layout: Layout, routes: Iterable[UnitRoute]) -> list[UnitCount]:
     """Return every unit of `layout` with its route, counted once."""
     return [(unit, route, 1) for unit, route in zip(layout.units, routes, strict=True)]
+
+
+def update_scratch_bytes(units: Iterable[UnitCount]) -> int:
+    """Return what updates on a device of its own take for 16-bit gradients in fp32, while they run."""
+    widened = sum(
+        count * 4 * region.elements
+        for unit, route, count in units
+        if route.on_device and route.after_backward and not route.accumulates
+        for region in unit.regions
+        if region.dtype != "float32"
+    )
+    return min(widened, UPDATE_SCRATCH_BYTES)
 
 
 def buffer_sizes(units: Iterable[UnitCount], conditions: Conditions, chunk_bytes: int) -> BufferSizes:

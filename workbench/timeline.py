@@ -37,8 +37,8 @@ class Kind(str, Enum):
 
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
-    A `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an update that waits for no
-    verdict is their `NORM` as well.
+    An `ACCUMULATE`, a `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an update
+    that waits for no verdict is their `NORM` as well.
     `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
     """
 
@@ -144,6 +144,8 @@ class _Builder:
         self.layout = layout
         self.shape = shape
         self.last = shape.gradient_accumulation - 1
+        self.end = 0
+        """After which a micro-batch's gradients are no longer in autograd's tensors, if the engine sums them."""
         self.tasks: list[Task] = []
         self.index: dict[tuple[Kind, int, int | None, int | None], int] = {}
 
@@ -173,7 +175,7 @@ class _Builder:
     def add_compute(self, micro_batch: int) -> tuple[dict[tuple[int, int], int], int]:
         """Add a forward over the units and a backward in reverse; return what makes each chunk's gradients final, and
         the end."""
-        before = [self.index[Kind.BACKWARD, micro_batch - 1, None, None]] if micro_batch else []
+        before = [self.end] if micro_batch else []
         for unit in self.layout.units:
             before = [self.add(Lane.COMPUTE, Kind.FORWARD, micro_batch, unit, waits=before)]
         final: dict[tuple[int, int], int] = {}
@@ -195,8 +197,13 @@ class _Builder:
         stored: dict[tuple[int, int], int] = {}
         norms: dict[tuple[int, int], int] = {}
         end = 0
+        summed = [unit for unit in self.after_backward if self.shape.flows[unit.index].accumulates]
         for micro_batch in range(self.shape.gradient_accumulation):
             final, end = self.add_compute(micro_batch)
+            if summed:
+                nbytes = 4 * sum(chunk.elements for unit in summed for chunk in unit.chunks)
+                end = self.add(Lane.COMPUTE, Kind.ACCUMULATE, micro_batch, nbytes=nbytes, waits=[end])
+            self.end = end
             for unit in reversed(self.layout.units):
                 for chunk in reversed(() if self.shape.flows[unit.index].after_backward else unit.chunks):
                     place = (unit.index, chunk.index)

@@ -1,7 +1,7 @@
-"""Sums, norms and updates in the tier of the state, by the native host optimizer or by torch operations.
+"""Sums, norms and updates in the tier of the state: on the host by the native optimizer, or by torch operations where
+its extension is missing. State on a device of its own has `device_arithmetic.py`.
 
-torch's version serves state on a device of its own, and the host where the native extension is missing. Both follow the
-same formulas, with one step count a parameter; the native one is the truth for `exact`.
+All follow the same formulas, with one step count a parameter; the native one is the truth for `exact`.
 """
 
 from __future__ import annotations
@@ -168,14 +168,8 @@ class TorchTable:
         return self.partials[index]
 
 
-class TorchArithmetic:
-    """torch operations, on the compute stream of a device; temporaries are a few times one slice. `exact` only."""
-
-    def table(self, views: Sequence[StateViews]) -> TorchTable:
-        return TorchTable(views)
-
-    def move(self, table: TorchTable, views: Sequence[StateViews]) -> None:
-        table.views = views
+class TorchCopies:
+    """Changes of dtype and sums by torch operations."""
 
     @torch.no_grad()
     def split(self, source: Tensor, high: Tensor, low: Tensor) -> None:
@@ -193,6 +187,19 @@ class TorchArithmetic:
             destination.copy_(source)
         else:
             destination.add_(source)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class TorchArithmetic(TorchCopies):
+    """torch operations on the host, for where the native extension is missing. `exact` only."""
+
+    def table(self, views: Sequence[StateViews]) -> TorchTable:
+        return TorchTable(views)
+
+    def move(self, table: TorchTable, views: Sequence[StateViews]) -> None:
+        table.views = views
 
     @torch.no_grad()
     def sum_of_squares(self, table: TorchTable) -> None:
@@ -219,9 +226,6 @@ class TorchArithmetic:
         self.update(table, settings, gradient_scale)
         return True
 
-    def close(self) -> None:
-        """There is nothing to end."""
-
 
 def _partials(gradient: Tensor) -> Tensor:
     squares = gradient.double().square_()
@@ -239,10 +243,7 @@ def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> 
     else:
         assert state.high is not None and state.low is not None
         master = join_float32(state.high, state.low)
-    if master.is_cpu:
-        _fused_on_cpu(state, master, gradient, step, settings)
-    else:
-        _update_fp32(state, master, gradient, step, settings)
+    _fused(state, master, gradient, step, settings)
     if state.master is None:
         assert state.high is not None and state.low is not None
         high, low = split_float32(master)
@@ -252,22 +253,8 @@ def _update(state: StateViews, gradient: Tensor, step: int, settings: AdamW) -> 
         state.working.copy_(master)
 
 
-def _update_fp32(state: StateViews, master: Tensor, gradient: Tensor, step: int, settings: AdamW) -> None:
-    """AdamW with decoupled decay (Loshchilov and Hutter, 2019, algorithm 2), or Adam, in torch's order."""
-    beta1, beta2 = settings.betas
-    if state.decay and settings.weight_decay and settings.coupled_decay:
-        gradient = gradient.add(master, alpha=settings.weight_decay)
-    elif state.decay and settings.weight_decay:
-        master.mul_(1 - settings.lr * settings.weight_decay)
-    state.exp_avg.lerp_(gradient, 1 - beta1)
-    state.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    step_size = settings.lr / (1 - beta1**step)
-    denominator = state.exp_avg_sq.sqrt().div_(math.sqrt(1 - beta2**step)).add_(settings.eps)
-    master.addcdiv_(state.exp_avg, denominator, value=-step_size)
-
-
-def _fused_on_cpu(state: StateViews, master: Tensor, gradient: Tensor, step: int, settings: AdamW) -> None:
-    """The same by torch's fused kernel, which makes one pass of it."""
+def _fused(state: StateViews, master: Tensor, gradient: Tensor, step: int, settings: AdamW) -> None:
+    """AdamW or Adam by torch's fused kernel, which makes one pass of it."""
     function = adam if settings.coupled_decay else adamw
     function(
         [master],

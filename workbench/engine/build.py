@@ -24,14 +24,16 @@ from workbench.engine.blocks.param_ready_barrier import ParamReadyBarrier
 from workbench.engine.blocks.streamed import StreamedUnit
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 from workbench.engine.config import EngineConfig
+from workbench.engine.device_arithmetic import DeviceArithmetic
 from workbench.engine.devices.buffers import give_large_blocks_back, page_aligned
 from workbench.engine.devices.device import Device
-from workbench.engine.disk_files import DiskTier, StoredTensor
+from workbench.engine.disk_files import DiskTier
 from workbench.engine.execution import LaneThreads
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.precision import compute_dtypes, dtype_name
 from workbench.engine.report import ComputeClock
 from workbench.engine.step_tasks import StepTasks
+from workbench.engine.stored_tensor import StoredTensor
 from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Layout, place
 from workbench.optimizer import MissingExtensionWarning, missing_extension
@@ -272,7 +274,7 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
         if any("disk" in (r.placement.weights, r.placement.state) for r in routes):
             assert config.disk_path is not None
             disk = DiskTier(Path(config.disk_path))
-        on_device = TorchArithmetic()
+        on_device = DeviceArithmetic(device)
         off_device = any(not route.on_device for route in routes)
         host = _host_arithmetic(config) if off_device else on_device
         units = _adopt_units(model, plan, device, config, disk, host, on_device)

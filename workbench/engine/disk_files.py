@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.devices.buffers import page_aligned
+from workbench.engine.stored_tensor import StoredTensor
 from workbench.layout import PAGE_BYTES, padded
 from workbench.system.files import crc32
 
@@ -336,7 +337,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 2**30:,.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.2f} MiB"
 
 
-class StoredTensor:
+class FiledTensor(StoredTensor):
     """1-D, `numel()` elements of `dtype`, in consecutive records of a file: (record, elements) in order.
 
     The last record that was touched stays in memory, so that going through in order reads each once.
@@ -351,11 +352,7 @@ class StoredTensor:
     def numel(self) -> int:
         return sum(count for _, count in self._records)
 
-    def element_size(self) -> int:
-        return self.dtype.itemsize
-
     def read(self, start: int, stop: int) -> Tensor:
-        """Return a copy of elements `start` to `stop`. Raises DiskError where the disk does not give them."""
         out = torch.empty(stop - start, dtype=self.dtype)
         for record, count, begin, first, last in self._overlaps(start, stop):
             held = self._hold(record, count)
@@ -363,7 +360,6 @@ class StoredTensor:
         return out
 
     def write(self, start: int, values: Tensor) -> None:
-        """Replace elements from `start` on. Raises DiskError where the disk does not take them."""
         for record, count, begin, first, last in self._overlaps(start, start + values.numel()):
             whole = first == begin and last == begin + count
             held = self._blank(record, count) if whole else self._hold(record, count)

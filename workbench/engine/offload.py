@@ -30,12 +30,12 @@ from workbench.engine.blocks.model_guard import ModelGuard, check_is_free
 from workbench.engine.build import EngineRuntime, build_runtime, plan_units
 from workbench.engine.config import EngineConfig
 from workbench.engine.devices.device import open_device
-from workbench.engine.disk_files import StoredTensor
 from workbench.engine.execution import Watchdog
 from workbench.engine.non_finite import NonFiniteSteps
 from workbench.engine.precision import working_precision
 from workbench.engine.report import StepReport
 from workbench.engine.step_scheduler import MicroBatches, StepScheduler
+from workbench.engine.stored_tensor import StoredTensor
 from workbench.layout import Layout
 from workbench.sizes import Breakdown, breakdown_text
 from workbench.timeline import Kind

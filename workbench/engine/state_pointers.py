@@ -8,16 +8,17 @@ Invariant: a table's gradients are set by the task that measures or applies them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic, Table
+from workbench.engine.device_arithmetic import DeviceArithmetic, DeviceTable, Verdict
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.report import GradCheck, NotFinite
 from workbench.engine.unit_memory import UnitMemory
-from workbench.layout import Chunk, Slice
+from workbench.layout import Chunk, Segment, Slice
 from workbench.optimizer import AdamW
 from workbench.timeline import Task
 
@@ -30,6 +31,8 @@ class GradientSet:
     turns their sum into the step's mean. `in_autograd`: autograd's own tensors, by (unit, segment), where the next
     backward comes before their update. `arrived`: host slots by (unit, chunk) of those that wait in a ring. `blocked`:
     they are not to be applied. `written`: something was updated by them. `check`: None until it is known.
+    `summed`: the parameters, by (unit, segment), of which a sum over micro-batches has begun; of units updated after
+    backward. `verdict`: what the device has decided by itself, where all state is there; the check follows from it.
     """
 
     number: int
@@ -42,6 +45,8 @@ class GradientSet:
     blocked: bool = False
     written: bool = False
     check: GradCheck | None = None
+    summed: set[tuple[int, int]] = field(default_factory=set)
+    verdict: Verdict | None = None
 
 
 class StatePointers:
@@ -53,12 +58,12 @@ class StatePointers:
         memories: Sequence[UnitMemory],
         grad_hooks: GradientHooks,
         on_host: Arithmetic,
-        on_device: Arithmetic,
+        on_device: DeviceArithmetic,
         staging: Tensor | None,
     ) -> None:
         self._memories = memories
         self._grad_hooks = grad_hooks
-        self._arithmetics = [on_device if m.route.on_device else on_host for m in memories]
+        self._arithmetics: list[Arithmetic] = [on_device if m.route.on_device else on_host for m in memories]
         self._tables: dict[tuple[int, int], Table] = {}
         for memory, arithmetic in zip(memories, self._arithmetics, strict=True):
             for chunk in () if memory.route.after_backward else memory.unit.chunks:
@@ -69,8 +74,12 @@ class StatePointers:
         self.after_backward: UnitsAfterBackward | None = None
         if found_late:
             # Of one kind: in one memory or on a device of its own, all state that compute updates is in one tier.
-            arithmetic = self._arithmetics[found_late[0].unit.index]
-            self.after_backward = UnitsAfterBackward(found_late, grad_hooks, arithmetic)
+            if found_late[0].route.on_device:
+                self.after_backward = UnitsOnDevice(
+                    found_late, grad_hooks, on_device, decides=len(found_late) == len(memories)
+                )
+            else:
+                self.after_backward = UnitsAfterBackward(found_late, grad_hooks, on_host)
 
     def place(self, task: Task) -> tuple[UnitMemory, Chunk]:
         """Return the unit and the chunk of a task."""
@@ -163,40 +172,132 @@ class UnitsAfterBackward:
         self.pieces: list[tuple[UnitMemory, Slice]] = []
         views = []
         for memory in memories:
-            for chunk in memory.unit.chunks:
+            for chunk in self._chunks(memory):
                 self.pieces += [(memory, part) for part in chunk.slices]
                 views += memory.views(chunk, {})
         self.table: Table = arithmetic.table(views)
 
-    def measure(self) -> None:
+    def _chunks(self, memory: UnitMemory) -> Iterable[Chunk]:
+        return memory.unit.chunks
+
+    def measure(self, gradients: GradientSet) -> None:
         """Find the gradients, and their sums of squares."""
         self._find_gradients()
         self.arithmetic.sum_of_squares(self.table)
 
     def update(self, gradients: GradientSet) -> None:
         """Update by the gradients: those that were measured where their check is known, else measured on the way."""
-        steps = [memory.steps[part.segment] + 1 for memory, part in self.pieces]
-        settings, scale = gradients.settings, gradients.scale
-        if gradients.check is not None and not gradients.blocked:
-            gradients.written = True
-            self.table.set_steps(steps)
-            self.arithmetic.update(self.table, settings, scale)
-        elif gradients.check is None and gradients.blocked:
-            # Some other unit's gradient is known not to be finite: the check needs the sums all the same.
-            self.measure()
-        elif gradients.check is None:
-            self._find_gradients()
-            self.table.set_steps(steps)
-            gradients.written |= self.arithmetic.measure_and_update(self.table, settings, scale)
+        self.table.set_steps([memory.steps[part.segment] + 1 for memory, part in self.pieces])
+        self._apply(gradients)
         self.table.release_gradients()
         for memory in self._memories:
             for segment in range(len(memory.unit.segments)):
                 self._grad_hooks.release(memory.unit.index, segment)
 
+    def _apply(self, gradients: GradientSet) -> None:
+        settings, scale = gradients.settings, gradients.scale
+        if gradients.check is not None and not gradients.blocked:
+            gradients.written = True
+            self.arithmetic.update(self.table, settings, scale)
+        elif gradients.check is None and gradients.blocked:
+            # Some other unit's gradient is known not to be finite: the check needs the sums all the same.
+            self.measure(gradients)
+        elif gradients.check is None:
+            self._find_gradients()
+            gradients.written |= self.arithmetic.measure_and_update(self.table, settings, scale)
+
+    def wrote(self) -> bool:
+        """Return whether an update that measured on its way has written by gradients of its own that are finite, where
+        that is not known before; waits for the device."""
+        return False
+
     def _find_gradients(self) -> None:
-        self.table.set_gradients(
-            [_cut(m, part, self._grad_hooks.gradient(m.unit.index, part.segment)) for m, part in self.pieces]
+        self.table.set_gradients([self._gradient(memory, part) for memory, part in self.pieces])
+
+    def _gradient(self, memory: UnitMemory, part: Slice) -> Tensor | None:
+        return _cut(memory, part, self._grad_hooks.gradient(memory.unit.index, part.segment))
+
+
+class UnitsOnDevice(UnitsAfterBackward):
+    """The same on a device of its own. Parameters are whole; sums over micro-batches are taken here, too.
+
+    Where it `decides`, for all state is there, the device itself finds what is applied, and the host does not wait.
+    """
+
+    def __init__(
+        self,
+        memories: Sequence[UnitMemory],
+        grad_hooks: GradientHooks,
+        arithmetic: DeviceArithmetic,
+        *,
+        decides: bool,
+    ) -> None:
+        super().__init__(memories, grad_hooks, arithmetic)
+        self._on_device = arithmetic
+        assert isinstance(self.table, DeviceTable)
+        self._device_table = self.table
+        self._decides = decides
+        self._measured_on_the_way = False
+
+    def _chunks(self, memory: UnitMemory) -> Iterable[Chunk]:
+        return memory.whole_regions()
+
+    def accumulate(self, gradients: GradientSet) -> None:
+        """Add a micro-batch's gradients to the fp32 sums, where the engine sums."""
+        sums: dict[bool, list[Tensor]] = {True: [], False: []}
+        added: dict[bool, list[Tensor]] = {True: [], False: []}
+        for memory in self._memories:
+            if not memory.route.accumulates:
+                continue
+            for number, segment in enumerate(memory.unit.segments):
+                place = (memory.unit.index, number)
+                gradient = self._grad_hooks.gradient(*place)
+                if gradient is not None:
+                    begins = place not in gradients.summed
+                    sums[begins].append(self._sum(memory, segment))
+                    added[begins].append(gradient.view(-1))
+                    gradients.summed.add(place)
+                    self._grad_hooks.release(*place)
+        for begins in (True, False):
+            self._on_device.sum_up(sums[begins], added[begins], overwrite=begins)
+
+    def decide(self, gradients: GradientSet, clipping: float) -> bool:
+        """Let the device decide what is applied of the gradients that were measured; return False where it may not."""
+        if self._decides and gradients.verdict is None:
+            gradients.verdict = self._on_device.judge(self._device_table, gradients.unscale, clipping)
+        return self._decides
+
+    def check(self, gradients: GradientSet) -> GradCheck:
+        """Return the check of gradients that the device has decided about; waits until their norm is known."""
+        norm = self._device_table.read_norm()
+        return GradCheck(norm * gradients.unscale, finite=math.isfinite(norm))
+
+    def _apply(self, gradients: GradientSet) -> None:
+        if self._decides and gradients.verdict is None:
+            self.measure(gradients)
+            self.decide(gradients, clipping=0.0)
+        if gradients.verdict is not None:
+            self._on_device.apply(self._device_table, gradients.settings, gradients.verdict)
+            return
+        self._measured_on_the_way = gradients.check is None and not gradients.blocked
+        super()._apply(gradients)
+
+    def wrote(self) -> bool:
+        return self._measured_on_the_way and all(
+            map(math.isfinite, self._on_device.read_partials([self._device_table]))
         )
+
+    def _gradient(self, memory: UnitMemory, part: Slice) -> Tensor | None:
+        if not memory.route.accumulates:
+            return super()._gradient(memory, part)
+        if not self._grad_hooks.has_gradient[memory.unit.index][part.segment]:
+            return None
+        whole = self._sum(memory, memory.unit.segments[part.segment])
+        return whole[part.start : part.start + part.count]
+
+    @staticmethod
+    def _sum(memory: UnitMemory, segment: Segment) -> Tensor:
+        return memory.of_segment(memory.regions[segment.region].gradients[0], segment)
 
 
 def _cut(memory: UnitMemory, part: Slice, gradient: Tensor | None) -> Tensor | None:

@@ -168,7 +168,8 @@ class StepScheduler:
 
     def _result_of(self, execution: StepExecution) -> StepResult:
         tasks, prefetcher, clock = self._runtime.tasks, self._runtime.prefetcher, self._runtime.clock
-        check = tasks.check
+        with clock.waiting():
+            check = tasks.check
         assert check is not None
         if self._is_delayed(self.steps):
             self._count_update()
@@ -207,7 +208,8 @@ class StepScheduler:
         if not execution.are_done(task):
             with self._runtime.clock.waiting():
                 self._guard(lambda: execution.wait(task))
-        check = self._runtime.tasks.check
+        with self._runtime.clock.waiting():
+            check = self._runtime.tasks.check
         assert check is not None
         return not check.finite
 

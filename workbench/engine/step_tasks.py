@@ -19,19 +19,18 @@ import torch
 from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic
+from workbench.engine.device_arithmetic import NORM_EPSILON, DeviceArithmetic
 from workbench.engine.devices.buffers import SlotPool, page_aligned
 from workbench.engine.devices.device import Device
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.precision import DTYPES
 from workbench.engine.report import GradCheck
-from workbench.engine.state_pointers import GradientSet, StatePointers
+from workbench.engine.state_pointers import GradientSet, StatePointers, UnitsOnDevice
 from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Chunk, padded
 from workbench.optimizer import AdamW
 from workbench.sizes import BufferSizes
 from workbench.timeline import Kind, Lane, Task
-
-NORM_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6
 
 Place = tuple[int, int]
 """A unit's index, and that of one of its chunks."""
@@ -55,7 +54,7 @@ class StepTasks:
         grad_hooks: GradientHooks,
         device: Device,
         on_host: Arithmetic,
-        on_device: Arithmetic,
+        on_device: DeviceArithmetic,
         sizes: BufferSizes,
         gradient_clipping: float,
     ) -> None:
@@ -72,6 +71,8 @@ class StepTasks:
         self.idle_buffer: Tensor | None = page_aligned(sizes.state.nbytes) if sizes.state.number else None
         """A staging buffer for use while no step is under way."""
         self._pointers = StatePointers(memories, grad_hooks, on_host, on_device, self.idle_buffer)
+        late = self._pointers.after_backward
+        self._on_device = late if isinstance(late, UnitsOnDevice) else None
         self._slice_counts = [_slice_counts(memory) for memory in memories]
         self._unread: list[list[int]] = []
         """Slices of each parameter that no update has read yet."""
@@ -171,7 +172,11 @@ class StepTasks:
         return buffer
 
     def accumulate(self, task: Task) -> None:
-        """The gradient of one micro-batch joins the sum."""
+        """The gradient of one micro-batch joins the sum: a chunk's, or those of all units on a device of its own."""
+        if task.unit is None:
+            assert self._on_device is not None
+            self._on_device.accumulate(self._current)
+            return
         memory, chunk = self._pointers.place(task)
         unit, number = place = (memory.unit.index, chunk.index)
         brought = self._grad_hooks.take_slices(task.micro_batch, unit, number)
@@ -211,7 +216,7 @@ class StepTasks:
         """Sum the squares of a chunk's gradient, or of those of all units found after backward."""
         if task.unit is None:
             assert self._pointers.after_backward is not None
-            self._pointers.after_backward.measure()
+            self._pointers.after_backward.measure(self._current)
             return
         memory, chunk = self._pointers.place(task)
         arithmetic, table = self._pointers.of(memory, chunk)
@@ -254,6 +259,8 @@ class StepTasks:
     def check_overflow(self, task: Task) -> None:
         """Find the norm over all gradients: it says how far they are clipped, and whether they may be applied."""
         current = self._current
+        if self._on_device is not None and self._on_device.decide(current, self._clipping):
+            return
         total = self._pointers.sum_of_squares()
         if math.isfinite(total):
             norm = math.sqrt(total) * current.unscale
@@ -263,7 +270,9 @@ class StepTasks:
         else:
             current.blocked = True
             where = self._pointers.not_finite()
-            current.check = GradCheck(total, finite=False, where=where, partially_applied=current.written)
+            late = self._pointers.after_backward
+            written = current.written or (late is not None and late.wrote())
+            current.check = GradCheck(total, finite=False, where=where, partially_applied=written)
 
     # A chunk's update
 
@@ -394,8 +403,16 @@ class StepTasks:
 
     @property
     def check(self) -> GradCheck | None:
-        """The check of this step's gradients; None until it is known."""
-        return self._current.check
+        """The check of this step's gradients; None until it is known. Where the device has decided about them, the
+        host waits for it here."""
+        current = self._current
+        if current.check is None and current.verdict is not None:
+            assert self._on_device is not None
+            current.check = self._on_device.check(current)
+            if not current.check.finite:
+                current.blocked = True
+                current.check = replace(current.check, where=self._pointers.not_finite())
+        return current.check
 
     @property
     def learning_rate(self) -> float:

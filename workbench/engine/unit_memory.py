@@ -1,7 +1,7 @@
 """The memory of one unit: working weights, optimizer state in its tier, gradients that wait.
 
-State is kept by *kind*. One kind of each region is the state's own working copy of the weights (`WORKING_KIND`): the
-upper half of a split master, an fp32 master, or the fp16 copy beside one.
+State is kept by *kind*. One kind of each region is the state's own working copy of the weights (`working_kind`): the
+upper half of a split master, an fp32 master, or the 16-bit copy beside one.
 
 | working weights of the forward | where |
 |---|---|
@@ -15,7 +15,7 @@ for as long as the engine lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,10 +24,30 @@ from torch import Tensor, nn
 from workbench.engine.arithmetic import Arithmetic, StateViews
 from workbench.engine.devices.buffers import zeros
 from workbench.engine.devices.device import Device
-from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
+from workbench.engine.disk_files import DiskTier, FiledTensor, RecordFile
 from workbench.engine.precision import DTYPES
-from workbench.layout import WEIGHT_TENSORS, Chunk, Region, Segment, Unit, padded, state_tensors
-from workbench.sizes import WORKING_KIND, Breakdown, UnitRoute, add, filed_tensors, name_of
+from workbench.engine.stored_tensor import MasterHalf, StoredTensor
+from workbench.layout import (
+    WEIGHT_TENSORS,
+    Chunk,
+    Region,
+    Segment,
+    Slice,
+    StateTensor,
+    Unit,
+    padded,
+    state_tensors,
+)
+from workbench.sizes import (
+    UPDATE_SCRATCH_BYTES,
+    Breakdown,
+    UnitRoute,
+    add,
+    filed_tensors,
+    held_tensors,
+    name_of,
+    working_kind,
+)
 
 WEIGHT_KINDS = frozenset(tensor.kind for tensors in WEIGHT_TENSORS.values() for tensor in tensors)
 STALE_WEIGHTS = "stale_weights"
@@ -43,28 +63,31 @@ def state_suffixes(unit: Unit) -> list[str]:
 
 def state_kinds(region: Region) -> dict[str, tuple[torch.dtype, int]]:
     """Return the kinds of a region's state: dtype, and the elements of the parameter that share one of its elements."""
-    return {t.kind: (getattr(torch, t.dtype), t.elements) for t in state_tensors(region)}
+    return _kinds(state_tensors(region))
+
+
+def _kinds(tensors: Iterable[StateTensor]) -> dict[str, tuple[torch.dtype, int]]:
+    return {t.kind: (getattr(torch, t.dtype), t.elements) for t in tensors}
 
 
 @dataclass
 class RegionMemory:
     """One region of a unit; all tensors are 1-D and, but for moments, `region.elements` long.
 
-    `kept`: the state's kinds that are in memory. `weights`: what the forward reads, None where it is streamed.
+    `kinds`: of the state, as `state_kinds` has them. `kept`: those that are in memory. `working_kind`: the one in which
+    an update leaves the new working weights. `weights`: what the forward reads, None where it is streamed.
     `stale_weights`: in a delayed engine, what slots are filled from instead of the working copy.
     `gradients`: one set, or two in a delayed engine, of what was copied down and waits, or the fp32 sums.
     """
 
     region: Region
     dtype: torch.dtype
+    kinds: dict[str, tuple[torch.dtype, int]]
     kept: dict[str, Tensor]
+    working_kind: str
     weights: Tensor | None = None
     stale_weights: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
-
-    @property
-    def working_kind(self) -> str:
-        return WORKING_KIND[self.region.dtype]
 
     @property
     def working_copy(self) -> Tensor | None:
@@ -95,13 +118,15 @@ class UnitMemory:
         for region in unit.regions:
             storage = DTYPES[region.dtype]
             # Of a state on the host, copies read what the forward's weights come from, and nothing else.
-            read = None if route.streamed and route.delayed else WORKING_KIND[region.dtype]
+            working = working_kind(region.dtype, route)
+            read = None if route.streamed and route.delayed else working
+            kinds = _kinds(held_tensors(region, route))
             kept = {
                 kind: self._in_tier(-(-region.elements // per), dtype, copied=kind == read)
-                for kind, (dtype, per) in state_kinds(region).items()
+                for kind, (dtype, per) in kinds.items()
                 if not route.is_filed(kind, region.dtype)
             }
-            memory = RegionMemory(region, storage, kept)
+            memory = RegionMemory(region, storage, kinds, kept, working)
             if route.aliased:
                 memory.weights = memory.working_copy
             elif not route.streamed:
@@ -235,6 +260,27 @@ class UnitMemory:
         base = self.regions[chunk.region].region.start
         return tensor[chunk.start - base : chunk.stop - base]
 
+    def whole_regions(self) -> list[Chunk]:
+        """Return each region as one chunk. Its parameters are whole, unless an update on the device could not make such
+        a gradient wide at once."""
+        longest = UPDATE_SCRATCH_BYTES // 4
+        return [
+            Chunk(
+                number,
+                region.start,
+                region.stop,
+                region.dtype,
+                number,
+                tuple(
+                    Slice(index, start, min(longest, segment.numel - start))
+                    for index, segment in enumerate(self.unit.segments)
+                    if segment.region == number
+                    for start in range(0, segment.numel, longest)
+                ),
+            )
+            for number, region in enumerate(self.unit.regions)
+        ]
+
     def slices(self, tensor: Tensor, chunk: Chunk) -> list[Tensor]:
         """Return a chunk's tensor (one element for each of the chunk's) cut into its slices."""
         views = []
@@ -246,12 +292,11 @@ class UnitMemory:
     def views(self, chunk: Chunk, staged: dict[str, Tensor]) -> list[StateViews]:
         """Return the state of a chunk, slice by slice; `staged` are the places of its kinds on disk."""
         memory = self.regions[chunk.region]
-        kinds = state_kinds(memory.region)
         views = []
         for part in chunk.slices:
             segment = self.unit.segments[part.segment]
             tensors = {}
-            for kind, (_, per) in kinds.items():
+            for kind, (_, per) in memory.kinds.items():
                 base = chunk.start if kind in staged else memory.region.start
                 # A scale stands for a block of elements; slices begin with a block.
                 begin = (segment.offset + part.start - base) // per
@@ -288,7 +333,8 @@ class UnitMemory:
     def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
         """Return the unit's state as (kind, 1-D tensor), named by dtype and format where a unit has several.
 
-        What follows from other kinds is left out: the fp16 copy of an fp32 master.
+        Whatever tier it is in: bf16 weights always have the two halves of their master. What follows from other kinds
+        is left out, the fp16 copy of an fp32 master.
         """
         for suffix, memory in zip(state_suffixes(self.unit), self.regions, strict=True):
             region = memory.region
@@ -297,6 +343,11 @@ class UnitMemory:
                     continue
                 if kind in memory.kept:
                     yield kind + suffix, memory.kept[kind]
+                elif kind not in memory.kinds:
+                    yield (
+                        kind + suffix,
+                        MasterHalf(memory.kept["master"], "high" if kind == "high" else "low"),
+                    )
                 else:
                     yield kind + suffix, self._stored(region, kind, dtype, per)
             if self.route.delayed:
@@ -312,12 +363,12 @@ class UnitMemory:
     def _stored(self, region: Region, kind: str, dtype: torch.dtype, per: int) -> StoredTensor:
         mine = (c for c in self.unit.chunks if self.unit.regions[c.region] is region)
         records = [(chunk.index, -(-chunk.elements // per)) for chunk in mine]
-        return StoredTensor(self.files[kind], dtype, records)
+        return FiledTensor(self.files[kind], dtype, records)
 
     def derive(self, arithmetic: Arithmetic, buffer: Tensor | None) -> None:
         """Make what follows from the state, after that was written into."""
         for chunk in self.unit.chunks:
-            if self.regions[chunk.region].dtype != torch.float16:
+            if self.regions[chunk.region].working_kind != "working":
                 continue
             staged = {}
             if self.files:

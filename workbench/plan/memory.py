@@ -29,6 +29,7 @@ from workbench.sizes import (
     buffer_sizes,
     route_unit,
     unit_breakdown,
+    update_scratch_bytes,
 )
 
 HOST_RUNTIME_BYTES = 400 << 20
@@ -218,7 +219,8 @@ class EngineNeeds:
                 passing += count * size
                 largest_block = max(largest_block, size)
         at_end = whole + largest_parameter + min(passing, 2 * largest_block)
-        return AutogradGradients(summed, at_end, small[False], small[True])
+        updating = at_end + update_scratch_bytes(self.units)
+        return AutogradGradients(summed, at_end, updating, small[False], small[True])
 
     def _sets(self, route: UnitRoute) -> int:
         """Return how many steps' gradients autograd's tensors hold at a time.
@@ -261,7 +263,8 @@ HOLES_WITHOUT_WAITING = Holes(dropped=0.5, kept=0.35, gathered=0.35)
 
 @dataclass(frozen=True)
 class AutogradGradients:
-    """Bytes of gradients that autograd holds: when a micro-batch begins, and when its backward has ended.
+    """Bytes of gradients that autograd holds: when a micro-batch begins, and when its backward has ended; `updating`:
+    with the copies that an update on the device makes of them.
 
     `small_kept`, `small_gathered`: those of a whole backward in blocks that the C library's heap keeps, by whether the
     engine copies them out of autograd's tensors.
@@ -269,6 +272,7 @@ class AutogradGradients:
 
     at_start: int
     at_end: int
+    updating: int = 0
     small_kept: int = 0
     small_gathered: int = 0
 
@@ -303,7 +307,8 @@ def model_rows(model_profile: ModelProfile, work: Workload, gradients: AutogradG
 
 
 def _moments(model_profile: ModelProfile, work: Workload, gradients: AutogradGradients) -> list[Rows]:
-    """Return the rows of five moments: the forward, the loss, the last and the first block of backward, the end."""
+    """Return the rows of six moments: the forward, the loss, the last and the first block of backward, its end, the
+    update."""
     item = ITEM_BYTES[work.compute_dtype]
     sizes = work.micro_batch_size, work.sequence_length
     costs = [
@@ -354,6 +359,7 @@ def _moments(model_profile: ModelProfile, work: Workload, gradients: AutogradGra
         moment(present + inside, tied, gradients.at_start, walked),
         moment(first + inside, 0.0, gradients.at_end, last),
         moment(2 * hidden, tied, gradients.at_end),
+        moment(0.0, 0.0, gradients.updating),
     ]
 
 

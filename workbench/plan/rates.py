@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
-from workbench.layout import ITEM_BYTES, StateFormat, moment_bytes
+from workbench.layout import ITEM_BYTES, StateFormat
 from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile
 
@@ -19,8 +19,11 @@ UNMEASURED_SHARE = 0.6
 """Of its speed alone, what reading and writing keep when a disk does both; where the profile does not say."""
 TASK_S = 60e-6
 """Handing a task to a lane and taking it there: Python's part, beside which the rates are of memory alone."""
-UPDATE_BYTES: dict[str, int] = {"float32": 4 + 8, "bfloat16": 2 + 8, "float16": 4 + 2 + 8}
-"""Bytes an update moves for weights and gradient of a dtype, by parameter: masters read and written, copies written."""
+FUSED_BYTES = 2 * 4 * 4
+"""Bytes that an update on the device moves by parameter: master, both moments and gradient, read and written in fp32
+(the kernel writes the gradients that it scales)."""
+COPY_BYTES = 4 + 2
+"""Those of a change between fp32 and 16 bits: of the gradient before, of the master to the working copy after."""
 
 
 class Rates:
@@ -153,10 +156,12 @@ class Rates:
         """The demand of forward and backward: all cores where they run on the host."""
         return (1.0, 0.3) if self.shared else (0.0, 0.0)
 
-    def device_update_s(self, elements: int, dtype: str) -> float:
-        """Return the seconds of an update by torch on the device: some three passes over state and gradient."""
-        per = UPDATE_BYTES[dtype] * 2 + moment_bytes("exact", 1)
-        return elements * per * 3 / self.machine.device.memory_bytes_per_s
+    def device_update_s(self, elements: int, dtype: str, *, summed: bool) -> float:
+        """Return the seconds of an update on the device by torch's fused kernel. `summed`: gradients are fp32 sums."""
+        per = FUSED_BYTES
+        if dtype != "float32":
+            per += COPY_BYTES if summed else 2 * COPY_BYTES
+        return self.elements_s(elements * per)
 
     def matrix_s(self, flops: float, dtype: str) -> float:
         speeds = self.machine.device.matrix_flops_per_s

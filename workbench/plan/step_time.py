@@ -27,6 +27,8 @@ from workbench.timeline import Kind, Lane, Task
 DAY_S = 86_400
 BLOCK_S = 60e-6
 """The engine's hooks around one block's forward or backward."""
+SUM_BYTES = 4 + 2 + 4
+"""Bytes that adding a 16-bit gradient to an fp32 sum reads and writes."""
 STEP_S = 5e-4
 """Beginning and ending a step."""
 LOGIT_PASSES = 6
@@ -177,7 +179,7 @@ class _Costs:
         if task.kind is Kind.VERDICT:
             return 0.0, ()
         if task.unit is None:
-            return self._collected_s(task), rates.host_demand
+            return self._collected_s(task), () if any(r.on_device for r in self.routes) else rates.host_demand
         unit = self.units[task.unit]
         assert task.chunk is not None
         chunk = unit.chunks[task.chunk]
@@ -187,7 +189,8 @@ class _Costs:
         overhead = TASK_S * max(1.0, group.chunks / max(1, len(unit.chunks)))
         if task.kind is Kind.UPDATE:
             if on_device:
-                return rates.device_update_s(chunk.elements, region.dtype) + overhead, ()
+                summed = self.routes[task.unit].accumulates
+                return rates.device_update_s(chunk.elements, region.dtype, summed=summed) + overhead, ()
             return rates.update_s(
                 chunk.elements, region.dtype, region.state_format
             ) + overhead, rates.host_demand
@@ -197,7 +200,7 @@ class _Costs:
             return rates.norm_s(chunk.elements, region.dtype) + overhead, rates.host_demand
         if task.kind is Kind.ACCUMULATE:
             if on_device:
-                return rates.elements_s(10.0 * chunk.elements) + overhead, ()
+                return rates.elements_s(SUM_BYTES * chunk.elements) + overhead, ()
             return rates.accumulate_s(chunk.elements, region.dtype) + overhead, rates.host_demand
         if task.kind is Kind.DOWNLOAD:
             return rates.down_s(task.bytes) + overhead, rates.down_demand
@@ -210,22 +213,21 @@ class _Costs:
         return rates.write_s(task.bytes) + overhead, rates.disk_demand
 
     def _collected_s(self, task: Task) -> float:
-        """Return the seconds of the norm or the update of all units that compute itself updates."""
-        seconds = TASK_S
+        """Return the seconds of the sum, the norm or the update of all units that compute itself updates."""
+        seconds, rates = TASK_S, self.rates
         for unit, route in zip(self.units, self.routes, strict=True):
-            if not route.after_backward:
-                continue
-            for region in unit.regions:
-                if task.kind is Kind.NORM:
-                    seconds += (
-                        self.rates.elements_s(region.elements * ITEM_BYTES[region.dtype])
-                        if route.on_device
-                        else self.rates.norm_s(region.elements, region.dtype)
-                    )
+            for region in unit.regions if route.after_backward else ():
+                elements, dtype = region.elements, region.dtype
+                if task.kind is Kind.ACCUMULATE:
+                    seconds += rates.elements_s(SUM_BYTES * elements) if route.accumulates else 0.0
+                elif task.kind is Kind.NORM and route.on_device:
+                    seconds += rates.elements_s((4 if route.accumulates else ITEM_BYTES[dtype]) * elements)
+                elif task.kind is Kind.NORM:
+                    seconds += rates.norm_s(elements, dtype)
                 elif route.on_device:
-                    seconds += self.rates.device_update_s(region.elements, region.dtype)
+                    seconds += rates.device_update_s(elements, dtype, summed=route.accumulates)
                 else:
-                    seconds += self.rates.update_s(region.elements, region.dtype, region.state_format)
+                    seconds += rates.update_s(elements, dtype, region.state_format)
         return seconds
 
     def _compute_s(self, task: Task) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from workbench.engine.devices.buffers import page_aligned
 from workbench.engine.devices.device import Device
-from workbench.engine.disk_files import DiskTier, RecordFile, StoredTensor
+from workbench.engine.disk_files import DiskTier, FiledTensor, RecordFile
 from workbench.engine.unit_memory import UnitMemory
 from workbench.sizes import aligned, frozen_pieces
 
@@ -157,7 +157,7 @@ class StreamedUnit:
                 yield name, kept
                 continue
             records = [(n, size // storage.itemsize) for n, size in enumerate(kept.record_bytes)]
-            yield name, StoredTensor(kept, storage, records).read(0, count)
+            yield name, FiledTensor(kept, storage, records).read(0, count)
 
     def hand_back_frozen(self) -> None:
         """Bind the frozen parameters to what is kept of them in memory."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from workbench.engine import OffloadEngine
-from workbench.engine.disk_files import StoredTensor
 from workbench.engine.precision import DTYPES, dtype_name
+from workbench.engine.stored_tensor import StoredTensor
 from workbench.engine.unit_memory import STALE_WEIGHTS, state_kinds, state_suffixes
 from workbench.errors import ConfigurationError
 from workbench.layout import ALIGNMENT, MOMENTS, Layout, Region, StateFormat, Unit

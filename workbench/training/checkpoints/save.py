@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 from workbench.data.tokenizers import Tokenizer
 from workbench.engine import OffloadEngine
-from workbench.engine.disk_files import DiskError, StoredTensor
+from workbench.engine.disk_files import DiskError
 from workbench.engine.precision import dtype_name
+from workbench.engine.stored_tensor import StoredTensor
 from workbench.engine.unit_memory import state_suffixes
 from workbench.errors import WorkbenchError
 from workbench.formatting import MIB

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from workbench.engine.disk_files import StoredTensor
+from workbench.engine.stored_tensor import StoredTensor
 from workbench.model.direct_file import DirectFile
 from workbench.runs.checkpoints import DamagedFileError
 from workbench.system.files import crc32
