@@ -77,6 +77,7 @@ class Conditions:
     `must_wait`: no update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains
     more than handing it over costs. `all_gradients_wait`: on a device of its own, gradients that wait for nothing but
     their update have memory for all units, so that backward is never held up.
+    `sums_on_device`: a device of its own sums micro-batches before anything goes down.
     """
 
     shared_memory: bool
@@ -86,6 +87,7 @@ class Conditions:
     overlap: Overlap
     lanes_pay: bool = True
     all_gradients_wait: bool = False
+    sums_on_device: bool = False
 
     def compute_dtype(self, storage: str) -> str:
         return self.compute_dtypes.get(storage, storage)
@@ -98,7 +100,8 @@ class UnitRoute:
     `on_device`: the state is on a device of its own. `streamed`: the weights come into a slot when they are used.
     `aliased`: the forward reads the state's own working copy. `gradients`: they stay in autograd's tensors, are owned
     by the engine micro-batch by micro-batch, or are copied into buckets, one a chunk. `accumulates`: the engine sums
-    them in fp32. `waiting`: where they are until the update. `update_on_compute`: no lane does it.
+    them in fp32, `sums_on_device`: on the device, from where the sums come down once. `waiting`: where they are until
+    the update. `update_on_compute`: no lane does it.
     """
 
     placement: Placement
@@ -110,6 +113,7 @@ class UnitRoute:
     waiting: Waiting
     update_on_compute: bool
     delayed: bool
+    sums_on_device: bool = False
 
     @property
     def after_backward(self) -> bool:
@@ -134,7 +138,8 @@ class UnitRoute:
             state=self.placement.state,
             update_on_compute=self.update_on_compute,
             downloads=self.gradients == "bucketed",
-            accumulates=self.accumulates,
+            accumulates=self.accumulates and not self.sums_on_device,
+            sums_on_device=self.sums_on_device,
             gradients_on_disk=self.waiting == "disk",
             uploads=self.uploads,
             after_backward=self.after_backward,
@@ -188,6 +193,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
         waiting=waiting,
         update_on_compute=update_on_compute,
         delayed=delayed,
+        sums_on_device=conditions.sums_on_device and several and not shared and placement.state == "host",
     )
 
 
@@ -315,6 +321,8 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
         if route.waiting == "memory":
             item = 4 if route.accumulates else ITEM_BYTES[region.dtype]
             add(found, tier, "gradients", sets * region.elements * item)
+        if route.sums_on_device:
+            add(found, "device", "gradients", region.elements * 4)
     if route.waiting == "disk":
         add(found, "disk", "gradients", sets * sum(padded(waiting_bytes(c, route)) for c in unit.chunks))
     for spec in unit.frozen:
@@ -404,7 +412,7 @@ def buffer_sizes(units: Iterable[UnitCount], conditions: Conditions, chunk_bytes
 
 def _gradient_slots(units: list[UnitCount], conditions: Conditions) -> tuple[Buffers, Buffers]:
     """Return the slots in which chunks of gradients are collected, and those in which they arrive on the host."""
-    bucketed = [entry for entry in units if entry[1].gradients == "bucketed"]
+    bucketed = [entry for entry in units if entry[1].gradients == "bucketed" and not entry[1].sums_on_device]
     chunks = sum(count * len(unit.chunks) for unit, _, count in bucketed)
     nbytes = max((padded(c.weight_bytes) for unit, _, _ in bucketed for c in unit.chunks), default=0)
     largest = max((len(unit.chunks) for unit, _, _ in bucketed), default=0)

@@ -79,7 +79,8 @@ class UnitFlow:
     ended, for lack of anything to overlap it with. `downloads`: gradients are copied chunk by chunk out of autograd's
     tensors, down to the host. `accumulates`: the engine sums them over micro-batches in fp32. `gradients_on_disk`: they
     wait for the update there. `uploads`: new weights are copied to where the forward reads them. `after_backward`:
-    gradients are found when backward has ended; norm and update of all such units are one task each.
+    gradients are found when backward has ended; norm and update of all such units are one task each. `sums_on_device`:
+    they are summed where backward leaves them, and only the sums go down, with the last micro-batch.
     """
 
     state: Tier
@@ -89,6 +90,7 @@ class UnitFlow:
     gradients_on_disk: bool
     uploads: bool
     after_backward: bool = False
+    sums_on_device: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,11 +240,12 @@ class _Builder:
         flow, work = self.shape.flows[unit.index], self.work_lane(unit)
         place = (unit.index, chunk.index)
         done = waits
-        if flow.downloads:
-            done = [
-                self.add(Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, unit, chunk, chunk.weight_bytes, done)
-            ]
         sum_bytes = 4 * chunk.elements
+        if flow.sums_on_device and micro_batch < self.last:
+            return waits[0]
+        if flow.downloads:
+            nbytes = sum_bytes if flow.sums_on_device else chunk.weight_bytes
+            done = [self.add(Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, unit, chunk, nbytes, done)]
         if flow.accumulates:
             if flow.gradients_on_disk and micro_batch:
                 # Not before the gradient is there: a buffer that waits for the model could keep it from going on.

@@ -41,6 +41,7 @@ CONFIGURATIONS: dict[str, Options] = {
     "serial": {"overlap": "serial", "gradient_clipping": 0.5},
     "delayed": {"overlap": "delayed", "delay_warmup": 1, "gradient_clipping": 0.5},
     "accumulated": {"gradient_accumulation": 2, "gradient_clipping": 0.5},
+    "summed on the device": {"gradient_accumulation": 2, "gradient_sums": "device", "gradient_clipping": 0.5},
     "weights on the host": {"weights": "host", "gradient_clipping": 0.5},
     "weights on the host, delayed": {"weights": "host", "overlap": "delayed", "delay_warmup": 1},
     "weights on the host, accumulated": {"weights": "host", "gradient_accumulation": 2},

@@ -88,6 +88,8 @@ def needs(plan: MemoryPlan) -> dict[str, dict[str, int]]:
         {"precision": "bf16", "all_gradients_wait": True},
         {"precision": "bf16", "state_format": "compact", "device_fraction": 0.6, "compute": "same"},
         {"precision": "fp16", "state_format": "half", "gradient_accumulation": 2, "overlap": "delayed"},
+        {"precision": "bf16", "gradient_accumulation": 2, "gradient_sums": "device", "compute": "same"},
+        {"precision": "fp32", "gradient_accumulation": 3, "gradient_sums": "device", "overlap": "delayed"},
         {"precision": "bf16", "state_format": "compact", "overlap": "delayed", "compute": "same"},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),

@@ -57,6 +57,29 @@ def test_the_nearest_keeps_what_is_fixed_and_lacks_least() -> None:
     assert nearest.time is not None
 
 
+SMALL_BATCHES = ("train.micro_batch_size=1", "data.sequence_length=64", "train.gradient_accumulation=32")
+
+
+@pytest.mark.parametrize(
+    ("gpu_gib", "overrides", "chosen"),
+    [
+        (32, SMALL_BATCHES, "device"),
+        (32, (*SMALL_BATCHES, "offload.gradient_sums=host"), "host"),
+        (32, SMALL_BATCHES[:2], "auto"),  # a single micro-batch is no sum
+        (1, SMALL_BATCHES, "auto"),  # there is no room
+    ],
+)
+def test_micro_batches_are_summed_on_the_device_where_that_fits_and_is_faster(
+    gpu_gib: float, overrides: tuple[str, ...], chosen: str
+) -> None:
+    plan = planner(gpu_gib=gpu_gib).plan(config(*overrides, "train.precision=bf16"))
+    assert plan.fits and plan.config.offload.gradient_sums == chosen
+    assert ("gradients summed on the device" in plan_text(plan)) == (chosen == "device")
+    if chosen == "device":
+        held = {tier.tier: tier.needs for tier in plan.memory.tiers}["device"]["gradients"]
+        assert held >= 4 * MODEL.parameters
+
+
 def test_sequences_longer_than_the_models_positions_are_refused() -> None:
     too_long = config("data.sequence_length=1025")
     for plan in (planner().plan, planner().nearest, lambda c: fit(planner(), c)):

@@ -63,6 +63,25 @@ def test_state_on_the_device_uses_no_other_lane() -> None:
     assert [lane for lane, time in step.lanes.items() if time.busy_s > 0] == [Lane.COMPUTE]
 
 
+def test_of_many_micro_batches_the_slowest_lane_sets_the_pace() -> None:
+    few = {
+        "micro_batch_size": 1,
+        "sequence_length": 64,
+        "gradient_accumulation": 64,
+        "gradient_clipping": 1.0,
+    }
+    on_host, on_device = predict(**few), predict(gradient_sums="device", **few)
+    link = machine(gpu_gib=32).link
+    assert link is not None
+    downs = 64 * 2 * MODEL.parameters / link.down_bytes_per_s
+    assert on_host.step_s > downs, "every micro-batch's gradients go down, and there is room for so many"
+    assert on_device.step_s < downs
+    down, update = (on_device.lanes[lane].busy_s for lane in (Lane.DOWNLOAD, Lane.UPDATE))
+    # 64 times 2 bytes a parameter or 4 once, and each chunk is handed over.
+    assert 28 < on_host.lanes[Lane.DOWNLOAD].busy_s / down < 33
+    assert update < on_host.lanes[Lane.UPDATE].busy_s
+
+
 def test_streamed_weights_cost_uploads_that_hide_behind_compute() -> None:
     resident, streamed = predict(), predict(weights="host")
     assert streamed.lanes[Lane.UPLOAD].busy_s > 1.5 * resident.lanes[Lane.UPLOAD].busy_s

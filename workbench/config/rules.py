@@ -213,6 +213,11 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "neither weights nor state are on disk",
     ),
     NoEffect(("offload.activations",), lambda run, shared: shared, _SHARED),
+    NoEffect(
+        ("offload.gradient_sums",),
+        lambda run, shared: shared or run.train.gradient_accumulation == 1 or run.offload.state == "disk",
+        "it is for a state on the host of a device, and several micro-batches",
+    ),
     NoEffect(("offload.weights",), lambda run, shared: shared and run.offload.weights == "host", _SHARED),
     NoEffect(
         ("offload.device_fraction",), lambda run, shared: shared and run.offload.state != "disk", _SHARED

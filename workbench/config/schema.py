@@ -264,6 +264,10 @@ class OffloadConfig(Table):
     activations: Literal["device", "host"] = documented(
         "device", "Place of the activations that backward needs."
     )
+    gradient_sums: Literal["device", "host", "auto"] = documented(
+        "auto",
+        'Place where micro-batches are summed if the state is on the host: "auto" is the device where there is room.',
+    )
     chunk_mib: int = documented(
         16, "Working weights that are transferred and updated as one piece.", unit="MiB", ge=1, le=1024
     )

@@ -94,6 +94,7 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
         gradient_accumulation=config.gradient_accumulation,
         must_wait=global_quantity or config.overlap != "exact",
         overlap=config.overlap,
+        sums_on_device=config.gradient_sums == "device",
         lanes_pay=lanes_pay(
             sum(unit.weight_bytes for unit in layout.units), torch.get_num_threads(), usable_cpus()
         ),

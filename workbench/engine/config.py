@@ -37,6 +37,9 @@ class EngineConfig:
         state_format: how the state is kept off the device: "exact", or "half" or "compact" for matrices; embeddings and
             parameters with fewer than two dimensions stay exact. On a device of its own it is exact.
         gradient_accumulation: micro-batches a step.
+        gradient_sums: where gradients of several micro-batches are summed if the state is on the host. "device" takes
+            4 bytes a parameter there, and one copy a step goes down instead of one a micro-batch. The same bits where
+            weights are computed in the dtype that they are stored in.
         micro_batch_tokens: the `tokens` of a usual micro-batch, whose loss is backpropagated as it is; None is the
             first one of each step. With fp16 losses that are far larger for others would overflow.
         gradient_clipping: the largest norm of a step's mean gradient; 0 leaves it as it is.
@@ -71,6 +74,7 @@ class EngineConfig:
     device_fraction: float = 0.0
     state_format: StateFormat = "exact"
     gradient_accumulation: int = 1
+    gradient_sums: Literal["device", "host"] = "host"
     micro_batch_tokens: int | None = None
     gradient_clipping: float = 0.0
     overlap: Overlap = "exact"
@@ -99,6 +103,7 @@ class EngineConfig:
         self._check_choice("state_format", tuple(MOMENTS))
         self._check_choice("overlap", get_args(Overlap))
         self._check_choice("activations", ("device", "host"))
+        self._check_choice("gradient_sums", ("device", "host"))
         if self.state == "device" and self.state_format != "exact":
             raise ValueError(f"state_format = {self.state_format!r}: on the device the state is exact")
         if self.gradient_accumulation < 1:

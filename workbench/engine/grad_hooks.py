@@ -5,7 +5,8 @@ There are three ways, chosen for each unit by its route:
 - *in_autograd*: the gradient stays in `parameter.grad`, and the update reads it there (nothing is copied); where the
   update is *after_backward*, it is only looked for when backward has ended, and the parameter has no hook;
 - *owned*: the engine takes `parameter.grad` and adds it to an fp32 sum in the state's tier;
-- *bucketed*: it is copied into a slot of its chunk, in the storage dtype, which goes down to the host when full.
+- *bucketed*: it is copied into a slot of its chunk, in the storage dtype, which goes down to the host when full; or
+  (*sums_on_device*) added to an fp32 sum on the device, which goes down with the last micro-batch.
 
 Invariant: a slot or a gradient taken here has one owner at a time: the hook until the chunk's `BACKWARD` is complete,
 then the one task that waits for it.
@@ -35,7 +36,8 @@ from workbench.timeline import Kind
 
 @dataclass(frozen=True)
 class FullSlot:
-    """The gradient of a chunk that is final, as bytes in `slot`. `event`: of the copies into it."""
+    """The gradient of a chunk that is final, as bytes in `slot`, or its sum on the device. `event`: of what was written
+    there."""
 
     slot: Tensor
     event: Event
@@ -149,8 +151,11 @@ class GradientHooks:
         if gradient.layout != torch.strided:
             raise _sparse(name)
         self._arrived[unit][segment] = True
-        self.has_gradient[unit][segment] = True
-        if memory.route.gradients != "in_autograd":
+        begins, self.has_gradient[unit][segment] = not self.has_gradient[unit][segment], True
+        if memory.route.sums_on_device:
+            parameter.grad = None
+            self._sum_up(memory, segment, gradient.detach().reshape(-1), begins=begins)
+        elif memory.route.gradients != "in_autograd":
             parameter.grad = None
             self._keep(unit, segment, gradient.detach().reshape(-1))
         missing = self._missing[unit]
@@ -159,6 +164,16 @@ class GradientHooks:
             missing[chunk] -= 1
             if not missing[chunk]:
                 self._chunk_is_final(unit, chunk)
+
+    @staticmethod
+    def _sum_up(memory: UnitMemory, segment: int, gradient: Tensor, *, begins: bool) -> None:
+        """Add a gradient to its sum on the device, or begin that: the step before has come down by now."""
+        place = memory.unit.segments[segment]
+        total = memory.sum_of_segment(place)
+        if begins:
+            total.copy_(gradient)
+        else:
+            total.add_(gradient)
 
     def _keep(self, unit: int, segment: int, gradient: Tensor) -> None:
         memory = self._memories[unit]
@@ -178,7 +193,7 @@ class GradientHooks:
         assert execution is not None
         self._missing[unit][chunk] = 0
         memory, place = self._memories[unit], (self._micro_batch, unit, chunk)
-        if memory.route.accumulates:
+        if memory.route.accumulates and not memory.route.sums_on_device:
             arrived = self._arrived[unit]
             self._summed[place] = tuple(arrived[part.segment] for part in memory.unit.chunks[chunk].slices)
         slot = self._open.pop((unit, chunk), None)
@@ -188,6 +203,9 @@ class GradientHooks:
             else:
                 self.device_slots.will_return()
             self._full[place] = FullSlot(slot, self._device.record_event())
+        elif self._is_last and memory.route.sums_on_device:
+            whole = memory.sums_of_chunk(memory.unit.chunks[chunk])
+            self._full[place] = FullSlot(whole, self._device.record_event())
         self._complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
         self._end_block(unit)
 

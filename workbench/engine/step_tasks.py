@@ -140,6 +140,11 @@ class StepTasks:
         memory, chunk = self._pointers.place(task)
         place = (memory.unit.index, chunk.index)
         final = self._grad_hooks.take_slot(task.micro_batch, *place)
+        if final is not None and memory.route.sums_on_device:
+            total = memory.waiting_gradient(chunk, self._current.number)
+            assert total is not None
+            self._device.copy(Lane.DOWNLOAD, total, final.slot, final.event)
+            return
         if final is None:
             return
         source = final.slot.view(DTYPES[chunk.dtype])[: chunk.elements]

@@ -78,6 +78,7 @@ class RegionMemory:
     an update leaves the new working weights. `weights`: what the forward reads, None where it is streamed.
     `stale_weights`: in a delayed engine, what slots are filled from instead of the working copy.
     `gradients`: one set, or two in a delayed engine, of what was copied down and waits, or the fp32 sums.
+    `sums`: those that are taken on the device, before they come down.
     """
 
     region: Region
@@ -88,6 +89,7 @@ class RegionMemory:
     weights: Tensor | None = None
     stale_weights: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
+    sums: Tensor | None = None
 
     @property
     def working_copy(self) -> Tensor | None:
@@ -133,6 +135,8 @@ class UnitMemory:
                 memory.weights = device.empty(region.elements, compute_dtypes.get(storage, storage))
             elif route.delayed:
                 memory.stale_weights = device.pinned_zeros(region.elements, storage)
+            if route.sums_on_device:
+                memory.sums = device.empty(region.elements, torch.float32)
             self.regions.append(memory)
         if route.placement.state == "disk":
             assert disk is not None, "the engine opens a disk tier where a placement needs one"
@@ -149,13 +153,13 @@ class UnitMemory:
         return 2 if self.route.delayed else 1
 
     def make_room_for_gradients(self) -> None:
-        """Allocate what gradients wait in, where that is memory. Sums are made on the host: no copy reaches them."""
+        """Allocate what gradients wait in, where that is memory. No copy reaches sums that are made on the host."""
         for memory in self.regions if self.route.waiting == "memory" else ():
-            summed = self.route.accumulates
-            dtype = torch.float32 if summed else memory.dtype
+            dtype = torch.float32 if self.route.accumulates else memory.dtype
+            copied = not self.route.accumulates or self.route.sums_on_device
             elements = memory.region.elements
             memory.gradients = [
-                self._in_tier(elements, dtype, copied=not summed) for _ in range(self._gradient_sets)
+                self._in_tier(elements, dtype, copied=copied) for _ in range(self._gradient_sets)
             ]
 
     def _create_files(self, disk: DiskTier) -> None:
@@ -259,6 +263,18 @@ class UnitMemory:
         """Return the part of a region's tensor that belongs to `chunk`, 1-D."""
         base = self.regions[chunk.region].region.start
         return tensor[chunk.start - base : chunk.stop - base]
+
+    def sum_of_segment(self, segment: Segment) -> Tensor:
+        """Return where the gradient of `segment` is summed on the device, 1-D."""
+        sums = self.regions[segment.region].sums
+        assert sums is not None
+        return self.of_segment(sums, segment)
+
+    def sums_of_chunk(self, chunk: Chunk) -> Tensor:
+        """Return where the gradients of `chunk` are summed on the device, 1-D."""
+        sums = self.regions[chunk.region].sums
+        assert sums is not None
+        return self.of_chunk(sums, chunk)
 
     def whole_regions(self) -> list[Chunk]:
         """Return each region as one chunk. Its parameters are whole, unless an update on the device could not make such
@@ -400,6 +416,8 @@ class UnitMemory:
                     add(found, tier, name_of(kind), tensor.nbytes)
             for gradient in memory.gradients:
                 add(found, tier, "gradients", gradient.nbytes)
+            if memory.sums is not None:
+                add(found, "device", "gradients", memory.sums.nbytes)
         for kind, file in self.files.items():
             add(found, "disk", name_of(kind), file.nbytes)
         for file in self.gradient_files:

@@ -134,7 +134,20 @@ class Planner:
         return self.plan_fixed(least.config)
 
     def plan_fixed(self, config: RunConfig, *, timed: bool = True) -> Plan:
-        """Return the plan of `config`, whose placement is chosen; `timed`: with its time."""
+        """Return the plan of `config`, whose placement is chosen; `timed`: with its time.
+
+        Where sums over micro-batches are "auto", they are on the device if they fit there and the step is shorter so;
+        without times they stay on the host.
+        """
+        plan = self._plan(config, timed)
+        if plan.time is None or not _sums_are_open(config, self.machine):
+            return plan
+        offload = config.offload.model_copy(update={"gradient_sums": "device"})
+        other = self._plan(config.model_copy(update={"offload": offload}), timed)
+        faster = other.fits and other.time is not None and other.time.step_s < plan.time.step_s
+        return other if faster else plan
+
+    def _plan(self, config: RunConfig, timed: bool) -> Plan:
         machine, model_profile = self.machine, self.model_profile
         precision = machine.precision(config)
         work = workload(config, precision, shared_memory=machine.shared_memory)
@@ -220,6 +233,15 @@ def placed(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
         for fraction in fractions:
             chosen = {"weights": weights, "state": state, "device_fraction": fraction}
             yield config.model_copy(update={"offload": offload.model_copy(update=chosen)})
+
+
+def _sums_are_open(config: RunConfig, machine: Machine) -> bool:
+    """Return whether it is to be chosen where micro-batches are summed."""
+    offload = config.offload
+    several = config.train.gradient_accumulation > 1
+    return (
+        offload.gradient_sums == "auto" and offload.state == "host" and several and not machine.shared_memory
+    )
 
 
 def fastest(plans: Iterable[Plan]) -> Plan:

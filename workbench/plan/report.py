@@ -30,6 +30,7 @@ def plan_text(plan: Plan) -> str:
         f"{plan.memory.parameters:,} parameters on {in_sentence(plan.machine)}: {verdict}",
         f"weights on {offload.weights}, state on {offload.state} ({offload.state_format})"
         + (f", the first {offload.device_fraction:.0%} on the device" if offload.device_fraction else "")
+        + (", gradients summed on the device" if offload.gradient_sums == "device" else "")
         + f"; stored in {stored}, computed in {computed}",
     ]
     for tier in plan.memory.tiers:

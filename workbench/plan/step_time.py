@@ -128,10 +128,11 @@ def _predict(steps: TwoSteps, costs: _Costs, work: Workload) -> StepTime:
     busy, exposed, waited = played.busy, played.exposed, played.waited
     more = work.gradient_accumulation - len(steps.backward_ends)
     if more:
-        period = ends[steps.backward_ends[1]] - ends[steps.backward_ends[0]]
         alike = [0.0] * len(LANES)
         for number in steps.middle:
             alike[lanes[number]] += seconds[alike_to[number]]
+        # Gradients have so many slots: where a lane takes longer than backward, compute comes to its pace.
+        period = max(ends[steps.backward_ends[1]] - ends[steps.backward_ends[0]], *alike)
         waits = max(0.0, period - alike[0])
         step_s += more * period
         waited += more * waits
@@ -248,11 +249,13 @@ class _Costs:
         return seconds * self._share(task, unit) + self._gathering_s(task, unit)
 
     def _gathering_s(self, task: Task, unit: Unit) -> float:
-        """Return the seconds in which compute itself copies gradients from autograd's tensors into slots."""
+        """Return the seconds in which compute itself copies gradients from autograd's tensors into slots or sums."""
         if task.chunk is None or self.routes[unit.index].gradients != "bucketed":
             return 0.0
         chunk = unit.chunks[task.chunk]
         computed = ITEM_BYTES[self.work.computed_in(chunk.dtype)]
+        if self.routes[unit.index].sums_on_device:
+            return self.rates.elements_s(chunk.elements * (computed + 8))
         return self.rates.elements_s(chunk.elements * computed + chunk.weight_bytes)
 
     def _share(self, task: Task, unit: Unit) -> float:

@@ -326,6 +326,7 @@ def two_steps(layout: Layout, model_profile: ModelProfile, work: Workload) -> Tw
         min(work.gradient_accumulation, PLAYED_MICRO_BATCHES),
         work.needs_global_quantity,
         work.overlap,
+        work.gradient_sums,
     )
     found = _cache.get(key)
     if found is None:

@@ -42,6 +42,7 @@ class Workload:
     threads: int | Literal["auto"] = "auto"
     separate_documents: bool = False
     all_gradients_wait: bool = False
+    gradient_sums: Literal["device", "host"] = "host"
 
     @property
     def several(self) -> bool:
@@ -73,6 +74,7 @@ class Workload:
             gradient_accumulation=self.gradient_accumulation,
             must_wait=self.must_wait,
             overlap=self.overlap,
+            sums_on_device=self.gradient_sums == "device",
             # torch's threads are as many as the cores unless a user says otherwise.
             lanes_pay=lanes_pay(weight_bytes, compute_threads=1, cores=1),
             all_gradients_wait=self.all_gradients_wait,
@@ -107,6 +109,7 @@ def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool)
         checkpoints_kept=checkpoints_kept(config),
         chunk_bytes=offload.chunk_mib << 20,
         separate_documents=config.data.separate_documents,
+        gradient_sums="host" if offload.gradient_sums == "auto" else offload.gradient_sums,
     )
 
 

@@ -209,6 +209,7 @@ def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -
         "device_fraction": offload.device_fraction,
         "state_format": offload.state_format,
         "gradient_accumulation": train.gradient_accumulation,
+        "gradient_sums": "host" if offload.gradient_sums == "auto" else offload.gradient_sums,
         "gradient_clipping": train.gradient_clipping,
         "overlap": offload.overlap,
         "delay_warmup": offload.delay_warmup,
