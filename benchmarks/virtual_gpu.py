@@ -66,12 +66,14 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
 
     import workbench.profiles
     from workbench.config import load_config
+    from workbench.data.batches import Batch
     from workbench.engine import OffloadEngine
     from workbench.engine.loss.chunked_loss import ChunkedLoss
     from workbench.model.build import build_on_meta, model_config
     from workbench.plan.machine import planned_machine
     from workbench.presets import find_preset
     from workbench.profiles.machine_profile import load_profile
+    from workbench.training.evaluation import batch_loss
     from workbench.training.prepare import engine_options
     from workbench.virtual_cuda import VirtualCuda
 
@@ -93,16 +95,13 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
         assert clock is not None
         engine = OffloadEngine(model, **options)
         loss_of = ChunkedLoss(model)
+        rows, length = config.train.micro_batch_size, config.data.sequence_length
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        batch = Batch(ids, ids, None, rows * (length - 1), ids.numel())
         marks = []
         for _ in range(STEPS):
             for micro_batch in range(config.train.gradient_accumulation):
-                ids = torch.zeros(
-                    config.train.micro_batch_size,
-                    config.data.sequence_length,
-                    dtype=torch.long,
-                    device="cuda",
-                )
-                loss = loss_of(ids, ids, use_cache=False)
+                loss = batch_loss(loss_of, batch, engine.device)
                 if micro_batch == 0:
                     link = sum(clock.link_bytes.values())
                     marks.append((clock.mark(), clock.kernels, link, cuda.queues.host_waits))

@@ -56,7 +56,8 @@ def _run(given: dict[str, Any], virtual: VirtualClock | None) -> dict[str, Any]:
         build_s = time.perf_counter() - begin
         tell(f"  built in {build_s:.1f} s; host {peak_host_bytes() / GIB:.1f} GiB")
         try:
-            batches = random_batches(case.shape, given["micro_batch"], given["sequence"], device)
+            drawn = random_batches(case.shape, given["micro_batch"], given["sequence"])
+            batches = [trained.take(ids) for ids in drawn]
             timed = measure(trained, batches, given["steps"], deadline, DeviceClock(device, virtual))
         finally:
             trained.close()
@@ -93,11 +94,11 @@ def open_device(name: str, device_gib: float) -> torch.device:
     return device
 
 
-def random_batches(shape: Shape, micro_batch: int, sequence: int, device: torch.device) -> list[Tensor]:
-    """Token ids, each of shape (micro_batch, sequence), int64, on `device`."""
+def random_batches(shape: Shape, micro_batch: int, sequence: int) -> list[Tensor]:
+    """Token ids, each of shape (micro_batch, sequence), int64, on the host."""
     generator = torch.Generator().manual_seed(SEED)
     return [
-        torch.randint(0, shape.vocab_size, (micro_batch, sequence), generator=generator).to(device)
+        torch.randint(0, shape.vocab_size, (micro_batch, sequence), generator=generator)
         for _ in range(BATCHES)
     ]
 

@@ -14,18 +14,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from benchmarks.engine.contenders import LEARNING_RATE, WEIGHT_DECAY, decayed, trainers_loss
+from benchmarks.engine.contenders import LEARNING_RATE, WEIGHT_DECAY, decayed
+from benchmarks.engine.processes import tell
 from benchmarks.engine.shapes import Shape, quiet_transformers
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.filling import DeviceFilling
+from workbench.data.batches import Batch
+from workbench.engine.loss.chunked_loss import ChunkedLoss
+from workbench.training.evaluation import batch_loss
 
 DELAY_WARMUP = 1
 """Steps of `delayed` before it delays: fewer than are warmed up."""
 
 
 class Trained(Protocol):
-    """A model in training. `forward` gives the mean loss of token ids, `finish` makes a step of it."""
+    """A model in training. `take` keeps token ids of the host where `forward` wants them, which gives their mean loss;
+    `finish` makes a step of it."""
 
+    def take(self, ids: Tensor) -> Tensor: ...
     def forward(self, ids: Tensor) -> Tensor: ...
     def finish(self, loss: Tensor) -> None: ...
     def settle(self) -> None: ...
@@ -66,10 +72,18 @@ class Engine:
             materialize=DeviceFilling(device, torch.device("cpu")),
         )
         self.reports: list[StepReport] = []
-        self._loss = trainers_loss(model, torch.zeros((1, 8), dtype=torch.int64, device=device))
+        self._loss = ChunkedLoss(model)
+        self._loss.check(torch.zeros((1, 8), dtype=torch.int64, device=device), use_cache=False)
+        if self._loss.refusal is not None:
+            tell(f"the model's own loss is used: {self._loss.refusal}")
+
+    def take(self, ids: Tensor) -> Tensor:
+        return ids
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self._loss(ids)
+        rows, length = ids.shape
+        batch = Batch(ids, ids, None, rows * (length - 1), ids.numel())
+        return batch_loss(self._loss, batch, self.engine.device)
 
     def finish(self, loss: Tensor) -> None:
         self.engine.backward(loss)
@@ -86,11 +100,15 @@ class PlainTorch:
     """Everything on the device; bf16 weights and moments (fp32 on a CPU) without a master copy."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
+        self._device = device
         self._model: Any = _whole_model(shape, device)
         self._optimizer: Any = self._make_optimizer(self._model)
 
     def _make_optimizer(self, model: nn.Module) -> Any:
         return torch.optim.AdamW(decayed(model), lr=LEARNING_RATE, fused=True)
+
+    def take(self, ids: Tensor) -> Tensor:
+        return ids.to(self._device)
 
     def forward(self, ids: Tensor) -> Tensor:
         loss: Tensor = self._model(input_ids=ids, labels=ids).loss
@@ -130,6 +148,7 @@ class DeepSpeed:
         os.environ.update({name: str(value) for name, value in alone.items()})
         import deepspeed  # type: ignore[import-not-found]
 
+        self._device = device
         model = _whole_model(shape, device)
         self._engine: Any = deepspeed.initialize(
             model=model,
@@ -149,6 +168,9 @@ class DeepSpeed:
                 },
             },
         )[0]
+
+    def take(self, ids: Tensor) -> Tensor:
+        return ids.to(self._device)
 
     def forward(self, ids: Tensor) -> Tensor:
         loss: Tensor = self._engine(input_ids=ids, labels=ids).loss

@@ -12,7 +12,7 @@ Invariant: elements and chunks are those of the engine's own layout; tasks, thei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.layout import (
     ALIGNMENT,
@@ -38,6 +38,8 @@ PLAYED_MICRO_BATCHES = 3
 """The first, one in the middle and the last; further ones in the middle take as long as that one."""
 MOST_GROUPS = 16
 """Runs of blocks; a step has some ten tasks for each."""
+FIRST_CHUNKS = 4
+"""Chunks of what forward needs first."""
 WHOLE = 1 << 62
 CRUMB = 100
 """What is less than one part in so many of a unit counts as the rest of it does."""
@@ -97,7 +99,8 @@ def group_layout(
         kind = model_profile.blocks[number][1] if 0 <= number < len(model_profile.blocks) else None
         key = kind, placements[unit.index]
         # Blocks of one kind and placement have the same parameters in the same state formats.
-        if kind is not None and keys and keys[-1] == key and len(runs[-1]) < longest:
+        # The first block stands alone: what forward waits for at the start of a step is a block's, not a run's.
+        if kind is not None and keys and keys[-1] == key and len(runs[-1]) < longest and number > 1:
             runs[-1].append(unit)
         else:
             runs.append([unit])
@@ -113,13 +116,21 @@ def group_layout(
     total = sum(spec.bytes for each in specs for spec in each.parameters if spec.trainable)
     # A model of few units still overlaps chunk by chunk.
     size = max(chunk_bytes, total // MOST_GROUPS) if len(specs) < MOST_GROUPS else WHOLE
+    sizes = [size] * len(specs)
+    for at in range(1 + first_block):
+        # Lanes overlap chunk by chunk, which is seen where forward waits for the first of a step's weights.
+        sizes[at] = max(chunk_bytes, min(size, -(-runs[at][0].weight_bytes // FIRST_CHUNKS)))
+    units = [
+        replace(build_layout([spec], size).units[0], index=index)
+        for index, (spec, size) in enumerate(zip(specs, sizes, strict=True))
+    ]
     # The last group has head and loss beside it.
     likes = [
-        (group, spec.parameters, at == len(specs) - 1)
+        (group, spec.parameters, sizes[at], at == len(specs) - 1)
         for at, (group, spec) in enumerate(zip(groups, specs, strict=True))
     ]
     return GroupedLayout(
-        build_layout(specs, size),
+        Layout(tuple(units)),
         tuple(groups),
         tuple(map(likes.index, likes)),
         sum(len(alike) * alike[0].weight_bytes for alike in layout.alike),

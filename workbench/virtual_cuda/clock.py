@@ -2,8 +2,8 @@
 
 An operation on the device takes its launch on the host, and then the longer of its arithmetic and its bytes. A copy
 takes the link, an update what the profile has measured of the host optimizer; both take the host's memory, and share it
-with what else runs. All by `plan.rates`, so that clock and plan know one machine; who waits for whom is the engine's
-own doing.
+with what else runs. On a lane's thread each takes Python's part before. All by `plan.rates`, so that clock and plan
+know one machine; who waits for whom is the engine's own doing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from workbench.engine import arithmetic
 from workbench.engine.devices import pinned  # the engine imports `cuda_device` when it opens one
-from workbench.plan.rates import Rates
+from workbench.plan.rates import TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.virtual_cuda.fluid_time import Work
@@ -29,6 +29,14 @@ from workbench.virtual_cuda.host_threads import HostThreads
 from workbench.virtual_cuda.streams import Operation
 
 STANDARD_MODULES = ("threading", "queue", "time")
+
+
+aten = torch.ops.aten
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu: (0, 2, 4),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5, 7),
+}
+"""Fused attention: the place of its query, the number of its matrix products, the place of its `is_causal`."""
 
 
 class VirtualClock:
@@ -51,10 +59,11 @@ class VirtualClock:
 
     def place(self, operation: Operation, seconds: float) -> None:
         """Take in an operation that the host issues now."""
+        on_link = operation.name in self.link_bytes
         if operation.work is not None:
-            self.host.advance(self.rates.launch_s)
+            self.host.advance(TASK_S if on_link and self.host.on_a_lane else self.rates.launch_s)
         demand: Demand = ()
-        if operation.name in self.link_bytes:
+        if on_link:
             demand = self.rates.up_demand if operation.name == "upload" else self.rates.down_demand
         after = None if operation.waits is None else operation.waits.timed
         operation.timed = Work(seconds, demand, after)
@@ -72,7 +81,9 @@ class VirtualClock:
         self.device_bytes += nbytes
         flops = 0.0
         count = flop_registry.get(func.overloadpacket)
-        if count is not None:
+        if func.overloadpacket in ATTENTION:
+            flops = _attention_flops(*ATTENTION[func.overloadpacket], args, kwargs)
+        elif count is not None:
             flops = float(count(*args, **kwargs, out_val=results))
         dtype = next((x.dtype for x in args if isinstance(x, Tensor)), torch.float32)
         return max(
@@ -156,6 +167,7 @@ class VirtualClock:
     ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs) if self._values else True
+            self.host.advance(TASK_S if self.host.on_a_lane else 0.0)
             self.host.work(seconds(*args, **kwargs), demand)
             return result
 
@@ -181,3 +193,12 @@ class VirtualClock:
             return made
 
         return table
+
+
+def _attention_flops(first: int, products: int, causal: int, args: Any, kwargs: Any) -> float:
+    """Return the operations of fused attention; a token that looks back only has half of the pairs."""
+    query, key, value = args[first : first + 3]
+    is_causal = kwargs.get("is_causal", args[causal] if len(args) > causal else False)
+    pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    width = (query.shape[3] + value.shape[3]) / 2
+    return float(2 * products * pairs * width * (0.5 if is_causal else 1.0))

@@ -64,6 +64,11 @@ class HostThreads:
         me: HostThread = self._local.me
         return me
 
+    @property
+    def on_a_lane(self) -> bool:
+        """True on a thread that the program has started."""
+        return self.me is not self._threads[0]
+
     def now(self) -> float:
         """Return the calling thread's clock, in seconds."""
         return self.me.time_s

@@ -111,7 +111,9 @@ class DeviceOperations:
                 args[0], args[1], non_blocking=bool(kwargs.get("non_blocking", args[2:] == (True,)))
             )
         returns = func._schema.returns
-        if func.is_view:
+        if (
+            func.is_view or packet is aten._unsafe_view
+        ):  # no view by its schema, and none of its work is a kernel's
             return func(*args, **kwargs)
         if packet is aten.record_stream:
             return None
