@@ -159,6 +159,10 @@ COMMANDS: tuple[Command, ...] = (
             argument("--disk", "DIR", "measure the disk of this folder too", dest="disk_path", type=Path),
             flag("--fresh", "measure again, whatever was measured before"),
             flag("--quick", "in some ten seconds, less exactly"),
+            flag(
+                "--template",
+                "measure nothing: print a profile to edit, every rate explained, for `plan --machine`",
+            ),
             JSON,
         ),
         "workbench.profiles.probe_command:probe",

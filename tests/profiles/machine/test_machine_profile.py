@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 from tiny_probe import ON_CPU, ON_GPU, disk_at, profile_on
 
-from workbench.errors import ConfigurationError
+from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.profiles.machine_profile import (
+    MachineProfile,
     load_profile,
     parse_profile,
     profile_text,
 )
+from workbench.profiles.probe_command import probe
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 PLANNED = ("desktop-24gb", "desktop-32gb", "server-80gb", "server-h200", "server-v100-32gb")
 
@@ -91,3 +100,23 @@ def test_a_shipped_profile_says_that_it_was_planned_and_holds_together(name: str
     assert link.both_up_bytes_per_s <= link.up_bytes_per_s <= host.read_bytes_per_s[-1]
     assert link.unpinned_up_bytes_per_s <= link.up_bytes_per_s
     assert disk.checked_read_bytes_per_s <= disk.read_bytes_per_s
+
+
+def test_the_template_is_a_profile_whose_every_figure_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {"device": "cpu", "disk_path": None, "as_json": False, "fresh": False, "quick": False}
+    assert probe(**given, template=True) == EXIT_DONE
+    text = capsys.readouterr().out
+    profile = parse_profile(text, "the template")
+    assert profile.source == "planned" and profile.link and profile.disk
+    for line in text.splitlines():
+        if "=" in line.split("#")[0]:
+            key, comment = line.split(" = ")[0], line.partition("#")[2]
+            assert comment.strip(), f"{key} is not explained"
+            if key.endswith("_per_s") or "-" in key:
+                assert re.search("a second|ns a parameter", comment), f"{key} has no unit"
+    assert (
+        set(MachineProfile.model_fields) - {"measured_at", "fingerprint", "busy_cores"}
+        <= tomllib.loads(text).keys()
+    )
