@@ -161,6 +161,11 @@ def main() -> None:
 
 
 def _cells(title: str, machine: str) -> str:
+    told_plan = planned(title, machine)
+    plan = None if told_plan is None else float(told_plan["time"]["step_s"])
+    short = [t["tier"] for t in told_plan["memory"]["tiers"] if not t["fits"]] if told_plan else []
+    if "device" in short:
+        return "does not fit the device, by the plan | | | | | | |"
     command = [sys.executable, "-m", "benchmarks.virtual_gpu", "--case", title, machine]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=CASE_LIMIT_S)
@@ -169,10 +174,8 @@ def _cells(title: str, machine: str) -> str:
     if told.returncode:
         return told.stderr.strip().splitlines()[-1][:160]
     found = json.loads(told.stdout.splitlines()[-1])
-    told_plan = planned(title, machine)
-    plan = None if told_plan is None else float(told_plan["time"]["step_s"])
     cells = (
-        f"{found['step_s']:.3f} s",
+        f"{found['step_s']:.3f} s" + " (memory of the host lacks)" * ("host" in short),
         "" if plan is None else f"{plan:.3f} s ({plan / found['step_s'] - 1:+.0%})",
         f"{found['exposed']:.1%}",
         f"{found['deepspeed_s']:.3f} s ({found['deepspeed_s'] / found['step_s']:.2f} x)",
