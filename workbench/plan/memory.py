@@ -411,15 +411,19 @@ def _loss_bytes(model_profile: ModelProfile, work: Workload, item: int) -> float
     weight = float(model_profile.vocab_size * model_profile.head_width) if model_profile.trains_head else 0.0
     # The loss's own softmax and its gradient, beside the logits and (in 16 bits) their copy in fp32.
     whole = 2 * logits + logits * item / 4 + (logits if item < 4 else 0.0) + weight * item
-    # A device of its own takes at least a quarter of the head's width in tokens (see engine/loss/fused_head.py).
-    chunk = float(LOSS_CHUNK_BYTES)
-    if not work.shared_memory:
-        chunk = max(chunk, 1.0 * model_profile.head_width * model_profile.vocab_size)
+    chunk = loss_chunk_bytes(model_profile, work)
     if not model_profile.loss_in_chunks or logits <= chunk:
         return whole
     # A chunk's logits and the gradient of them; the weight's gradient is summed in fp32, then rounded.
     summed = weight * (4 + (item if item < 4 else 0))
     return 2.0 * chunk + summed + 4.0 * tokens * model_profile.head_width
+
+
+def loss_chunk_bytes(model_profile: ModelProfile, work: Workload) -> float:
+    """Return the bytes of a chunk's logits in fp32; see `default_chunk_tokens` of the engine."""
+    if work.shared_memory:
+        return float(LOSS_CHUNK_BYTES)
+    return max(float(LOSS_CHUNK_BYTES), 1.0 * model_profile.head_width * model_profile.vocab_size)
 
 
 def _tied_bytes(model_profile: ModelProfile, item: int) -> float:

@@ -10,12 +10,13 @@ Invariant: seconds come from a machine's rates and a model's times; what waits f
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any
 
 from workbench import formatting as figures
 from workbench.config import RunConfig
 from workbench.layout import ITEM_BYTES, Layout, Unit
-from workbench.plan.memory import cost_of
+from workbench.plan.memory import cost_of, loss_chunk_bytes
 from workbench.plan.rates import TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.plan.simulation import play
@@ -358,8 +359,18 @@ def _outer(model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str
     rows *= model_profile.trains_embedding
     back = 2 if model_profile.trains_head else 1
     if model_profile.loss_in_chunks:
-        return (1 + back) * product + logits + embedding, rows + embedding
+        sums = rates.elements_s(_sum_bytes(model_profile, work, ITEM_BYTES[dtype]))
+        return (1 + back) * product + logits + sums + embedding, rows + embedding
     return product + logits / 2 + embedding, back * product + logits / 2 + rows + embedding
+
+
+def _sum_bytes(model_profile: ModelProfile, work: Workload, item: int) -> float:
+    """Return what the loss in chunks moves beside logits: each chunk adds to the fp32 sum of the head's gradient, in
+    16 bits by way of a product of its own."""
+    logits = 4.0 * work.micro_batch_size * work.sequence_length * model_profile.vocab_size
+    chunks = ceil(logits / loss_chunk_bytes(model_profile, work))
+    weight = model_profile.vocab_size * model_profile.head_width * model_profile.trains_head
+    return chunks * weight * (8.0 + (2 * item if item < 4 else 0)) if chunks > 1 else 0.0
 
 
 # The run
