@@ -151,7 +151,7 @@ def test_threads_that_wait_for_each_other_are_a_deadlock() -> None:
 
 def test_the_loss_is_computed_in_chunks_on_the_virtual_device_too(machine: MachineProfile) -> None:
     """The chunked loss returns tensors of a subclass, which must lie on the device as their results do."""
-    model = large_model()
+    model = large_model(4)
     with (
         VirtualCuda(machine=machine, values=False, device_bytes=8 << 30),
         OffloadEngine(model, device="cuda", precision="bf16", watchdog_s=0, threads=2) as engine,

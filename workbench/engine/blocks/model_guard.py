@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.engine.loss.lazy_logits import LazyLogits
+
 _HELD: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ModelGuard]] = weakref.WeakKeyDictionary()
 """The modules whose parameters an engine holds, until it is closed."""
 
@@ -114,7 +116,8 @@ class ModelGuard:
                 alive._check(steps)
 
         for tensor in _tensors(output):
-            if tensor.requires_grad:
+            # Logits that are not computed yet would be, if they were asked: the loss made of them is watched.
+            if not isinstance(tensor, LazyLogits) and tensor.requires_grad:
                 tensor.register_hook(check)
 
     def _check(self, steps: int) -> None:
