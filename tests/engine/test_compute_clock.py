@@ -13,7 +13,13 @@ from torch import nn
 from workbench.engine import AdamW, OffloadEngine
 from workbench.engine.devices.device import CpuDevice
 from workbench.engine.execution import Span
-from workbench.engine.report import ComputeClock, exposed_seconds, lane_seconds
+from workbench.engine.report import (
+    ComputeClock,
+    cut_out,
+    exposed_seconds,
+    lane_seconds,
+    on_update_lane,
+)
 from workbench.timeline import Kind, Lane
 
 
@@ -80,6 +86,41 @@ def test_no_step_of_an_engine_computes_longer_than_it_takes(overlap: str) -> Non
             took.append(time.perf_counter() - began)
         computed = [report.result().lane_seconds[Lane.COMPUTE] for report in reports]
     assert all(0 < own_s <= step_s for own_s, step_s in zip(computed, took, strict=True))
+
+
+def test_updates_by_the_models_own_thread_are_work_of_the_update_lane_and_exposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small model in the host's memory, and no core beside those that compute: no lane of its own would pay."""
+    monkeypatch.setattr("workbench.engine.build.usable_cpus", lambda: 1)
+    torch.manual_seed(0)
+    model = nn.Linear(256, 256)
+    with OffloadEngine(
+        model, optimizer=AdamW(lr=1e-3), state="host", precision="fp32", device="cpu", threads=1
+    ) as engine:
+        engine.backward(model(torch.randn(8, 256)).square().mean())
+        result = engine.step().result()
+    updates = [span for span in result.spans if span.kind is Kind.UPDATE]
+    assert updates and {span.lane for span in updates} == {Lane.UPDATE}
+    busy, exposed = result.lane_seconds[Lane.UPDATE], result.exposed_seconds[Lane.UPDATE]
+    assert busy >= sum(span.seconds for span in updates) > 0
+    assert exposed == pytest.approx(busy) and result.exposed_s >= exposed * (1 - 1e-9)
+    assert result.update_threads == 1
+
+
+def test_on_update_lane_leaves_what_lanes_and_the_model_did() -> None:
+    spans = [
+        Span(Lane.COMPUTE, Kind.FORWARD, None, None, 0.0, 1.0),
+        Span(Lane.COMPUTE, Kind.NORM, None, None, 1.0, 2.0),
+        Span(Lane.DOWNLOAD, Kind.DOWNLOAD, 0, 0, 1.0, 2.0),
+    ]
+    assert [span.lane for span in on_update_lane(spans)[0]] == [Lane.COMPUTE, Lane.UPDATE, Lane.DOWNLOAD]
+
+
+def test_what_another_did_is_cut_out_of_a_span() -> None:
+    backward = Span(Lane.COMPUTE, Kind.BACKWARD, None, None, 0.0, 10.0)
+    updates = [Span(Lane.UPDATE, Kind.UPDATE, None, None, *times) for times in ((2.0, 3.0), (9.0, 12.0))]
+    assert [(span.start_s, span.stop_s) for span in cut_out([backward], updates)] == [(0.0, 2.0), (3.0, 9.0)]
 
 
 def random_intervals(chance: random.Random, count: int) -> list[tuple[float, float]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from workbench.system.processor import (
     has_bfloat16,  # the real one, which tests are not shown elsewhere
+    name_this_thread,
     spin_briefly,
 )
 
@@ -57,3 +59,17 @@ def test_a_command_has_chosen_before_torch_is_imported() -> None:
     if "GOMP_SPINCOUNT" not in told.stderr:
         pytest.skip("torch's OpenMP is not libgomp")
     assert "GOMP_SPINCOUNT = '1000'" in told.stderr
+
+
+def test_a_thread_has_the_name_that_htop_shows() -> None:
+    found: list[str] = []
+
+    def work() -> None:
+        name_this_thread("lane-download")
+        found.append(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == ["lane-download"]
+    assert Path("/proc/self/comm").read_text().strip() != "lane-download"

@@ -57,7 +57,10 @@ class Table(Protocol):
 
 
 class Arithmetic(Protocol):
-    """Sums, norms and updates in the tier where the state lives."""
+    """Sums, norms and updates in the tier where the state lives. `threads`: those that work, the caller's counted."""
+
+    @property
+    def threads(self) -> int: ...
 
     def table(self, views: Sequence[StateViews]) -> Table: ...
     def move(self, table: Any, views: Sequence[StateViews]) -> None:
@@ -86,6 +89,10 @@ class HostArithmetic:
         self._host = HostOptimizer(threads)
         self._sums: WeakKeyDictionary[PieceTable, list[float]] = WeakKeyDictionary()
         """Of each table's partials, as few numbers of the same sum."""
+
+    @property
+    def threads(self) -> int:
+        return self._host.threads
 
     def table(self, views: Sequence[StateViews]) -> PieceTable:
         from workbench.optimizer.host import PieceTable
@@ -170,6 +177,10 @@ class TorchTable:
 
 class TorchCopies:
     """Changes of dtype and sums by torch operations."""
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
 
     @torch.no_grad()
     def split(self, source: Tensor, high: Tensor, low: Tensor) -> None:

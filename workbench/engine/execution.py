@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from workbench.engine.devices.device import Device
+from workbench.system.processor import name_this_thread
 from workbench.timeline import Kind, Lane, Task, Timeline
 
 COMPUTED = (Kind.FORWARD, Kind.BACKWARD)
@@ -268,6 +269,7 @@ class LaneThreads:
         thread.start()
 
     def _run(self, lane: Lane) -> None:
+        name_this_thread(f"lane-{lane.value}")
         work_queue = self._queues[lane]
         heap: list[_Work] = []
         while True:

@@ -6,12 +6,15 @@ import bisect
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from workbench.engine.devices.device import Device, Moment
 from workbench.engine.execution import Span
 from workbench.timeline import Kind, Lane
+
+HOST_WORK = (Kind.ACCUMULATE, Kind.NORM, Kind.UPDATE)
+"""The work of the update lane, which compute's thread does where a lane of its own would not pay."""
 
 
 class NonFiniteGradientsError(RuntimeError):
@@ -32,8 +35,8 @@ class StepResult:
 
     `grad_norm`: of the step's mean gradient, before clipping. `skipped`: it was not finite and nothing was written.
     `lane_seconds`: busy seconds a lane, of which the model waited `exposed_seconds`; the rest was hidden behind it.
-    Of the compute lane they are the step's own forwards and backwards, while `spans` has the next step's first forward
-    too, beside which its lanes worked.
+    In one memory the update lane has all updates, whichever thread did them. Of the compute lane they are the step's
+    own forwards and backwards, while `spans` has the next step's first forward too, beside which its lanes worked.
     `exposed_s`: seconds in which the model waited, for whatever lane. `loss_scale`: that its backward had, 1 unless
     fp16; `scale_can_fall`: it is searched for, and not at its minimum, so that an overflow is a part of that search.
     """
@@ -48,6 +51,8 @@ class StepResult:
     loss_scale: float
     spans: tuple[Span, ...]
     scale_can_fall: bool = False
+    update_threads: int = 0
+    """Threads of the host's arithmetic, the calling one counted."""
 
 
 class StepReport:
@@ -227,6 +232,34 @@ class ComputeClock:
         return Span(
             Lane.COMPUTE, kind, None, None, max(began.issued_s, before_s), max(ended.issued_s, stop_s)
         )
+
+
+def on_update_lane(spans: Iterable[Span]) -> tuple[list[Span], list[Span]]:
+    """Return the spans of lanes, the host's work that compute's own thread did as work of the update lane; and that."""
+    found: list[Span] = []
+    moved: list[Span] = []
+    for span in spans:
+        if span.lane is Lane.COMPUTE and span.kind in HOST_WORK:
+            span = replace(span, lane=Lane.UPDATE)
+            moved.append(span)
+        found.append(span)
+    return found, moved
+
+
+def cut_out(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
+    """Return the parts of `spans`, of which a step has few, in which none of `work` was done."""
+    found = list(spans)
+    for done in work:
+        found = [
+            replace(span, start_s=start, stop_s=stop)
+            for span in found
+            for start, stop in (
+                (span.start_s, min(span.stop_s, done.start_s)),
+                (max(span.start_s, done.stop_s), span.stop_s),
+            )
+            if start < stop
+        ]
+    return found
 
 
 def lane_seconds(spans: Iterable[Span]) -> dict[Lane, float]:

@@ -19,8 +19,10 @@ from workbench.engine.non_finite import NonFiniteSteps
 from workbench.engine.report import (
     StepReport,
     StepResult,
+    cut_out,
     exposed_seconds,
     lane_seconds,
+    on_update_lane,
     total_seconds,
 )
 from workbench.engine.state_pointers import GradientSet
@@ -181,6 +183,11 @@ class StepScheduler:
         self._non_finite.after(self.steps, check)
         own, spans, waits = clock.take()
         of_lanes = execution.spans + (prefetcher.take_spans() if prefetcher is not None else [])
+        if self._runtime.device.shared_memory:
+            # Some of it within a backward, which waited for it: the model's own thread did it.
+            of_lanes, by_own_thread = on_update_lane(of_lanes)
+            own, spans = cut_out(own, by_own_thread), cut_out(spans, by_own_thread)
+            waits += [(span.start_s, span.stop_s) for span in by_own_thread]
         spans = spans + of_lanes
         return StepResult(
             step=self.steps,
@@ -193,6 +200,7 @@ class StepScheduler:
             loss_scale=scale,
             spans=tuple(sorted(spans, key=lambda span: span.start_s)),
             scale_can_fall=can_fall,
+            update_threads=self._runtime.host.threads,
         )
 
     def _count_update(self) -> None:

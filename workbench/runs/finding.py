@@ -66,7 +66,14 @@ def training_run(root: Path) -> RunDirectory | None:
 
 def newest_trainer(root: Path) -> int | None:
     """Return the process id of the newest run in `root` that trains, or is paused, on this machine; else None."""
-    return next((status.pid for _, status in _training(root) if status.host == socket.gethostname()), None)
+    found = newest_training(root)
+    return None if found is None else found[1]
+
+
+def newest_training(root: Path) -> tuple[RunDirectory, int] | None:
+    """Return that run and its process id."""
+    here = ((run, status.pid) for run, status in _training(root) if status.host == socket.gethostname())
+    return next(here, None)
 
 
 def _training(root: Path) -> Iterator[tuple[RunDirectory, Status]]:

@@ -70,13 +70,16 @@ METRIC_COLUMNS = (
     Column("validation_loss", "nats/token"),
     Column("skipped", "1"),
     Column("loss_scale", "1"),
+    Column("update_threads", "threads"),
 )
 """The columns of a run's metrics.
 
-`<lane>_s`: seconds in which the lane was busy, of which the model waited `<lane>_exposed_s`; the rest was hidden behind
+`<lane>_s`: seconds in which the lane was busy (`update_s`: in which the host optimizer worked, on whichever thread; one
+that calls it itself waits for all of that), of which the model waited `<lane>_exposed_s`; the rest was hidden behind
 compute. `compute_s`: the step's own forwards and backwards, and so within `step_s`; its lanes are waited for in the
 next step's forward too. `exposed_s`: seconds in which the model waited for any lane. `skipped`: 1 where the optimizer
 step was left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
+`update_threads`: threads of the host optimizer, the calling one counted.
 """
 
 

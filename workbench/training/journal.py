@@ -252,6 +252,7 @@ class Journal:
             "validation_loss": validation_loss,
             "skipped": float(result.skipped),
             "loss_scale": result.loss_scale,
+            "update_threads": result.update_threads,
             **_lane_metrics(result),
         }
         self.metrics.append(**values)

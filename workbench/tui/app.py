@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from workbench.runs import RunDirectory
     from workbench.tui.run.screen import RunScreen
     from workbench.tui.screens.configure import ConfigureScreen
+    from workbench.tui.screens.top import TopScreen
 
 PARTS = ("presets", "runs", "top")
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -92,6 +93,9 @@ class WorkbenchApp(App[None]):
         # Textual keeps it for all scroll bars at once.
         ScrollBar.renderer = PlainScrollBarRender if context.glyphs.ascii else ScrollBarRender
         self._run = run
+        self._training: RunDirectory | None = None
+        """The newest run that trains here."""
+        self._top_screen: TopScreen | None = None
         self._run_screen: RunScreen | None = None
         """The last screen that showed a run; it may have been left since."""
         self._forms: list[ConfigureScreen] = []
@@ -117,7 +121,9 @@ class WorkbenchApp(App[None]):
     def _top(self) -> Screen[None]:
         from workbench.tui.screens.top import TopScreen
 
-        return TopScreen(self.context, hidden=self._ui_state.hidden_panels)
+        self._top_screen = TopScreen(self.context, hidden=self._ui_state.hidden_panels)
+        self._top_screen.follow(self._training)
+        return self._top_screen
 
     @work(thread=True, group="import", exit_on_error=False)
     def _import_run_screen(self) -> None:
@@ -152,11 +158,19 @@ class WorkbenchApp(App[None]):
     @work(thread=True, group="watch", exit_on_error=False)
     def _watch_newest_run(self) -> None:
         """Have the monitor sample the newest run that trains here and the runs' disk, until a run is shown."""
-        from workbench.runs.finding import newest_trainer
+        from workbench.runs.finding import newest_training
 
         root = self.context.runs_root.absolute()
         folder = next(path for path in (root, *root.parents) if path.exists())
-        self.context.monitor.watch(pid=newest_trainer(root), folders=(folder,))
+        found = newest_training(root)
+        self.context.monitor.watch(pid=None if found is None else found[1], folders=(folder,))
+        self.call_from_thread(self._set_training, None if found is None else found[0])
+
+    def _set_training(self, run: RunDirectory | None) -> None:
+        if run != self._training:
+            self._training = run
+            if self._top_screen is not None:
+                self._top_screen.follow(run)
 
     def on_unmount(self) -> None:
         self.context.monitor.stop()

@@ -31,7 +31,7 @@ async def test_hidden_panels_of_the_monitor_come_back_the_next_time(house: House
         assert isinstance(app.screen, TopScreen)
         return [panel.id for panel in app.screen.panels if not panel.display]
 
-    for before, keys in ([], ["2", "6"]), (["cores", "disk"], ["2"]), (["disk"], []):
+    for before, keys in ([], ["2", "7"]), (["cores", "disk"], ["2"]), (["disk"], []):
         async with house.shown(part="top") as (app, pilot):
             assert hidden(app) == before
             await pilot.press(*keys)
@@ -76,7 +76,7 @@ async def test_a_damaged_memory_costs_nothing_but_the_memory(house: House, tmp_p
 
 
 async def test_panels_of_another_version_and_all_panels_hidden_leave_something_to_see(house: House) -> None:
-    for names in (("unheard",), ("gpu", "cores", "memory", "threads", "pcie", "disk")):
+    for names in (("unheard",), ("optimizer", "cores", "gpu", "memory", "threads", "pcie", "disk")):
         write_ui_state(UiState(hidden_panels=names))
         async with house.shown(part="top") as (app, _):
             assert isinstance(app.screen, TopScreen)

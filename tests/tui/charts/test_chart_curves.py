@@ -6,10 +6,21 @@ import math
 import random
 
 import pytest
+from rich.style import Style
 
-from workbench.tui.charts.plot import Curve, marked_columns, shown_part, value_range
+from workbench.tui.charts.plot import (
+    Curve,
+    Frame,
+    Look,
+    draw,
+    marked_columns,
+    row_labels,
+    shown_part,
+    value_range,
+)
 from workbench.tui.charts.scale import Scale
-from workbench.tui.charts.series import Axis, Series
+from workbench.tui.charts.series import Axis, Positions, Series
+from workbench.tui.glyphs import BLOCKS
 
 
 def run_of(values: list[float], *, find_spikes: bool = False) -> Series:
@@ -79,3 +90,37 @@ def test_marked_points_are_found_in_their_columns_however_many_there_are() -> No
         wanted = {int((at - 1_000) / 2_999 * 100) for at in range(1_000, 3_999) if math.isnan(values[at])}
         assert set(columns) == wanted
         assert len(columns) == len(set(columns))
+
+
+def test_areas_are_stacked_and_each_is_what_is_above_the_one_before() -> None:
+    positions = Positions()
+    positions.extend(range(100))
+    low, high = Series(positions), Series(positions)
+    low.extend([1.0] * 100)
+    high.extend([4.0] * 100)
+    base = Style(color="white")
+    colours = (Style(color="red"), Style(color="green"))
+    look = Look(base, base, base, base, base, colours)
+    curves = (Curve("compute", low, "area"), Curve("step", high, "area"))
+    plot = draw(Frame(curves, Scale(0, 99), "step"), look, BLOCKS, 60, 24)
+    shown = [
+        segments
+        for segments in plot.rows
+        if any(s.style and s.style.color in (c.color for c in colours) for s in segments)
+    ]
+    names = [
+        {s.style.color.name for s in row if s.style and s.style.color and "⠀" < s.text[:1] <= "⣿"}
+        for row in shown
+    ]
+    rows = [row for row in names if row]
+    red = sum(row == {"red"} for row in rows)
+    green = sum("green" in row for row in rows)
+    assert red and green and rows[0] == {"green"} and rows[-1] == {"red"}
+    assert red / (red + green) == pytest.approx(0.25, abs=0.1), "from zero on, a quarter of the step"
+
+
+@pytest.mark.parametrize("value", [3e-4, 430_000.0, 0.0])
+def test_a_vertical_axis_always_has_two_labels(value: float) -> None:
+    for low, high in ((value, value), (0.0, value or 1.0), (value, 1.07 * value + 1e-9)):
+        for height in (2, 3, 5, 9):
+            assert len(row_labels(Scale.fit(low, high, margin=0.04), height, "")) >= 2

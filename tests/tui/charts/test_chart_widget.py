@@ -226,14 +226,14 @@ async def test_the_wheel_zooms_under_the_pointer_and_a_click_sets_the_cursor() -
         assert chart.view.part is None
 
 
-async def test_the_title_says_the_newest_average_and_new_data_changes_it() -> None:
+async def test_the_title_names_the_newest_value_and_the_average_and_new_data_changes_it() -> None:
     async with played(Chart("loss", [Curve("loss", losses())])) as (_, chart):
         series = chart.curves[0].series
-        assert chart.border_title == f"loss {series.average_at(999):.5g}"
+        assert chart.border_title == f"loss {series.values[999]:.5g} avg {series.average_at(999):.5g}"
         series.positions.extend([1_000])
         series.extend([math.nan])
         chart.changed()
-        assert chart.border_title == "loss NaN"
+        assert str(chart.border_title).startswith("loss NaN avg ")
 
 
 async def test_brackets_in_a_name_are_not_read_as_markup() -> None:

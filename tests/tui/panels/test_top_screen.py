@@ -55,15 +55,15 @@ async def test_panels_stand_side_by_side_as_the_width_allows(size: tuple[int, in
 async def test_every_panel_shows_the_newest_sample(glyphs: Glyphs) -> None:
     async with shown((120, 40), server(), glyphs) as (pilot, screen, monitor):
         told = ["\n".join(picture(panel)) for panel in screen.panels]
-        for text, word in zip(
-            told, ("H200", "192 cores", "1,024 GiB", "host-adam", "GiB/s", "nvme0n1"), strict=True
-        ):
+        words = ("No run", "192 cores", "GPU 87 % of 8", "1,024 GiB", "host-adam", "GiB/s", "nvme0n1")
+        for text, word in zip(told, words, strict=True):
             assert word in text
             assert text.isascii() or not glyphs.ascii
         monitor.latest = laptop(2000.0)
         screen.look()
         await pilot.pause()
-        assert "No GPU" in "\n".join(picture(screen.panels[0]))
+        assert "No GPU" in picture(screen.machine.no_gpu)[0]
+        assert not {"gpu", "pcie"} & {panel.id for panel in screen.panels if panel.display}
         assert "8 cores" in picture(screen.panels[1])[0]
 
 
@@ -78,19 +78,20 @@ async def test_freezing_stops_the_picture_and_says_so() -> None:
         assert "frozen at" in picture(screen.line)[0] and "z goes on" in picture(screen.line)[0]
         await pilot.press("z")
         assert "frozen" not in picture(screen.line)[0]
-        assert "No GPU" in "\n".join(picture(screen.panels[0]))
+        assert "No GPU" in picture(screen.machine.no_gpu)[0]
 
 
 async def test_digits_hide_and_show_panels_but_never_the_last() -> None:
     async with shown((120, 40), server()) as (pilot, screen, _):
         await pilot.press("2", "5")
-        assert [panel.display for panel in screen.panels] == [True, False, True, True, False, True]
+        seen = [panel.id for panel in screen.panels if panel.display]
+        assert seen == ["optimizer", "gpu", "memory", "pcie", "disk"]
         await pilot.press("2")
         assert screen.panels[1].display
-        await pilot.press("1", "2", "3", "4", "6")
+        await pilot.press("1", "2", "3", "4", "6", "7")
         assert [panel.id for panel in screen.panels if panel.display] == ["disk"]
         await pilot.pause()
-        assert screen.panels[5].outer_size.width >= 119
+        assert screen.panels[6].outer_size.width >= 119
 
 
 async def test_a_small_terminal_scrolls_to_the_focused_panel() -> None:
@@ -110,7 +111,7 @@ async def test_q_leaves() -> None:
 
 async def test_before_the_first_sample_it_waits_calmly() -> None:
     async with shown((80, 24), None) as (pilot, screen, monitor):
-        assert "Waiting" in "\n".join(picture(screen.panels[0]))
+        assert "Waiting" in "\n".join(picture(screen.panels[1]))
         assert "Waiting" in picture(screen.line)[0]
         monitor.latest = laptop()
         screen.look()
@@ -142,10 +143,10 @@ async def test_nothing_is_drawn_while_another_screen_is_seen() -> None:
         await pilot.pause()
         monitor.latest = laptop(2000.0)
         screen.tick()
-        assert "H200" in "\n".join(picture(screen.panels[0]))
+        assert "GPU 87 %" in picture(screen.panels[2])[0]
         pilot.app.pop_screen()
         await pilot.pause()
-        assert "No GPU" in "\n".join(picture(screen.panels[0]))
+        assert "No GPU" in picture(screen.machine.no_gpu)[0]
 
 
 async def test_beneath_a_dialog_the_picture_goes_on() -> None:
@@ -154,4 +155,5 @@ async def test_beneath_a_dialog_the_picture_goes_on() -> None:
         await pilot.pause()
         monitor.latest = laptop(2000.0)
         screen.tick()
-        assert "No GPU" in "\n".join(picture(screen.panels[0]))
+        await pilot.pause()
+        assert "No GPU" in picture(screen.machine.no_gpu)[0]

@@ -167,7 +167,7 @@ def add_steps(
         for step in range(first, last + 1):
             writer.append(
                 step=step,
-                time=1e9 + step,
+                time=2e9 + step,  # later than this process began
                 loss=loss(step),
                 grad_norm=1 + 1 / step,
                 learning_rate=1e-4 * step,
@@ -175,6 +175,8 @@ def add_steps(
                 step_s=0.5,
                 tokens_per_s=2000.0,
                 update_s=0.1,
+                update_exposed_s=0.02,
+                update_threads=4,
                 validation_loss=loss(step) + 0.1 if step % 10 == 0 else None,
             )
 

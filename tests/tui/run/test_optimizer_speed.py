@@ -40,7 +40,7 @@ UPDATES = lanes(
     ("update", "update", 0.0, 0.01),
     ("update", "update", 0.005, 0.02),
     ("update", "norm", 0.02, 5.0),
-    ("compute", "update", 0.03, 0.05),
+    ("compute", "update", 0.03, 0.05),  # on a device of its own
 )
 
 
@@ -82,13 +82,6 @@ def test_updates_on_the_device_and_steps_without_an_update_give_nothing() -> Non
     assert update_gb_per_s(UPDATES, plan(state="device"), config()) is None
     assert update_gb_per_s(lanes(("compute", "update", 0.0, 1.0)), plan(), config()) is None
     assert update_gb_per_s(Lanes(), plan(), config()) is None
-
-
-def test_in_one_memory_the_updates_between_the_models_own_tasks_count() -> None:
-    shared = plan()
-    shared["memory"]["tiers"] = shared["memory"]["tiers"][1:]
-    given = lanes(("compute", "update", 0.0, 0.02))
-    assert update_gb_per_s(given, shared, config()) == pytest.approx(1e6 * 26 / 0.02 / 1e9)
 
 
 @pytest.mark.parametrize("broken", [{}, {"memory": 3}, {"memory": {"tiers": "x"}, "placement": None}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from workbench.runs import (
     RunDirectory,
     append_event,
     read_run_metrics,
+    read_status,
     record_resume,
     write_lanes,
     write_plan,
@@ -60,8 +62,25 @@ def test_the_first_look_leaves_metrics_and_measured_limits_to_the_second(tmp_pat
     assert reader.records == 0
     second = reader.look()
     assert not second.more and second.curves is not None and len(second.curves) == 20
-    speed, limit = second.optimizer or (0.0, 0.0)
-    assert speed == pytest.approx(1e6 * 26 / 0.1 / 1e9) and limit is None
+    load = second.optimizer
+    assert load is not None and load.gb_per_s == pytest.approx(1e6 * 26 / 0.1 / 1e9)
+    assert load.limit_gb_per_s is None and len(load.step_s) == 20
+
+
+def test_the_optimizers_load_is_of_this_session_alone(tmp_path: Path) -> None:
+    run = new_run(tmp_path, live())
+    reader = RunReader(run)
+    reader.look()
+    load = reader.look().optimizer
+    assert load is not None and (load.threads, load.state_format) == (4, "exact")
+    assert (load.share, load.exposed_share) == (pytest.approx(0.2), pytest.approx(0.04))
+    # Resumed: the trainer began after all that is recorded, and prepares itself.
+    began_later = replace(read_status(run), pid_started=2e9 + 1000)
+    load = reader._optimizer_load(began_later, living=True)
+    assert not load.step_s and load.gb_per_s is None and load.short == ""
+    rewrite(run, phase="finished", exit_code=0)
+    load = reader.look().optimizer
+    assert load is not None and load.ended and len(load.step_s) == 20
 
 
 def test_looks_give_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
@@ -223,14 +242,15 @@ def test_the_machines_limit_is_asked_for_once_and_not_for_a_run_of_another_machi
     reader = RunReader(run)
     reader.look()
     found = reader.look().optimizer
-    assert found is not None and found[1] == 40.0
+    assert found is not None and found.limit_gb_per_s == 40.0
     write_lanes(run, 21, [])
-    assert reader.look().optimizer == (None, 40.0)
+    found = reader.look().optimizer
+    assert found is not None and (found.gb_per_s, found.limit_gb_per_s) == (None, 40.0)
     rewrite(run, host="faraway")
     other = RunReader(run)
     other.look()
     found = other.look().optimizer
-    assert found is not None and found[1] is None and len(asked) == 1
+    assert found is not None and found.limit_gb_per_s is None and len(asked) == 1
 
 
 def cut(path: Path, size: int) -> None:

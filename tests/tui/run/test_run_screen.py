@@ -17,7 +17,7 @@ from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.runs import MetricsWriter, RunDirectory, append_event, record_resume, write_plan
 from workbench.runs.metrics import read_downsampled
 from workbench.tui.charts.chart import Chart
-from workbench.tui.charts.plot import newest_value
+from workbench.tui.charts.plot import newest_values
 from workbench.tui.context import AppContext
 from workbench.tui.glyphs import BLOCKS, PLAIN, Glyphs
 from workbench.tui.panels.panel import Panel
@@ -81,7 +81,16 @@ async def test_each_group_is_seen_whole_at_every_size_and_in_plain_characters(
             lambda root: new_run(root, live()),
             [],
             (200, 60),
-            ["Speed 2", "H200", "host-adam", "of step 20", "exposed", "0.3 GB/s", "step 00020"],
+            [
+                "Speed 2",
+                "H200",
+                "host-adam",
+                "of step 20",
+                "exposed",
+                "0.3 GB/s",
+                "Host optimizer",
+                "step 00020",
+            ],
         ),
         (lambda root: new_run(root, live("paused")), [], (120, 40), ["! paused"]),
         (
@@ -154,9 +163,9 @@ async def test_few_new_points_among_many_wait_for_others_but_not_for_long(tmp_pa
         charts = host.run_screen.charts
 
         def is_drawn() -> bool:
-            return str(charts.loss.border_title) == f"Loss {newest_value(charts.curves.loss)}"
+            return str(charts.loss.border_title) == f"Loss {newest_values(charts.curves.loss)[0]}"
 
-        assert [len(chart.curves[0].series) for chart in charts.charts] == [3000] * 5
+        assert [len(chart.curves[0].series) for chart in charts.charts] == [3000] * 6
         for number in range(1, 9):
             add_steps(run, 3000 + number, 3000 + number, loss=lambda step: 100.0 + step)
             await look(host, pilot)

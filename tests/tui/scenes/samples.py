@@ -120,12 +120,14 @@ def _desktop_host(wave: float) -> HostSample:
 def _trainer(wave: float) -> TrainerSample:
     threads = [ThreadSample("python", TRAINER, 0.97, 1)]
     threads += [
-        ThreadSample(f"host-adam/{n}", TRAINER + 10 + n, round(0.9 - 0.3 * wave - n / 50, 3), n)
+        ThreadSample(
+            f"host-adam/{n}" if n else "lane-update", TRAINER + 10 + n, round(0.9 - 0.3 * wave - n / 50, 3), n
+        )
         for n in range(8)
     ]
     threads += [
-        ThreadSample("upload", TRAINER + 30, 0.06, 9),
-        ThreadSample("download", TRAINER + 31, 0.04, 11),
+        ThreadSample("lane-upload", TRAINER + 30, 0.06, 9),
+        ThreadSample("lane-download", TRAINER + 31, 0.04, 11),
     ]
     return TrainerSample(
         pid=TRAINER,

@@ -158,6 +158,7 @@ def _record(
                 validation_loss=round(loss + 0.06 - 0.1 * (noise > 0), 4) if validated else None,
                 skipped=0,
                 loss_scale=1,
+                update_threads=8,
             )
             if validated:
                 _event(

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
 from workbench.tui.canvas import CanvasWidget
-from workbench.tui.charts.plot import Curve, Frame, Look, Plot, draw, newest_value, plain, said_value
+from workbench.tui.charts.plot import Curve, Frame, Look, Plot, draw, newest_values, plain, said_value
 from workbench.tui.charts.scale import Scale, View, bounds_of, short, short_time
 from workbench.tui.charts.series import AXES, Axis, Series
 from workbench.tui.glyphs import BLOCKS, Glyphs
@@ -155,9 +155,12 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         return self._kept_look
 
     def border_texts(self) -> tuple[str, str]:
-        """Return the newest value in the title, and beneath what is read out or how the axes are set."""
+        """Return the newest value and the average in the title, beneath what is read out or how the axes are set."""
         lines = [curve.series for curve in self._curves if curve.form == "line"]
-        value = newest_value(lines[0], self.unit) if len(lines) == 1 else ""
+        values = newest_values(lines[0], self.unit) if len(lines) == 1 else ()
+        room = self.outer_size.width - 6
+        titles = (f"{self._title} {value}" for value in values)
+        title = next((each for each in titles if len(each) <= room), self._title)
         if self.cursor is None:
             said = settings(self.view, log_y=self.log_y, with_spikes=self.with_spikes)
         else:
@@ -165,7 +168,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         if self.remark:
             said.append(self.remark)
         text = f" {self._glyphs.separator} ".join(said)
-        return (f"{self._title} {value}" if value else self._title, plain(text, self._glyphs))
+        return title, plain(text, self._glyphs)
 
     # Points and places
 

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from workbench.tui.charts.braille import Canvas, Layer
-from workbench.tui.charts.scale import Scale, readout, short_time
+from workbench.tui.charts.scale import Scale, label_of, readout, short_time
 from workbench.tui.charts.series import BLOCK, Axis, Floats, Points, Series
 from workbench.tui.glyphs import Glyphs
 
@@ -27,20 +27,24 @@ _DOTS = ".:,'`;\"^"
 _LEAST_WIDTH_WITH_LABELS = 24
 _LEAST_HEIGHT_WITH_AXIS = 4
 _LEAST_HEIGHT_WITH_LEGEND = 6
+_MARGIN = 0.04
+"""Of the vertical axis, beyond the least and the greatest value."""
 
 
 @dataclass(frozen=True)
 class Curve:
     """One quantity in a chart.
 
-    `form`: "line" is a line, where the series has an average that of the average, over the values as dots; "marks" a
-    sign at each point, for what is measured now and then. `colour` chooses among the chart's colours; None: by the
-    curve's place in the chart. A run that keeps its number keeps its colour.
+    `form`: "line" is a line, where the series has an average that of the average, over the values as dots; "marks"
+    a sign at each point, for what is measured now and then; "area" fills all below the values, and of several
+    areas, which are given from the lowest to the highest, each what is above those before it. `colour` chooses
+    among the chart's colours; None: by the curve's place in the chart. A run that keeps its number keeps its
+    colour.
     """
 
     name: str
     series: Series
-    form: Literal["line", "marks"] = "line"
+    form: Literal["line", "marks", "area"] = "line"
     colour: int | None = None
 
 
@@ -111,6 +115,8 @@ def value_range(
             values = values[values > 0]
         if len(values) and not math.isnan(low := float(np.fmin.reduce(values))):
             pieces.append((low, float(np.fmax.reduce(values))))
+    if pieces and not log and any(curve.form == "area" for curve in curves):
+        pieces.append((0.0, 0.0))
     if pieces:
         return min(low for low, _ in pieces), max(high for _, high in pieces)
     return None if with_spikes else value_range(curves, axis, scale, log=log, with_spikes=True)
@@ -158,6 +164,18 @@ def newest_value(series: Series, unit: str = "") -> str:
     return said_value(value, unit, digits=5)
 
 
+def newest_values(series: Series, unit: str = "") -> tuple[str, ...]:
+    """Return forms of the newest value, the longest first: with the average, where there is one, and without."""
+    point = len(series) - 1
+    if series.last is None:
+        return ()
+    last = said_value(float(series.values[point]), unit, digits=5)
+    if not series.smoothing:
+        return (last,)
+    average = said_value(series.average_at(point), unit, digits=5).removesuffix(f" {unit}")
+    return f"{last} avg {average}", last
+
+
 def said_value(value: float, unit: str, digits: int = 6) -> str:
     """Return a value with its unit: "s" is a length of time, "%" a share, "e" an exponent and no unit.
 
@@ -183,6 +201,10 @@ def row_labels(y: Scale, height: int, unit: str) -> dict[int, str]:
         row = round((1 - y.share(tick.value)) * (height - 1))
         if 0 <= row < height:
             labels.setdefault(row, tick.label)
+    if len(labels) < 2 <= height:
+        step = (y.high - y.low) / 2
+        ends = ((0, 1 - _MARGIN), (height - 1, _MARGIN))
+        labels = {row: label_of(y.value(share), step, unit) for row, share in ends}
     return labels
 
 
@@ -220,7 +242,7 @@ def legend(
 
 def signs(curves: Sequence[Curve], glyphs: Glyphs) -> list[str]:
     """Return the signs of the curves in the legend: of lines a letter or their character, of marks their own."""
-    lines = sum(curve.form == "line" for curve in curves)
+    lines = sum(curve.form != "marks" for curve in curves)
     marks = len(curves) - lines
     found = []
     for place, curve in enumerate(curves):
@@ -290,7 +312,7 @@ def draw(frame: Frame, look: Look, glyphs: Glyphs, width: int, height: int) -> P
     extremes = value_range(frame.curves, frame.axis, frame.x, log=frame.log_y, with_spikes=frame.with_spikes)
     if extremes is None:
         return _empty(frame, look, glyphs, width, height)
-    y = Scale.fit(*extremes, log=frame.log_y, margin=0.04)
+    y = Scale.fit(*extremes, log=frame.log_y, margin=_MARGIN)
     labels = row_labels(y, plot_height, frame.unit) if width >= _LEAST_WIDTH_WITH_LABELS else {}
     left = max((len(label) + 1 for label in labels.values()), default=0)
     if left > width // 3:
@@ -336,6 +358,18 @@ def _draw_curves(
             style = colour_of(part.curve, place, look) + Style(dim=True)
             _draw_values(canvas, part, row_of, canvas.layer(Layer(style, _DOTS[place % len(_DOTS)])))
     ends: set[tuple[int, int]] = set()
+    areas = [(place, part) for place, part in enumerate(parts) if part.curve.form == "area"]
+    for place, part in reversed(areas):
+        layer = canvas.layer(Layer(colour_of(part.curve, place, look), LINES[place % len(LINES)]))
+        for x, _, _, _, high in part.columns:
+            canvas.span(x, row_of(high), canvas.dots_high - 1, layer)
+    for place, part in areas:
+        if part.columns and len(areas) > 1 and not glyphs.ascii:
+            layer = canvas.layer(Layer(colour_of(part.curve, place, look)))
+            x, _, _, _, high = part.columns[-1]
+            canvas.write(
+                *_cell(canvas, x, min(canvas.dots_high - 1, max(0, row_of(high)))), sign[place], layer
+            )
     for place, part in lines:
         layer = canvas.layer(Layer(colour_of(part.curve, place, look), LINES[place % len(LINES)]))
         end = _draw_line(canvas, part, frame, row_of, layer)

@@ -200,7 +200,7 @@ class Scale:
             values = [number * step for number in range(first, min(last, first + 10 * count) + 1)]
         ticks: dict[str, Tick] = {}
         for value in values:
-            label = _label(value, step, unit)
+            label = label_of(value, step, unit)
             ticks.setdefault(label, Tick(value, label))
         return list(ticks.values())
 
@@ -230,7 +230,8 @@ def time_step(span_s: float, count: int) -> float:
     return step if step is not None else 86_400 * nice_step(span_s / 86_400, count)
 
 
-def _label(value: float, step: float, unit: str) -> str:
+def label_of(value: float, step: float, unit: str) -> str:
+    """Return a value as it stands at an axis whose labels lie `step` from one another."""
     if unit == "%":
         return f"{short(100 * value, 100 * step)}%"
     return short_time(value, step) if unit == "s" else short(value, step)

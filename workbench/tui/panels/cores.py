@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from workbench.formatting import known, number, percent, ranges, share
+from workbench.formatting import known, number, percent, ranges
 from workbench.monitor.samples import HostSample, MonitorSample, ThreadSample
-from workbench.tui.charts.bars import filled
+from workbench.tui.charts.bars import filled, part_marks, sparkline
 from workbench.tui.glyphs import Glyphs
+from workbench.tui.panels.host_optimizer import OptimizerLoad, optimizer_threads
 from workbench.tui.panels.panel import Line, SamplePanel, clean, cut, keep, width_of
 
 _BAR_WIDTH = 16
 """The least width of one core's number, mark, bar and share, and a space."""
+_LEAST_MARKED = 0.005
+"""Of a core: less is no optimizer at work."""
+_LEAST_HISTORY = 3
+_AXIS = 5
+"""Cells of the labels beside the history."""
 
 
 _Group = tuple[str, tuple[int, ...]]
@@ -31,22 +37,38 @@ class CoresPanel(SamplePanel):
   fit, else each is one cell: the fuller the cell, the busier the core. A row begins with the number of its first core.
 - Cores are grouped by memory node (NUMA); those that this process **may not use** (affinity, cgroup) have groups of
   their own.
-- A core on which a thread of the host optimizer (`host-adam/N`) last ran is marked: beside its bar or below its cell;
-  where there is no room for that, the cell itself is `a` (under half busy) or `A`.
+- What threads of the host optimizer used of the core on which they last ran is a part of its bar of its own, behind
+  the rest. The core is marked too: beside its bar or below its cell; where there is no room for that, the cell itself
+  is `a` (under half busy) or `A`.
+- Above them, where there is room, all cores together over time: the trainer's part at the foot, and the rest above it.
 - **of N cores**: cores' worth of time in use. **limit**: what the cgroup grants. **load**: runnable tasks over 1, 5
   and 15 minutes.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
-        self._marked: frozenset[int] = frozenset()
+        self.load = OptimizerLoad()
+        """Of the run that the trainer trains; set before a sample is shown."""
+        self._optimizer: dict[int, float] = {}
+        """The host optimizer's part of each core on which it ran."""
         self._cores_in_line: list[int] = []
 
+    @property
+    def _marked(self) -> frozenset[int]:
+        return frozenset(self._optimizer)
+
     def remember(self, sample: MonitorSample) -> None:
-        threads = sample.trainer.threads if sample.trainer else ()
-        self._marked = frozenset(
-            thread.core for thread in threads if thread.core is not None and is_optimizer(thread.name)
-        )
+        host, trainer = sample.host, sample.trainer
+        parts = optimizer_threads(trainer, self.load)
+        self._optimizer = {}
+        for thread in trainer.threads if trainer else ():
+            if thread.core is not None and parts.get(thread.thread_id, 0.0) >= _LEAST_MARKED:
+                self._optimizer[thread.core] = self._optimizer.get(thread.core, 0.0) + parts[thread.thread_id]
+        if host.cores:
+            busy = sum(known(value) or 0.0 for value in host.cores)
+            own = min(busy, known(trainer.busy) or 0.0) if trainer and trainer.alive else 0.0
+            self.histories["busy"].add(busy / len(host.cores))
+            self.histories["trainer"].add(own / len(host.cores))
 
     def heading(self) -> tuple[str, ...]:
         cores = self.sample.host.cores if self.sample else ()
@@ -76,8 +98,54 @@ class CoresPanel(SamplePanel):
         counted = next((lines for lines in drawn if len(lines) <= height), None)
         if counted is None:
             counted = self._counted(host, groups, width, False, height >= 4, False)
+        left = height - len(counted)
+        if left >= _LEAST_HISTORY:
+            counted = [*((0, line) for line in self._history(width, left)), *counted]
         self._cores_in_line = [cores for cores, _ in counted]
         return [line for _, line in counted]
+
+    def _history(self, width: int, rows: int) -> list[Line]:
+        """Return all cores' use over time, up to all of them, in `rows` lines: a legend and the graph."""
+        busy, own = self.histories["busy"], self.histories["trainer"]
+        whole = [value or 0.0 for value in busy.values]
+        parts = [value or 0.0 for value in own.values]
+        last, last_own = (values[-1] if values else 0.0 for values in (whole, parts))
+        mean = sum(whole) / len(whole) if whole else 0.0
+        marks = part_marks(self.glyphs)
+        legend = [
+            (0, [*self.write(f"{marks[0]} ", "own"), *self.write(f"trainer {percent(last_own)}")]),
+            (
+                0,
+                [
+                    *self.write(f"{marks[0]} ", "good"),
+                    *self.write(f"others {percent(max(0.0, last - last_own))}"),
+                ],
+            ),
+            (1, self.write(f"average {percent(mean)}", "dim")),
+        ]
+        room = max(1, width - _AXIS)
+        tall, low = (
+            sparkline(each, room, self.glyphs, height=rows - 1, high=1.0) for each in (busy.values, parts)
+        )
+        out = [keep(width, legend)]
+        for row, (cells, below) in enumerate(zip(tall, low, strict=True)):
+            label = (
+                "100%" if row == 0 else "0%" if row == rows - 2 else "50%" if row == (rows - 1) // 2 else ""
+            )
+            line = self.write(f"{label:>{_AXIS - 1}} ", "dim")
+            # A cell that holds both is the trainer's where it fills half of it.
+            half = self.glyphs.column[len(self.glyphs.column) // 2]
+            owners = [
+                "own" if self.glyphs.column.index(cell) >= self.glyphs.column.index(half) else "good"
+                for cell in below
+            ]
+            start = 0
+            for stop in range(1, len(cells) + 1):
+                if stop == len(cells) or owners[stop] != owners[start]:
+                    line += self.write(cells[start:stop], owners[start])
+                    start = stop
+            out.append(line)
+        return out
 
     def _bar_columns(self, width: int) -> int:
         return max(1, (width + 1) // _BAR_WIDTH)
@@ -124,7 +192,7 @@ class CoresPanel(SamplePanel):
         load = " ".join(number(value, 1) for value in host.load) if host.load else "N/A"
         parts.append((2, self.write(f"load {load}", "dim")))
         if self._marked:
-            parts.append((3, [*self.write(self._mark, "mark"), *self.write(" host-adam", "dim")]))
+            parts.append((3, [*self.write(self._mark, "mark"), *self.write(" optimizer", "dim")]))
         return keep(width, parts)
 
     @property
@@ -148,7 +216,11 @@ class CoresPanel(SamplePanel):
                 line += self.write(f"{core:>{digits}}", "dim")
                 line += self.write(self._mark if core in self._marked else " ", "mark")
                 room = each - digits - 1 - len(value)
-                line += self.bar(busy, room, _band(busy)) or self.write(" " * max(0, room))
+                own = min(busy, self._optimizer.get(core, 0.0))
+                drawn = self.bar(busy, room, _band(busy))
+                if own and drawn:
+                    drawn = self.stack([(busy - own, _band(busy)), (own, "mark")], room)
+                line += drawn or self.write(" " * max(0, room))
                 line += self.write(value)
             out.append((len(in_row), line))
         return out
@@ -216,32 +288,19 @@ def _groups(host: HostSample) -> list[_Group]:
     return out
 
 
-def is_optimizer(name: str) -> bool:
-    """Tell whether a thread of this name belongs to the host optimizer."""
-    return name.startswith("host-adam/")
-
-
 class ThreadsPanel(SamplePanel):
     TITLE = "Threads"
     HELP: ClassVar[str | None] = """\
 ### Threads of the trainer
 
-- **optimizer**: bytes of host memory that the optimizer read and wrote a second in the last step's update (1 GB is
-  10^9 bytes), of what this machine's memory was measured to give (`workbench probe`). Near the limit, more threads gain
-  nothing and only a smaller state format does.
-- Each thread with the share of one core that it used, and the core on which it last ran; the busiest first. The marked
-  ones, `host-adam/N`, are the host optimizer's.
+Each thread with the share of one core that it used, and the core on which it last ran; the busiest first. The marked
+ones work for the host optimizer: `host-adam/N`, and the thread that calls it.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
-        self._optimizer: tuple[float | None, float | None] = (None, None)
-
-    def set_optimizer(self, gb_per_s: float | None, limit_gb_per_s: float | None) -> None:
-        """Show the optimizer's memory traffic in the last step and the machine's limit, 10^9 bytes a second."""
-        if self._optimizer != (gb_per_s, limit_gb_per_s):
-            self._optimizer = (gb_per_s, limit_gb_per_s)
-            self.changed()
+        self.load = OptimizerLoad()
+        """Of the run that the trainer trains; set before a sample is shown."""
 
     def heading(self) -> tuple[str, ...]:
         trainer = self.sample.trainer if self.sample else None
@@ -251,44 +310,19 @@ class ThreadsPanel(SamplePanel):
         return f"{cores} cores{self.separator}{len(trainer.threads)} busy", f"{cores} cores", cores
 
     def lines(self, width: int, height: int) -> list[Line]:
-        out = []
-        if self._optimizer != (None, None):
-            out.append(self._speed(width))
         trainer = self.sample.trainer if self.sample else None
         if trainer is None:
-            return out + self.note("No training process is watched.", width)
+            return self.note("No training process is watched.", width)
         if not trainer.alive:
-            return out + self.note(f"The training process {trainer.pid} has ended.", width)
-        own = [thread for thread in trainer.threads if is_optimizer(thread.name)]
-        if own and height >= 4:
-            cores = sum(known(thread.busy) or 0.0 for thread in own)
-            parts = [
-                (
-                    0,
-                    [*self.write(self.glyphs.selected, "mark"), *self.write(f" host-adam {cores:.1f} cores")],
-                ),
-                (1, self.write(f"{len(own)} threads", "dim")),
-            ]
-            out.append(keep(width, parts))
+            return self.note(f"The training process {trainer.pid} has ended.", width)
         if not trainer.threads:
-            out += self.note("None of its threads was busy.", width)
-        return out + [self._thread(thread, width) for thread in trainer.threads]
-
-    def _speed(self, width: int) -> Line:
-        speed, limit = self._optimizer
-        reached = share(speed, limit)
-        value = f"{number(speed, 1)} of {number(limit, 1, 'GB/s')}" if limit else number(speed, 1, "GB/s")
-        parts = [
-            (1, self.write("optimizer", "dim")),
-            (2, self.bar(reached, min(30, width - 40))),
-            (0, self.write(value)),
+            return self.note("None of its threads was busy.", width)
+        own = optimizer_threads(trainer, self.load)
+        return [
+            self._thread(thread, width, own=own.get(thread.thread_id, 0.0) > 0) for thread in trainer.threads
         ]
-        if reached is not None:
-            parts.append((1, self.write(percent(reached))))
-        return keep(width, parts, " ")
 
-    def _thread(self, thread: ThreadSample, width: int) -> Line:
-        own = is_optimizer(thread.name)
+    def _thread(self, thread: ThreadSample, width: int, *, own: bool) -> Line:
         mark = self.write(f"{self.glyphs.selected if own else ' '} ", "mark")
         core = f"core {'N/A' if thread.core is None else thread.core}"
         value = self.write(f" {percent(thread.busy):>5}")

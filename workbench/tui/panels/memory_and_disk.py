@@ -49,7 +49,7 @@ class MemoryPanel(SamplePanel):
         top = trainer.top
         if top > 0:
             lines.append(self.named_at_ends("trainer's history, up to", amount(top), width))
-            lines += self.spark(trainer, width, min(5, max(1, height - len(lines))), top, "own")
+            lines += self.spark(trainer, width, max(1, height - len(lines)), top, "own")
         return lines
 
     def _parts(self, host: HostSample) -> list[tuple[str, str, int | None, str]]:
@@ -185,7 +185,7 @@ class DiskPanel(SamplePanel):
             history = self.histories[disk.folder]
             if any(value is not None for value in history.values):
                 label = f"up to {rate(history.top)} "
-                out += self.history_lines(label, history, width, min(4, rows - len(out)), None)
+                out += self.history_lines(label, history, width, rows - len(out), None)
         return out
 
     def _folder(self, disk: DiskSample, width: int) -> Line:

@@ -42,9 +42,10 @@ class StatusLine(CanvasWidget):
     HELP: ClassVar[str | None] = """\
 ### Status line
 
-The run, its phase with how far that is, steps done of all, the time that the rest will take, tokens a second and loss
-of the last step, and whether the trainer lives: running, paused, finished, stopped, failed, died (its process is gone
-without a word), stale (no sign of life for two minutes).
+The run, its phase with how far that is, steps done of all, the time that the rest will take, tokens a second and
+loss of the last step, the host optimizer's share of it and that for which the model waited, and whether the trainer
+lives: running, paused, finished, stopped, failed, died (its process is gone without a word), stale (no sign of life
+for two minutes).
 """
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         f"status--{name}" for name in ("good", "warning", "bad", "dim", "strong")
@@ -68,6 +69,13 @@ without a word), stale (no sign of life for two minutes).
         self._status: Status | None = None
         self._state: Liveness = "unknown"
         self._notice = ""
+        self._load = ""
+
+    def set_load(self, load: str) -> None:
+        """Show a few words on the host optimizer at the end, where there is room; "": none."""
+        if load != self._load:
+            self._load = load
+            self.changed()
 
     def show_status(self, name: str, status: Status, state: Liveness) -> None:
         """Show a run's status under this name; `state` is `workbench.runs.liveness(status)`."""
@@ -121,6 +129,7 @@ without a word), stale (no sign of life for two minutes).
                 else [],
             ),
             (3, self._named("loss", number(status.loss, 4)) if trains or status.loss is not None else []),
+            (6, self._write(self._load) if trains else []),
         ]
         line = keep(width, parts, self._gap)
         message = clean(status.message or status.problem, self.glyphs)

@@ -23,15 +23,29 @@ from workbench.tui.charts.scale import View
 from workbench.tui.charts.series import Floats, Positions, Series
 from workbench.tui.glyphs import Glyphs
 
+_VALIDATION_COLOUR = 1
+_PART_COLOURS = (0, 1, 3, 2)
+"""Of compute, update, other lanes and the rest among a chart's colours; those of the lanes' panel are alike."""
 SMOOTHING = 0.9
 """Share that the drawn averages keep of themselves at each step; the values themselves are dots behind them."""
 LEAST_WIDTH, LEAST_HEIGHT = 30, 7
 _EASY_HEIGHT = 9
 _LABELS = ("training", "gradient norm", "learning rate", "tokens a second", "MFU")
+STEP_PARTS = ("compute", "update", "lanes", "rest")
+"""The parts of a step's seconds, one upon the other: of lanes those that are exposed."""
 _FEW = 600
 """One point in so many moves a curve by a quarter of a column of dots or less."""
 _LONGEST_WAIT = 4
 """Looks, of which there are two a second."""
+
+
+def step_parts(metrics: Metrics) -> dict[str, Floats]:
+    """Return the seconds at which each part of a step ends where they are stacked; the last one's are the step's."""
+    step, compute = metrics.column("step_s"), metrics.column("compute_s")
+    update, exposed = metrics.column("update_exposed_s"), metrics.column("exposed_s")
+    ends = (compute, compute + update, compute + np.maximum(exposed, update), step)
+    # Lanes are waited for in the next step's forward too: what is beyond the step is left out.
+    return dict(zip(STEP_PARTS, (np.minimum(end, step) for end in ends), strict=True))
 
 
 class RunCurves:
@@ -47,6 +61,7 @@ class RunCurves:
         self.learning_rate = Series(self.positions)
         self.tokens_per_s = Series(self.positions, smoothing=SMOOTHING)
         self.mfu = Series(self.positions)
+        self.parts = {name: Series(self.positions) for name in STEP_PARTS}
         self.validation = Series()
         self.has_mfu = False
         """A step has a known share of the device's arithmetic."""
@@ -73,6 +88,8 @@ class RunCurves:
         self.positions.extend(steps, tokens, seconds)
         for name in self.NAMES:
             getattr(self, name).extend(metrics.column(name))
+        for name, values in step_parts(metrics).items():
+            self.parts[name].extend(values)
         losses = metrics.column("validation_loss")
         given = ~np.isnan(losses)
         self.validation.positions.extend(steps[given], tokens[given], seconds[given])
@@ -104,7 +121,8 @@ class LinkedChart(Chart, inherit_bindings=False):
     HELP = """\
 ### Charts
 
-Dots are the values, the line their average, signs in the loss the validation losses. `^` at the top marks values that
+Dots are the values, the line their average, signs in the loss the validation losses. *Step* stacks the seconds of a
+step: compute, what was exposed of updates and of other lanes, and the rest. `^` at the top marks values that
 the axis has no room for, a cross at the foot values that are not finite.
 
 `x` goes by step, by tokens, by time; `+` and `-` zoom, left and right pan, `end` goes to the newest, `0` shows all.
@@ -133,7 +151,7 @@ alone. `v` goes to the next chart, `m` shows one alone.
 
 
 class ChartGroup(Container, CachedLines):
-    """Loss, gradient norm, learning rate, tokens a second, and MFU where it is known."""
+    """Loss, a step's seconds by parts, gradient norm, learning rate, tokens a second, and MFU where it is known."""
 
     DEFAULT_CSS = """
     ChartGroup { layout: grid; }
@@ -151,7 +169,15 @@ class ChartGroup(Container, CachedLines):
         self.learning_rate = chart("Learning rate", "e", "learning-rate")
         self.tokens_per_s = chart("Speed", "tok/s", "tokens-per-s")
         self.mfu = chart("MFU", "%", "mfu")
-        self.charts = (self.loss, self.grad_norm, self.learning_rate, self.tokens_per_s, self.mfu)
+        self.step_s = chart("Step", "s", "step-s")
+        self.charts = (
+            self.loss,
+            self.step_s,
+            self.grad_norm,
+            self.learning_rate,
+            self.tokens_per_s,
+            self.mfu,
+        )
         for each in self.charts:
             each.others = tuple(other for other in self.charts if other is not each)
         self.selected = self.loss
@@ -165,10 +191,17 @@ class ChartGroup(Container, CachedLines):
         """Draw these series from now on."""
         self.curves = curves
         self._undrawn = self._looks_waited = 0
-        for chart, name, label in zip(self.charts, RunCurves.NAMES, _LABELS, strict=True):
-            drawn = [Curve(label, getattr(curves, name))]
-            if chart is self.loss:
-                drawn.append(Curve("validation", curves.validation, "marks", 1))
+        simple = [chart for chart in self.charts if chart is not self.step_s]
+        drawn_by = {
+            chart: [Curve(label, getattr(curves, name), colour=place)]
+            for place, (chart, name, label) in enumerate(zip(simple, RunCurves.NAMES, _LABELS, strict=True))
+        }
+        drawn_by[self.loss].append(Curve("validation", curves.validation, "marks", _VALIDATION_COLOUR))
+        drawn_by[self.step_s] = [
+            Curve(name, series, "area", colour)
+            for (name, series), colour in zip(curves.parts.items(), _PART_COLOURS, strict=True)
+        ]
+        for chart, drawn in drawn_by.items():
             chart.remark = f"{len(curves):,} of {curves.of:,} steps, the others are read" if curves.of else ""
             chart.set_curves(drawn)
         self.lay_out()

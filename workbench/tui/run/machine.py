@@ -1,4 +1,4 @@
-"""The monitor's six panels in a grid, and one panel of what a run that has ended recorded of its machine."""
+"""The monitor's panels in a grid, and one panel of what a run that has ended recorded of its machine."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from rich.segment import Segment
 from textual.containers import VerticalScroll
+from textual.strip import Strip
 
 from workbench.formatting import NOT_KNOWN, amount, number, percent, rate
 from workbench.monitor.samples import MonitorSample
 from workbench.runs import Metrics
-from workbench.tui.canvas import CachedLines
+from workbench.tui.canvas import CachedLines, CanvasWidget
 from workbench.tui.charts.bars import sparkline
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.cores import CoresPanel, ThreadsPanel
 from workbench.tui.panels.gpu import GpuPanel, PciePanel
+from workbench.tui.panels.host_optimizer import HostOptimizerPanel, OptimizerLoad
 from workbench.tui.panels.memory_and_disk import DiskPanel, MemoryPanel
-from workbench.tui.panels.panel import Line, Panel, clean
+from workbench.tui.panels.panel import Line, Panel, clean, cut, filled_up
 from workbench.tui.run.events import clock
 
 LEAST_HEIGHT = 3
-MonitorPanel = GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel
+MonitorPanel = HostOptimizerPanel | GpuPanel | CoresPanel | MemoryPanel | ThreadsPanel | PciePanel | DiskPanel
 _POINTS = 240
 _ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("gpu_busy", "GPU busy", percent),
@@ -42,8 +45,34 @@ _ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 _NAME, _VALUE = 18, 13
 
 
+class NoGpuLine(CanvasWidget):
+    """One line in the place of the panels of GPU and PCIe where there is no GPU to show."""
+
+    DEFAULT_CSS = """
+    NoGpuLine { height: 1; color: $text-muted; }
+    """
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__(id="no-gpu")
+        self._glyphs = glyphs
+        self.note = ""
+
+    def show(self, note: str) -> None:
+        if note != self.note:
+            self.note = note
+            self.changed()
+
+    def draw_rows(self, width: int, height: int) -> list[Strip]:
+        text = cut(f" {clean(self.note, self._glyphs)}", width, self._glyphs)
+        return [filled_up([Segment(text)], width, self._glyphs, self.rich_style)]
+
+
 class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
-    """Six panels that share the height by what they have to show. `columns`: how many fit into (width, height)."""
+    """Seven panels that share the height by what they have to show. `columns`: how many fit into (width, height).
+
+    Where there is no GPU its panels give their room away, and one line says so. A panel that the user has put away
+    (`hidden`) stays away.
+    """
 
     DEFAULT_CSS = """
     MachinePanels { layout: grid; scrollbar-size-vertical: 1; }
@@ -51,16 +80,22 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
     """
 
     def __init__(self, glyphs: Glyphs, columns: Callable[[int, int], int], *, id: str | None = None) -> None:
+        self.optimizer = HostOptimizerPanel(glyphs, id="optimizer")
+        self.cores = CoresPanel(glyphs, id="cores")
         self.threads = ThreadsPanel(glyphs, id="threads")
         self.panels: tuple[MonitorPanel, ...] = (
+            self.optimizer,
+            self.cores,
             GpuPanel(glyphs, id="gpu"),
-            CoresPanel(glyphs, id="cores"),
             MemoryPanel(glyphs, id="memory"),
             self.threads,
             PciePanel(glyphs, id="pcie"),
             DiskPanel(glyphs, id="disk"),
         )
-        super().__init__(*self.panels, id=id)
+        self.no_gpu = NoGpuLine(glyphs)
+        super().__init__(*self.panels, self.no_gpu, id=id)
+        self.hidden: frozenset[str] = frozenset()
+        """The ids of panels that are put away."""
         self.sample: MonitorSample | None = None
         self._columns = columns
         self._arranged: tuple[object, ...] = ()
@@ -72,8 +107,24 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
         before, self.sample = self.sample, sample
         if before is None or len(before.gpus) != len(sample.gpus):
             self.lay_out()
+        self.no_gpu.show(sample.gpu_note or "No GPU is shown here.")
         for panel in self.panels:
             panel.show(sample)
+
+    def set_load(self, load: OptimizerLoad | None) -> None:
+        """Show the host optimizer's load from the next sample on."""
+        self.cores.load = self.threads.load = load or OptimizerLoad()
+        self.optimizer.set_load(load)
+
+    @property
+    def shown(self) -> list[MonitorPanel]:
+        """The panels that have something to show, and are not put away."""
+        no_gpu = self.sample is not None and not self.sample.gpus
+        return [
+            panel
+            for panel in self.panels
+            if panel.id not in self.hidden and not (no_gpu and isinstance(panel, GpuPanel | PciePanel))
+        ]
 
     def on_resize(self) -> None:
         self.lay_out()
@@ -81,11 +132,15 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
     def lay_out(self) -> None:
         """Put the panels that are displayed into rows and columns; rows that do not fit are scrolled to."""
         width, height = self.outer_size
-        shown = [panel for panel in self.panels if panel.display]
+        shown = self.shown
+        folded = self.sample is not None and not self.sample.gpus
+        for panel in self.panels:
+            panel.display = panel in shown
+        self.no_gpu.display = folded
         columns = max(1, min(len(shown), self._columns(width, height)))
         wanted = [self._wanted(panel) for panel in shown]
         rows = [max(wanted[start : start + columns]) for start in range(0, len(wanted), columns)]
-        heights = share_height(height, rows, LEAST_HEIGHT)
+        heights = [*share_height(height - folded, rows, LEAST_HEIGHT), *([1] if folded else [])]
         if self._arranged == (columns, heights, shown):
             return
         self._arranged = (columns, heights, shown)
@@ -94,6 +149,7 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
         for place, panel in enumerate(shown):
             # The last panel takes what is left of its row.
             panel.styles.column_span = columns - place % columns if place == len(shown) - 1 else 1
+        self.no_gpu.styles.column_span = columns
 
     def _wanted(self, panel: MonitorPanel) -> int:
         """Return the height, with its box, at which a panel leaves nothing out."""
@@ -102,7 +158,9 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
             return 2 + (9 if gpus == 1 else min(16, max(3, gpus)))
         if isinstance(panel, PciePanel):
             return 2 + (6 if gpus == 1 else min(8, max(3, gpus)))
-        return 2 + (6 if isinstance(panel, MemoryPanel | DiskPanel) else 8)
+        if isinstance(panel, CoresPanel):
+            return 2 + 12
+        return 2 + (6 if isinstance(panel, MemoryPanel | DiskPanel) else 7)
 
 
 class RecordedPanel(Panel):

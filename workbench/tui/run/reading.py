@@ -6,6 +6,7 @@ far as it can be read, with a sentence about the rest.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -37,6 +38,7 @@ from workbench.runs.metrics import read_downsampled
 from workbench.runs.summary import summarize
 from workbench.system.folders import expanded
 from workbench.system.foreign import parse_toml
+from workbench.tui.panels.host_optimizer import OptimizerLoad
 from workbench.tui.run.charts import RunCurves
 
 Table = Mapping[str, Any]
@@ -55,6 +57,8 @@ _PIECE = 16_384
 _MANY_SPANS, _SPANS_EVERY = 400, 4
 """So many spans and more are read every so many looks: thousands take milliseconds to read, to sort and to draw."""
 _MOST_PROBLEMS = 20
+_RECENT = 240
+"""Steps whose updates are drawn."""
 
 
 def update_gb_per_s(lanes: Lanes, plan: Table, config: Table) -> float | None:
@@ -63,7 +67,7 @@ def update_gb_per_s(lanes: Lanes, plan: Table, config: Table) -> float | None:
     The parameters are those whose state is not on the device, the seconds those in which an update ran. Small
     parameters that stay `exact` in the other state formats are counted like all the rest.
     """
-    parameters, seconds = _parameters_on_host(plan, config), _update_seconds(lanes, plan)
+    parameters, seconds = _parameters_on_host(plan, config), _update_seconds(lanes)
     if not parameters or not seconds:
         return None
     return parameters * traffic_bytes(plan, config) / seconds / 1e9
@@ -127,15 +131,11 @@ def _parameters_on_host(plan: Table, config: Table) -> float | None:
     return found
 
 
-def _update_seconds(lanes: Lanes, plan: Table) -> float:
+def _update_seconds(lanes: Lanes) -> float:
     """Return the seconds of the last step in which an update ran, overlapping ones counted once."""
-    # Where the model computes in the host's own memory, small parameters are updated between its own tasks.
-    shared = not any(tier.get("tier") == "device" for tier in _tiers(plan))
     seconds = reached = 0.0
     for start, end in sorted(
-        (span.start_s, span.end_s)
-        for span in lanes.spans
-        if span.name == "update" and (span.lane == "update" or shared)
+        (span.start_s, span.end_s) for span in lanes.spans if span.name == "update" and span.lane == "update"
     ):
         seconds += max(0.0, end - max(start, reached))
         reached = max(reached, end)
@@ -150,6 +150,11 @@ def _table(values: Table, name: str) -> Table:
 def _tiers(plan: Table) -> list[Table]:
     tiers = _table(plan, "memory").get("tiers")
     return [tier for tier in tiers if isinstance(tier, Mapping)] if isinstance(tiers, list) else []
+
+
+def _has_device(plan: Table) -> bool:
+    """Tell whether the model computes in memory of its own, not in the host's."""
+    return any(tier.get("tier") == "device" for tier in _tiers(plan))
 
 
 def _row(tier: Table, name: str) -> float:
@@ -172,8 +177,8 @@ class RunLook:
     events: tuple[Event, ...] = ()
     """New ones."""
     lanes: Lanes | None = None
-    optimizer: tuple[float | None, float | None] | None = None
-    """The host optimizer's memory traffic in the last step and the machine's limit, 10^9 bytes a second."""
+    optimizer: OptimizerLoad | None = None
+    """The host optimizer's load in the newest steps of this session."""
     disk_path: Path | None = None
     """The folder of the disk tier; here None means that there is none."""
     compared: tuple[Compared, ...] | None = None
@@ -216,6 +221,7 @@ class RunReader:
         self._plan_problem = self._config_problem = self._folder_problem = ""
         self._lanes = Lanes()
         self._limit: float | None = None
+        self._recent: list[tuple[float, ...]] = []
         self._was_living: bool | None = None
         self._preset = ""
 
@@ -245,9 +251,7 @@ class RunReader:
         rows, curves = (None, None) if first else self._read_metrics(was_cut)
         plan_changed = self._read_plan_and_config()
         lanes = self._read_lanes(living)
-        optimizer = None
-        if not first and (lanes is not None or plan_changed or self.looks == 2):
-            optimizer = self._optimizer_speed(status)
+        optimizer = None if first else self._optimizer_load(status, living=living)
         ended = recorded = None
         if living:
             self._folder_problem = ""
@@ -279,9 +283,11 @@ class RunReader:
     def _read_metrics(self, was_cut: bool) -> tuple[Metrics | None, RunCurves | None]:
         if was_cut:
             self._metrics = MetricsReader(self.run)
+            self._recent.clear()
         anew = not self.records
         found = self._metrics.read(_PIECE)
         self._metrics_problem = found.problem
+        self._remember(found)
         if not anew:
             return (found if len(found) else None), None
         if not len(found) and not was_cut:
@@ -290,6 +296,7 @@ class RunReader:
         while len(found):
             curves.add(found)
             found = self._metrics.read(_PIECE)
+            self._remember(found)
         return None, curves
 
     def _read_plan_and_config(self) -> bool:
@@ -311,10 +318,32 @@ class RunReader:
         # Before the first step there is no such file, and nothing is wrong with that.
         return self._lanes if self._is_there(self.run.lanes) else None
 
-    def _optimizer_speed(self, status: Status) -> tuple[float | None, float | None]:
+    def _optimizer_load(self, status: Status, *, living: bool) -> OptimizerLoad:
         if self.looks == 2 and status.host in ("", socket.gethostname()):
             self._limit = memory_limit_gb_per_s(self._config)
-        return update_gb_per_s(self._lanes, self._plan, self._config), self._limit
+        began = status.pid_started if living else 0.0
+        recent = [record for record in self._recent if record[0] >= began]
+        is_present = bool(recent) and self._lanes.step >= recent[0][5]
+        format_ = _table(self._config, "offload").get("state_format", "exact")
+        step_s, update_s, exposed_s, threads = ([record[n] for record in recent] for n in (1, 2, 3, 4))
+        return OptimizerLoad(
+            tuple(step_s),
+            tuple(update_s),
+            tuple(exposed_s),
+            int(threads[-1]) if threads and math.isfinite(threads[-1]) else None,
+            format_ if isinstance(format_, str) else "",
+            update_gb_per_s(self._lanes, self._plan, self._config) if is_present else None,
+            self._limit,
+            ended=not living,
+            on_device=_table(self._plan, "placement").get("state") == "device" and _has_device(self._plan),
+        )
+
+    def _remember(self, found: Metrics) -> None:
+        """Keep the newest records of what the host optimizer's load is made of, those without it left out."""
+        names = ("time", "step_s", "update_s", "update_exposed_s", "update_threads", "step")
+        columns = [found.column(name)[-_RECENT:].tolist() for name in names]
+        self._recent += [row for row in zip(*columns, strict=True) if all(map(math.isfinite, row[:4]))]
+        del self._recent[:-_RECENT]
 
     def _samples(self) -> tuple[Path, ...] | None:
         if not self._changed(self.run.samples):

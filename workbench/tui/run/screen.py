@@ -250,6 +250,9 @@ they stand beside each other and the digits move the focus, on a small one they 
             self.reading = True
             self.call_after_refresh(self._start_reading)
         self.line.show_status(look.preset or self.run.name, look.status, look.state)
+        if look.optimizer is not None:
+            self.machine.set_load(look.optimizer)
+            self.line.set_load("" if look.optimizer.ended else look.optimizer.short)
         self._show_sample()
         self.title = f"{look.preset} {self.run.name}" if look.preset else self.run.name
         self._watch(look)
@@ -257,8 +260,6 @@ they stand beside each other and the digits move the focus, on a small one they 
         if look.lanes is not None:
             self._last_lanes = look.lanes
             self._show_lanes()
-        if look.optimizer is not None:
-            self.machine.threads.set_optimizer(*look.optimizer)
         if look.samples is not None:
             self.samples.set_paths(look.samples)
         self._take_events(look)

@@ -1,4 +1,4 @@
-"""The monitor alone: GPUs, cores, memory, threads, PCIe and disks, laid out by the width of the terminal."""
+"""The monitor alone: host optimizer, cores, GPUs, memory, threads, PCIe and disks, laid out by the terminal's width."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from workbench.runs import RunDirectory
 from workbench.tui.context import AppContext
 from workbench.tui.messages import HidePanels
+from workbench.tui.panels.host_optimizer import OptimizerLoad
 from workbench.tui.panels.status_line import KeyLine, StatusLine
 from workbench.tui.run.machine import MachinePanels
-from workbench.tui.screens.live_screen import LiveScreen
+from workbench.tui.run.reading import RunReader
+from workbench.tui.screens.live_screen import LiveScreen, Reader
 
-_PANELS = ("GPU", "CPU", "Memory", "Threads", "PCIe", "Disk")
+_PANELS = ("Host optimizer", "CPU", "GPU", "Memory", "Threads", "PCIe", "Disk")
 
 
 def columns_of(width: int, height: int) -> int:
@@ -30,7 +33,8 @@ class TopScreen(LiveScreen):
     HELP = """\
 ### Monitor
 
-The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and disks. `1` to `6` hide and show a panel,
+The machine as it is now, and the newest run that trains on it: its host optimizer, cores, GPUs, memory, its threads,
+PCIe and disks. `1` to `7` hide and show a panel,
 `z` freezes the picture and lets it go on, tab moves between panels, and arrow keys scroll the focused one.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -49,9 +53,10 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
         self.machine = MachinePanels(context.glyphs, columns_of)
         self.panels = self.machine.panels
         if any(panel.id not in hidden for panel in self.panels):
-            for panel in self.panels:
-                panel.display = panel.id not in hidden
+            self.machine.hidden = frozenset(hidden)
         self.frozen = False
+        self._run: RunReader | None = None
+        self._reader = Reader(self, self._read, self.machine.set_load)
 
     def compose(self) -> ComposeResult:
         yield self.line
@@ -61,9 +66,20 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
     def on_mount(self) -> None:
         self.look()
 
+    def follow(self, run: RunDirectory | None) -> None:
+        """Show the host optimizer of this run, whose trainer the monitor samples."""
+        self._run = None if run is None else RunReader(run)
+
+    def _read(self) -> OptimizerLoad | None:
+        look = None
+        while self._run is not None and (look is None or look.more):
+            look = self._run.look(self.context.clock())
+        return None if look is None else look.optimizer
+
     def look(self) -> None:
         """Show the newest sample, unless the picture is frozen."""
         if not self.frozen:
+            self._reader.read_if_idle()
             self.machine.show(self.context.monitor.latest)
         sample = self.machine.sample
         if sample is None:
@@ -83,8 +99,8 @@ The machine as it is now: GPUs, cores, memory, the trainer's threads, PCIe and d
     def action_show_or_hide(self, index: int) -> None:
         """Show or hide a panel; the last one that is seen stays."""
         panel = self.panels[index]
-        if panel.display and sum(each.display for each in self.panels) == 1:
+        if self.machine.shown == [panel]:
             return
-        panel.display = not panel.display
+        self.machine.hidden ^= {str(panel.id)}
         self.machine.lay_out()
-        self.post_message(HidePanels(tuple(str(each.id) for each in self.panels if not each.display)))
+        self.post_message(HidePanels(tuple(sorted(self.machine.hidden))))
