@@ -12,6 +12,7 @@ import torch
 
 import workbench.profiles
 from workbench.engine import AdamW, OffloadEngine, StepResult
+from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.profiles.machine_profile import MachineProfile, load_profile
 from workbench.timeline import Lane
@@ -125,6 +126,31 @@ def test_compute_seconds_are_the_devices_own_and_not_those_of_issuing(machine: M
     training = train(machine, overlap="serial")
     for result, busy_s in zip(training.results, training.busy_s, strict=True):
         assert result.lane_seconds[Lane.COMPUTE] == pytest.approx(busy_s, abs=TICK_S)
+
+
+def test_new_weights_within_the_host_are_copied_by_as_many_threads_as_update(machine: MachineProfile) -> None:
+    model = large_model(layers=4)
+    with (
+        VirtualCuda(machine=machine, values=False, device_bytes=8 << 30) as cuda,
+        OffloadEngine(model, device="cuda", precision="bf16", watchdog_s=0, threads=2) as engine,
+    ):
+        assert cuda.clock is not None and isinstance(engine.device, CudaDevice)
+        one, other = torch.zeros(1 << 20), torch.zeros(1 << 20)
+        began_s = cuda.clock.host.now()
+        engine.device.copy(Lane.UPLOAD, one, other, None)
+        took_s = cuda.clock.host.now() - began_s
+        assert engine.device._copier.threads == 2
+    assert took_s == pytest.approx(one.nbytes / max(machine.host.copy_bytes_per_s))
+
+
+def test_a_delayed_step_with_weights_on_the_host_is_not_held_up_by_copying_them() -> None:
+    """The copy precedes the next forward: on one thread it took longer than all that a delayed update hides."""
+    server = load_profile(MACHINES / "server-80gb.toml")
+    exact, delayed = (
+        train(server, layers=24, sequences=6, weights="host", gradient_clipping=1.0, **options)
+        for options in ({}, {"overlap": "delayed", "delay_warmup": 1})
+    )
+    assert delayed.idle_s[-1] + delayed.busy_s[-1] < 0.95 * (exact.idle_s[-1] + exact.busy_s[-1])
 
 
 def test_threads_that_wait_for_each_other_are_a_deadlock() -> None:

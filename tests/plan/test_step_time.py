@@ -88,6 +88,21 @@ def test_streamed_weights_cost_uploads_that_hide_behind_compute() -> None:
     assert streamed.step_s < resident.step_s + streamed.lanes[Lane.UPLOAD].busy_s / 2
 
 
+def test_delayed_updates_copy_streamed_weights_with_all_threads_of_the_host() -> None:
+    def upload_s(copies: tuple[float, ...], **changes: Any) -> float:
+        profile = machine()
+        host = profile.host.model_copy(update={"copy_bytes_per_s": copies})
+        profile = profile.model_copy(update={"host": host})
+        work = workload(overlap="delayed", **changes)
+        layout = MODEL.layout(work.precision, work.chunk_bytes, work.state_format, work.device_fraction)
+        return step_time(layout, MODEL, work, Rates(profile, work.threads), None).lanes[Lane.UPLOAD].busy_s
+
+    blocks = sum(unit.weight_bytes for unit in MODEL.layout("bfloat16", 1 << 24, "exact", 0.0).units[1:-1])
+    slow, fast = (upload_s((1e9, rate, rate), weights="host") for rate in (5e9, 50e9))
+    assert slow - fast > 0.99 * blocks * (1 / 5e9 - 1 / 50e9), "and more where the update shares the memory"
+    assert upload_s((1e9, 5e9, 5e9)) == upload_s((1e9, 50e9, 50e9)), "resident weights come over the link"
+
+
 def test_a_disk_tier_reads_and_writes_the_state_once_a_step() -> None:
     step = predict(weights="host", state="disk", state_format="compact")
     moved = MODEL.parameters * (4 + 2 + 8 / 256)

@@ -74,6 +74,7 @@ class OffloadEngine:
         config = EngineConfig(**options)
         self.model = model
         self.device = open_device(config.device)
+        self.device.set_host_threads(config.threads)
         self.dtype = working_precision(config.precision, self.device)
         check_is_free(model)
         plan = plan_units(model, self.device, self.dtype, config)

@@ -98,6 +98,18 @@ class Rates:
     def host_copy_demand(self) -> Demand:
         return 1 / self.host.cores, 0.3
 
+    def weights_copy_s(self, nbytes: int) -> float:
+        """Return the seconds in which new weights are copied within the host's memory for the forward: of all its
+        threads beside a device of its own, of one where the host computes."""
+        return self.host_copy_s(nbytes) if self.shared else nbytes / self._most(self.host.copy_bytes_per_s)[0]
+
+    @cached_property
+    def weights_copy_demand(self) -> Demand:
+        if self.shared:
+            return self.host_copy_demand
+        _, threads = self._most(self.host.copy_bytes_per_s)
+        return min(1.0, threads / self.host.cores), 0.9
+
     @cached_property
     def down_demand(self) -> Demand:
         """The demand of a copy to the host: the link one way, and the host's memory."""

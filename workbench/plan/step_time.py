@@ -209,6 +209,8 @@ class _Costs:
         if task.kind is Kind.UPLOAD:
             if on_device:
                 return rates.elements_s(2.0 * task.bytes) + overhead, ()
+            if self.routes[task.unit].streamed:
+                return rates.weights_copy_s(task.bytes) + overhead, rates.weights_copy_demand
             return rates.up_s(task.bytes) + overhead, rates.up_demand
         if task.lane is Lane.READ:
             return rates.read_s(task.bytes) + overhead, rates.disk_demand

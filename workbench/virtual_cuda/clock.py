@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from workbench.engine import arithmetic
 from workbench.engine.devices import pinned  # the engine imports `cuda_device` when it opens one
+from workbench.engine.devices.host_copier import HostCopier
 from workbench.plan.rates import TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import MachineProfile
@@ -126,17 +127,9 @@ class VirtualClock:
                     arithmetic.HostArithmetic, "table", self._table(arithmetic.HostArithmetic.table)
                 )
             )
-            stack.enter_context(
-                mock.patch.object(
-                    pinned,
-                    "move",
-                    self._timed(
-                        pinned.move,
-                        lambda to, of: self.rates.host_copy_s(of.nbytes),
-                        self.rates.host_copy_demand,
-                    ),
-                )
-            )
+            for holder, method, seconds, demand in self._host_copies():
+                timed = self._timed(getattr(holder, method), seconds, demand)
+                stack.enter_context(mock.patch.object(holder, method, timed))
             yield
 
     def _host_work(self) -> dict[str, Callable[..., float]]:
@@ -161,6 +154,17 @@ class VirtualClock:
             "split": lambda arith, source, high, low: 0.0,
             "narrow": lambda arith, to, of: 0.0,
         }
+
+    def _host_copies(self) -> Iterator[tuple[Any, str, Callable[..., float], Demand]]:
+        """Return what copies within the host's memory, with its seconds and its demand."""
+        rates = self.rates
+        yield pinned, "move", lambda to, of: rates.host_copy_s(of.nbytes), rates.host_copy_demand
+        yield (
+            HostCopier,
+            "copy",
+            lambda copier, to, of: rates.weights_copy_s(of.nbytes),
+            rates.weights_copy_demand,
+        )
 
     def _timed(
         self, inner: Callable[..., Any], seconds: Callable[..., float], demand: Demand

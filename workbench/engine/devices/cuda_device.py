@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.devices.device import Device, Event, Moment
-from workbench.engine.devices.pinned import HostMemory, StagingRing, carry, move
+from workbench.engine.devices.host_copier import HostCopier
+from workbench.engine.devices.pinned import HostMemory, StagingRing, carry
 from workbench.layout import padded
 from workbench.timeline import Lane
 
@@ -104,6 +106,7 @@ class CudaDevice(Device):
                 functools.partial(_forget_error, self.torch_device),
                 synchronize=functools.partial(torch.cuda.synchronize, self.torch_device),
             )
+        self._copier = HostCopier("auto")
         make_buffer = self._host.allocate_pinned
         self._lanes = {lane: CudaLink(self.torch_device, make_buffer) for lane in COPYING}
         self._beside_compute = {lane: CudaLink(self.torch_device, make_buffer) for lane in COPYING}
@@ -195,7 +198,7 @@ class CudaDevice(Device):
             # Between two places on the host: no stream has a part in it.
             if after is not None:
                 after.synchronize()
-            move(destination, source)
+            self._copier.copy(destination, source)
             return
         self._begin(self._lanes[lane], lane, destination, source, after).synchronize()
 
@@ -223,6 +226,9 @@ class CudaDevice(Device):
 
         return read
 
+    def set_host_threads(self, threads: int | Literal["auto"]) -> None:
+        self._copier.threads = threads
+
     def load_weights(self, destination: Tensor, source: Tensor) -> None:
         if source.device == self.torch_device or destination.device != self.torch_device:
             destination.copy_(source)
@@ -248,6 +254,7 @@ class CudaDevice(Device):
             self.synchronize()
         finally:
             self._host.close()
+            self._copier.close()
 
 
 def _forget_error(device: torch.device) -> None:

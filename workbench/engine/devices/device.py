@@ -8,22 +8,18 @@ stands for either.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.devices.buffers import page_aligned, zeros
-from workbench.optimizer import missing_extension
+from workbench.engine.devices.host_copier import HostCopier
 from workbench.system import processor
 from workbench.timeline import Lane
-
-if TYPE_CHECKING:
-    from workbench.optimizer.host import HostOptimizer
 
 Event = Any
 """A moment in what compute has issued, or the end of a copy: a CUDA event, or None where it is over already."""
@@ -79,6 +75,9 @@ class Device(ABC):
         """Begin to bring a number that compute has issued to the host. Return what waits for it, and for nothing that
         is issued after it, and gives its value."""
         return lambda: float(number)
+
+    def set_host_threads(self, threads: int | Literal["auto"]) -> None:  # noqa: B027 - a CPU's copies stand for a link's
+        """Set how many threads copy within the host's memory; before the first copy."""
 
     def load_weights(self, destination: Tensor, source: Tensor) -> None:
         """Copy 1-D tensors wherever they are, while no step is under way; returns when the copy is done."""
@@ -146,8 +145,8 @@ class CpuDevice(Device):
     def __init__(self, shared_memory: bool = True) -> None:
         self.torch_device = torch.device("cpu")
         self.shared_memory = shared_memory
-        self._copier: HostOptimizer | None = None
-        self._making = threading.Lock()
+        # One thread, as on a link: the lanes overlap.
+        self._copier = HostCopier(threads=1)
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         return zeros(elements, dtype)
@@ -156,16 +155,7 @@ class CpuDevice(Device):
         return None
 
     def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
-        if self._copier is None:
-            with self._making:
-                if missing_extension() is not None:
-                    destination.copy_(source)
-                    return
-                self._copier = self._copier or _copier()
-        if destination.dtype == source.dtype:
-            self._copier.copy(destination, source)
-        else:
-            self._copier.accumulate(destination, source, overwrite=True)
+        self._copier.copy(destination, source)
 
     def memory_bytes(self) -> tuple[int, int] | None:
         return None
@@ -174,16 +164,7 @@ class CpuDevice(Device):
         pass
 
     def close(self) -> None:
-        if self._copier is not None:
-            self._copier.close()
-            self._copier = None
-
-
-def _copier() -> HostOptimizer:
-    """Return one that copies without the GIL, so that lanes overlap."""
-    from workbench.optimizer.host import HostOptimizer
-
-    return HostOptimizer(threads=1)
+        self._copier.close()
 
 
 def open_device(device: str | torch.device | Device) -> Device:
