@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -52,6 +53,11 @@ class DelayedCuda(CudaDevice):
         with torch.cuda.stream(self._lanes[lane].stream):
             self._delay(lane)
         super().copy(lane, destination, source, after)
+
+    def copy_all(self, lane: Lane, copies: Sequence[tuple[Tensor, Tensor]], after: Event) -> None:
+        with torch.cuda.stream(self._lanes[lane].stream):
+            self._delay(lane)
+        super().copy_all(lane, copies, after)
 
     def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         with torch.cuda.stream(self._beside_compute[lane].stream):

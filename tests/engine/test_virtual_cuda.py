@@ -139,6 +139,11 @@ def copy_without_its_end(self: Any, lane: Lane, destination: Tensor, source: Ten
     self._begin(self._lanes[lane], lane, destination, source, after)
 
 
+def copies_without_their_end(self: Any, lane: Lane, copies: Any, after: Any) -> None:
+    for destination, source in copies:
+        self._begin(self._lanes[lane], lane, destination, source, after)
+
+
 def without_events(method: Any) -> Any:
     """Return `method`, during which no event is recorded."""
 
@@ -173,6 +178,12 @@ REMOVED: dict[str, tuple[Any, str, Any, tuple[str, ...]]] = {
             "weights on the host",
             "activations on the host",
         ),
+    ),
+    "the end of a block's fetch": (
+        CudaDevice,
+        "copy_all",
+        copies_without_their_end,
+        ("weights on the host", "weights on the host, accumulated", "weights on the host, delayed"),
     ),
     "the event of a full chunk": (
         GradientHooks,

@@ -239,19 +239,15 @@ class WeightPrefetcher:
 
     def _submit(self, slot: _Slot, unit: int, pieces: Sequence[FetchPiece], event: Event) -> None:
         what = f"fetch of unit {unit}"
+        on_host = [(piece, piece.source) for piece in pieces if piece.source is not None]
+        if on_host:
+            self._lanes.submit(Lane.UPLOAD, what, lambda: self._copy(slot, unit, on_host, None, event))
         for piece in pieces:
-            if piece.file is not None:
+            if piece.source is None:
                 self._lanes.submit(
                     Lane.READ,
                     what,
                     lambda piece=piece: self._read(slot, unit, piece, event),  # type: ignore[misc]
-                )
-            else:
-                assert piece.source is not None
-                self._lanes.submit(
-                    Lane.UPLOAD,
-                    what,
-                    lambda piece=piece: self._copy(slot, unit, piece, piece.source, None, event),  # type: ignore[misc]
                 )
 
     def _read(self, slot: _Slot, unit: int, piece: FetchPiece, event: Event) -> None:
@@ -272,18 +268,24 @@ class WeightPrefetcher:
         self._lanes.submit(
             Lane.UPLOAD,
             f"fetch of unit {unit}",
-            lambda: self._copy(slot, unit, piece, source, buffer, event),
+            lambda: self._copy(slot, unit, [(piece, source)], buffer, event),
         )
 
     def _copy(
-        self, slot: _Slot, unit: int, piece: FetchPiece, source: Tensor, buffer: Tensor | None, event: Event
+        self,
+        slot: _Slot,
+        unit: int,
+        brought: Sequence[tuple[FetchPiece, Tensor]],
+        buffer: Tensor | None,
+        event: Event,
     ) -> None:
         if self._failure is not None:
             return
         start = time.perf_counter()
         try:
             self._lanes.prepare(Lane.UPLOAD)
-            self._device.copy(Lane.UPLOAD, piece.target(slot.memory), source, event)
+            copies = [(piece.target(slot.memory), source) for piece, source in brought]
+            self._device.copy_all(Lane.UPLOAD, copies, event)
         except BaseException as error:
             self._fail(Lane.UPLOAD, unit, error)
             return
@@ -292,7 +294,7 @@ class WeightPrefetcher:
         self._note(Lane.UPLOAD, unit, start)
         then = None
         with self._changed:
-            slot.missing -= 1
+            slot.missing -= len(brought)
             if not slot.missing:
                 then = self._updating.pop(unit, None)
                 if then is not None:

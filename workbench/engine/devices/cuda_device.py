@@ -15,7 +15,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -201,6 +201,11 @@ class CudaDevice(Device):
             self._copier.copy(destination, source)
             return
         self._begin(self._lanes[lane], lane, destination, source, after).synchronize()
+
+    def copy_all(self, lane: Lane, copies: Sequence[tuple[Tensor, Tensor]], after: Event) -> None:
+        # The link goes on from one to the next by itself: it would stand still while this thread wakes.
+        ends = [self._begin(self._lanes[lane], lane, to, of, after) for to, of in copies]
+        ends[-1].synchronize()
 
     def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         return self._begin(self._beside_compute[lane], lane, destination, source, after)

@@ -9,7 +9,7 @@ stands for either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -56,6 +56,11 @@ class Device(ABC):
 
         Tensors are 1-D, contiguous and of the same length. Where the dtypes differ, 16 bits become fp32.
         """
+
+    def copy_all(self, lane: Lane, copies: Sequence[tuple[Tensor, Tensor]], after: Event) -> None:
+        """Do several copies between device and host, (destination, source) each, as `copy` does one."""
+        for destination, source in copies:
+            self.copy(lane, destination, source, after)
 
     def copy_async(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Event:
         """Begin a copy in the direction of `lane` that may go on beside compute, once `after` has happened.
