@@ -12,7 +12,7 @@ from synthetic import gpt2, machine, workload
 
 from workbench.layout import Layout, StateFormat, place
 from workbench.plan import two_steps
-from workbench.plan.rates import Rates
+from workbench.plan.rates import TASK_S, Rates
 from workbench.plan.step_time import StepTime, step_time
 from workbench.plan.two_steps import MOST_GROUPS, group_layout
 from workbench.profiles.model_profile import KindTimes, ModelProfile, ModelTimes
@@ -101,6 +101,15 @@ def test_delayed_updates_copy_streamed_weights_with_all_threads_of_the_host() ->
     slow, fast = (upload_s((1e9, rate, rate), weights="host") for rate in (5e9, 50e9))
     assert slow - fast > 0.99 * blocks * (1 / 5e9 - 1 / 50e9), "and more where the update shares the memory"
     assert upload_s((1e9, 5e9, 5e9)) == upload_s((1e9, 50e9, 50e9)), "resident weights come over the link"
+
+
+def test_a_block_is_fetched_from_the_host_as_one_task() -> None:
+    coarse, fine = (
+        predict(weights="host", chunk_bytes=size).lanes[Lane.UPLOAD] for size in (1 << 24, 1 << 22)
+    )
+    layout = MODEL.layout("bfloat16", 1 << 22, "exact", 0.0)
+    outside = sum(len(unit.chunks) for unit in (layout.units[0], layout.units[-1]))
+    assert fine.busy_s - coarse.busy_s < 2 * outside * TASK_S, "the blocks' own pieces cost nothing more"
 
 
 def test_a_disk_tier_reads_and_writes_the_state_once_a_step() -> None:

@@ -169,7 +169,9 @@ class _Costs:
 
     def _fetch(self, fetch: Fetch) -> tuple[float, Demand]:
         stored = self.units[fetch.unit].weight_bytes
-        overhead = self.groups[fetch.unit].chunks * TASK_S
+        group = self.groups[fetch.unit]
+        # From the host a block comes with one task, from the disk chunk by chunk.
+        overhead = (group.count if group.placement.weights == "host" else group.chunks) * TASK_S
         if fetch.lane is Lane.READ:
             return self.rates.read_s(stored) + overhead, self.rates.disk_demand
         return self.rates.up_s(stored) + overhead, self.rates.up_demand
