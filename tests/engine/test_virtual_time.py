@@ -155,6 +155,7 @@ def test_the_link_does_not_stand_still_between_the_pieces_of_a_block(machine: Ma
         copies = list(zip(there.split(4 << 20), here.split(4 << 20), strict=True))
 
         def fetch() -> None:
+            device.before_task(Lane.UPLOAD)
             began_s = host.now()
             device.copy_all(Lane.UPLOAD, copies, None)
             took_s.append(host.now() - began_s)
