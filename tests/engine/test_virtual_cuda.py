@@ -17,10 +17,7 @@ from torch import Tensor
 
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks import activation_offload
-from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
-from workbench.engine.devices.cuda_device import CudaDevice, CudaLink
-from workbench.engine.grad_hooks import GradientHooks
-from workbench.timeline import Lane
+from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.virtual_cuda import Order, VirtualCuda
 
 LAYERS = 5  # more than the slots of streamed weights: each slot is used again
@@ -122,99 +119,11 @@ def test_every_order_gives_the_same_bits_without_a_race(
     assert not cuda.races and not cuda.faults
 
 
-# The test of these tests: whatever orders two lanes is taken away, and has to be missed.
-
-
 @contextlib.contextmanager
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holder, name, value)
         yield
-
-
-def no_wait(self: Any, event: Any) -> None: ...
-
-
-def copy_without_its_end(self: Any, lane: Lane, destination: Tensor, source: Tensor, after: Any) -> None:
-    self._begin(self._lanes[lane], lane, destination, source, after)
-
-
-def copies_without_their_end(self: Any, lane: Lane, copies: Any, after: Any) -> None:
-    for destination, source in copies:
-        self._begin(self._lanes[lane], lane, destination, source, after)
-
-
-def without_events(method: Any) -> Any:
-    """Return `method`, during which no event is recorded."""
-
-    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with replaced(CudaDevice, "record_event", lambda device: None):
-            return method(self, *args, **kwargs)
-
-    return changed
-
-
-REMOVED: dict[str, tuple[Any, str, Any, tuple[str, ...]]] = {
-    "a copy's wait for compute": (
-        CudaLink,
-        "wait",
-        no_wait,
-        (
-            "state on the host",
-            "without clipping",
-            "delayed",
-            "weights on the host",
-            "activations on the host",
-        ),
-    ),
-    "the end of a lane's copy": (
-        CudaDevice,
-        "copy",
-        copy_without_its_end,
-        (
-            "state on the host",
-            "without clipping",
-            "delayed",
-            "weights on the host",
-            "activations on the host",
-        ),
-    ),
-    "the end of a block's fetch": (
-        CudaDevice,
-        "copy_all",
-        copies_without_their_end,
-        ("weights on the host", "weights on the host, accumulated", "weights on the host, delayed"),
-    ),
-    "the event of a full chunk": (
-        GradientHooks,
-        "_chunk_is_final",
-        without_events(GradientHooks._chunk_is_final),
-        ("state on the host", "without clipping", "delayed"),
-    ),
-    "the event of a slot that is released": (
-        WeightPrefetcher,
-        "release",
-        without_events(WeightPrefetcher.release),
-        ("weights on the host", "weights on the host, accumulated"),
-    ),
-    "compute's wait for a copy beside it": (
-        CudaDevice,
-        "wait_event",
-        no_wait,
-        ("activations on the host", "all on the host"),
-    ),
-}
-
-
-@pytest.mark.parametrize("removed", REMOVED)
-def test_a_wait_that_is_missing_is_found(start: Any, wanted: Callable[[str], Outcome], removed: str) -> None:
-    holder, method, value, configurations = REMOVED[removed]
-    for name in configurations:
-        cuda = None
-        with replaced(holder, method, value), pytest.raises((AssertionError, RuntimeError)):
-            outcome, cuda = train(start, Order.LAZY, 0, CONFIGURATIONS[name])
-            assert_same_bits(wanted(name), outcome)
-        assert cuda is None or cuda.races, name
 
 
 # What is allocated when
@@ -295,18 +204,6 @@ def test_nothing_of_a_micro_batch_is_kept_when_it_has_been_summed(
 
 
 # Memory that the driver registers
-
-
-def test_a_copy_between_two_places_on_the_host_waits_for_its_event_itself() -> None:
-    with VirtualCuda(Order.LAZY) as cuda:
-        device = CudaDevice(torch.device("cuda", 0))
-        one, other = device.pinned_zeros(9, torch.float32), device.pinned_zeros(9, torch.float32)
-        there = device.empty(9, torch.float32).fill_(3)
-        device.wait_event(device.copy_async(Lane.DOWNLOAD, other, there, device.record_event()))
-        device.copy(Lane.UPLOAD, one, other, device.record_event())
-        assert one.tolist() == [3] * 9
-        device.close()
-    assert not cuda.faults
 
 
 def test_host_memory_is_unregistered_at_close_even_when_the_device_has_failed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -48,15 +48,29 @@ def test_a_tensor_says_that_it_is_on_the_device(cuda: VirtualCuda) -> None:
     assert (there + torch.tensor(1.0)).tolist() == [1, 2, 3, 4], "a number goes along with the kernel"
 
 
-def test_a_copy_reads_pinned_memory_when_it_runs_and_pageable_memory_when_it_is_called(
-    cuda: VirtualCuda,
+@pytest.mark.parametrize("host", [pinned, torch.tensor])
+def test_a_copy_has_read_its_source_when_it_returns_only_where_it_blocks(
+    cuda: VirtualCuda, host: Callable[[list[float]], Any]
 ) -> None:
-    for host, found in ((pinned([1.0]), 7.0), (torch.tensor([1.0]), 1.0)):
-        there = torch.empty(1, device=CUDA)
-        there.copy_(host, non_blocking=True)
-        host.fill_(7)
+    for non_blocking, found in ((True, 7.0), (False, 1.0)):
+        source, there = host([1.0]), torch.empty(1, device=CUDA)
+        there.copy_(source, non_blocking=non_blocking)
+        source.fill_(7)
         assert there.tolist() == [found]
-    assert cuda.operations.pageable_copies == 1 + 2, "the upload, and what `tolist` brings down"
+    uploads = 2 * (host is torch.tensor)
+    assert cuda.operations.pageable_copies == uploads + 2, "and what `tolist` brings down"
+
+
+def test_what_the_host_does_with_memory_that_a_copy_still_reads_is_a_race(cuda: VirtualCuda) -> None:
+    source = pinned([1.0])
+    there = source.to(CUDA, non_blocking=True)
+    assert source.tolist() == [1.0] and not cuda.races, "both read"
+    source.fill_(7)
+    (race,) = cuda.races
+    assert str(race) == "fill_.Scalar by the host touches 4 bytes that upload on compute may still be using"
+    torch.cuda.synchronize()
+    source.fill_(8)
+    assert there.tolist() == [7] and len(cuda.races) == 1
 
 
 def test_streams_run_side_by_side_but_where_one_waits_for_an_event_of_the_other(cuda: VirtualCuda) -> None:

@@ -213,3 +213,11 @@ def test_the_loss_is_computed_in_chunks_on_the_virtual_device_too(machine: Machi
         assert loss.refusal is None
         engine.backward(loss(ids, ids, use_cache=False))
         engine.step()
+
+
+def test_whoever_waits_for_a_thread_that_has_ended_hears_of_it() -> None:
+    host = HostThreads()
+    never = host.threading.Event()
+    host.threading.Thread(target=lambda: host.advance(1.0), name="ends").start()
+    with pytest.raises(DeadlockError, match="every thread waits: main"):
+        never.wait()

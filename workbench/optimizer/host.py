@@ -159,6 +159,17 @@ class PieceTable:
     def __len__(self) -> int:
         return len(self._pieces)
 
+    @property
+    def state(self) -> list[Tensor]:
+        """The tensors that an update writes."""
+        tensors = (getattr(piece, name) for piece in self._pieces for name in ADDRESSES)
+        return [tensor for tensor in tensors if tensor is not None]
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The tensors that an update reads."""
+        return [gradient for gradient in self._gradients if gradient is not None]
+
     def move(self, pieces: Sequence[Piece]) -> None:
         """Point to the same pieces in other memory. Gradients, step counts and partials stay.
 

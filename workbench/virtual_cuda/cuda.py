@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.virtual_cuda.clock import VirtualClock
+from workbench.virtual_cuda.host_work import watched
 from workbench.virtual_cuda.memory import DeviceMemory
 from workbench.virtual_cuda.operations import DeviceOperations, Modes, PinnedMemory
 from workbench.virtual_cuda.races import Race, RaceChecker
@@ -75,7 +76,9 @@ class VirtualCuda:
         )
         if self.clock is not None:
             self._patches.enter_context(self.clock.in_the_engine())
-        if not self.queues.values:
+        if self.queues.values:
+            self._patches.enter_context(watched(self.pinned, self.queues))
+        else:
             # A GPU has dropout within its fused attention; the CPU's, whose operations these are, has not.
             fused = functools.partial(_without_dropout, functional.scaled_dot_product_attention)
             self._patches.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fused))
@@ -190,6 +193,7 @@ class VirtualCuda:
             size = self.pinned.registered.pop(address, None)
         if size is None:
             return NOT_REGISTERED
+        self.queues.host_access("cudaHostUnregister", (), [(address, address + size)])
         if not _is_mapped(address):
             self.faults.append(f"{size:,} bytes were unmapped while they were registered")
         return 0

@@ -40,6 +40,8 @@ class HostThreads:
     def __init__(self) -> None:
         self._local = threading.local()
         self._threads: list[HostThread] = []
+        self._stuck = False
+        """The main thread has been woken because no thread goes on."""
         main = HostThread("main", 0.0)
         self._threads.append(main)
         self._local.me = main
@@ -101,11 +103,17 @@ class HostThreads:
         following = self._following()
         if following is None:
             me.waits = False
-            raise DeadlockError("every thread waits: " + ", ".join(thread.name for thread in self._threads))
+            raise self._deadlock()
         if following is not me and (me.waits or following.time_s < me.time_s):
             following.turn.set()
             me.turn.wait()
             me.turn.clear()
+            if self._stuck:
+                self._stuck = False
+                raise self._deadlock()
+
+    def _deadlock(self) -> DeadlockError:
+        return DeadlockError("every thread waits: " + ", ".join(thread.name for thread in self._threads))
 
     def _following(self) -> HostThread | None:
         """Return the thread that is furthest behind, once all is over that ends before it goes on."""
@@ -154,8 +162,11 @@ class HostThreads:
             finally:
                 self._threads.remove(child)
                 following = self._following()
-                if following is not None:
-                    following.turn.set()
+                if following is None:
+                    # What this thread would have woken is not to come: the program hears of it where it waits.
+                    following, self._stuck = self._threads[0], True
+                    following.waits = False
+                following.turn.set()
 
         threading.Thread(target=run, name=name, daemon=True).start()
         return child

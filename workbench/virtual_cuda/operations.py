@@ -40,6 +40,7 @@ LARGEST_WITH_VALUES = 1 << 20
 
 WITHOUT_WORK = {aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided}
 """Operations whose result has no value yet."""
+HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
 """Operations that take indices from the host, and copy them to the device themselves."""
 
@@ -51,6 +52,9 @@ class PinnedMemory:
         self.registered: dict[int, int] = {}
         """Bytes by address."""
         self.buffers: list[Tensor] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.registered or self.buffers)
 
     def holds(self, tensor: Tensor) -> bool:
         start, stop = bytes_of(tensor)
@@ -102,6 +106,8 @@ class DeviceOperations:
         if not here:
             if not self.queues.values and any(tensor.nbytes > LARGEST_WITH_VALUES for tensor in tensors):
                 return self._without_values(func, args, kwargs)
+            if self.queues.races is not None and self.pinned:
+                self._on_the_host(func, args, kwargs, tensors)
             return func(*args, **kwargs)
         packet = func.overloadpacket
         if packet is aten._to_copy:
@@ -123,7 +129,7 @@ class DeviceOperations:
             self.queues.current.synchronize()
             return torch.zeros((), dtype=args[0].dtype).item()
         if not all(str(r.type) in ("Tensor", "List[Tensor]") for r in returns):
-            return self.queues.read(self._call(func, args, kwargs))
+            return self._read(func, args, kwargs)
         return self._new(func, args, kwargs)
 
     # Kinds of operations
@@ -138,8 +144,7 @@ class DeviceOperations:
                 shapes = func(*fake_args, **fake_kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             # The shape depends on values: CUDA waits for them, too.
-            values = self.queues.read(self._call(func, args, kwargs))
-            return tree_map(self._sent, values)
+            return tree_map(self._sent, self._read(func, args, kwargs))
         results = tree_map(self._like, shapes)
         if func.overloadpacket in WITHOUT_WORK:
             return results
@@ -153,6 +158,20 @@ class DeviceOperations:
 
         self._kernel(func, args, kwargs, work, outputs, results)
         return results
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation whose result the host has to have."""
+        leaves = tree_flatten((args, kwargs))[0]
+        reads = [bytes_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        return self.queues.read(_name(func), self._call(func, args, kwargs), reads)
+
+    def _on_the_host(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+        """Look at an operation of the host on memory that the device reaches."""
+        reached = [tensor for tensor in tensors if self.pinned.holds(tensor)]
+        if reached and not func.is_view:
+            written = [leaf for leaf in tree_flatten(_written(func, args, kwargs))[0] if leaf is not None]
+            writes = [bytes_of(tensor) for tensor in reached if any(tensor is leaf for leaf in written)]
+            self.queues.host_access(_name(func), list(map(bytes_of, reached)), writes)
 
     def _without_values(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation on large host memory where no values are kept: what it would write is not written."""
@@ -195,8 +214,7 @@ class DeviceOperations:
                 if not self.queues.values:
                     self.queues.current.synchronize()
                     return torch.zeros(source.size(), dtype=options.get("dtype") or source.dtype)
-                call = self._call(aten._to_copy.default, (source,), options)
-                return self.queues.read(call)  # type: ignore[no-any-return]
+                return self._read(aten._to_copy.default, (source,), options)  # type: ignore[no-any-return]
             return self._new(aten._to_copy.default, (source,), options)  # type: ignore[no-any-return]
         assert wanted is not None and torch.device(wanted).type == "cuda"
         converted = aten._to_copy.default(source, **options) if options.get("dtype") else source
@@ -210,21 +228,17 @@ class DeviceOperations:
         pinned = host is None or self.pinned.holds(host)
         if host is not None:
             self.pinned.check(host)
-        call: Callable[[], Any]
-        if up and not down and not pinned and source.dim():
-            # The driver has read pageable memory when the call returns; a number travels with the kernel.
-            self.pageable_copies += 1
-            source = source.clone() if self.queues.values else source
-            call = self._call(aten.copy_.default, (destination, source), {})
-        else:
-            call = self._call(aten.copy_.default, (destination, source), {})
+        self.pageable_copies += not pinned and (down or source.dim() > 0)
+        call = self._call(aten.copy_.default, (destination, source), {})
         name = "copy" if up and down else "upload" if up else "download"
         seconds = 0.0
         if self.queues.clock is not None:
             seconds = self.queues.clock.copy_s(name, destination.nbytes)
         self._issue(name, call, [bytes_of(source)], [bytes_of(destination)], seconds)
-        if host is not None and not (pinned and non_blocking) and (host.dim() or down):
-            self.pageable_copies += down and not pinned
+        # A number travels with the kernel. Of pageable memory CUDA says that the call may wait, or may not: values are
+        # those of one that does not, times those of one that does.
+        waits = not non_blocking or not (pinned or self.queues.values)
+        if host is not None and waits and (host.dim() or down):
             self.queues.current.synchronize()
         return destination
 
@@ -344,6 +358,8 @@ class _Above(TorchFunctionMode):
                 return aten._to_copy.default(args[0], device=CUDA, non_blocking=non_blocking, **options)
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
             kwargs = {**kwargs, "device": CUDA}
+        if func in HOOKS:
+            args = (args[0], self._with_this_mode(args[1]))
         if func is torch.Tensor.backward and threading.current_thread().name != AUTOGRAD:
             return self._modes.in_thread(functools.partial(func, *args, **kwargs))
         if kwargs.get("pin_memory"):
@@ -358,6 +374,16 @@ class _Above(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             thread.on_device = before
+
+    def _with_this_mode(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Autograd calls hooks without function modes, and a hook may ask where a tensor is."""
+
+        @functools.wraps(hook)
+        def run(*args: Any) -> Any:
+            with _Above(self._modes):
+                return hook(*args)
+
+        return run
 
     def _leave(self, tensor: Tensor, **options: Any) -> Tensor:
         thread = self._modes.operations.thread
@@ -439,6 +465,15 @@ def _scratch(value: Any) -> Any:
 def _has_function_of_its_own(kind: Any) -> bool:
     function = getattr(kind.__torch_function__, "__func__", None)
     return function is not None and function is not torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments that an operation writes into."""
+    return [
+        kwargs.get(argument.name, args[number] if number < len(args) else None)
+        for number, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 def _name(func: Any) -> str:

@@ -2,7 +2,8 @@
 
 Each stream has a vector clock (Lamport 1978; Mattern 1989). An operation comes after all that its stream had, after
 what that had waited for, and after what the host had waited for when it was issued. Two accesses of which one writes,
-and of which neither comes after the other, are a race.
+and of which neither comes after the other, are a race. So is what the host itself does with memory that the device
+reaches, where it has not waited for the operations that use it.
 
 All threads of the host count as one: that a lane hands its result to another thread properly is not looked at here.
 """
@@ -37,6 +38,9 @@ class _Access:
     stream: str
     count: int
     name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.stream}"
 
 
 @dataclass
@@ -84,20 +88,28 @@ class RaceChecker:
         me = _Access(operation.stream.name, operation.clock[operation.stream.name], operation.name)
         for start, stop in reads:
             for known in self._cut(start, stop):
-                self._compare(known, known.write, operation)
+                self._compare(known, known.write, operation.clock, str(me))
                 known.reads[me.stream] = me
         for start, stop in writes:
             for known in self._cut(start, stop):
-                self._compare(known, known.write, operation)
-                for read in known.reads.values():
-                    self._compare(known, read, operation)
+                for before in (known.write, *known.reads.values()):
+                    self._compare(known, before, operation.clock, str(me))
                 known.write, known.reads = me, {}
 
-    def _compare(self, known: _Range, before: _Access | None, operation: Operation) -> None:
-        if before is None or operation.clock.get(before.stream, 0) >= before.count:
+    def host_access(self, name: str, reads: Iterable[Bytes], writes: Iterable[Bytes]) -> None:
+        """Look at what the host reads and writes itself. Operations that are issued later come after it."""
+        for start, stop in reads:
+            for known in self._cut(start, stop):
+                self._compare(known, known.write, self._host, name)
+        for start, stop in writes:
+            for known in self._cut(start, stop):
+                for before in (known.write, *known.reads.values()):
+                    self._compare(known, before, self._host, name)
+
+    def _compare(self, known: _Range, before: _Access | None, clock: VectorClock, second: str) -> None:
+        if before is None or clock.get(before.stream, 0) >= before.count:
             return
-        first = f"{before.name} on {before.stream}"
-        second = f"{operation.name} on {operation.stream.name}"
+        first = str(before)
         self.races.setdefault((first, second), Race(first, second, known.stop - known.start))
 
     def _cut(self, start: int, stop: int) -> list[_Range]:

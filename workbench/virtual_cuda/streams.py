@@ -204,10 +204,11 @@ class Queues:
             self.host_waits += 1
             if not operation.done:
                 self._gpu.submit(self._finish, operation).result()
-            if self.races is not None:
-                self.races.host_has_waited(operation)
         if self.clock is not None and operation.timed is not None:
             self.clock.host.wait_for(operation.timed)
+        if self.races is not None:
+            with self._lock:
+                self.races.host_has_waited(operation)
 
     def is_over(self, operation: Operation) -> bool:
         """Return True where the host would find `operation` done now."""
@@ -218,10 +219,17 @@ class Queues:
         for stream in list(self.streams):
             stream.synchronize()
 
-    def read(self, work: Callable[[], Any]) -> Any:
+    def read(self, name: str, work: Callable[[], Any], reads: Iterable[Bytes]) -> Any:
         """Return what `work` gives on the device once the current stream is done: a read by the host."""
         self.current.synchronize()
+        self.host_access(name, reads, ())
         return self._gpu.submit(work).result()
+
+    def host_access(self, name: str, reads: Iterable[Bytes], writes: Iterable[Bytes]) -> None:
+        """The host reads and writes memory that operations of the device may use."""
+        if self.races is not None:
+            with self._lock:
+                self.races.host_access(f"{name} by the host", reads, writes)
 
     def close(self) -> None:
         self._gpu.shutdown()

@@ -195,9 +195,7 @@ class CudaDevice(Device):
 
     def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
         if self.torch_device not in (destination.device, source.device):
-            # Between two places on the host: no stream has a part in it.
-            if after is not None:
-                after.synchronize()
+            # Between two places on the host, which compute does not reach: no stream has a part in it, nor has `after`.
             self._copier.copy(destination, source)
             return
         self._begin(self._lanes[lane], lane, destination, source, after).synchronize()

@@ -251,7 +251,7 @@ class StagingRing:
     """Copies between the device and pageable memory through pinned buffers, one filled or emptied while others travel.
 
     `make_buffer` gives a pinned buffer of so many bytes, or None where none is to be had: such copies are left to the
-    driver, which stages them itself and holds the caller up meanwhile.
+    driver, which stages them itself.
     """
 
     def __init__(
@@ -273,11 +273,11 @@ class StagingRing:
         return sum(buffer.nbytes for buffer in self._buffers or ())
 
     def upload(self, link: Link, destination: Tensor, source: Tensor) -> None:
-        """Begin to copy pageable `source` to the device (both uint8, 1-D). Returns when `source` has been read."""
+        """Begin to copy pageable `source` to the device (both uint8, 1-D)."""
         with self._lock:
             buffers = self._made_buffers()
             if not buffers:
-                link.send(destination, source).synchronize()
+                link.send(destination, source)
                 return
             for start in range(0, source.numel(), self._buffer_bytes):
                 stop = min(start + self._buffer_bytes, source.numel())
@@ -287,11 +287,12 @@ class StagingRing:
                 self._busy[number] = link.send(destination[start:stop], part)
 
     def download(self, link: Link, destination: Tensor, source: Tensor) -> None:
-        """Copy `source` from the device to pageable `destination` (both uint8, 1-D). Returns when it is there."""
+        """Copy `source` from the device to pageable `destination` (both uint8, 1-D). It is there, at the latest, when
+        all is over that `link` was sent."""
         with self._lock:
             buffers = self._made_buffers()
             if not buffers:
-                link.send(destination, source).synchronize()
+                link.send(destination, source)
                 return
             travelling: list[tuple[Arrival, Tensor, Tensor]] = []
             for start in range(0, source.numel(), self._buffer_bytes):
@@ -344,7 +345,7 @@ def carry(
 ) -> None:
     """Begin a copy between host and device (both uint8, 1-D; `up`: to the device), cut as `HostMemory.cut` has it.
 
-    Pinned stretches travel on their own; what is not pinned has been read or written when this returns.
+    Pinned stretches travel on their own. All is over when what `link` was sent is.
     """
     for stretch in stretches:
         to, of = destination[stretch.start : stretch.stop], source[stretch.start : stretch.stop]
