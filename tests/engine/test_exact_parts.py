@@ -36,6 +36,7 @@ def test_a_chunks_norm_leaves_a_few_numbers_for_the_check() -> None:
     arithmetic = HostArithmetic(threads=1)
     views = StateViews(
         decay=False,
+        learning_rate_scale=1.0,
         state_format="exact",
         offset=0,
         random_stream=0,

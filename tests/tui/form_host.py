@@ -26,6 +26,7 @@ from workbench.profiles.obtain import read_shipped
 from workbench.system.child_process import CancelledError
 from workbench.tui.app import WorkbenchApp
 from workbench.tui.context import AppContext
+from workbench.tui.contrast import CURVES
 from workbench.tui.form.planner import Report, ThisMachine
 from workbench.tui.glyphs import BLOCKS, Glyphs
 from workbench.tui.messages import OpenPreset, StartRun
@@ -129,6 +130,9 @@ class OneScreen(App[None]):
         self.shown = screen
         self.asked: list[Message] = []
         self.told: list[str] = []
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return CURVES
 
     def on_mount(self) -> None:
         self.push_screen(self.shown)

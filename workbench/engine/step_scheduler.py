@@ -119,6 +119,8 @@ class StepScheduler:
         report = self._report = StepReport(finish, lambda: self._is_skipped(execution))
         if self._is_delayed(self.steps):
             self._finish()
+        elif self._config.overlap == "serial":
+            self.wait()
         if self._runtime.prefetcher is not None:
             self._runtime.prefetcher.expect_forward()
         return report

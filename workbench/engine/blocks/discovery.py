@@ -147,8 +147,8 @@ def lay_out(
                         dtype_name(stored[name]),
                         p.requires_grad,
                         "exact" if stays or p.dim() < 2 or _embeds(unit, name) else state_format,
-                        optimizer.decays(name, p.dim()),
-                        optimizer.learning_rate_scale(name),
+                        optimizer.decays(name, p.dim()) if p.requires_grad else None,
+                        optimizer.learning_rate_scale(name) if p.requires_grad else 1.0,
                     )
                     for name, p in unit.parameters.items()
                 ),
