@@ -281,6 +281,10 @@ class GradientHooks:
 
     def take_slot(self, micro_batch: int, unit: int, chunk: int) -> FullSlot | None:
         """Return the slot that a micro-batch filled for a chunk that is final, and keep it no longer."""
+        execution = self._execution
+        assert execution is None or execution.is_done(
+            execution.timeline.find(Kind.BACKWARD, micro_batch, unit, chunk)
+        ), "a chunk is copied before its gradient is final"
         return self._full.pop((micro_batch, unit, chunk), None)
 
     def take_slices(self, micro_batch: int, unit: int, chunk: int) -> tuple[bool, ...]:
