@@ -100,6 +100,7 @@ def test_every_text_in_a_terminal_can_be_read(theme: str, size: tuple[int, int],
         terminal.press("?")
         seen.look("help")
         terminal.press(ESCAPE)
+        terminal.shows("STATE", "STEP")
         terminal.press(ENTER)
         terminal.shows("charts", "training")
         for group in "123456":
