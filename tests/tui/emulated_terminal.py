@@ -73,7 +73,11 @@ class EmulatedTerminal:
         defaults: tuple[Rgb, Rgb] = DARK,
         folder: str | None = None,
     ) -> None:
-        self._command, self._environment, self._folder = command, environment, folder
+        self._command, self._folder = command, folder
+        self._environment = {
+            name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")
+        }
+        """Without the size of another terminal, which goes before the size of this one."""
         self.size, self._defaults = size, defaults
         self._screen = _Screen(*size)
         self._stream = pyte.ByteStream(self._screen)
