@@ -183,6 +183,11 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         'train.precision is not "fp16", and nothing else is scaled',
     ),
     NoEffect(
+        ("train.tf32",),
+        lambda run, shared: shared or run.train.precision != "fp32",
+        'it is for train.precision = "fp32" on a GPU',
+    ),
+    NoEffect(
         _SEARCH,
         lambda run, shared: run.train.precision == "fp16" and run.loss_scale.fixed > 0,
         "loss_scale.fixed never moves",

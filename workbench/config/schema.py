@@ -154,6 +154,11 @@ class TrainConfig(Table):
         'Number format of the weights: "auto" is bf16 on a GPU that computes in it, fp16 on an older one, fp32 on a '
         "CPU; a CPU without 16-bit arithmetic computes 16-bit weights in fp32.",
     )
+    tf32: bool = documented(
+        False,
+        "Round what fp32 matrix products read to TF32 on a GPU that has it (Ampere and later): up to 8 times faster, "
+        "with 10 bits of mantissa instead of 23.",
+    )
     activation_checkpointing: bool = documented(
         True, "Compute activations again in backward instead of keeping them: less memory, more time."
     )

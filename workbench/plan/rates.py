@@ -175,9 +175,11 @@ class Rates:
             per += COPY_BYTES if summed else 2 * COPY_BYTES
         return self.elements_s(elements * per)
 
-    def matrix_s(self, flops: float, dtype: str) -> float:
+    def matrix_s(self, flops: float, dtype: str, *, tf32: bool = False) -> float:
+        """Return the seconds of matrix products in `dtype`. `tf32`: float32 is rounded where the device can."""
         speeds = self.machine.device.matrix_flops_per_s
-        speed = speeds.get(dtype) or next(iter(speeds.values()))  # type: ignore[call-overload]
+        speed = speeds.get("tf32") if tf32 and dtype == "float32" else None
+        speed = speed or speeds.get(dtype) or next(iter(speeds.values()))  # type: ignore[call-overload]
         return float(flops / speed)
 
     def elements_s(self, nbytes: float) -> float:

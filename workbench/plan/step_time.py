@@ -293,7 +293,13 @@ def compute_times(
 ) -> ComputeTimes:
     """Return the times of a micro-batch of `work`."""
     dtype = work.compute_dtype
-    if times is not None and times.dtype == dtype and len(times.kinds) == len(model_profile.kinds):
+    rounded = work.tf32 and dtype == "float32"  # which is not what was measured
+    if (
+        times is not None
+        and times.dtype == dtype
+        and not rounded
+        and len(times.kinds) == len(model_profile.kinds)
+    ):
         return _scaled(model_profile, work, times)
     forward, backward = [], []
     for kind in model_profile.kinds:
@@ -338,7 +344,7 @@ def _block(
 ) -> tuple[float, float]:
     sequences, tokens = work.micro_batch_size, work.sequence_length
     cost = cost_of(kind, model_profile, dtype, on_cpu=rates.shared)
-    matrix = rates.matrix_s(kind.flops.at(sequences, tokens), dtype)
+    matrix = rates.matrix_s(kind.flops.at(sequences, tokens), dtype, tf32=work.tf32)
     ahead = rates.elements_s(cost.element_bytes.at(sequences, tokens))
     back = rates.elements_s(cost.backward_element_bytes.at(sequences, tokens))
     # A frozen matrix gets no gradient, which is half of a matrix's products in backward.
@@ -355,7 +361,8 @@ def _outer(model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str
     In chunks, the head's gradients are made in the forward: engine/loss/fused_head.py.
     """
     tokens = work.micro_batch_size * work.sequence_length
-    product = rates.matrix_s(2.0 * tokens * model_profile.vocab_size * model_profile.head_width, dtype)
+    flops = 2.0 * tokens * model_profile.vocab_size * model_profile.head_width
+    product = rates.matrix_s(flops, dtype, tf32=work.tf32)
     logits = rates.elements_s(LOGIT_PASSES * 4.0 * tokens * model_profile.vocab_size)
     embedding = rates.elements_s(3.0 * tokens * model_profile.hidden_size * ITEM_BYTES[dtype])
     # The embedding's gradient is as large as the embedding, whatever was looked up.

@@ -20,7 +20,7 @@ class Workload:
 
     `compute_dtypes`: what weights of a storage dtype are computed in, where that differs. `precision`: the dtype that
     weights are stored in. `shared_memory`: the device computes in the host's memory. `separate_documents`: attention is
-    given a mask. `all_gradients_wait`: see `Conditions`.
+    given a mask. `all_gradients_wait`: see `Conditions`. `tf32`: fp32 matrix products are rounded to TF32.
     """
 
     weights: Tier
@@ -43,6 +43,7 @@ class Workload:
     separate_documents: bool = False
     all_gradients_wait: bool = False
     gradient_sums: Literal["device", "host"] = "host"
+    tf32: bool = False
 
     @property
     def several(self) -> bool:
@@ -109,6 +110,7 @@ def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool)
         checkpoints_kept=checkpoints_kept(config),
         chunk_bytes=offload.chunk_mib << 20,
         separate_documents=config.data.separate_documents,
+        tf32=train.tf32,
         gradient_sums="host" if offload.gradient_sums == "auto" else offload.gradient_sums,
     )
 

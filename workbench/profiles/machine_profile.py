@@ -25,6 +25,8 @@ Rate = Annotated[float, Field(ge=1, le=1e21)]
 Nanoseconds = Annotated[float, Field(ge=1e-6, le=1e9)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Product = Literal[Dtype, "tf32"]
+"""What matrices are multiplied in."""
 ByThreads = tuple[Rate, ...]
 """One figure for each entry of `host.threads`."""
 UPDATES = tuple(f"{dtype}-{state_format}" for dtype in get_args(Dtype) for state_format in MOMENTS)
@@ -88,7 +90,8 @@ class HostProfile(_Part):
 class DeviceProfile(_Part):
     """The device that the model computes on. `shared_memory`: in the host's memory; then it has none of its own.
 
-    `matrix_flops_per_s`: by dtype, of large products (a multiplication and an addition are two operations).
+    `matrix_flops_per_s`: by dtype, of large products (a multiplication and an addition are two operations); "tf32"
+    where the device can round fp32 to it.
     `memory_bytes_per_s`: what operations on elements read and write. `launch_s`: the least time of one operation.
     `has_bfloat16`: bf16 arithmetic runs in hardware; None: the matrix speeds decide.
     """
@@ -97,7 +100,7 @@ class DeviceProfile(_Part):
     shared_memory: bool
     memory_bytes: Bytes = 0
     free_bytes: Bytes = 0
-    matrix_flops_per_s: Annotated[dict[Dtype, Rate], Field(min_length=1)]
+    matrix_flops_per_s: Annotated[dict[Product, Rate], Field(min_length=1)]
     memory_bytes_per_s: Rate
     launch_s: Annotated[float, Field(gt=0, le=1)]
     has_bfloat16: bool | None = None

@@ -34,7 +34,13 @@ from workbench.profiles.host_speeds import (
     measure_memory,
     measure_optimizer,
 )
-from workbench.profiles.machine_profile import DeviceProfile, Dtype, HostProfile, LinkProfile, MachineProfile
+from workbench.profiles.machine_profile import (
+    DeviceProfile,
+    HostProfile,
+    LinkProfile,
+    MachineProfile,
+    Product,
+)
 from workbench.profiles.sampling import FULL, BackgroundLoad, Budget, Work, median_seconds, rates_together
 from workbench.profiles.this_machine import cpu_model, machine_fingerprint, total_memory_bytes
 from workbench.system.free_space import free_host_bytes
@@ -50,6 +56,8 @@ SMALLEST, LARGEST = 64, 16384
 """Sides of the matrices."""
 TRIES = 3
 BATCH = 100
+TF32_CAPABILITY = 8, 0
+"""Of Ampere, the first GPUs that round fp32 to TF32."""
 """Small operations that are issued in a row."""
 ELEMENT_BUFFERS = 3
 IN_A_ROW = 16
@@ -174,10 +182,12 @@ def _threads_restored() -> Iterator[None]:
 # The device
 
 
-def measure_products(device: torch.device, wait: Wait, free_bytes: int, budget: Budget) -> dict[Dtype, float]:
+def measure_products(
+    device: torch.device, wait: Wait, free_bytes: int, budget: Budget
+) -> dict[Product, float]:
     """Return operations a second by dtype; a dtype that torch cannot multiply there is left out."""
-    products: dict[Dtype, Work] = {}
-    sides: dict[Dtype, int] = {}
+    products: dict[Product, Work] = {}
+    sides: dict[Product, int] = {}
     for name, dtype in DTYPES.items():
         most = min(LARGEST, math.isqrt(free_bytes // 8 // 3 // dtype.itemsize))
         try:
@@ -185,6 +195,8 @@ def measure_products(device: torch.device, wait: Wait, free_bytes: int, budget: 
         except RuntimeError:
             continue
         products[name] = _product(device, dtype, wait, sides[name])
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY:
+        products["tf32"], sides["tf32"] = _in_tf32(products["float32"]), sides["float32"]
     seconds = median_seconds(products, budget)
     return {name: 2 * sides[name] ** 3 / seconds[name] for name in products}
 
@@ -241,6 +253,17 @@ def _product(device: torch.device, dtype: torch.dtype, wait: Wait, side: int) ->
     def work() -> None:
         torch.mm(one, other, out=result)
         wait()
+
+    return work
+
+
+def _in_tf32(product: Work) -> Work:
+    def work() -> None:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        try:
+            product()
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
 
     return work
 

@@ -71,7 +71,7 @@ def device_peak(engine: OffloadEngine) -> float | None:
     device = engine.device.torch_device
     if device.type != "cuda":
         return None
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return peak_flops(torch.cuda.get_device_name(device), dtype_name(engine.dtype), tf32=tf32)
 
 

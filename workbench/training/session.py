@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from workbench.config import RunConfig, to_toml
+from workbench.config import RunConfig, TrainConfig, to_toml
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
@@ -109,10 +109,7 @@ def _train(
     resuming: bool,
 ) -> tuple[int, int, Breakdown, bool]:
     """Return the exit code, the steps done, what the engine held at the end, and whether it ended early."""
-    if config.train.deterministic:
-        # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    choose_kernels(config.train)
     remove_leftovers(run.checkpoints)
     journal.phase("allocating")
     seed_everything(config.train.seed)
@@ -140,6 +137,15 @@ def _train(
         if failure is None:
             raise
         raise failure from error
+
+
+def choose_kernels(train: TrainConfig) -> None:
+    """Set what torch multiplies with on a GPU, before its first product."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if train.tf32 else "ieee"
+    if train.deterministic:
+        # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
 
 
 def _report_disk_wear(engine: OffloadEngine, journal: Journal) -> None:
