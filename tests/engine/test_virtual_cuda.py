@@ -171,7 +171,7 @@ def test_a_few_chunks_of_gradients_are_on_the_device_at_a_time(start: Any, overl
 
 
 def test_nothing_of_a_micro_batch_is_kept_when_it_has_been_summed(
-    start: Any, monkeypatch: pytest.MonkeyPatch
+    start: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     events: weakref.WeakSet[Any] = weakref.WeakSet()
     record_event = CudaDevice.record_event
@@ -183,6 +183,8 @@ def test_nothing_of_a_micro_batch_is_kept_when_it_has_been_summed(
 
     monkeypatch.setattr(CudaDevice, "record_event", noting)
     alive = []
+    gc.freeze()  # what other tests have left need not be looked through 64 times
+    request.addfinalizer(gc.unfreeze)
     with VirtualCuda(Order.AT_ONCE):
         engine = OffloadEngine(
             clone(start),

@@ -172,7 +172,7 @@ def test_a_delayed_step_with_weights_on_the_host_is_not_held_up_by_copying_them(
     """The copy precedes the next forward: on one thread it took longer than all that a delayed update hides."""
     server = load_profile(MACHINES / "server-80gb.toml")
     exact, delayed = (
-        train(server, layers=24, sequences=6, weights="host", gradient_clipping=1.0, **options)
+        train(server, layers=12, sequences=6, weights="host", gradient_clipping=1.0, **options)
         for options in ({}, {"overlap": "delayed", "delay_warmup": 1})
     )
     assert delayed.idle_s[-1] + delayed.busy_s[-1] < 0.95 * (exact.idle_s[-1] + exact.busy_s[-1])

@@ -48,7 +48,9 @@ def test_rows_are_data_with_json(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_the_gpus_code_is_verified_on_a_virtual_device(tmp_path: Path, capsys: Captured) -> None:
-    assert main(["verify", str(write_preset(tmp_path)), "--json", "--steps", "5", "--device", "virtual"]) == 0
+    preset = str(write_preset(tmp_path))
+    small = ["--steps", "5", "--set", "model.config.n_layer=2"]
+    assert main(["verify", preset, "--json", "--device", "virtual", *small]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["holds"] is True and said["device"] == "virtual"
     rows = {row["name"]: row for row in said["rows"]}
