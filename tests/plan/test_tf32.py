@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.config import TrainConfig, load_config
+from workbench.config import load_config
+from workbench.config.schema import TrainConfig
 from workbench.plan.machine import planned_machine
 from workbench.plan.rates import Rates
 from workbench.plan.step_time import compute_times

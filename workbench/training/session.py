@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from workbench.config import RunConfig, TrainConfig, to_toml
+from workbench.config import RunConfig, to_toml
+from workbench.config.schema import TrainConfig
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks.discovery import FoundUnit, find_units
 from workbench.errors import EXIT_DONE, EXIT_ERROR, DivergedError, WorkbenchError
