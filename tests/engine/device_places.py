@@ -1,26 +1,29 @@
-"""Where the CUDA suite's checks run: on a CUDA device, and on the CPU with a memory of its own, which is everywhere.
+"""Where the CUDA suite's checks run: in separate memories of the CPU, on the virtual CUDA device, and on a real one.
 
-A check is written once, for a place; its CUDA half is marked `gpu` and is left out where torch sees no such device.
+A check is written once, for a place; its CUDA third is marked `gpu` and is left out where torch sees no such device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from plain_torch import SETTINGS, Outcome
-from small_models import SeparateMemory, clone, loss_of
+from plain_torch import SETTINGS, Outcome, train_engine
+from small_models import SeparateMemory, batches, clone, loss_of
 from torch import Tensor, nn
 
 from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.engine.devices.device import Device, Event
 from workbench.optimizer.reference import ReferenceParameter, split_float32
 from workbench.timeline import Lane
+from workbench.virtual_cuda import Order, VirtualCuda
 
 # cuBLAS reads it when it is first used.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -29,7 +32,32 @@ NEEDS_CUDA = (
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 )
-PLACES = ("separate", pytest.param("cuda", marks=NEEDS_CUDA))
+PLACES = (
+    "separate",
+    pytest.param("virtual", marks=pytest.mark.slow),
+    pytest.param("cuda", marks=NEEDS_CUDA),
+)
+ORDERS = (Order.LAZY, Order.COPIES_FIRST, Order.COMPUTE_FIRST)
+"""Of the virtual device's first seeds; all others are random orders."""
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "state on the host": {"gradient_clipping": 0.5},
+    "without clipping": {},
+    "without clipping, all gradients wait": {"all_gradients_wait": True},
+    "serial": {"overlap": "serial", "gradient_clipping": 0.5},
+    "delayed": {"overlap": "delayed", "delay_warmup": 1, "gradient_clipping": 0.5},
+    "accumulated": {"gradient_accumulation": 2, "gradient_clipping": 0.5},
+    "summed on the device": {"gradient_accumulation": 2, "gradient_sums": "device", "gradient_clipping": 0.5},
+    "weights on the host": {"weights": "host", "gradient_clipping": 0.5},
+    "weights on the host, delayed": {"weights": "host", "overlap": "delayed", "delay_warmup": 1},
+    "weights on the host, accumulated": {"weights": "host", "gradient_accumulation": 2},
+    "state on the device": {"state": "device", "gradient_clipping": 0.5},
+    "state on both": {"device_fraction": 0.4, "gradient_clipping": 0.5},
+    "activations on the host": {"activations": "host", "gradient_clipping": 0.5},
+    "all on the host": {"weights": "host", "activations": "host", "gradient_clipping": 0.5},
+    "bf16": {"precision": "bf16", "gradient_clipping": 0.5},
+    "fp16": {"precision": "fp16", "weights": "host", "gradient_clipping": 0.5},
+    "without checkpointing": {"activation_checkpointing": False},
+}
 LONGEST_CYCLES = 4_000_000
 """About two milliseconds."""
 
@@ -69,19 +97,45 @@ class DelayedCuda(CudaDevice):
         time.sleep(self._chance[lane].random() ** 4 * 0.002)
 
 
+def steps_of(accumulation: int, steps: int) -> list[list[Tensor]]:
+    data = iter(batches(steps * accumulation))
+    return [[next(data) for _ in range(accumulation)] for _ in range(steps)]
+
+
 def torch_device(place: str) -> torch.device:
+    """Return where the same is computed without the engine: on a CPU, but for real CUDA."""
     return torch.device("cuda" if place == "cuda" else "cpu")
 
 
-def open_place(place: str, seed: int | None = None) -> Device:
-    """A fresh device; with a `seed` all that can be late is late at random."""
+@contextlib.contextmanager
+def opened(place: str, seed: int | None = None) -> Iterator[Device]:
+    """Open a fresh device; with a `seed` all that can be late is late at random, without one nothing is."""
     if place == "separate":
-        return SeparateMemory(seed)
-    return CudaDevice(torch.device("cuda")) if seed is None else DelayedCuda(seed)
+        yield SeparateMemory(seed)
+    elif place == "cuda":
+        yield CudaDevice(torch.device("cuda")) if seed is None else DelayedCuda(seed)
+    else:
+        order = Order.AT_ONCE if seed is None else Order.RANDOM if seed >= len(ORDERS) else ORDERS[seed]
+        with VirtualCuda(order, seed or 0) as cuda:
+            yield CudaDevice(torch.device("cuda", 0))
+        assert not cuda.races and not cuda.faults
+
+
+def train_at(
+    place: str, seed: int | None, start: nn.Module, steps: Sequence[Sequence[Tensor]], **options: Any
+) -> Outcome:
+    """Train at `place`, where nothing waits for compute but the engine; the outcome is on the CPU."""
+    with opened(place, seed) as device:
+        # At first: an upload from pageable memory waits for compute.
+        there = [[ids.to(device.torch_device) for ids in micro_batches] for micro_batches in steps]
+        outcome = train_engine(start, there, device, **options)
+        parameters = {name: weight.cpu() for name, weight in outcome.parameters.items()}
+        state = {name: kept.cpu() for name, kept in outcome.state.items()}
+        return replace(outcome, parameters=parameters, state=state)
 
 
 def loss_at(place: str) -> Any:
-    """`loss_of` for batches that are on the CPU and a model that is at `place`."""
+    """`loss_of` for batches that are on the CPU and a model that is trained by torch alone."""
     return lambda model, ids: loss_of(model, ids.to(torch_device(place)))
 
 

@@ -1,18 +1,21 @@
-"""The engine's own CUDA path on a virtual CUDA device: the same bits in every order that CUDA allows, and no race."""
+"""The engine's own CUDA path on a virtual CUDA device: memory, streams, and what a driver refuses.
+
+That every order gives the same bits without a race is in `test_cuda.py` and `test_ordering.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from plain_torch import SETTINGS, Outcome, assert_same_bits, train_engine
-from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, loss_of
+from device_places import CONFIGURATIONS, steps_of, train_at
+from plain_torch import SETTINGS
+from small_models import CHUNK_BYTES, MODELS, batches, clone, loss_of
 from torch import Tensor
 
 from workbench.engine import OffloadEngine
@@ -22,34 +25,8 @@ from workbench.virtual_cuda import Order, VirtualCuda
 
 LAYERS = 5  # more than the slots of streamed weights: each slot is used again
 STEPS = 2  # the first step's update, and what it has to be over for
-ORDERS = [
-    (Order.LAZY, 0),
-    (Order.AT_ONCE, 0),
-    (Order.COPIES_FIRST, 0),
-    (Order.COMPUTE_FIRST, 0),
-    *((Order.RANDOM, seed) for seed in range(20)),
-]
 
 Options = dict[str, Any]
-CONFIGURATIONS: dict[str, Options] = {
-    "state on the host": {"gradient_clipping": 0.5},
-    "without clipping": {},
-    "without clipping, all gradients wait": {"all_gradients_wait": True},
-    "serial": {"overlap": "serial", "gradient_clipping": 0.5},
-    "delayed": {"overlap": "delayed", "delay_warmup": 1, "gradient_clipping": 0.5},
-    "accumulated": {"gradient_accumulation": 2, "gradient_clipping": 0.5},
-    "summed on the device": {"gradient_accumulation": 2, "gradient_sums": "device", "gradient_clipping": 0.5},
-    "weights on the host": {"weights": "host", "gradient_clipping": 0.5},
-    "weights on the host, delayed": {"weights": "host", "overlap": "delayed", "delay_warmup": 1},
-    "weights on the host, accumulated": {"weights": "host", "gradient_accumulation": 2},
-    "state on the device": {"state": "device", "gradient_clipping": 0.5},
-    "state on both": {"device_fraction": 0.4, "gradient_clipping": 0.5},
-    "activations on the host": {"activations": "host", "gradient_clipping": 0.5},
-    "all on the host": {"weights": "host", "activations": "host", "gradient_clipping": 0.5},
-    "bf16": {"precision": "bf16", "gradient_clipping": 0.5},
-    "fp16": {"precision": "fp16", "weights": "host", "gradient_clipping": 0.5},
-    "without checkpointing": {"activation_checkpointing": False},
-}
 
 
 @pytest.fixture(scope="module")
@@ -61,62 +38,6 @@ def start() -> Any:
 @pytest.fixture(autouse=True)
 def _small_activations_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1024)
-
-
-def steps_for(options: Options) -> list[list[Tensor]]:
-    accumulation = options.get("gradient_accumulation", 1)
-    numbers = iter(batches(STEPS * accumulation))
-    return [[next(numbers) for _ in range(accumulation)] for _ in range(STEPS)]
-
-
-def train(
-    start: Any, order: Order, seed: int, options: Options, **of_device: Any
-) -> tuple[Outcome, VirtualCuda]:
-    def compute_loss(model: Any, ids: Tensor) -> Tensor:
-        return loss_of(model, ids.to("cuda"))
-
-    with VirtualCuda(order, seed, **of_device) as cuda:
-        device = CudaDevice(torch.device("cuda", 0))
-        outcome = train_engine(start, steps_for(options), device, compute_loss=compute_loss, **options)
-        on_host = {name: weight.cpu() for name, weight in outcome.parameters.items()}
-        state = {name: kept.cpu() for name, kept in outcome.state.items()}
-    return replace(outcome, parameters=on_host, state=state), cuda
-
-
-@pytest.fixture(scope="module")
-def wanted(start: Any) -> Callable[[str], Outcome]:
-    """The outcome of a configuration where every operation runs as it is issued.
-
-    In two memories of the CPU; where state is on the device on the virtual one, as a CPU's is updated by C.
-    """
-    known: dict[str, Outcome] = {}
-
-    def outcome(name: str) -> Outcome:
-        if name not in known:
-            options = CONFIGURATIONS[name]
-            if options.get("state") == "device" or "device_fraction" in options:
-                known[name] = train(start, Order.AT_ONCE, 0, options)[0]
-            else:
-                known[name] = train_engine(
-                    start, steps_for(options), SeparateMemory(), compute="same", **options
-                )
-        return known[name]
-
-    return outcome
-
-
-@pytest.mark.parametrize(
-    ("order", "seed"),
-    [ORDERS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in ORDERS[1:])],
-    ids=lambda value: value.value if isinstance(value, Order) else str(value),
-)
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_every_order_gives_the_same_bits_without_a_race(
-    start: Any, wanted: Callable[[str], Outcome], name: str, order: Order, seed: int
-) -> None:
-    outcome, cuda = train(start, order, seed, CONFIGURATIONS[name])
-    assert_same_bits(wanted(name), outcome)
-    assert not cuda.races and not cuda.faults
 
 
 @contextlib.contextmanager
@@ -150,7 +71,8 @@ def test_the_engine_allocates_all_its_device_memory_before_the_first_step(
 
     monkeypatch.setattr(CudaDevice, "empty", noting_empty)
     monkeypatch.setattr(OffloadEngine, "__init__", noting_set_up)
-    train(start, Order.AT_ONCE, 0, CONFIGURATIONS[name])
+    options = CONFIGURATIONS[name]
+    train_at("virtual", None, start, steps_of(options.get("gradient_accumulation", 1), STEPS), **options)
     assert made == at_the_start and made
 
 
