@@ -107,7 +107,7 @@ def _run_cases(
 ) -> None:
     for case in cases:
         name = f"{case.name}@{options.micro_batch}x{options.sequence},{_label(options)}"
-        limit_s = options.limit_s or (VIRTUAL_LIMIT_S if options.virtual else LIMIT_S[case.model])
+        limit_s = options.limit_s or case_limit_s(case, virtual=options.virtual is not None)
         if _is_put_off(name, limit_s, options, results, begin):
             continue
         entry = {
@@ -124,6 +124,7 @@ def _run_cases(
         tell(name)
         given = {
             "case": case.fields(),
+            "all_gradients_wait": told.all_gradients_wait,
             "device": options.device,
             "device_gib": options.device_gib,
             "virtual": None if options.virtual is None else str(options.virtual),
@@ -138,6 +139,11 @@ def _run_cases(
         else:
             result = {**outcome.result, "planned_step_s": told.step_s}
             _keep(results, name, {**entry, "status": "done", "result": result})
+
+
+def case_limit_s(case: Case, *, virtual: bool) -> int:
+    """Return the seconds that a case may take; in virtual time it is the processor that they are of."""
+    return VIRTUAL_LIMIT_S if virtual else LIMIT_S[case.model]
 
 
 def _is_put_off(

@@ -65,7 +65,8 @@ def goals_of(case: Case, result: Mapping[str, Any], micro_batch: int) -> list[Go
         if micro_batch == MICRO_BATCH:
             peak = result["device_reserved_bytes"] / GIB
             goals.append(Goal(f"device peak < {DEVICE_GIB:.0f} GiB", DEVICE_GIB, peak, "GiB"))
-        if case.state_format == "compact" and case.overlap == "exact":
+        host = result["host_peak_bytes"]
+        if case.state_format == "compact" and case.overlap == "exact" and host is not None:
             limit = HOST_GIB[case.clipping]
-            goals.append(Goal(f"host peak < {limit:.0f} GiB", limit, result["host_peak_bytes"] / GIB, "GiB"))
+            goals.append(Goal(f"host peak < {limit:.0f} GiB", limit, host / GIB, "GiB"))
     return goals

@@ -30,10 +30,14 @@ BLOCK_ACTIVATIONS = 34
 
 @dataclass(frozen=True)
 class Forecast:
-    """`reason`: why the case is not worth starting, None where it is. `step_s`: planned, None where it is not known."""
+    """`reason`: why the case is not worth starting, None where it is. `step_s`: planned, None where it is not known.
+
+    `all_gradients_wait`: the plan finds room for the gradients of all units on the host, which the engine is told.
+    """
 
     reason: str | None = None
     step_s: float | None = None
+    all_gradients_wait: bool = False
 
 
 def forecast(case: Case, micro_batch: int, sequence: int, machine: Machine) -> Forecast:
@@ -54,7 +58,8 @@ def forecast(case: Case, micro_batch: int, sequence: int, machine: Machine) -> F
         return Forecast(" ".join(str(error).split()))
     if not plan.fits:
         return Forecast(f"lacks {plan.memory.lacking}, by the plan")
-    return Forecast(step_s=None if plan.time is None else plan.time.step_s)
+    step_s = None if plan.time is None else plan.time.step_s
+    return Forecast(step_s=step_s, all_gradients_wait=plan.all_gradients_wait)
 
 
 def case_config(case: Case, micro_batch: int, sequence: int) -> RunConfig:

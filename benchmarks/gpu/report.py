@@ -95,6 +95,7 @@ def _figures(entry: Entry) -> tuple[str, ...]:
     result, case = entry["result"], Case(**entry["case"])
     exposed = exposed_s(case, result)
     own = case.contender == "engine"
+    host = result["host_peak_bytes"]
     return (
         _short(entry),
         f"{result['median_step_s']:.3f}",
@@ -109,8 +110,8 @@ def _figures(entry: Entry) -> tuple[str, ...]:
         _number(result.get("idle_share"), ".1%"),
         _gib(result.get("device_reserved_bytes")),
         _gib(result.get("device_allocated_bytes")),
-        _gib(result["host_peak_bytes"]),
-        f"{result['host_peak_bytes'] / result['parameters']:.2f}",
+        _gib(host),
+        NOTHING if host is None else f"{host / result['parameters']:.2f}",
         _gib(result["host_taken_bytes"]),
     )
 

@@ -38,22 +38,25 @@ class Trained(Protocol):
     def close(self) -> None: ...
 
 
-def make_trained(case: Case, device: torch.device) -> Trained:
-    """Build the case's model and optimizer. Whatever a package raises comes through."""
+def make_trained(case: Case, device: torch.device, *, all_gradients_wait: bool = False) -> Trained:
+    """Build the case's model and optimizer. Whatever a package raises comes through.
+
+    `all_gradients_wait`: as the engine has it; the alternatives know no such thing.
+    """
     makers: dict[str, Callable[[Shape, torch.device], Trained]] = {
         "torch": PlainTorch,
         "torchao": TorchAO,
         "deepspeed": DeepSpeed,
     }
     if case.contender == "engine":
-        return Engine(case, device)
+        return Engine(case, device, all_gradients_wait)
     return makers[case.contender](case.shape, device)
 
 
 class Engine:
     """`reports` holds each step's, in order."""
 
-    def __init__(self, case: Case, device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device, all_gradients_wait: bool) -> None:
         from workbench.engine import OffloadEngine, StepReport
         from workbench.optimizer import AdamW
 
@@ -68,6 +71,7 @@ class Engine:
             activations=case.activations,  # type: ignore[arg-type]
             overlap=case.overlap,  # type: ignore[arg-type]
             delay_warmup=DELAY_WARMUP,
+            all_gradients_wait=all_gradients_wait,
             device=device,
             materialize=DeviceFilling(device, torch.device("cpu")),
         )

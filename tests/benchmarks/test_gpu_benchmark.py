@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks.engine.machine import GIB
+from benchmarks.engine.processes import Outcome, run_case
 from benchmarks.gpu import command, needs
 from benchmarks.gpu.cases import FORMATS, OVERLAPS, REAL_MODELS, Case, all_cases
 from benchmarks.gpu.checks import CHECKS, Check, run_check
@@ -21,16 +23,21 @@ from benchmarks.gpu.goals import goals_of
 from benchmarks.gpu.needs import forecast
 from benchmarks.gpu.report import goals_met, line_of, tables
 from benchmarks.gpu.results import Results, ResultsFileError
+from benchmarks.gpu.trainers import Engine, make_trained
 from benchmarks.gpu.watch import idle_share_of
 from workbench.config import load_config
-from workbench.plan.machine import Free, Machine
+from workbench.plan.machine import Free, Machine, planned_machine
 from workbench.presets import find_preset
+from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import model_table
 from workbench.profiles.obtain import read_shipped
+from workbench.virtual_cuda import VirtualCuda
 
 ROOT = Path(__file__).parents[2]
 CLIPPED = Case("gpt2-10b", "engine", state_format="compact", clipping=True)
 UNCLIPPED = replace(CLIPPED, clipping=False)
+TICK_S = 200e-6
+"""As in tests/engine/test_virtual_time.py."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -235,20 +242,93 @@ def test_a_line_says_what_a_case_came_to() -> None:
     )
 
 
+class Shown(io.StringIO):
+    """A standard output of which only what was flushed is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = ""
+
+    def flush(self) -> None:
+        self.seen = self.getvalue()
+
+
 @pytest.mark.slow
-def test_it_is_rehearsed_on_a_virtual_device(tmp_path: Path) -> None:
-    output = tmp_path / "results.json"
-    patterns = (
-        "tiny/torch,device-device/exact/exact/clip,device-host/compact/exact/clip,host-host/exact/exact/clip"
+def test_it_is_rehearsed_on_a_virtual_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case says at once what it came to, one without time is reported and the next goes on, then come tables."""
+    output, shown = tmp_path / "results.json", Shown()
+    without_time = "gpt2-124m/engine/device-host/half/exact/clip"
+    started: list[str] = []
+
+    def run_watched(package: str, given: dict[str, Any], limit_s: float | None = None) -> Outcome:
+        if "case" in given:
+            kept = json.loads(output.read_text())["cases"] if output.exists() else {}
+            assert list(kept) == [line.split(": ")[0] for line in shown.seen.splitlines()]
+            assert len([c for c in kept.values() if c["status"] != "skipped"]) == len(started)
+            started.append(Case(**given["case"]).name)
+        return run_case(package, given, limit_s=limit_s)
+
+    monkeypatch.setattr(command, "run_case", run_watched)
+    monkeypatch.setattr(
+        command, "case_limit_s", lambda case, virtual: 1 if case.name == without_time else 600
     )
-    done = run("--virtual", "server-80gb", "--models", "tiny", "--output", str(output), "--cases", patterns)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "stdout", shown)
+    patterns = (
+        "*/torch,*/deepspeed,*-device/exact/exact/clip,*-host/half/exact/clip,*/device-host/exact/*/noclip"
+    )
+    arguments = [
+        "--virtual",
+        "desktop-24gb",
+        "--models",
+        "gpt2-124m",
+        "--micro-batch",
+        "2",
+        "--sequence",
+        "256",
+    ]
+    assert command.main([*arguments, "--output", str(output), "--cases", patterns]) == 0
     cases = json.loads(output.read_text())["cases"]
-    measured = [case for case in cases.values() if case["status"] == "done"]
-    assert {c["case"]["contender"] for c in measured} == {"engine", "torch"}
-    assert [c["name"] for c in cases.values() if c["status"] == "failed"] == []
-    assert all(c["machine"].startswith("VIRTUAL, no figure is of a GPU") for c in cases.values())
-    assert all(0 <= c["result"]["idle_share"] < 1 and c["result"]["median_step_s"] > 0 for c in measured)
+    entries = {name.split("@")[0]: entry for name, entry in cases.items()}
+    assert started == [name for name, entry in entries.items() if entry["status"] != "skipped"]
+    assert entries[without_time]["reason"] == "not done after 1 s"
+    assert started.index(without_time) < len(started) - 1
+    done = {name: entry["result"] for name, entry in entries.items() if entry["status"] == "done"}
+    assert set(done) | {without_time} == set(started)
+    assert {entry["status"] for name, entry in entries.items() if "deepspeed" in name} == {"skipped"}
+    assert all(entry["machine"].startswith("VIRTUAL, no figure is of a GPU") for entry in entries.values())
+    for name, result in done.items():
+        assert 0 <= result["idle_share"] < 1 and result["host_peak_bytes"] is None
+        if "/exact/noclip" in name:
+            # What the engine says it waited for is the time in which the device had nothing to do.
+            idle_s = result["idle_share"] * result["median_step_s"]
+            assert result["waited_s"] == pytest.approx(idle_s, abs=TICK_S)
+    printed = shown.getvalue()[len(shown.seen) :]
+    for title in ("gpt2-124m, 124,", "Lanes of a step", "Goals", "Not measured"):
+        assert title in printed
+    for name, entry in entries.items():
+        assert (name.split("/", 1)[1] if entry["status"] == "done" else entry["reason"]) in printed
+
+
+@pytest.mark.parametrize("check", [c for c in CHECKS if "pytest" in c.words], ids=lambda check: check.name)
+def test_a_check_on_a_gpu_names_tests_that_there_are(check: Check) -> None:
+    named = subprocess.run(
+        [sys.executable, *check.words, "--collect-only"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert named.returncode == 0, named.stdout
+
+
+def test_the_engine_lets_all_gradients_wait_where_the_plan_has_room_for_them() -> None:
+    server = planned_machine(load_profile(Path("server-80gb")))
+    assert forecast(UNCLIPPED, 10, 1024, server).all_gradients_wait
+    assert not forecast(CLIPPED, 10, 1024, server).all_gradients_wait
+    for wait in (False, True):
+        with VirtualCuda(values=False):
+            case = Case("tiny", "engine", state_format="compact")
+            trained = make_trained(case, torch.device("cuda"), all_gradients_wait=wait)
+            assert isinstance(trained, Engine)
+            waiting = trained.engine.memory()["host"].get("gradients", 0)
+            trained.close()
+        assert (waiting >= 2 * case.shape.parameters) == wait
 
 
 def test_results_survive_a_broken_write_and_refuse_a_file_of_something_else(
