@@ -11,8 +11,9 @@ run: setup
 	$(BIN)/workbench run presets/quickstart.toml
 
 # `test` is what a change must pass; `test-all` adds the slow suite. What `check` has run is left out. Each file of tests stays
-# in one process. Threads that wait sleep: spinning, they would hold up the other processes.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --ignore tests/test_imports.py --numprocesses auto --maxprocesses 4 --dist loadfile
+# in one process; there are more of these than two cores, as many tests wait for a process or a screen. Threads that wait
+# sleep: spinning, they would hold up the other processes.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --ignore tests/test_imports.py --numprocesses 3 --dist loadfile
 
 test: setup check
 	$(PYTEST) -m "not slow and not gpu"
