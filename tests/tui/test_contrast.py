@@ -94,13 +94,16 @@ def test_every_text_in_a_terminal_can_be_read(theme: str, size: tuple[int, int],
         terminal.shows("Search for")
         seen.look("palette")
         terminal.press(ESCAPE)
+        terminal.until(lambda shown: "Search for" not in shown)
         terminal.press("H")
         terminal.shows("STATE", "STEP")
         seen.look("runs")
         terminal.press("?")
         seen.look("help")
         terminal.press(ESCAPE)
-        terminal.shows("STATE", "STEP")
+        terminal.until(
+            lambda shown: "Esc closes" not in shown
+        )  # a key that came with Escape would be another key
         terminal.press(ENTER)
         terminal.shows("charts", "training")
         for group in "123456":
