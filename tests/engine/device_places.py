@@ -20,7 +20,7 @@ from small_models import SeparateMemory, batches, clone, loss_of
 from torch import Tensor, nn
 
 from workbench.engine.devices.cuda_device import CudaDevice
-from workbench.engine.devices.device import Device, Event
+from workbench.engine.devices.device import Device, Event, Landing
 from workbench.optimizer.reference import ReferenceParameter, split_float32
 from workbench.timeline import Lane
 from workbench.virtual_cuda import Order, VirtualCuda
@@ -77,10 +77,10 @@ class DelayedCuda(CudaDevice):
         self._delay("compute")
         return super().record_event()
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
+    def begin_copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Landing:
         with torch.cuda.stream(self._lanes[lane].stream):
             self._delay(lane)
-        super().copy(lane, destination, source, after)
+        return super().begin_copy(lane, destination, source, after)
 
     def copy_all(self, lane: Lane, copies: Sequence[tuple[Tensor, Tensor]], after: Event) -> None:
         with torch.cuda.stream(self._lanes[lane].stream):

@@ -10,7 +10,7 @@ from small_models import CHUNK_BYTES, MODELS, SeparateMemory, batches, clone, lo
 from torch import nn
 
 from workbench.engine import LaneError, NonFiniteGradientsError, OffloadEngine
-from workbench.engine.devices.device import CpuDevice, Event
+from workbench.engine.devices.device import CpuDevice, Event, Landing
 from workbench.timeline import Lane
 
 
@@ -21,12 +21,14 @@ class BrokenLink(SeparateMemory):
         super().__init__()
         self._broken, self._healthy = broken, healthy
 
-    def copy(self, lane: Lane, destination: torch.Tensor, source: torch.Tensor, after: Event) -> None:
+    def begin_copy(
+        self, lane: Lane, destination: torch.Tensor, source: torch.Tensor, after: Event
+    ) -> Landing:
         if lane is self._broken:
             self._healthy -= 1
             if self._healthy < 0:
                 raise OSError("the link is down")
-        super().copy(lane, destination, source, after)
+        return super().begin_copy(lane, destination, source, after)
 
 
 @pytest.mark.parametrize("clipping", [0.0, 1.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -14,9 +15,10 @@ import torch
 from small_models import CHUNK_BYTES, SeparateMemory, batches, gpt2, loss_of
 from torch import Tensor
 
+from workbench import sizes
 from workbench.engine import LaneError, OffloadEngine
 from workbench.engine import execution as execution_module
-from workbench.engine.devices.device import CpuDevice
+from workbench.engine.devices.device import CpuDevice, Landing
 from workbench.engine.disk_files import DiskError, RecordFile
 from workbench.engine.execution import COMPUTED, LaneThreads, StepExecution
 from workbench.layout import NORM_BLOCK, ParameterSpec, UnitSpec, build_layout
@@ -32,10 +34,14 @@ class Blocked(SeparateMemory):
         self.let_go = threading.Event()
         self._lane = lane
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any) -> None:
-        if lane is self._lane:
-            assert self.let_go.wait(60)
-        super().copy(lane, destination, source, after)
+    def begin_copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any) -> Landing:
+        land = super().begin_copy(lane, destination, source, after)
+
+        def wait() -> None:
+            assert lane is not self._lane or self.let_go.wait(60)
+            land()
+
+        return wait
 
 
 def train(engine: OffloadEngine, model: Any, steps: int = 3) -> None:
@@ -155,6 +161,43 @@ def test_a_task_that_hands_work_to_a_lane_that_has_not_begun_does_not_hold_up_th
     let_go.set()
     closing.join(5)
     assert not closing.is_alive()
+
+
+def test_a_lane_begins_its_next_copy_before_it_waits_for_the_last_and_all_else_after_it() -> None:
+    lanes = LaneThreads(CpuDevice())
+    done: list[str] = []
+    all_are_there = threading.Event()
+
+    def begin(name: str) -> Landing:
+        assert all_are_there.wait(60)
+        done.append(f"{name} begins")
+        return lambda: done.append(f"{name} lands")
+
+    for name in ("one", "two", "three"):
+        lanes.submit(Lane.UPLOAD, name, functools.partial(begin, name), lands=True)
+    lanes.submit(Lane.UPLOAD, "a fetch", lambda: done.append("a fetch"))
+    lanes.submit(Lane.UPLOAD, "four", functools.partial(begin, "four"), lands=True)
+    all_are_there.set()
+    lanes.close()
+    assert done == [
+        *("one begins", "two begins", "one lands", "three begins", "two lands", "three lands"),
+        *("a fetch", "four begins", "four lands"),
+    ]
+
+
+def test_a_download_that_has_not_landed_keeps_no_other_waiting_for_its_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizes, "ARRIVAL_SLOTS", 1)
+    model = gpt2()
+    device, accumulation = SeparateMemory(), 2
+    with OffloadEngine(
+        model, device=device, gradient_accumulation=accumulation, chunk_bytes=CHUNK_BYTES, watchdog_s=5.0
+    ) as engine:
+        for ids in batches(accumulation):
+            engine.backward(loss_of(model, ids))
+        engine.step()
+        engine.wait()
 
 
 def test_a_device_that_cannot_take_a_lanes_thread_stops_the_step_with_its_reason() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workbench.engine import OffloadEngine
 from workbench.engine.devices.cuda_device import CudaDevice
+from workbench.engine.devices.device import Landing
 from workbench.timeline import Lane
 from workbench.virtual_cuda import VirtualCuda
 
@@ -84,9 +85,9 @@ class Counting(CudaDevice):
 
     down = 0
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any) -> None:
+    def begin_copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Any) -> Landing:
         self.down += destination.nbytes if lane is Lane.DOWNLOAD else 0
-        super().copy(lane, destination, source, after)
+        return super().begin_copy(lane, destination, source, after)
 
 
 def test_gradients_go_over_the_link_once_a_step() -> None:

@@ -14,7 +14,7 @@ import workbench.profiles
 from workbench.engine import AdamW, OffloadEngine, StepResult
 from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.engine.loss.chunked_loss import ChunkedLoss
-from workbench.plan.rates import TASK_S
+from workbench.plan.rates import TASK_S, Rates
 from workbench.profiles.machine_profile import MachineProfile, load_profile
 from workbench.timeline import Lane
 from workbench.virtual_cuda import VirtualCuda
@@ -22,6 +22,8 @@ from workbench.virtual_cuda.host_threads import DeadlockError, HostThreads
 
 MACHINES = Path(workbench.profiles.__file__).parent / "machines"
 STEPS, SETTLED = 3, 2
+CHUNK_BYTES = 4 << 20
+PARAMETERS_OF_TWELVE_LAYERS = 91_740_672
 TICK_S = 200e-6
 """Forty launches: a device that has been waited for has nothing to do until the next operation is issued."""
 
@@ -41,6 +43,24 @@ def large_model(layers: int) -> Any:
     model.to_empty(device="cpu")
     model.tie_weights()
     return model
+
+
+def with_all_else_faster(machine: MachineProfile) -> MachineProfile:
+    """Return `machine` with a host and a device that keep its link waiting for nothing."""
+
+    def faster(name: str, rate: Any) -> Any:
+        if isinstance(rate, dict):
+            return {key: faster(name, value) for key, value in rate.items()}
+        if isinstance(rate, list | tuple):
+            return [faster(name, value) for value in rate]
+        if name.endswith("per_s"):
+            return rate * 100
+        return rate / 100 if name.endswith(("_ns", "_s")) else rate
+
+    known = machine.model_dump()
+    for part in ("host", "device"):
+        known[part] = {name: faster(name, rate) for name, rate in known[part].items()}
+    return MachineProfile.model_validate(known)
 
 
 @dataclass
@@ -166,6 +186,21 @@ def test_the_link_does_not_stand_still_between_the_pieces_of_a_block(machine: Ma
         device.close()
     assert rates.up_s(4 << 20) > TASK_S
     assert rates.up_s(here.nbytes) <= took_s[0] < rates.up_s(here.nbytes) + 2 * TASK_S
+
+
+@pytest.mark.parametrize("lane", [Lane.DOWNLOAD, Lane.UPLOAD])
+def test_a_step_that_waits_for_the_link_keeps_it_busy(machine: MachineProfile, lane: Lane) -> None:
+    """A lane that waits for the end of each copy before it begins the next one leaves a quarter of the link."""
+    waits_for_link = with_all_else_faster(machine)
+    rates = Rates(waits_for_link, "auto")
+    link_s = rates.down_s if lane is Lane.DOWNLOAD else rates.up_s
+    training = train(waits_for_link, layers=12, gradient_clipping=1.0, chunk_bytes=CHUNK_BYTES)
+    for result in training.results:
+        spans = [span for span in result.spans if span.lane is lane]
+        took_s = max(span.stop_s for span in spans) - min(span.start_s for span in spans)
+        copied_s = link_s(2 * PARAMETERS_OF_TWELVE_LAYERS)
+        assert 0.95 < copied_s / took_s <= 1
+        assert result.lane_seconds[lane] <= took_s, "copies that are under way at once are counted once"
 
 
 def test_a_delayed_step_with_weights_on_the_host_is_not_held_up_by_copying_them() -> None:

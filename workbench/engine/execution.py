@@ -5,11 +5,15 @@ that are host work (and every task of a `serial` step) run inline, on the thread
 no torch arithmetic: they copy through the device seam, read and write files and call the host optimizer, all of which
 release the GIL and bring no second OpenMP pool to life.
 
+A copy is begun by its task and lands later: its lane begins the next one first, so that the link does not stand still
+while the lane wakes. A task is done when it has landed.
+
 Invariant: a task's `perform` is called exactly once, after all its waits, and never after a task has failed.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import queue
@@ -20,15 +24,16 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from workbench.engine.devices.device import Device
+from workbench.engine.devices.device import Device, Landing
 from workbench.system.processor import name_this_thread
 from workbench.timeline import Kind, Lane, Task, Timeline
 
 COMPUTED = (Kind.FORWARD, Kind.BACKWARD)
+COPIED = (Kind.DOWNLOAD, Kind.UPLOAD)
 CLOSE_TIMEOUT_S = 5.0
 
-_Work = tuple[int, int, str, Callable[[], None]]
-"""Its turn, its number among all work, what it is, and what does it."""
+_Work = tuple[int, int, str, Callable[[], Landing | None], bool]
+"""Its turn, its number among all work, what it is, what does it, and whether that only begins it."""
 LAST = sys.maxsize
 
 
@@ -70,7 +75,7 @@ class StepExecution:
         self,
         timeline: Timeline,
         lanes: LaneThreads,
-        perform: Callable[[Task], None],
+        perform: Callable[[Task], Landing | None],
         *,
         inline: bool,
         cancel: Callable[[LaneError], None] = lambda failure: None,
@@ -90,6 +95,8 @@ class StepExecution:
         self._awaited: dict[int, list[_Awaited]] = {}
         """By a task that is not done: who waits for it."""
         self._asleep: list[threading.Event] = []
+        self._landed_s: dict[Lane, float] = {}
+        """When a lane's last copy has landed: the next one's time begins there."""
 
     def start(self) -> None:
         """Start what waits for nothing."""
@@ -142,7 +149,8 @@ class StepExecution:
                 # Updates that are left when backward is over go in forward order, as the next forward needs them.
                 in_order = task.lane is Lane.UPDATE and not self.timeline.update_of_last
                 turn = follower if in_order else 0
-                self._lanes.submit(task.lane, _name(task), lambda task=task: self._run(task), turn)  # type: ignore[misc]
+                begin = functools.partial(self._begin, task)
+                self._lanes.submit(task.lane, _name(task), begin, turn, lands=task.kind in COPIED)
         self._run_inline(here)
 
     def is_done(self, index: int) -> bool:
@@ -198,24 +206,47 @@ class StepExecution:
         heap = self._local.heap = sorted(ready)
         try:
             while heap:
-                self._run(self.timeline.tasks[heapq.heappop(heap)])
+                land = self._begin(self.timeline.tasks[heapq.heappop(heap)])
+                if land is not None:
+                    land()
         finally:
             self._local.heap = None
 
-    def _run(self, task: Task) -> None:
+    def _begin(self, task: Task) -> Landing | None:
+        """Do a task, or begin it and return what ends it."""
         if self._failure is not None:
-            return
+            return None
         start = time.perf_counter()
         try:
             if not self.inline and task.lane is not Lane.COMPUTE:
                 self._lanes.prepare(task.lane)
-            self._perform(task)
+            land = self._perform(task)
         except BaseException as error:
-            failure = LaneError(f"lane {task.lane.value}: {_name(task)} failed: {error}")
-            failure.__cause__ = error
-            self.fail(failure)
-            self._cancel(failure)
+            self._task_failed(task, error)
+            return None
+        if land is not None:
+            return functools.partial(self._land, task, start, land)
+        self._end(task, start)
+        return None
+
+    def _land(self, task: Task, start: float, land: Landing) -> None:
+        try:
+            land()
+        except BaseException as error:
+            self._task_failed(task, error)
             return
+        # What a lane has begun goes one after the other: a copy's own time begins when the one before it has landed.
+        start = max(start, self._landed_s.get(task.lane, start))
+        self._landed_s[task.lane] = time.perf_counter()
+        self._end(task, start)
+
+    def _task_failed(self, task: Task, error: BaseException) -> None:
+        failure = LaneError(f"lane {task.lane.value}: {_name(task)} failed: {error}")
+        failure.__cause__ = error
+        self.fail(failure)
+        self._cancel(failure)
+
+    def _end(self, task: Task, start: float) -> None:
         self.spans.append(Span(task.lane, task.kind, task.unit, task.chunk, start, time.perf_counter()))
         self.complete(task.index)
 
@@ -241,10 +272,19 @@ class LaneThreads:
         self._closing = False
         self._lock = threading.Lock()
 
-    def submit(self, lane: Lane, what: str, work: Callable[[], None], turn: int = 0) -> None:
+    def submit(
+        self,
+        lane: Lane,
+        what: str,
+        work: Callable[[], Landing | None],
+        turn: int = 0,
+        *,
+        lands: bool = False,
+    ) -> None:
         """Queue `work`, which must not raise, behind what the lane has of the same or an earlier `turn`.
 
-        `what` names it in errors.
+        `what` names it in errors. `lands`: it returns what waits for its end, before which the lane begins the next
+        such work, and no other.
         """
         if lane not in self._threads:
             with self._lock:
@@ -252,7 +292,7 @@ class LaneThreads:
                     return
                 if lane not in self._threads:
                     self._start(lane)
-        self._queues[lane].put((turn, next(self._numbers), what, work))
+        self._queues[lane].put((turn, next(self._numbers), what, work, lands))
 
     def prepare(self, lane: Lane) -> None:
         """Called by a lane's work first: the device takes the lane's thread for its own."""
@@ -272,16 +312,25 @@ class LaneThreads:
         name_this_thread(f"lane-{lane.value}")
         work_queue = self._queues[lane]
         heap: list[_Work] = []
+        begun: tuple[str, Landing] | None = None
         while True:
-            while not heap or not work_queue.empty():
+            while not work_queue.empty() or not (heap or begun):
                 heapq.heappush(heap, work_queue.get())
-            turn, _, what, work = heapq.heappop(heap)
-            if turn == LAST:
-                return
-            self._at_work[lane] = (what, time.perf_counter())
-            work()
-            # Not held while the lane waits for its next task: it may keep a step's memory alive.
-            del work
+            next_begun = None
+            if heap and (begun is None or heap[0][-1]):
+                turn, _, what, work, _ = heapq.heappop(heap)
+                if turn == LAST:
+                    return
+                self._at_work[lane] = (what, time.perf_counter())
+                land = work()
+                next_begun = None if land is None else (what, land)
+                # Not held while the lane waits for its next task: it may keep a step's memory alive.
+                del work, land
+            if begun is not None:
+                self._at_work[lane] = (begun[0], time.perf_counter())
+                begun[1]()
+            begun = next_begun
+            del next_begun
             self._at_work.pop(lane, None)
 
     def abort(self) -> None:
@@ -291,7 +340,7 @@ class LaneThreads:
     def end(self) -> None:
         """Tell each lane's thread to end after what it has, without waiting for it: safe in a finalizer; idempotent."""
         for work_queue in list(self._queues.values()):
-            work_queue.put((LAST, next(self._numbers), "", _nothing))
+            work_queue.put((LAST, next(self._numbers), "", _nothing, False))
 
     def close(self) -> bool:
         """Let each lane finish what it has and end its thread; idempotent.

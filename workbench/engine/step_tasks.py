@@ -5,13 +5,14 @@ disk, new weights up. Which task waits for which is in `workbench/timeline.py`, 
 
 Invariant: nothing is written to a unit for a step whose check is not finite. Where updates run before the check (no
 global quantity is needed), nothing is written from the first chunk on that is not finite, and the step is
-`partially_applied`. A chunk's buffers belong to this object between the tasks of the chunk, and to nobody else.
+`partially_applied`. A chunk's buffers belong to this object between the tasks of the chunk, and to nobody else; to a
+copy that has been begun until its task has landed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from workbench.engine.arithmetic import Arithmetic
 from workbench.engine.device_arithmetic import NORM_EPSILON, DeviceArithmetic
 from workbench.engine.devices.buffers import SlotPool, page_aligned
-from workbench.engine.devices.device import Device
+from workbench.engine.devices.device import Device, Landing
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.precision import DTYPES
 from workbench.engine.report import GradCheck
@@ -84,7 +85,7 @@ class StepTasks:
         """Sums that wait on disk, with the pool that their buffer is of."""
         self._staged: dict[Place, _Staged] = {}
         self._current = self._applied = GradientSet(0, AdamW())
-        self._perform = {
+        self._perform: dict[Kind, Callable[[Task], Landing | None]] = {
             Kind.DOWNLOAD: self.download,
             Kind.READ_GRADIENT: self.read_gradient,
             Kind.ACCUMULATE: self.accumulate,
@@ -124,10 +125,10 @@ class StepTasks:
         """Set what turns the sum over micro-batches into the step's mean; known before the first update."""
         self._current.unscale = self._current.scale = unscale
 
-    def perform(self, task: Task) -> None:
-        """Do what `task` says."""
+    def perform(self, task: Task) -> Landing | None:
+        """Do what `task` says, or begin a copy and return what ends it."""
         with self._device.computing() if self._computes(task) else nullcontext():
-            self._perform[task.kind](task)
+            return self._perform[task.kind](task)
 
     def _computes(self, task: Task) -> bool:
         """Return whether a task works on a device of its own, whose operations belong on the stream of compute."""
@@ -135,33 +136,37 @@ class StepTasks:
 
     # A chunk's gradient
 
-    def download(self, task: Task) -> None:
-        """A bucketed chunk arrives on the host: in the slot of its bucket, where memory is one."""
+    def download(self, task: Task) -> Landing | None:
+        """A bucketed chunk sets out for the host; where memory is one, it is there in the slot of its bucket."""
         memory, chunk = self._pointers.place(task)
         place = (memory.unit.index, chunk.index)
         final = self._grad_hooks.take_slot(task.micro_batch, *place)
         if final is not None and memory.route.sums_on_device:
             total = memory.waiting_gradient(chunk, self._current.number)
             assert total is not None
-            self._device.copy(Lane.DOWNLOAD, total, final.slot, final.event)
-            return
+            return self._device.begin_copy(Lane.DOWNLOAD, total, final.slot, final.event)
         if final is None:
-            return
+            return None
         source = final.slot.view(DTYPES[chunk.dtype])[: chunk.elements]
         in_place = memory.route.waiting == "memory" and not memory.route.accumulates
         waiting = memory.waiting_gradient(chunk, self._current.number) if in_place else None
-        if waiting is not None:
-            self._device.copy(Lane.DOWNLOAD, waiting, source, final.event)
-            self._grad_hooks.device_slots.give_back(final.slot)
-        elif self._device.shared_memory:
+        if waiting is None and self._device.shared_memory:
             self._in_hand[place] = final.slot
-        else:
-            slot = self._grad_hooks.host_slots.take()
-            self._grad_hooks.will_return_host_slot(memory.unit.index)
-            target = slot.view(DTYPES[chunk.dtype])[: chunk.elements]
-            self._device.copy(Lane.DOWNLOAD, target, source, final.event)
+            return None
+        slot = self._grad_hooks.host_slots.take() if waiting is None else None
+        target = waiting if slot is None else slot.view(DTYPES[chunk.dtype])[: chunk.elements]
+        assert target is not None
+        arrive = self._device.begin_copy(Lane.DOWNLOAD, target, source, final.event)
+
+        def land() -> None:
+            arrive()
             self._grad_hooks.device_slots.give_back(final.slot)
-            self._in_hand[place] = slot
+            if slot is not None:
+                # Not before: until then it comes back only if this lane goes on, which may wait for a slot itself.
+                self._grad_hooks.will_return_host_slot(memory.unit.index)
+                self._in_hand[place] = slot
+
+        return land
 
     def read_gradient(self, task: Task) -> None:
         """The sum so far comes from disk."""
@@ -357,11 +362,11 @@ class StepTasks:
                 memory.files[kind].write(chunk.index, place)
         self._staging.give_back(staged.state)
 
-    def upload(self, task: Task) -> None:
-        """A chunk's new weights go to where the forward, or the next fetch, reads them."""
+    def upload(self, task: Task) -> Landing | None:
+        """A chunk's new weights set out for where the forward, or the next fetch, reads them."""
         memory, chunk = self._pointers.place(task)
         if self._applied.blocked and self._applied is self._current:
-            return
+            return None
         region = memory.regions[chunk.region]
         whole = region.weights if region.weights is not None else region.stale_weights
         copy = region.working_copy
@@ -370,10 +375,10 @@ class StepTasks:
         if memory.route.on_device:
             with torch.no_grad():
                 target.copy_(source)
-        else:
-            # Where backward has not been through the unit, forwards from before the step may still read its weights.
-            after = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
-            self._device.copy(Lane.UPLOAD, target, source, after)
+            return None
+        # Where backward has not been through the unit, forwards from before the step may still read its weights.
+        after = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
+        return self._device.begin_copy(Lane.UPLOAD, target, source, after)
 
     # The end of a step
 

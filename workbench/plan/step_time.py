@@ -190,6 +190,7 @@ class _Costs:
         region = unit.regions[chunk.region]
         on_device = self.routes[task.unit].on_device
         group = self.groups[task.unit]
+        # A lane hands a copy over while the one before it travels.
         overhead = TASK_S * max(1.0, group.chunks / max(1, len(unit.chunks)))
         if task.kind is Kind.UPDATE:
             if on_device:
@@ -207,13 +208,13 @@ class _Costs:
                 return rates.elements_s(SUM_BYTES * chunk.elements) + overhead, ()
             return rates.accumulate_s(chunk.elements, region.dtype) + overhead, rates.host_demand
         if task.kind is Kind.DOWNLOAD:
-            return rates.down_s(task.bytes) + overhead, rates.down_demand
+            return max(rates.down_s(task.bytes), overhead), rates.down_demand
         if task.kind is Kind.UPLOAD:
             if on_device:
                 return rates.elements_s(2.0 * task.bytes) + overhead, ()
             if self.routes[task.unit].streamed:
                 return rates.weights_copy_s(task.bytes) + overhead, rates.weights_copy_demand
-            return rates.up_s(task.bytes) + overhead, rates.up_demand
+            return max(rates.up_s(task.bytes), overhead), rates.up_demand
         if task.lane is Lane.READ:
             return rates.read_s(task.bytes) + overhead, rates.disk_demand
         return rates.write_s(task.bytes) + overhead, rates.disk_demand

@@ -286,8 +286,7 @@ def measure_link(device: Device, buffers: HostBuffers, nbytes: int, budget: Budg
 
         def work() -> None:
             device.before_task(lane)
-            for destination, source in chunks:
-                device.copy(lane, destination, source, after)
+            device.copy_all(lane, chunks, after)
 
         return work
 

@@ -13,7 +13,7 @@ import torch
 from tiny_probe import TINY
 from torch import Tensor
 
-from workbench.engine.devices.device import CpuDevice, has_bfloat16
+from workbench.engine.devices.device import CpuDevice, Landing, has_bfloat16
 from workbench.errors import ConfigurationError
 from workbench.profiles import probe
 from workbench.profiles.host_speeds import HostBuffers, buffer_bytes, cache_bytes
@@ -120,9 +120,9 @@ class Noted(CpuDevice):
     def release_host(self, tensor: Tensor) -> None:
         self.held -= 1
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: object) -> None:
+    def begin_copy(self, lane: Lane, destination: Tensor, source: Tensor, after: object) -> Landing:
         self.on_copy(lane)
-        super().copy(lane, destination, source, after)
+        return super().begin_copy(lane, destination, source, after)
 
 
 def test_a_link_is_measured_each_way_alone_and_both_at_once() -> None:

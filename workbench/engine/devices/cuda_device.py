@@ -1,9 +1,9 @@
 """A CUDA device behind the seam: streams for copies, events between them and compute, registered host memory.
 
 Three rules keep memory from being used on two streams at once. Memory that the engine allocates is ordered before every
-copy by `empty`. A copy on a lane has ended when `copy` returns, so whatever it touched may be reused by anybody. A copy
-that goes on (`copy_async`) has an event, and whoever began it keeps both tensors until compute has been told to wait
-for that event.
+copy by `empty`. A copy on a lane has ended when what `begin_copy` returned has been called, so whatever it touched may
+then be reused by anybody. A copy that goes on (`copy_async`) has an event, and whoever began it keeps both tensors
+until compute has been told to wait for that event.
 
 The model has to run on the stream that was current when the device was opened, which is torch's default stream unless
 a program changes it.
@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workbench.engine.devices.device import Device, Event, Moment
+from workbench.engine.devices.device import Device, Event, Landing, Moment
 from workbench.engine.devices.host_copier import HostCopier
 from workbench.engine.devices.pinned import HostMemory, StagingRing, carry
 from workbench.layout import padded
@@ -193,12 +193,12 @@ class CudaDevice(Device):
 
     # Copies
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
+    def begin_copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Landing:
         if self.torch_device not in (destination.device, source.device):
             # Between two places on the host, which compute does not reach: no stream has a part in it, nor has `after`.
-            self._copier.copy(destination, source)
-            return
-        self._begin(self._lanes[lane], lane, destination, source, after).synchronize()
+            return functools.partial(self._copier.copy, destination, source)
+        end = self._begin(self._lanes[lane], lane, destination, source, after)
+        return lambda: end.synchronize()
 
     def copy_all(self, lane: Lane, copies: Sequence[tuple[Tensor, Tensor]], after: Event) -> None:
         # The link goes on from one to the next by itself: it would stand still while this thread wakes.

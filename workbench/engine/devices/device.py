@@ -1,13 +1,14 @@
 """The one seam between the engine and a device: memory, copies on lanes, and events of what compute has issued.
 
-All that knows CUDA is behind it, in `cuda_device.py`. A lane's copy returns when it is done, whatever the device, so
-that a finished task is finished for every lane; overlap comes from the lanes being threads of their own. Only what
+All that knows CUDA is behind it, in `cuda_device.py`. A finished task is finished for every lane: a lane's copy returns
+when it is done, or gives what waits for its end. Overlap comes from the lanes being threads of their own. Only what
 compute has issued is not yet done when its hook runs, and a copy beside compute may go on after its call: an `Event`
 stands for either.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,9 @@ from workbench.timeline import Lane
 
 Event = Any
 """A moment in what compute has issued, or the end of a copy: a CUDA event, or None where it is over already."""
+
+Landing = Callable[[], None]
+"""Waits for the end of what has been begun; called once, by the thread that began it."""
 
 Moment = Any
 """A moment in what compute has issued whose time can be asked for; None where compute is done as it is issued."""
@@ -51,11 +55,16 @@ class Device(ABC):
         """Return an event after all that compute has issued so far."""
 
     @abstractmethod
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
-        """Copy between device and host on `lane`, once `after` has happened; returns when the copy is done.
+    def begin_copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Landing:
+        """Begin to copy between device and host on `lane`, once `after` has happened and behind what has been begun
+        there. The caller keeps both tensors until what is returned has been called, which waits for the end.
 
         Tensors are 1-D, contiguous and of the same length. Where the dtypes differ, 16 bits become fp32.
         """
+
+    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
+        """Do what `begin_copy` begins; returns when the copy is done."""
+        self.begin_copy(lane, destination, source, after)()
 
     def copy_all(self, lane: Lane, copies: Sequence[tuple[Tensor, Tensor]], after: Event) -> None:
         """Do several copies between device and host, (destination, source) each, as `copy` does one."""
@@ -159,8 +168,8 @@ class CpuDevice(Device):
     def record_event(self) -> Event:
         return None
 
-    def copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> None:
-        self._copier.copy(destination, source)
+    def begin_copy(self, lane: Lane, destination: Tensor, source: Tensor, after: Event) -> Landing:
+        return functools.partial(self._copier.copy, destination, source)
 
     def memory_bytes(self) -> tuple[int, int] | None:
         return None
