@@ -220,3 +220,31 @@ def test_units_updated_after_backward_are_measured_and_updated_in_one_task_each_
     assert timeline.find(Kind.UPDATE, 0, 1, 0) in timeline.ready[1] + tuple(
         i for ready in timeline.ready[1] for i in timeline.tasks[ready].waits
     )
+
+
+@pytest.mark.parametrize("overlap", ["serial", "exact"])
+@pytest.mark.parametrize("global_quantity", [False, True])
+def test_what_ranks_do_together_has_one_order(overlap: str, global_quantity: bool) -> None:
+    """Chunks are reduced in reverse, then comes the verdict, then weights are gathered in forward order."""
+    made = layout()
+    flow = UnitFlow("host", False, downloads=True, accumulates=False, gradients_on_disk=False, uploads=True)
+    shape = StepShape(1, (flow,) * 3, global_quantity, overlap, ranks=4)  # type: ignore[arg-type]
+    timeline = build_timeline(made, shape)
+    together = [task for task in timeline.tasks if task.lane is Lane.COMMUNICATE]
+    for before, task in itertools.pairwise(together):
+        assert before.index in task.waits
+    places = [(unit.index, chunk.index) for unit, chunk in made.chunks()]
+    assert [(task.kind, task.unit, task.chunk) for task in together] == [
+        *((Kind.REDUCE, *place) for place in reversed(places)),
+        (Kind.VERDICT, None, None),
+        *((Kind.GATHER, *place) for place in places),
+    ]
+    for unit, chunk in places:
+        reduced = timeline.find(Kind.REDUCE, 0, unit, chunk)
+        assert timeline.find(Kind.BACKWARD, 0, unit, chunk) in timeline.tasks[reduced].waits
+        assert timeline.tasks[timeline.find(Kind.DOWNLOAD, 0, unit, chunk)].waits == (reduced,)
+        gathered = timeline.find(Kind.GATHER, 0, unit, chunk)
+        assert timeline.find(Kind.UPLOAD, 0, unit, chunk) in timeline.tasks[gathered].waits
+        assert gathered in timeline.ready[unit]
+        verdict = timeline.find(Kind.VERDICT, 0)
+        assert (verdict in ancestors(timeline, timeline.find(Kind.UPDATE, 0, unit, chunk))) == global_quantity

@@ -26,6 +26,7 @@ from workbench.layout import (
     padded,
     state_tensors,
 )
+from workbench.partition import Partition
 from workbench.timeline import Overlap, UnitFlow
 
 WEIGHT_SLOTS = 3
@@ -38,6 +39,8 @@ ARRIVAL_SLOTS = 4
 """Host slots for gradients that are summed, measured or written to disk as soon as they have come down."""
 SUMMING_SLOTS = 2
 """In one memory: slots beside those of the unit that is being filled."""
+REDUCED_SLOTS = 3
+"""Sums over ranks: the one that is made, the one that goes down, and one between them."""
 RING_BUFFERS = 4
 RING_BUFFER_BYTES = 4 << 20
 RINGS_BYTES = 4 * RING_BUFFERS * RING_BUFFER_BYTES
@@ -77,7 +80,8 @@ class Conditions:
     `must_wait`: no update may run before backward has ended. `lanes_pay`: in one memory, an update beside compute gains
     more than handing it over costs. `all_gradients_wait`: on a device of its own, gradients that wait for nothing but
     their update have memory for all units, so that backward is never held up.
-    `sums_on_device`: a device of its own sums micro-batches before anything goes down.
+    `sums_on_device`: a device of its own sums micro-batches before anything goes down. `ranks`: those that share every
+    chunk's state.
     """
 
     shared_memory: bool
@@ -88,6 +92,7 @@ class Conditions:
     lanes_pay: bool = True
     all_gradients_wait: bool = False
     sums_on_device: bool = False
+    ranks: int = 1
 
     def compute_dtype(self, storage: str) -> str:
         return self.compute_dtypes.get(storage, storage)
@@ -101,7 +106,9 @@ class UnitRoute:
     `aliased`: the forward reads the state's own working copy. `gradients`: they stay in autograd's tensors, are owned
     by the engine micro-batch by micro-batch, or are copied into buckets, one a chunk. `accumulates`: the engine sums
     them in fp32, `sums_on_device`: on the device, from where the sums come down once. `waiting`: where they are until
-    the update. `update_on_compute`: no lane does it.
+    the update. `update_on_compute`: no lane does it. `partitioned`: ranks own a share each of the state; gradients are
+    summed over micro-batches where backward leaves them, then over ranks, in fp32: `reduced_in_place` where the update
+    reads that sum there, and no copy goes down.
     """
 
     placement: Placement
@@ -114,6 +121,13 @@ class UnitRoute:
     update_on_compute: bool
     delayed: bool
     sums_on_device: bool = False
+    partitioned: bool = False
+    reduced_in_place: bool = False
+
+    @property
+    def wide_gradients(self) -> bool:
+        """Gradients that wait are sums in fp32."""
+        return self.accumulates or self.partitioned
 
     @property
     def after_backward(self) -> bool:
@@ -137,7 +151,7 @@ class UnitRoute:
         return UnitFlow(
             state=self.placement.state,
             update_on_compute=self.update_on_compute,
-            downloads=self.gradients == "bucketed",
+            downloads=self.gradients == "bucketed" and not self.reduced_in_place,
             accumulates=self.accumulates and not self.sums_on_device,
             sums_on_device=self.sums_on_device,
             gradients_on_disk=self.waiting == "disk",
@@ -150,7 +164,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     """Decide the way of `unit`.
 
     Raises:
-        ValueError: its weights are on disk and the overlap is delayed.
+        ValueError: its weights are on disk and the overlap is delayed, or ranks cannot share it yet.
     """
     shared = conditions.shared_memory
     delayed = conditions.overlap == "delayed"
@@ -162,11 +176,14 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     on_device = placement.state == "device" and not shared
     comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
     streamed = comes and unit.kind == "block"
-    aliased = not streamed and not converts and not delayed and (on_device or shared)
+    partitioned = conditions.ranks > 1
+    if partitioned:
+        _check_shared_by_ranks(placement, delayed=delayed, streamed=streamed)
+    aliased = not streamed and not converts and not delayed and (on_device or shared) and not partitioned
     several = conditions.gradient_accumulation > 1
     waits_on_disk = placement.state == "disk" and (conditions.must_wait or several)
     gradients: GradientMode
-    if not (on_device or shared) or waits_on_disk or converts:
+    if not (on_device or shared) or waits_on_disk or converts or partitioned:
         gradients = "bucketed"
     elif several and storage != {"float32"}:
         # Autograd's own sum over micro-batches is in the gradient's dtype; only in fp32 is it the one we want.
@@ -174,14 +191,16 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     else:
         gradients = "in_autograd"
     on_lanes = not shared or conditions.lanes_pay or delayed or gradients != "in_autograd"
-    update_on_compute = placement.state == "device" or (placement.state == "host" and not on_lanes)
+    update_on_compute = (placement.state == "device" and not (shared and partitioned)) or (
+        placement.state == "host" and not on_lanes
+    )
     waiting: Waiting
     if gradients == "in_autograd":
         waiting = "in autograd"
     elif waits_on_disk:
         waiting = "disk"
     else:
-        room = conditions.all_gradients_wait and not shared
+        room = (conditions.all_gradients_wait and not shared) or partitioned
         waiting = "memory" if several or conditions.must_wait or update_on_compute or room else "ring"
     return UnitRoute(
         placement=placement,
@@ -193,8 +212,27 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
         waiting=waiting,
         update_on_compute=update_on_compute,
         delayed=delayed,
-        sums_on_device=conditions.sums_on_device and several and not shared and placement.state == "host",
+        sums_on_device=several
+        and (partitioned or (conditions.sums_on_device and not shared and placement.state == "host")),
+        partitioned=partitioned,
+        reduced_in_place=partitioned and (shared or on_device),
     )
+
+
+def _check_shared_by_ranks(placement: Placement, *, delayed: bool, streamed: bool) -> None:
+    """Raise ValueError where several ranks cannot share a unit's state."""
+    if delayed:
+        raise ValueError("overlap = 'delayed' on several ranks is not supported yet: use 'exact'")
+    for name, tier in (("weights", placement.weights), ("state", placement.state)):
+        if tier == "disk" or (name == "weights" and tier != "device"):
+            raise ValueError(
+                f"{name} = {tier!r} on several ranks is not supported yet: use weights = 'device' with state = 'host' "
+                "or 'device'"
+            )
+    if streamed:
+        raise ValueError(
+            "16-bit weights that a CPU computes in fp32 are not supported on several ranks yet: use precision = 'fp32'"
+        )
 
 
 # The memory of one unit
@@ -239,7 +277,8 @@ class BufferSizes:
 
     `weight_slots` hold streamed blocks, `fetch` their weights on the way from disk. `state`, `gradients` and
     `first_sums` lie between disk and update. `device_slots` collect gradients, `host_slots` receive them; in one memory
-    the host's are both.
+    the host's are both. On the device, `received` has what ranks send of a chunk's gradient, and `reduced` its sum
+    until that has gone down.
     """
 
     weight_slots: Buffers
@@ -249,6 +288,8 @@ class BufferSizes:
     first_sums: Buffers
     device_slots: Buffers
     host_slots: Buffers
+    received: Buffers = Buffers(0, 0)
+    reduced: Buffers = Buffers(0, 0)
 
     @property
     def staging_bytes(self) -> int:
@@ -270,7 +311,7 @@ def state_buffer_bytes(unit: Unit, chunk: Chunk, route: UnitRoute) -> int:
 
 def waiting_bytes(chunk: Chunk, route: UnitRoute) -> int:
     """Return the bytes of a chunk's gradient while it waits for the update: fp32 where it is a sum."""
-    return 4 * chunk.elements if route.accumulates else chunk.weight_bytes
+    return 4 * chunk.elements if route.wide_gradients else chunk.weight_bytes
 
 
 def frozen_pieces(numel: int, item_bytes: int, chunk_bytes: int) -> Iterator[int]:
@@ -319,7 +360,7 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
         elif not route.aliased and route.delayed:
             add(found, "host", "weights", region.elements * ITEM_BYTES[region.dtype])
         if route.waiting == "memory":
-            item = 4 if route.accumulates else ITEM_BYTES[region.dtype]
+            item = 4 if route.wide_gradients else ITEM_BYTES[region.dtype]
             add(found, tier, "gradients", sets * region.elements * item)
         if route.sums_on_device:
             add(found, "device", "gradients", region.elements * 4)
@@ -424,8 +465,24 @@ def _gradient_slots(units: list[UnitCount], conditions: Conditions) -> tuple[Buf
     if conditions.shared_memory:
         # Nothing comes down: a unit's chunks are open at most, and some are being summed or written.
         device, host = 0, max(largest + SUMMING_SLOTS, host)
-    elif all(route.waiting == "memory" and not route.accumulates for _, route, _ in bucketed):
+    elif all(
+        route.waiting == "memory" and (route.partitioned or not route.accumulates) for _, route, _ in bucketed
+    ):
         host = 0  # they come down straight into the place where they wait
     if conditions.gradient_accumulation == 1:
         device, host = min(device, chunks), min(host, chunks)
     return Buffers(device, nbytes), Buffers(host if bucketed else 0, nbytes)
+
+
+def reduce_buffers(
+    layout: Layout, routes: Iterable[UnitRoute], partition: Partition, rank: int
+) -> tuple[Buffers, Buffers]:
+    """Return the buffers in which a rank receives gradients, and those of sums that have to go down."""
+    received = reduced = 0
+    for unit, route in zip(layout.units, routes, strict=True):
+        for chunk in unit.chunks:
+            owned = partition.sizes(unit.index, chunk.index)[rank]
+            item = 4 if route.sums_on_device else ITEM_BYTES[chunk.dtype]
+            received = max(received, partition.ranks * owned * item)
+            reduced = max(reduced, 0 if route.reduced_in_place else 4 * owned)
+    return Buffers(1 if received else 0, received), Buffers(REDUCED_SLOTS if reduced else 0, reduced)

@@ -30,6 +30,7 @@ class Lane(str, Enum):
     UPLOAD = "upload"
     READ = "read"
     WRITE = "write"
+    COMMUNICATE = "communicate"
 
 
 class Kind(str, Enum):
@@ -37,14 +38,16 @@ class Kind(str, Enum):
 
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
-    An `ACCUMULATE`, a `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an update
-    that waits for no verdict is their `NORM` as well.
+    A `REDUCE` gives each rank the sum of its share of a chunk's gradient, a `GATHER` every rank all new weights of a
+    chunk. An `ACCUMULATE`, a `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an
+    update that waits for no verdict is their `NORM` as well.
     `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
     """
 
     FORWARD = "forward"
     BACKWARD = "backward"
     FETCH = "fetch"
+    REDUCE = "reduce"
     DOWNLOAD = "download"
     READ_GRADIENT = "read gradient"
     ACCUMULATE = "accumulate"
@@ -55,6 +58,7 @@ class Kind(str, Enum):
     UPDATE = "update"
     WRITE_STATE = "write state"
     UPLOAD = "upload"
+    GATHER = "gather"
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class StepShape:
 
     `global_quantity`: the update needs something that is known only when backward has ended (the norm for clipping).
     `overlap`: of this step. `applies_last`: a delayed step begins with the update by the last step's gradients.
+    `ranks`: those that share every chunk's state; all have the same tasks, of which the `COMMUNICATE` lane's follow
+    each other in one order, whatever order gradients come in.
     """
 
     gradient_accumulation: int
@@ -106,6 +112,7 @@ class StepShape:
     global_quantity: bool
     overlap: Overlap
     applies_last: bool = True
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,21 @@ class _Builder:
         """After which a micro-batch's gradients are no longer in autograd's tensors, if the engine sums them."""
         self.tasks: list[Task] = []
         self.index: dict[tuple[Kind, int, int | None, int | None], int] = {}
+        self.communicated: list[int] = []
+        """The last task of the lane between ranks: the next one comes after it on all of them."""
+
+    def communicate(
+        self,
+        kind: Kind,
+        unit: Unit | None = None,
+        chunk: Chunk | None = None,
+        nbytes: int = 0,
+        waits: Sequence[int] = (),
+    ) -> int:
+        """Add a task in which all ranks take part."""
+        waits = [*waits, *self.communicated]
+        self.communicated = [self.add(Lane.COMMUNICATE, kind, self.last, unit, chunk, nbytes, waits)]
+        return self.communicated[0]
 
     def add(
         self,
@@ -243,8 +265,12 @@ class _Builder:
         sum_bytes = 4 * chunk.elements
         if flow.sums_on_device and micro_batch < self.last:
             return waits[0]
-        if flow.downloads:
+        if self.shape.ranks > 1:
             nbytes = sum_bytes if flow.sums_on_device else chunk.weight_bytes
+            done = [self.communicate(Kind.REDUCE, unit, chunk, nbytes, done)]
+        if flow.downloads:
+            summed = flow.sums_on_device or self.shape.ranks > 1
+            nbytes = (sum_bytes if summed else chunk.weight_bytes) // self.shape.ranks
             done = [self.add(Lane.DOWNLOAD, Kind.DOWNLOAD, micro_batch, unit, chunk, nbytes, done)]
         if flow.accumulates:
             if flow.gradients_on_disk and micro_batch:
@@ -279,6 +305,20 @@ class _Builder:
             done.append(updated)
         return done
 
+    def add_unit_gather(self, unit: Unit, waits: Sequence[int]) -> list[int]:
+        """Add the exchange of a unit's new weights between ranks, chunk by chunk."""
+        return [
+            self.communicate(Kind.GATHER, unit, chunk, chunk.weight_bytes, [before])
+            for chunk, before in zip(unit.chunks, waits, strict=True)
+        ]
+
+    def add_verdict(self, waits: Sequence[int]) -> int:
+        """Add the check over all gradients."""
+        if self.shape.ranks > 1:
+            return self.communicate(Kind.VERDICT, waits=waits)
+        on_compute = all(flow.update_on_compute for flow in self.shape.flows)
+        return self.add(Lane.COMPUTE if on_compute else Lane.UPDATE, Kind.VERDICT, self.last, waits=waits)
+
     def add_unit_upload(self, unit: Unit, waits: Sequence[Sequence[int]]) -> list[int]:
         """Add the copies of a unit's new weights to where the forward reads them, chunk by chunk."""
         lane = Lane.COMPUTE if self.shape.flows[unit.index].update_on_compute else Lane.UPLOAD
@@ -294,8 +334,10 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     Each micro-batch runs forward over the units and backward over them in reverse; every chunk's gradients go down
     (where they are bucketed), are summed (where the engine does it) and measured once the last micro-batch's are in.
     Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the unit's
-    own backward is over; and the new weights go up. `serial` holds all updates back until backward has ended. A
-    `delayed` step begins with the update by the last step's gradients and ends with its own verdict.
+    own backward is over; and the new weights go up. Between ranks a chunk's gradient is reduced before it goes down,
+    and its weights are gathered after they have gone up, when the verdict is known. `serial` holds all updates back
+    until backward has ended. A `delayed` step begins with the update by the last step's gradients and ends with its
+    own verdict.
     """
     builder = _Builder(layout, shape)
     if shape.overlap == "delayed":
@@ -309,9 +351,9 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
         at_once = shape.overlap == "exact" and not shape.global_quantity
         late_update = builder.add_update_after_backward(end) if at_once else None
         measured.append(builder.add_norm_after_backward(end) if late_update is None else late_update)
-    # What else compute does itself overlaps with nothing: it may as well know the verdict first.
-    if shape.global_quantity or any(flow.update_on_compute for flow in shape.flows):
-        verdict = builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=measured)
+    # What else compute does itself overlaps with nothing: it may as well know the verdict first. So may other ranks.
+    if shape.global_quantity or any(flow.update_on_compute for flow in shape.flows) or shape.ranks > 1:
+        verdict = builder.add_verdict(measured)
     ready: list[tuple[int, ...]] = []
     for unit in layout.units:
         flow = shape.flows[unit.index]
@@ -331,11 +373,12 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
         done = builder.add_unit_update(unit, waits)
         if flow.uploads:
             updates = [builder.index[Kind.UPDATE, last, unit.index, c.index] for c in unit.chunks]
-            ready.append(tuple(builder.add_unit_upload(unit, [[u] for u in updates])))
+            done = builder.add_unit_upload(unit, [[u] for u in updates])
+            ready.append(tuple(builder.add_unit_gather(unit, done) if shape.ranks > 1 else done))
         else:
             ready.append(tuple(done))
     if verdict is None:
-        builder.add(_verdict_lane(shape), Kind.VERDICT, last, waits=measured)
+        builder.add_verdict(measured)
     return Timeline(tuple(builder.tasks), tuple(ready), (), builder.index)
 
 
@@ -354,7 +397,7 @@ def _delayed(builder: _Builder) -> Timeline:
             )
     update_of_last = tuple(range(len(builder.tasks)))
     norms, _, end = builder.add_gradients()
-    builder.add(_verdict_lane(shape), Kind.VERDICT, builder.last, waits=[end, *norms.values()])
+    builder.add_verdict([end, *norms.values()])
     return Timeline(tuple(builder.tasks), tuple(ready), update_of_last, builder.index)
 
 
@@ -365,7 +408,3 @@ def _state_bytes(unit: Unit, chunk: Chunk) -> int:
 def _moved_bytes(unit: Unit, chunk: Chunk) -> int:
     """Return the bytes that an update moves: the state is read and written, the gradient read."""
     return 2 * _state_bytes(unit, chunk) + chunk.weight_bytes
-
-
-def _verdict_lane(shape: StepShape) -> Lane:
-    return Lane.COMPUTE if all(flow.update_on_compute for flow in shape.flows) else Lane.UPDATE

@@ -323,6 +323,7 @@ ELSEWHERE = {
     "CudaDevice.empty: record_event": "test_cuda_memory.py",
     "CudaDevice.empty: wait": "test_cuda_memory.py",
     "StepScheduler.end: wait": "test_engine_failures.py",
+    "Ranks.gather: wait": "test_ranks.py",
 }
 """Promises that no training's bits need: the file whose tests miss them."""
 

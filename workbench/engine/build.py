@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,15 @@ from workbench.engine.disk_files import DiskTier
 from workbench.engine.execution import LaneThreads
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.precision import compute_dtypes, dtype_name
+from workbench.engine.rank_tasks import RankTasks
+from workbench.engine.ranks import Ranks
 from workbench.engine.report import ComputeClock
 from workbench.engine.step_tasks import StepTasks
 from workbench.engine.stored_tensor import StoredTensor
 from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Layout, place
 from workbench.optimizer import MissingExtensionWarning, missing_extension
+from workbench.partition import Partition, partition
 from workbench.sizes import (
     Breakdown,
     BufferSizes,
@@ -46,6 +49,7 @@ from workbench.sizes import (
     buffer_sizes,
     each_unit,
     lanes_pay,
+    reduce_buffers,
     route_unit,
 )
 from workbench.system.processor import usable_cpus
@@ -60,7 +64,7 @@ class UnitPlan:
     of `layout`.
 
     `storage`: the dtype of working weights; `computed_in`: by storage dtype, where that differs. `streamed`: the units
-    whose weights come through slots. `shape`: of a step that is not delayed.
+    whose weights come through slots. `shape`: of a step that is not delayed. `partition`: where ranks share the state.
     """
 
     found: Sequence[FoundUnit]
@@ -71,14 +75,17 @@ class UnitPlan:
     storage: torch.dtype
     computed_in: dict[torch.dtype, torch.dtype]
     shape: StepShape
+    partition: Partition | None = None
 
 
-def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: EngineConfig) -> UnitPlan:
+def plan_units(
+    model: nn.Module, device: Device, storage: torch.dtype, config: EngineConfig, ranks: Ranks | None = None
+) -> UnitPlan:
     """Find the units of `model`, and place and route each.
 
     Raises:
         ValueError: the model cannot be trained, or is compiled, or weights would come through slots without
-            checkpointing.
+            checkpointing, or ranks cannot share its state.
     """
     _refuse_compiled(model)
     found = find_units(model)
@@ -99,6 +106,7 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
             sum(unit.weight_bytes for unit in layout.units), torch.get_num_threads(), usable_cpus()
         ),
         all_gradients_wait=config.all_gradients_wait,
+        ranks=1 if ranks is None else ranks.size,
     )
     routes = [route_unit(s, p, conditions) for s, p in zip(layout.units, placements, strict=True)]
     streamed = frozenset(s.index for s, r in zip(layout.units, routes, strict=True) if r.streamed)
@@ -112,9 +120,21 @@ def plan_units(model: nn.Module, device: Device, storage: torch.dtype, config: E
         flows=tuple(route.flow() for route in routes),
         global_quantity=global_quantity,
         overlap="exact" if config.overlap == "delayed" else config.overlap,
+        ranks=conditions.ranks,
     )
     sizes = buffer_sizes(each_unit(layout, routes), conditions, config.chunk_bytes)
-    return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape)
+    shares = None
+    if ranks is not None:
+        if device.torch_device.type != "cpu":
+            raise ValueError(
+                f"device {str(device.torch_device)!r} on several ranks is not supported yet: use 'cpu'"
+            )
+        shares = partition(layout, ranks.size)
+        received, reduced = reduce_buffers(layout, routes, shares, ranks.rank)
+        sizes = replace(sizes, received=received, reduced=reduced)
+        ranks.connect()
+        ranks.check_alike(f"{layout}, {shape}, {storage}, {config.optimizer}, {config.gradient_clipping}")
+    return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape, shares)
 
 
 def _refuse_compiled(model: nn.Module) -> None:
@@ -186,7 +206,8 @@ class AdoptedUnits:
 
 @dataclass(frozen=True)
 class EngineRuntime:
-    """All that steps run on. `host`: the arithmetic of units off the device; torch's where there are none."""
+    """All that steps run on. `host`: the arithmetic of units off the device; torch's where there are none.
+    `between_ranks`: where ranks share the state."""
 
     device: Device
     lanes: LaneThreads
@@ -200,12 +221,15 @@ class EngineRuntime:
     prefetcher: WeightPrefetcher | None
     activations: ActivationOffload | None
     checkpointing: BlockCheckpointing
+    between_ranks: RankTasks | None = None
 
     def refresh(self, parameter_steps: Mapping[str, Any]) -> None:
         """Make working weights and whatever else follows from it of state that was written into."""
         for memory in self.units.memories:
             memory.steps[:] = [int(parameter_steps[segment.name]) for segment in memory.unit.segments]
             memory.derive(self.host, self.tasks.idle_buffer)
+        if self.between_ranks is not None:
+            self.between_ranks.gather_all()
         if self.prefetcher is not None:
             self.prefetcher.forget()
 
@@ -226,6 +250,8 @@ class EngineRuntime:
         add(found, "host", "gradient slots", hooks.host_slots.nbytes)
         if hooks.device_slots is not hooks.host_slots:
             add(found, "device", "gradient slots", hooks.device_slots.nbytes)
+        if self.between_ranks is not None:
+            add(found, "device", "buffers between ranks", self.between_ranks.buffer_bytes)
         if self.device.pageable_bytes:
             found[THROUGH_BUFFERS] = {"host memory": self.device.pageable_bytes}
         return found
@@ -256,8 +282,10 @@ class EngineRuntime:
         _give_back(self.device, self.lanes, self.host, self.disk)
 
 
-def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: EngineConfig) -> EngineRuntime:
-    """Take `model` over as `plan` says.
+def build_runtime(
+    model: nn.Module, plan: UnitPlan, device: Device, config: EngineConfig, ranks: Ranks | None = None
+) -> EngineRuntime:
+    """Take `model` over as `plan` says; on several ranks, that of the first.
 
     Raises:
         ValueError: a parameter is on the meta device and there is no `materialize`, or the extension that
@@ -278,10 +306,21 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
         on_device = DeviceArithmetic(device)
         off_device = any(not route.on_device for route in routes)
         host = _host_arithmetic(config) if off_device else on_device
-        units = _adopt_units(model, plan, device, config, disk, host, on_device)
+        units = _adopt_units(model, plan, device, config, disk, host, on_device, ranks)
         grad_hooks = GradientHooks(units.memories, units.parameters, device, clock, sizes)
+        between_ranks: RankTasks | None = None
+        if ranks is not None and plan.partition is not None:
+            between_ranks = RankTasks(ranks, plan.partition, units.memories, grad_hooks, device, host, sizes)
+            between_ranks.gather_all()
         tasks = StepTasks(
-            units.memories, grad_hooks, device, host, on_device, sizes, config.gradient_clipping
+            units.memories,
+            grad_hooks,
+            device,
+            host,
+            on_device,
+            sizes,
+            config.gradient_clipping,
+            between_ranks,
         )
         # Where all updates are compute's own, they are done when backward returns, and no forward waits.
         lanes_work = not all(r.update_on_compute and r.gradients != "bucketed" for r in routes)
@@ -324,6 +363,7 @@ def build_runtime(model: nn.Module, plan: UnitPlan, device: Device, config: Engi
         prefetcher,
         activations,
         checkpointing,
+        between_ranks,
     )
 
 
@@ -335,6 +375,7 @@ def _adopt_units(
     disk: DiskTier | None,
     on_host: Arithmetic,
     on_device: Arithmetic,
+    ranks: Ranks | None,
 ) -> AdoptedUnits:
     """Take the parameters and buffers of `model` over, unit by unit: at most one unit is in memory twice."""
     adopted = AdoptedUnits()
@@ -343,7 +384,13 @@ def _adopt_units(
     for unit, source, route in zip(plan.layout.units, plan.found, plan.routes, strict=True):
         if config.materialize is not None and any(p.is_meta for p in source.parameters.values()):
             config.materialize(source)
-        memory = UnitMemory(unit, route, device, plan.computed_in, disk)
+        owned = None
+        if ranks is not None and plan.partition is not None:
+            owned = plan.partition.owned(unit, ranks.rank)
+            for parameter in source.parameters.values():
+                parameter.data = parameter.data.contiguous()
+                ranks.take_first(parameter.data)
+        memory = UnitMemory(unit, route, device, plan.computed_in, disk, owned)
         if memory.files and buffer is None:
             buffer = page_aligned(plan.sizes.state.nbytes)
         members = [source.parameters[segment.name] for segment in unit.segments]
@@ -366,6 +413,9 @@ def _adopt_units(
     for module in model.modules():
         for name, held in module._buffers.items():
             if held is not None:
+                if ranks is not None:
+                    module._buffers[name] = held = held.contiguous()
+                    ranks.take_first(held)
                 module._buffers[name] = held.to(device.torch_device)
     return adopted
 

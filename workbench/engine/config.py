@@ -61,7 +61,10 @@ class EngineConfig:
         materialize: called with each unit that has parameters on the meta device, before it is laid into memory;
             has to replace them by real ones (see `FoundUnit.owners`).
         watchdog_s: a lane that works on one task for longer than this ends the step with an error that names it; 0
-            never does.
+            never does. No rank keeps the others waiting for longer.
+        process_group: the ranks of torch.distributed that share the state: its default group, which None is as well,
+            where there is one. Each trains on micro-batches of its own, all with the same arguments, and has 1/N of
+            the state (docs/distributed.md).
 
     Raises:
         TypeError: `optimizer` is a torch optimizer: the engine needs the numbers of one.
@@ -91,6 +94,7 @@ class EngineConfig:
     device: str | torch.device | Device = "auto"
     materialize: Callable[[FoundUnit], None] | None = None
     watchdog_s: float = 600.0
+    process_group: torch.distributed.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, AdamW):

@@ -79,6 +79,15 @@ class GradientHooks:
         self._over: set[int] = set()
         self._returning_later: dict[int, int] = {}
         self._make_pools(sizes)
+        self._reduced = [
+            (memory.unit.index, chunk.index)
+            for memory in reversed(memories)
+            if memory.route.partitioned
+            for chunk in reversed(memory.unit.chunks)
+        ]
+        """The chunks in the order in which ranks reduce them."""
+        self._final = 0
+        """How many of them, from the first on, are final."""
         # Which chunks a segment has slices in: (chunk, where the slice starts in the chunk, start, count).
         self._places: list[list[list[tuple[int, int, int, int]]]] = []
         for memory in memories:
@@ -132,6 +141,7 @@ class GradientHooks:
         self._micro_batch = micro_batch
         self._is_last = last
         self._over.clear()
+        self._final = 0
         for unit, memory in enumerate(self._memories):
             self._arrived[unit][:] = [False] * len(self._arrived[unit])
             self._missing[unit][:] = _slices_to_come(memory)
@@ -198,7 +208,9 @@ class GradientHooks:
             self._summed[place] = tuple(arrived[part.segment] for part in memory.unit.chunks[chunk].slices)
         slot = self._open.pop((unit, chunk), None)
         if slot is not None:
-            if self._device.shared_memory:
+            if memory.route.partitioned:
+                pass
+            elif self._device.shared_memory:
                 self.will_return_host_slot(unit)
             else:
                 self.device_slots.will_return()
@@ -206,8 +218,23 @@ class GradientHooks:
         elif self._is_last and memory.route.sums_on_device:
             whole = memory.sums_of_chunk(memory.unit.chunks[chunk])
             self._full[place] = FullSlot(whole, self._device.record_event())
+        self._promise_slots_in_order()
         self._complete(execution.timeline.find(Kind.BACKWARD, self._micro_batch, unit, chunk))
         self._end_block(unit)
+
+    def _promise_slots_in_order(self) -> None:
+        """Ranks reduce chunks in one order: a slot is on its way back when those before it are final as well. A model
+        that waited for another would keep back what that one waits for."""
+        while self._final < len(self._reduced):
+            unit, chunk = self._reduced[self._final]
+            if self._missing[unit][chunk]:
+                return
+            self._final += 1
+            if (
+                not self._memories[unit].route.sums_on_device
+                and (self._micro_batch, unit, chunk) in self._full
+            ):
+                self.device_slots.will_return()
 
     def block_called(self, unit: int, input_with_gradient: Tensor | None) -> None:
         """A block's forward runs. When every such call's input has its gradient, the block is not read again."""

@@ -33,6 +33,7 @@ from workbench.engine.devices.device import open_device
 from workbench.engine.execution import Watchdog
 from workbench.engine.non_finite import NonFiniteSteps
 from workbench.engine.precision import working_precision
+from workbench.engine.ranks import open_ranks
 from workbench.engine.report import StepReport
 from workbench.engine.step_scheduler import MicroBatches, StepScheduler
 from workbench.engine.stored_tensor import StoredTensor
@@ -77,15 +78,23 @@ class OffloadEngine:
         self.device.set_host_threads(config.threads)
         self.dtype = working_precision(config.precision, self.device)
         check_is_free(model)
-        plan = plan_units(model, self.device, self.dtype, config)
+        self._ranks = ranks = open_ranks(config.process_group, config.watchdog_s)
+        try:
+            plan = plan_units(model, self.device, self.dtype, config, ranks)
+            self._runtime = build_runtime(model, plan, self.device, config, ranks)
+        except BaseException as error:
+            if ranks is not None:
+                ranks.leave(error)
+            raise
         self.layout: Layout = plan.layout
-        self._runtime = build_runtime(model, plan, self.device, config)
         # An engine that is dropped instead of closed leaves no thread behind, and no forward that waits for one.
         weakref.finalize(self, _abandon, self._runtime).atexit = False
         this = weakref.ref(self)
         self._guard = ModelGuard(model, streamed=bool(plan.streamed), wait=lambda: _wait_for(this))
         self._delays = config.overlap == "delayed"
-        self._micro_batches = MicroBatches(config.gradient_accumulation, config.micro_batch_tokens)
+        self._micro_batches = MicroBatches(
+            config.gradient_accumulation, config.micro_batch_tokens, 1 if ranks is None else ranks.size
+        )
         self._non_finite = NonFiniteSteps(config.loss_scaling(self.dtype))
         self._scheduler = StepScheduler(self._runtime, plan, config, self._non_finite)
         self._watchdog = Watchdog(self._runtime.lanes, config.watchdog_s, self._scheduler.fail_stuck)
@@ -223,7 +232,7 @@ class OffloadEngine:
             self.close()
         elif not self._scheduler.closed:
             # What was raised matters, not what the step that it cut off would have come to.
-            self._tear_down()
+            self._tear_down(error)
 
     # State and weights, for checkpoints
 
@@ -285,9 +294,11 @@ class OffloadEngine:
 
     def _set_unscale(self) -> None:
         """Tell the update the mean's factor: all micro-batches of the step are known."""
-        self._runtime.tasks.set_unscale(self._micro_batches.mean_factor / self._non_finite.loss_scale)
+        self._runtime.tasks.set_mean(self._micro_batches.mean(self._non_finite.loss_scale))
 
-    def _tear_down(self) -> None:
+    def _tear_down(self, error: BaseException | None = None) -> None:
+        if self._ranks is not None:
+            self._ranks.leave(error)
         self._scheduler.close()
         self._watchdog.close()
         self._guard.remove()

@@ -8,7 +8,7 @@ Invariant: a table's gradients are set by the task that measures or applies them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -66,7 +66,7 @@ class StatePointers:
         self._arithmetics: list[Arithmetic] = [on_device if m.route.on_device else on_host for m in memories]
         self._tables: dict[tuple[int, int], Table] = {}
         for memory, arithmetic in zip(memories, self._arithmetics, strict=True):
-            for chunk in () if memory.route.after_backward else memory.unit.chunks:
+            for chunk in () if memory.route.after_backward else memory.chunks:
                 staged = {} if staging is None or not memory.files else memory.stage(chunk, staging)
                 table = arithmetic.table(memory.views(chunk, staged))
                 self._tables[memory.unit.index, chunk.index] = table
@@ -82,10 +82,10 @@ class StatePointers:
                 self.after_backward = UnitsAfterBackward(found_late, grad_hooks, on_host)
 
     def place(self, task: Task) -> tuple[UnitMemory, Chunk]:
-        """Return the unit and the chunk of a task."""
+        """Return the unit and the chunk of a task: this rank's part of it, where ranks share it."""
         assert task.unit is not None and task.chunk is not None
         memory = self._memories[task.unit]
-        return memory, memory.unit.chunks[task.chunk]
+        return memory, memory.chunks[task.chunk]
 
     def of(self, memory: UnitMemory, chunk: Chunk) -> tuple[Arithmetic, Table]:
         """Return a chunk's arithmetic and table."""
@@ -118,21 +118,28 @@ class StatePointers:
             return _cut(memory, part, self._grad_hooks.gradient(unit, part.segment))
         return _cut(memory, part, gradients.in_autograd.get((unit, part.segment)))
 
-    def sum_of_squares(self) -> float:
-        """Return that of all gradients that were measured, whatever their order; not finite where one is not."""
+    def partials(self) -> list[float]:
+        """Return the partial sums of squares of all gradients that were measured; not finite where one of them is not.
+
+        Their exact sum, `math.fsum`, does not depend on their order.
+        """
         by_arithmetic: dict[int, list[Table]] = {}
         for (unit, _), table in self._tables.items():
             by_arithmetic.setdefault(id(self._arithmetics[unit]), []).append(table)
         arithmetics = {id(arithmetic): arithmetic for arithmetic in self._arithmetics}
         if self.after_backward is not None:
             by_arithmetic.setdefault(id(self.after_backward.arithmetic), []).append(self.after_backward.table)
-        return math.fsum(
+        return [
             value for key, tables in by_arithmetic.items() for value in arithmetics[key].read_partials(tables)
-        )
+        ]
 
-    def not_finite(self) -> NotFinite | None:
-        """Return where gradients that were measured are not finite; None where all are."""
-        found = sorted(set(self._not_finite()))
+    def not_finite(
+        self, join: Callable[[set[tuple[int, int]]], set[tuple[int, int]]] | None = None
+    ) -> NotFinite | None:
+        """Return where gradients that were measured are not finite; None where all are. `join` adds other ranks' places
+        to this one's."""
+        here = set(self._not_finite())
+        found = sorted(here if join is None else join(here))
         if not found:
             return None
         (first, segment), (last, _) = found[0], found[-1]
@@ -148,7 +155,7 @@ class StatePointers:
         """Return unit and segment of every piece whose sum of squares is not finite."""
         for (unit, number), table in self._tables.items():
             yield from _not_finite_pieces(
-                table, [(unit, part.segment) for part in self._memories[unit].unit.chunks[number].slices]
+                table, [(unit, part.segment) for part in self._memories[unit].chunks[number].slices]
             )
         late = self.after_backward
         if late is not None:

@@ -16,6 +16,7 @@ from workbench.engine.build import EngineRuntime, UnitPlan
 from workbench.engine.config import EngineConfig
 from workbench.engine.execution import LaneError, StepExecution
 from workbench.engine.non_finite import NonFiniteSteps
+from workbench.engine.rank_tasks import Mean
 from workbench.engine.report import (
     StepReport,
     StepResult,
@@ -273,12 +274,13 @@ class MicroBatches:
     """The micro-batches that the step under way has had, at most `most`.
 
     One of `usual` tokens weighs 1 (None: as many as the step's first has), so that gradients keep their natural size;
-    `mean_factor` is what makes the step's mean of their sum.
+    `mean` is what makes the step's mean of their sum. `ranks`: those that each have some of the step's.
     """
 
-    def __init__(self, most: int, usual: int | None = None) -> None:
+    def __init__(self, most: int, usual: int | None = None, ranks: int = 1) -> None:
         self.most = most
         self._usual = usual
+        self._ranks = ranks
         self._tokens: list[int | None] = []
 
     def __len__(self) -> int:
@@ -294,12 +296,17 @@ class MicroBatches:
 
         Raises:
             RuntimeError: the step has all its micro-batches, or tokens are given for some of them only.
-            ValueError: `tokens` is not positive.
+            ValueError: `tokens` is not positive, or the ranks do not know those of a usual one.
         """
         if self.complete:
             raise RuntimeError(f"backward() was called {self.most} times already; call step() first")
         if tokens is not None and tokens <= 0:
             raise ValueError(f"tokens = {tokens}: expected a positive number of counted tokens")
+        if tokens is not None and self._usual is None and self._ranks > 1:
+            raise ValueError(
+                "tokens on several ranks need micro_batch_tokens, those of a usual micro-batch: the first of a step is "
+                "another on each rank"
+            )
         if self._tokens and (self._tokens[0] is None) != (tokens is None):
             raise RuntimeError("tokens must be given for every micro-batch of a step or for none")
 
@@ -309,11 +316,11 @@ class MicroBatches:
         first = self._tokens[0]
         return 1.0 if tokens is None or first is None else tokens / (self._usual or first)
 
-    @property
-    def mean_factor(self) -> float:
-        """The factor that turns the weighted sum over these micro-batches into their mean."""
+    def mean(self, loss_scale: float) -> Mean:
+        """Return what turns the weighted sum over these micro-batches into their mean."""
         counted = [t for t in self._tokens if t is not None]
-        return (self._usual or counted[0]) / sum(counted) if counted else 1.0 / len(self._tokens)
+        usual = self._usual or (counted[0] if counted else 1)
+        return Mean(sum(counted), len(self._tokens), usual, loss_scale)
 
     def clear(self) -> None:
         """The step has ended."""

@@ -25,6 +25,7 @@ from workbench.engine.devices.buffers import SlotPool, page_aligned
 from workbench.engine.devices.device import Device, Landing
 from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.precision import DTYPES
+from workbench.engine.rank_tasks import Mean, RankTasks
 from workbench.engine.report import GradCheck
 from workbench.engine.state_pointers import GradientSet, StatePointers, UnitsOnDevice
 from workbench.engine.unit_memory import UnitMemory
@@ -58,7 +59,10 @@ class StepTasks:
         on_device: DeviceArithmetic,
         sizes: BufferSizes,
         gradient_clipping: float,
+        between_ranks: RankTasks | None = None,
     ) -> None:
+        self._between_ranks = between_ranks
+        self._mean = Mean(0, 1)
         self._memories = memories
         self._grad_hooks = grad_hooks
         self._device = device
@@ -86,6 +90,7 @@ class StepTasks:
         self._staged: dict[Place, _Staged] = {}
         self._current = self._applied = GradientSet(0, AdamW())
         self._perform: dict[Kind, Callable[[Task], Landing | None]] = {
+            Kind.REDUCE: self.reduce,
             Kind.DOWNLOAD: self.download,
             Kind.READ_GRADIENT: self.read_gradient,
             Kind.ACCUMULATE: self.accumulate,
@@ -96,6 +101,7 @@ class StepTasks:
             Kind.UPDATE: self.update,
             Kind.WRITE_STATE: self.write_state,
             Kind.UPLOAD: self.upload,
+            Kind.GATHER: self.gather,
         }
 
     # The step
@@ -107,6 +113,8 @@ class StepTasks:
         number = 0 if applies is None else 1 - applies.number
         self._current = GradientSet(number, replace(settings), self._grad_hooks.has_gradient)
         self._applied = self._current
+        if self._between_ranks is not None:
+            self._between_ranks.begin(self._current)
         if delayed:
             self._applied = applies or GradientSet(1, settings, blocked=True)
         self._unread = [list(counts) for counts in self._slice_counts]
@@ -121,9 +129,10 @@ class StepTasks:
         """Set what the gradients of this step will be applied with."""
         self._current.settings = replace(settings)
 
-    def set_unscale(self, unscale: float) -> None:
-        """Set what turns the sum over micro-batches into the step's mean; known before the first update."""
-        self._current.unscale = self._current.scale = unscale
+    def set_mean(self, mean: Mean) -> None:
+        """Set what turns the sum over this rank's micro-batches into their mean; known before the first update."""
+        self._mean = mean
+        self._current.unscale = self._current.scale = mean.unscale
 
     def perform(self, task: Task) -> Landing | None:
         """Do what `task` says, or begin a copy and return what ends it."""
@@ -136,10 +145,20 @@ class StepTasks:
 
     # A chunk's gradient
 
+    def reduce(self, task: Task) -> None:
+        """This rank's share of a chunk's gradient is summed over the ranks."""
+        memory, chunk = self._pointers.place(task)
+        assert self._between_ranks is not None
+        final = self._grad_hooks.take_slot(task.micro_batch, memory.unit.index, chunk.index)
+        whole = memory.unit.chunks[chunk.index]
+        self._between_ranks.reduce(memory, whole, final, self._current, self._mean)
+
     def download(self, task: Task) -> Landing | None:
         """A bucketed chunk sets out for the host; where memory is one, it is there in the slot of its bucket."""
         memory, chunk = self._pointers.place(task)
         place = (memory.unit.index, chunk.index)
+        if self._between_ranks is not None:
+            return self._download_share(self._between_ranks, memory, chunk)
         final = self._grad_hooks.take_slot(task.micro_batch, *place)
         if final is not None and memory.route.sums_on_device:
             total = memory.waiting_gradient(chunk, self._current.number)
@@ -165,6 +184,23 @@ class StepTasks:
                 # Not before: until then it comes back only if this lane goes on, which may wait for a slot itself.
                 self._grad_hooks.will_return_host_slot(memory.unit.index)
                 self._in_hand[place] = slot
+
+        return land
+
+    def _download_share(self, between_ranks: RankTasks, memory: UnitMemory, chunk: Chunk) -> Landing | None:
+        """The sum over ranks sets out for where it waits."""
+        slot = between_ranks.take_reduced(memory, chunk)
+        if slot is None:
+            return None
+        waiting = memory.waiting_gradient(chunk, self._current.number)
+        assert waiting is not None
+        source = slot.view(torch.float32)[: chunk.elements]
+        # The ranks have waited for compute, and for the sum: nothing is left to come before the copy.
+        arrive = self._device.begin_copy(Lane.DOWNLOAD, waiting, source, after=None)
+
+        def land() -> None:
+            arrive()
+            between_ranks.give_back(slot)
 
         return land
 
@@ -271,7 +307,12 @@ class StepTasks:
         current = self._current
         if self._on_device is not None and self._on_device.decide(current, self._clipping):
             return
-        total = self._pointers.sum_of_squares()
+        partials, between = self._pointers.partials(), self._between_ranks
+        written = current.written
+        if between is None:
+            total = math.fsum(partials)
+        else:
+            total, written = between.total(partials, written=written)
         if math.isfinite(total):
             norm = math.sqrt(total) * current.unscale
             if self._clipping > 0:
@@ -279,9 +320,9 @@ class StepTasks:
             current.check = GradCheck(norm, finite=True)
         else:
             current.blocked = True
-            where = self._pointers.not_finite()
+            where = self._pointers.not_finite(None if between is None else between.join)
             late = self._pointers.after_backward
-            written = current.written or (late is not None and late.wrote())
+            written = written or (late is not None and late.wrote())
             current.check = GradCheck(total, finite=False, where=where, partially_applied=written)
 
     # A chunk's update
@@ -365,13 +406,13 @@ class StepTasks:
     def upload(self, task: Task) -> Landing | None:
         """A chunk's new weights set out for where the forward, or the next fetch, reads them."""
         memory, chunk = self._pointers.place(task)
-        if self._applied.blocked and self._applied is self._current:
+        if (self._applied.blocked and self._applied is self._current) or not chunk.elements:
             return None
         region = memory.regions[chunk.region]
         whole = region.weights if region.weights is not None else region.stale_weights
         copy = region.working_copy
         assert whole is not None and copy is not None
-        source, target = memory.of_chunk(copy, chunk), memory.of_chunk(whole, chunk)
+        source, target = memory.state_of_chunk(copy, chunk), memory.of_chunk(whole, chunk)
         if memory.route.on_device:
             with torch.no_grad():
                 target.copy_(source)
@@ -379,6 +420,13 @@ class StepTasks:
         # Where backward has not been through the unit, forwards from before the step may still read its weights.
         after = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
         return self._device.begin_copy(Lane.UPLOAD, target, source, after)
+
+    def gather(self, task: Task) -> None:
+        """All ranks get the new weights of a chunk."""
+        if not self._applied.blocked:
+            memory, chunk = self._pointers.place(task)
+            assert self._between_ranks is not None
+            self._between_ranks.gather(memory, memory.unit.chunks[chunk.index])
 
     # The end of a step
 
@@ -408,6 +456,8 @@ class StepTasks:
     def cancel(self, failure: BaseException) -> None:
         """The step has failed: whoever waits for a buffer gets `failure`."""
         self._grad_hooks.cancel(failure)
+        if self._between_ranks is not None:
+            self._between_ranks.cancel(failure)
         for pool in self._pools:
             pool.cancel(failure)
 

@@ -1,8 +1,9 @@
-"""Tensors of the state that are in no memory as such: they are read and written a piece at a time."""
+"""Tensors of the state that are in no memory as such, or partly on other ranks: read and written a piece at a time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -54,3 +55,41 @@ class MasterHalf(StoredTensor):
         part = self._master[start : start + values.numel()]
         high, low = split_float32(part.cpu())
         part.copy_(join_float32(values, low) if self._is_high else join_float32(high, values))
+
+
+class SharedTensor(StoredTensor):
+    """A tensor of which this rank has `parts` alone: where each begins, and what it is. The rest reads as zeros, and
+    what is written there is not kept."""
+
+    def __init__(
+        self, dtype: torch.dtype, elements: int, parts: Sequence[tuple[int, Tensor | StoredTensor]]
+    ) -> None:
+        self.dtype = dtype
+        self.parts = [(start, part) for start, part in parts if part.numel()]
+        self._elements = elements
+
+    def numel(self) -> int:
+        return self._elements
+
+    def read(self, start: int, stop: int) -> Tensor:
+        found = torch.zeros(stop - start, dtype=self.dtype)
+        for part, first, last, at in self._within(start, stop):
+            here = part[first:last].cpu() if isinstance(part, Tensor) else part.read(first, last)
+            found[at : at + last - first] = here
+        return found
+
+    def write(self, start: int, values: Tensor) -> None:
+        for part, first, last, at in self._within(start, start + values.numel()):
+            here = values[at : at + last - first]
+            if isinstance(part, Tensor):
+                part[first:last].copy_(here)
+            else:
+                part.write(first, here)
+
+    def _within(self, start: int, stop: int) -> Iterator[tuple[Tensor | StoredTensor, int, int, int]]:
+        """Return each part that reaches into elements `start` to `stop`, its own first and last of them, and where
+        these lie from `start` on."""
+        for begin, part in self.parts:
+            first, last = max(start, begin), min(stop, begin + part.numel())
+            if first < last:
+                yield part, first - begin, last - begin, first - start

@@ -9,6 +9,9 @@ upper half of a split master, an fp32 master, or the 16-bit copy beside one.
 | resident, not aliased | a tensor on the device, copied from the working copy after each update |
 | streamed | in no place of their own: slots are filled from the working copy, wherever it is |
 
+Where ranks share the state, a rank has its own part of each chunk (`chunks`), end to end, and the whole weights of the
+forward.
+
 Invariant: every tensor here is allocated once, and a resident parameter's `data` is a view of its region's `weights`
 for as long as the engine lives.
 """
@@ -26,7 +29,7 @@ from workbench.engine.devices.buffers import zeros
 from workbench.engine.devices.device import Device
 from workbench.engine.disk_files import DiskTier, FiledTensor, RecordFile
 from workbench.engine.precision import DTYPES
-from workbench.engine.stored_tensor import MasterHalf, StoredTensor
+from workbench.engine.stored_tensor import MasterHalf, SharedTensor, StoredTensor
 from workbench.layout import (
     WEIGHT_TENSORS,
     Chunk,
@@ -72,7 +75,10 @@ def _kinds(tensors: Iterable[StateTensor]) -> dict[str, tuple[torch.dtype, int]]
 
 @dataclass
 class RegionMemory:
-    """One region of a unit; all tensors are 1-D and, but for moments, `region.elements` long.
+    """One region of a unit; all tensors are 1-D.
+
+    State and gradients have an element for each of `owned`, scales of moments fewer: this rank's part, all of the
+    region where there is one rank. The weights that a forward reads, and `sums`, are the whole region's.
 
     `kinds`: of the state, as `state_kinds` has them. `kept`: those that are in memory. `working_kind`: the one in which
     an update leaves the new working weights. `weights`: what the forward reads, None where it is streamed.
@@ -82,6 +88,7 @@ class RegionMemory:
     """
 
     region: Region
+    owned: int
     dtype: torch.dtype
     kinds: dict[str, tuple[torch.dtype, int]]
     kept: dict[str, Tensor]
@@ -98,7 +105,10 @@ class RegionMemory:
 
 
 class UnitMemory:
-    """A unit's regions, and views of them by chunk and by parameter. `disk` is needed where the route names it."""
+    """A unit's regions, and views of them by chunk and by parameter. `disk` is needed where the route names it.
+
+    `owned`: this rank's part of each of the unit's chunks, where ranks share them.
+    """
 
     def __init__(
         self,
@@ -107,8 +117,10 @@ class UnitMemory:
         device: Device,
         compute_dtypes: dict[torch.dtype, torch.dtype],
         disk: DiskTier | None,
+        owned: tuple[Chunk, ...] | None = None,
     ) -> None:
         self.unit = unit
+        self.chunks = unit.chunks if owned is None else owned
         self.route = route
         self.steps = [0] * len(unit.segments)
         self.regions: list[RegionMemory] = []
@@ -117,18 +129,21 @@ class UnitMemory:
         self.gradient_files: list[RecordFile] = []
         """The files in which gradients wait on disk, one set or two."""
         self._device = device
-        for region in unit.regions:
+        self._places = self._place_chunks()
+        for number, region in enumerate(unit.regions):
+            mine = (c for c in self.chunks if c.region == number)
+            elements = sum(c.elements for c in mine) if route.partitioned else region.elements
             storage = DTYPES[region.dtype]
             # Of a state on the host, copies read what the forward's weights come from, and nothing else.
             working = working_kind(region.dtype, route)
             read = None if route.streamed and route.delayed else working
             kinds = _kinds(held_tensors(region, route))
             kept = {
-                kind: self._in_tier(-(-region.elements // per), dtype, copied=kind == read)
+                kind: self._in_tier(-(-elements // per), dtype, copied=kind == read)
                 for kind, (dtype, per) in kinds.items()
                 if not route.is_filed(kind, region.dtype)
             }
-            memory = RegionMemory(region, storage, kinds, kept, working)
+            memory = RegionMemory(region, elements, storage, kinds, kept, working)
             if route.aliased:
                 memory.weights = memory.working_copy
             elif not route.streamed:
@@ -141,6 +156,17 @@ class UnitMemory:
         if route.placement.state == "disk":
             assert disk is not None, "the engine opens a disk tier where a placement needs one"
             self._create_files(disk)
+
+    def _place_chunks(self) -> list[int]:
+        """Return where each chunk begins in the tensors of its region's state."""
+        if not self.route.partitioned:
+            return [chunk.start - self.unit.regions[chunk.region].start for chunk in self.chunks]
+        ends = [0] * len(self.unit.regions)
+        places = []
+        for chunk in self.chunks:
+            places.append(ends[chunk.region])
+            ends[chunk.region] += chunk.elements
+        return places
 
     def _in_tier(self, elements: int, dtype: torch.dtype, *, copied: bool) -> Tensor:
         """Return memory for state or gradients. Gaps of alignment are saved and copied with the rest: all is zero."""
@@ -155,11 +181,10 @@ class UnitMemory:
     def make_room_for_gradients(self) -> None:
         """Allocate what gradients wait in, where that is memory. No copy reaches sums that are made on the host."""
         for memory in self.regions if self.route.waiting == "memory" else ():
-            dtype = torch.float32 if self.route.accumulates else memory.dtype
+            dtype = torch.float32 if self.route.wide_gradients else memory.dtype
             copied = not self.route.accumulates or self.route.sums_on_device
-            elements = memory.region.elements
             memory.gradients = [
-                self._in_tier(elements, dtype, copied=copied) for _ in range(self._gradient_sets)
+                self._in_tier(memory.owned, dtype, copied=copied) for _ in range(self._gradient_sets)
             ]
 
     def _create_files(self, disk: DiskTier) -> None:
@@ -177,12 +202,12 @@ class UnitMemory:
 
     def waiting_dtype(self, chunk: Chunk) -> torch.dtype:
         """Return the dtype of a gradient of `chunk` that was bucketed and waits."""
-        return torch.float32 if self.route.accumulates else DTYPES[chunk.dtype]
+        return torch.float32 if self.route.wide_gradients else DTYPES[chunk.dtype]
 
     def waiting_gradient(self, chunk: Chunk, number: int) -> Tensor | None:
         """Return the memory in which a chunk's gradient of the set `number` waits, 1-D; None where it does not."""
         gradients = self.regions[chunk.region].gradients
-        return self.of_chunk(gradients[number], chunk) if gradients else None
+        return self.state_of_chunk(gradients[number], chunk) if gradients else None
 
     # Chunks on disk
 
@@ -216,7 +241,7 @@ class UnitMemory:
                 raise ValueError(
                     f"parameter {segment.name} is on the meta device: give the engine `materialize`"
                 )
-        for chunk in self.unit.chunks:
+        for chunk in self.chunks:
             staged: dict[str, Tensor] = {}
             if self.files:
                 assert buffer is not None
@@ -237,7 +262,14 @@ class UnitMemory:
                 parameter.data = self.of_segment(weights, segment).view(segment.shape)
 
     def push_weights(self) -> None:
-        """Copy the state's working copy to where the forward reads it, where that is apart."""
+        """Copy the state's working copy to where the forward reads it, where that is apart: a rank's own part."""
+        if self.route.partitioned:
+            for chunk in self.chunks:
+                memory = self.regions[chunk.region]
+                assert memory.weights is not None and memory.working_copy is not None
+                source = self.state_of_chunk(memory.working_copy, chunk)
+                self._device.load_weights(self.of_chunk(memory.weights, chunk), source)
+            return
         for memory in self.regions:
             copy = memory.working_copy
             for target in (memory.weights, memory.stale_weights):
@@ -245,7 +277,12 @@ class UnitMemory:
                     self._device.load_weights(target, copy)
 
     def hand_back(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory."""
+        """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory.
+
+        A rank has that of its own part only: there they stay in the dtype that they were computed in.
+        """
+        if self.route.partitioned:
+            return
         for segment, parameter in zip(self.unit.segments, parameters, strict=True):
             memory = self.regions[segment.region]
             copy = memory.working_copy
@@ -260,9 +297,14 @@ class UnitMemory:
         return tensor[start : start + segment.numel]
 
     def of_chunk(self, tensor: Tensor, chunk: Chunk) -> Tensor:
-        """Return the part of a region's tensor that belongs to `chunk`, 1-D."""
+        """Return the part of the whole region's tensor that belongs to `chunk`, 1-D."""
         base = self.regions[chunk.region].region.start
         return tensor[chunk.start - base : chunk.stop - base]
+
+    def state_of_chunk(self, tensor: Tensor, chunk: Chunk) -> Tensor:
+        """Return the part of a tensor of the state, or of gradients, that belongs to `chunk` of `chunks`, 1-D."""
+        start = self._places[chunk.index]
+        return tensor[start : start + chunk.elements]
 
     def sum_of_segment(self, segment: Segment) -> Tensor:
         """Return where the gradient of `segment` is summed on the device, 1-D."""
@@ -313,9 +355,9 @@ class UnitMemory:
             segment = self.unit.segments[part.segment]
             tensors = {}
             for kind, (_, per) in memory.kinds.items():
-                base = chunk.start if kind in staged else memory.region.start
+                place = 0 if kind in staged else self._places[chunk.index]
                 # A scale stands for a block of elements; slices begin with a block.
-                begin = (segment.offset + part.start - base) // per
+                begin = (place + segment.offset + part.start - chunk.start) // per
                 whole = staged[kind] if kind in staged else memory.kept[kind]
                 tensors[kind] = whole[begin : begin - (-part.count // per)]
             views.append(
@@ -337,7 +379,10 @@ class UnitMemory:
         found: dict[str, Tensor] = {}
         for number, region in enumerate(self.regions):
             copy = region.working_copy
-            if copy is not None:
+            if self.route.partitioned:
+                assert region.weights is not None
+                whole = region.weights.to("cpu", region.dtype)
+            elif copy is not None:
                 whole = copy.cpu()
             else:
                 stored = self.stored(number, region.working_kind)
@@ -357,7 +402,9 @@ class UnitMemory:
             for kind, (dtype, per) in state_kinds(region).items():
                 if kind == "working":
                     continue
-                if kind in memory.kept:
+                if self.route.partitioned:
+                    yield kind + suffix, self._shared(memory, kind, dtype, per)
+                elif kind in memory.kept:
                     yield kind + suffix, memory.kept[kind]
                 elif kind not in memory.kinds:
                     yield (
@@ -371,6 +418,20 @@ class UnitMemory:
                 assert apart is not None
                 yield STALE_WEIGHTS + suffix, apart
 
+    def _shared(self, memory: RegionMemory, kind: str, dtype: torch.dtype, per: int) -> SharedTensor:
+        """Return one kind of a region's state, of which this rank has its part of each chunk."""
+        region = memory.region
+        parts: list[tuple[int, Tensor | StoredTensor]] = []
+        for chunk in self.chunks:
+            if self.unit.regions[chunk.region] is not region:
+                continue
+            place = self._places[chunk.index] // per
+            kept = memory.kept["master" if kind not in memory.kinds else kind]
+            part = kept[place : place - (-chunk.elements // per)]
+            half = None if kind in memory.kinds else MasterHalf(part, "high" if kind == "high" else "low")
+            parts.append(((chunk.start - region.start) // per, part if half is None else half))
+        return SharedTensor(dtype, -(-region.elements // per), parts)
+
     def stored(self, region: int, kind: str) -> StoredTensor:
         """Return one kind of a region's state that is on disk."""
         place = self.regions[region].region
@@ -383,7 +444,7 @@ class UnitMemory:
 
     def derive(self, arithmetic: Arithmetic, buffer: Tensor | None) -> None:
         """Make what follows from the state, after that was written into."""
-        for chunk in self.unit.chunks:
+        for chunk in self.chunks:
             if self.regions[chunk.region].working_kind != "working":
                 continue
             staged = {}

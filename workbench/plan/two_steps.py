@@ -31,7 +31,8 @@ from workbench.profiles.model_profile import ModelProfile
 from workbench.sizes import UnitRoute, route_unit
 from workbench.timeline import Kind, Lane, StepShape, Task, Timeline, UnitFlow, build_timeline
 
-LANES = tuple(Lane)
+LANES = tuple(lane for lane in Lane if lane is not Lane.COMMUNICATE)
+"""Those of one rank."""
 AHEAD = 2
 """Units that are fetched while another is in use (see engine/blocks/weight_prefetcher.py)."""
 PLAYED_MICRO_BATCHES = 3

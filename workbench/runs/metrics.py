@@ -41,7 +41,7 @@ _FLOAT = struct.Struct("<d")
 _HEADER_BYTES = 1 << 16
 """More than any header has."""
 
-HOST_LANES = ("download", "update", "upload", "read", "write")
+HOST_LANES = ("download", "update", "upload", "read", "write", "communicate")
 """The lanes that may be hidden behind compute, as the engine names them."""
 
 

@@ -29,6 +29,7 @@ from workbench.runs.directory import check_labels
 from workbench.runs.ending import ending
 from workbench.runs.launch import start_trainer
 from workbench.training.journal import StartupStatus
+from workbench.training.ranks import check_one_rank
 from workbench.training.resume_check import check_resume, check_same_model, check_steps_left
 from workbench.training.signals import Requests, StopBeforeTraining
 
@@ -52,6 +53,7 @@ def run(
     Raises:
         WorkbenchError: with the exit code that its kind has.
     """
+    check_one_rank()
     with Requests() as requests:
         try:
             choice = choose_run(preset, overrides, resume, runs_root(runs), run_directory, _report)

@@ -24,6 +24,7 @@ from workbench.runs.ending import ending
 from workbench.training.checkpoints.save import Removal, remove_leftovers
 from workbench.training.journal import Journal
 from workbench.training.prepare import engine_options
+from workbench.training.ranks import check_one_rank
 from workbench.training.resume_check import check_steps_left
 from workbench.training.session import resume_from_checkpoint
 from workbench.training.signals import Requests
@@ -61,6 +62,7 @@ def train(
         ConfigurationError: the configuration is wrong, or there are no batches.
         WorkbenchError: the run could not go on.
     """
+    check_one_rank()
     checked = _checked(config)
     root = runs_root(None if runs is None else Path(runs))
     run = RunDirectory.create(root, name) if resume is None else find_run(root, resume)

@@ -1,0 +1,540 @@
+"""Ranks that share the optimizer's state train as one rank does with as many times the micro-batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_torch import (
+    SETTINGS,
+    Outcome,
+    assert_same_bits,
+    engine_state,
+    engine_weights,
+    train_engine,
+)
+from rank_processes import RankError, RankProcesses, of_rank
+from small_models import SeparateMemory
+from torch import Tensor, nn
+
+from workbench.engine import OffloadEngine
+from workbench.engine.devices.device import CpuDevice, Device
+from workbench.engine.non_finite import LossScaling
+from workbench.layout import NORM_BLOCK
+from workbench.timeline import Kind
+
+WIDTH = 48
+INNER = 2000
+"""WIDTH * INNER elements are more than one block of the norm: a parameter is cut between ranks."""
+TOKENS = 12
+OVERFLOWS = 0
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RankProcesses]:
+    processes = RankProcesses(request.param, tmp_path_factory.mktemp("ranks"))
+    yield processes
+    processes.kill()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, INNER)
+        self.down = nn.Linear(INNER, WIDTH)
+        self.side = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, with_side: bool) -> Tensor:
+        x = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return x + self.side(x) if with_side else x
+
+
+class Net(nn.Module):
+    """Ids in, loss out; the head is the embedding. `side` runs for batches whose first id is even, `never` for none."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.never = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, with_side=bool(ids[0, 0] % 2 == 0))
+        logits = self.head(self.norm(x))
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def net(seed: int = 0, layers: int = 2) -> Net:
+    torch.manual_seed(seed)
+    return Net(layers)
+
+
+def data(steps: int, micro_batches: int, *, uneven: bool = False) -> list[list[Tensor]]:
+    """Ids of each micro-batch of each step; `uneven`: of unequal lengths. Of every step's first two one is odd."""
+    generator = torch.Generator().manual_seed(7)
+    made = []
+    for _ in range(steps):
+        step = []
+        for micro in range(micro_batches):
+            length = TOKENS - 3 * (micro % 2) if uneven else TOKENS
+            ids = torch.randint(50, (2, length), generator=generator)
+            ids[0, 0] = micro % 2
+            step.append(ids)
+        made.append(step)
+    return made
+
+
+def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
+    loss: Tensor = model(ids)
+    return loss
+
+
+def counted(ids: Tensor) -> int:
+    return int(ids.shape[0] * (ids.shape[1] - 1))
+
+
+def device_of(memory: str, seed: int | None = None) -> Device:
+    return CpuDevice() if memory == "one" else SeparateMemory(seed, longest_s=0.001)
+
+
+def train_ranks(
+    rank: int, size: int, steps: list[list[Tensor]], memory: str, options: dict[str, Any]
+) -> Outcome:
+    seed = rank if options.pop("late", False) else None
+    start = net(options.pop("seeds", [0, 0, 0])[rank])
+    if options.pop("with_tokens", False):
+        options["tokens"] = counted
+    return train_engine(
+        start,
+        of_rank(rank, size, steps),
+        device_of(memory, seed),
+        compute_loss=loss_of,
+        **options,
+    )
+
+
+def train_one(steps: list[list[Tensor]], memory: str, options: dict[str, Any]) -> Outcome:
+    options = {name: value for name, value in options.items() if name not in ("late", "seeds")}
+    if options.pop("with_tokens", False):
+        options["tokens"] = counted
+    options["gradient_accumulation"] = len(steps[0])
+    return train_engine(net(), steps, device_of(memory), compute_loss=loss_of, **options)
+
+
+def assert_ranks_are_one(outcomes: list[Outcome], one: Outcome, *, norms: float = 0.0) -> None:
+    """Losses, step counts and weights of all ranks have the bits of one rank's, and so have norms but for `norms`."""
+    size = len(outcomes)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.norms == outcomes[0].norms == pytest.approx(one.norms, rel=norms, abs=0)
+        assert outcome.parameter_steps == one.parameter_steps
+        assert outcome.losses == one.losses[rank::size]
+        assert outcome.parameters.keys() == one.parameters.keys()
+        for name, theirs in one.parameters.items():
+            assert torch.equal(outcome.parameters[name], theirs), (rank, name)
+
+
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one memory": ("one", {}),
+    "one memory, serial, clipped": ("one", {"overlap": "serial", "gradient_clipping": 0.1}),
+    "one memory, clipped": ("one", {"gradient_clipping": 0.1}),
+    "one memory, state device": ("one", {"state": "device"}),
+    "one memory, tokens": (
+        "one",
+        {"with_tokens": True, "micro_batch_tokens": 2 * TOKENS - 2, "gradient_clipping": 0.1},
+    ),
+    "separate memory, late lanes": ("separate", {"late": True}),
+    "separate memory, clipped, late lanes": ("separate", {"late": True, "gradient_clipping": 0.1}),
+    "separate memory, serial": ("separate", {"overlap": "serial"}),
+    "separate memory, state device": ("separate", {"state": "device", "late": True}),
+    "bf16": ("one", {"precision": "bf16", "compute": "same", "gradient_clipping": 0.1}),
+    "bf16, separate memory, half": (
+        "separate",
+        {"precision": "bf16", "compute": "same", "state_format": "half", "late": True},
+    ),
+    "fp16": ("one", {"precision": "fp16", "compute": "same", "with_tokens": True, "micro_batch_tokens": 22}),
+    "bf16, state device": ("separate", {"precision": "bf16", "compute": "same", "state": "device"}),
+    "compact": ("separate", {"precision": "bf16", "compute": "same", "state_format": "compact"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_micro_batch_on_each_rank_gives_the_bits_of_all_on_one(ranks: RankProcesses, way: str) -> None:
+    memory, options = WAYS[way]
+    steps = data(3, ranks.size, uneven="with_tokens" in options)
+    one = train_one(steps, memory, options)
+    # A device sums squares in fp32, parameter by parameter: a rank that has a part of one rounds otherwise, at most at
+    # each of its elements.
+    norms = WIDTH * INNER * 2.0**-24 if memory == "separate" and options.get("state") == "device" else 0.0
+    assert_ranks_are_one(ranks.run(train_ranks, steps, memory, options), one, norms=norms)
+
+
+@pytest.mark.parametrize(
+    "way", ["one memory", "bf16, separate memory, half", "compact", "bf16, state device"]
+)
+def test_the_state_of_all_ranks_together_has_the_bits_of_one(ranks: RankProcesses, way: str) -> None:
+    memory, options = WAYS[way]
+    steps = data(2, ranks.size)
+    one = train_one(steps, memory, options).state
+    together = joined(ranks.run(train_ranks, steps, memory, options))
+    assert together.keys() == one.keys()
+    for name, theirs in one.items():
+        assert torch.equal(together[name], theirs), name
+
+
+def joined(outcomes: list[Outcome]) -> dict[str, Tensor]:
+    """The ranks' states as one: what a rank does not have is zero."""
+    whole = {name: torch.zeros_like(kept) for name, kept in outcomes[0].state.items()}
+    for outcome in outcomes:
+        for name, kept in outcome.state.items():
+            assert not (whole[name].view(torch.uint8).bool() & kept.view(torch.uint8).bool()).any(), name
+            whole[name].view(torch.uint8).bitwise_or_(kept.view(torch.uint8))
+    return whole
+
+
+@pytest.mark.parametrize("way", ["one memory, clipped", "fp16", "compact", "bf16, state device"])
+def test_another_number_of_ranks_goes_on_with_the_same_bits(ranks: RankProcesses, way: str) -> None:
+    """One rank's state after two steps is taken up by several, and theirs after two more by one."""
+    memory, options = WAYS[way]
+    steps = data(6, ranks.size, uneven="with_tokens" in options)
+    never_stopped, _ = go_on(0, 1, steps, None, memory, options)
+    _, saved = go_on(0, 1, steps[:2], None, memory, options)
+    outcomes = ranks.run(go_on, steps[2:4], saved, memory, options)
+    state = joined([outcome for outcome, _ in outcomes])
+    resumed, _ = go_on(0, 1, steps[4:], (state, outcomes[0][1][1]), memory, options)
+    assert resumed.parameters.keys() == never_stopped.parameters.keys()
+    for name, parameter in never_stopped.parameters.items():
+        assert torch.equal(resumed.parameters[name], parameter), name
+
+
+Saved = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def go_on(
+    rank: int,
+    size: int,
+    steps: list[list[Tensor]],
+    saved: Saved | None,
+    memory: str,
+    options: dict[str, Any],
+) -> tuple[Outcome, Saved]:
+    """Train `steps` from a state and counters; return those after them."""
+    mine = of_rank(rank, size, steps)
+    options = {name: value for name, value in options.items() if name not in ("late", "with_tokens")}
+    options |= {
+        "chunk_bytes": 1,
+        "threads": 1,
+        "micro_batch_tokens": 2 * TOKENS - 2,
+        "gradient_accumulation": len(mine[0]),
+    }
+    options.setdefault("precision", "fp32")
+    model, outcome = net(rank), Outcome()
+    with OffloadEngine(model, optimizer=SETTINGS, device=device_of(memory), **options) as engine:
+        if saved is not None:
+            for name, kept in engine.state():
+                if isinstance(kept, Tensor):
+                    kept.copy_(saved[0][name])
+                else:
+                    kept.write(0, saved[0][name])
+            engine.restore(saved[1])
+        for step in mine:
+            for ids in step:
+                engine.backward(model(ids), tokens=counted(ids))
+            engine.step()
+        outcome.state.update(engine_state(engine))
+        outcome.parameters.update(engine_weights(engine, model))
+        return outcome, (outcome.state, engine.counters())
+
+
+@pytest.mark.parametrize("memory", ["one", "separate"])
+def test_several_micro_batches_on_each_rank_differ_from_one_rank_by_the_order_of_sums_alone(
+    ranks: RankProcesses, memory: str
+) -> None:
+    """(g0 + g2) + (g1 + g3) for ((g0 + g1) + g2) + g3: both are as near to the sum in float64 as fp32 can be."""
+    steps = data(1, 2 * ranks.size)
+    found = ranks.run(momentum_after_a_step, steps, memory, 2)
+    exact, magnitude = gradients_in_float64(steps[0])
+    beta = SETTINGS.betas[0]
+    count = len(steps[0])
+    for rank in range(ranks.size):
+        norm, momentum = found[rank]
+        whole = float(torch.stack([g.square().sum() for g in exact.values()]).sum().sqrt()) / count
+        assert norm == pytest.approx(whole, rel=1e-6, abs=0)
+        for name, ours in momentum.items():
+            # Each gradient is added once and rounded as often as there are sums, then scaled and weighted by 1 - beta.
+            bound = (count + 3) * 2.0**-24 * magnitude[name] * (1 - beta) / count
+            assert ((ours.double() - (1 - beta) * exact[name] / count).abs() <= bound + 1e-30).all(), name
+
+
+def momentum_after_a_step(
+    rank: int, size: int, steps: list[list[Tensor]], memory: str, micro_batches: int
+) -> tuple[float, dict[str, Tensor]]:
+    """The norm, and of each parameter that is all of one rank's share exp_avg after one step."""
+    model = net()
+    options: dict[str, Any] = {"chunk_bytes": 1, "threads": 1, "gradient_accumulation": micro_batches}
+    [step] = of_rank(rank, size, steps)
+    with OffloadEngine(model, optimizer=SETTINGS, device=device_of(memory), **options) as engine:
+        for ids in step:
+            engine.backward(model(ids))
+        norm = engine.step().result().grad_norm
+        found = {}
+        for unit in engine._runtime.units.memories:
+            for chunk in unit.chunks:
+                for part, views in zip(chunk.slices, unit.views(chunk, {}), strict=True):
+                    segment = unit.unit.segments[part.segment]
+                    if part.count == segment.numel and unit.steps[part.segment]:
+                        found[segment.name] = views.exp_avg.clone()
+        assert found
+        return norm, found
+
+
+def gradients_in_float64(step: list[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The sum of the micro-batches' fp32 gradients in float64, and that of their magnitudes, flat, by parameter."""
+    model = net()
+    total: dict[str, Tensor] = {}
+    magnitude: dict[str, Tensor] = {}
+    for ids in step:
+        model.zero_grad()
+        model(ids).backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                gradient = parameter.grad.double().flatten()
+                total[name] = total.get(name, torch.zeros_like(gradient)) + gradient
+                magnitude[name] = magnitude.get(name, torch.zeros_like(gradient)) + gradient.abs()
+    return total, magnitude
+
+
+@pytest.mark.parametrize("memory", ["one", "separate"])
+@pytest.mark.parametrize("clipping", [0.0, 0.1])
+def test_exact_has_the_bits_of_serial(ranks: RankProcesses, memory: str, clipping: float) -> None:
+    steps = data(3, 2 * ranks.size)
+    options = {"gradient_accumulation": 2, "gradient_clipping": clipping}
+    serial = ranks.run(train_ranks, steps, memory, {**options, "overlap": "serial"})
+    exact = ranks.run(train_ranks, steps, memory, {**options, "overlap": "exact", "late": True})
+    for one, other in zip(serial, exact, strict=True):
+        assert_same_bits(one, other)
+
+
+def overflowing(model: nn.Module, ids: Tensor) -> Tensor:
+    """The loss, infinite for a batch that ends with `OVERFLOWS`."""
+    loss = loss_of(model, ids)
+    return loss * torch.inf if ids[-1, -1] == OVERFLOWS else loss
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(ranks: RankProcesses, precision: str) -> None:
+    steps = data(4, ranks.size)
+    for step in steps:
+        for ids in step:
+            ids[-1, -1] = 1
+    steps[1][-1][-1, -1] = OVERFLOWS
+    options = {"precision": precision, "compute": "same", "gradient_clipping": 0.5}
+    results = ranks.run(train_with_overflow, steps, options)
+    for parameters, reports in results:
+        assert [skipped for skipped, _ in reports] == [False, True, False, False]
+        assert [scale for _, scale in reports] == [scale for _, scale in results[0][1]]
+        for name, parameter in parameters.items():
+            assert torch.equal(parameter, results[0][0][name]), name
+    one = train_one([*steps[:1], *steps[2:]], "one", options)
+    if precision == "fp32":  # the scale of fp16 falls after the overflow
+        for name, parameter in one.parameters.items():
+            assert torch.equal(parameter, results[0][0][name]), name
+
+
+def train_with_overflow(rank: int, size: int, steps: list[list[Tensor]], options: dict[str, Any]) -> Any:
+    model = net()
+    options = {"chunk_bytes": 1, "threads": 1, "loss_scale": LossScaling(initial=64, hysteresis=1), **options}
+    with OffloadEngine(model, optimizer=SETTINGS, device=CpuDevice(), **options) as engine:
+        reports = []
+        for step in of_rank(rank, size, steps):
+            for ids in step:
+                engine.backward(overflowing(model, ids))
+            reports.append(engine.step())
+        results = [report.result() for report in reports]
+        weights = {name: weight.clone() for unit in engine.weights() for name, weight in unit.items()}
+    return weights, [(result.skipped, result.loss_scale) for result in results]
+
+
+def test_gradients_that_are_not_finite_on_one_rank_stop_all_and_are_named(ranks: RankProcesses) -> None:
+    steps = data(1, ranks.size)
+    steps[0][-1][-1, -1] = OVERFLOWS
+    with pytest.raises(RankError) as raised:
+        ranks.run(train_with_overflow, steps, {"gradient_clipping": 0.0})
+    assert len(raised.value.errors) == ranks.size
+    [message] = set(raised.value.errors.values())
+    assert (
+        "step 1: the gradient of embedding.weight (unit embedding) is not finite, nor is any other" in message
+    )
+
+
+def test_frozen_weights_stay_and_the_rest_trains_as_on_one_rank(ranks: RankProcesses) -> None:
+    steps = data(2, ranks.size)
+    found = ranks.run(train_frozen, steps)
+    one = train_frozen(0, 1, steps)
+    for parameters in found:
+        assert parameters.keys() == one.keys()
+        for name, parameter in one.items():
+            assert torch.equal(parameters[name], parameter), name
+
+
+def train_frozen(rank: int, size: int, steps: list[list[Tensor]]) -> dict[str, Tensor]:
+    model = net()
+    for parameter in model.blocks[0].parameters():
+        parameter.requires_grad_(False)
+    mine = of_rank(rank, size, steps)
+    return train_engine(
+        model, mine, CpuDevice(), compute_loss=loss_of, gradient_accumulation=len(mine[0])
+    ).parameters
+
+
+def test_no_rank_holds_more_of_the_state_than_its_part_and_a_chunk(ranks: RankProcesses) -> None:
+    """Master weights, moments and gradients in fp32, 16 bytes a parameter."""
+    found = ranks.run(memory_of)
+    elements = found[0][1]
+    held = [sum(host.values()) for host, _ in found]
+    assert sum(held) == 16 * elements
+    assert max(held) <= 16 * (elements / ranks.size + NORM_BLOCK)
+
+
+def memory_of(rank: int, size: int) -> tuple[dict[str, int], int]:
+    with OffloadEngine(net(layers=6), device=SeparateMemory(), chunk_bytes=1, threads=1) as engine:
+        held = engine.memory()
+        assert held["device"]["weights"] == 4 * sum(unit.elements for unit in engine.layout.units)
+        return held["host"], sum(unit.elements for unit in engine.layout.units)
+
+
+def test_all_ranks_begin_with_the_weights_of_the_first(ranks: RankProcesses) -> None:
+    steps = data(1, ranks.size)
+    one = train_one(steps, "one", {})
+    found = ranks.run(train_ranks, steps, "one", {"seeds": [0, 5, 6]})
+    for outcome in found:
+        for name, theirs in one.parameters.items():
+            assert torch.equal(outcome.parameters[name], theirs), name
+
+
+def test_a_parameter_that_one_rank_does_not_use_holds_up_none_of_many_chunks(ranks: RankProcesses) -> None:
+    """Its chunk is final on that rank when backward ends, after all that come later on the others."""
+    steps = data(2, ranks.size)
+    for memory in ("one", "separate"):
+        outcomes = ranks.run(train_deep, steps, memory)
+        for outcome in outcomes:
+            assert outcome.norms == outcomes[0].norms
+            for name, theirs in outcomes[0].parameters.items():
+                assert torch.equal(outcome.parameters[name], theirs), name
+
+
+def train_deep(rank: int, size: int, steps: list[list[Tensor]], memory: str) -> Outcome:
+    return train_engine(
+        net(layers=10), of_rank(rank, size, steps), device_of(memory, rank), compute_loss=loss_of
+    )
+
+
+# What is refused, and what fails
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"overlap": "delayed"}, "overlap = 'delayed' on several ranks is not supported yet"),
+        ({"weights": "host"}, "weights = 'host' on several ranks is not supported yet"),
+        ({"state": "disk", "disk_path": "."}, "state = 'disk' on several ranks is not supported yet"),
+        (
+            {"precision": "fp16"},
+            "16-bit weights that a CPU computes in fp32 are not supported on several ranks",
+        ),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_in_a_sentence(
+    ranks: RankProcesses, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks.run(make_engine, options)
+    assert len(raised.value.errors) == ranks.size
+    assert all(sentence in error for error in raised.value.errors.values())
+
+
+def make_engine(rank: int, size: int, options: dict[str, Any]) -> None:
+    OffloadEngine(
+        net(layers=1 + options.pop("more", 0) * rank), threads=1, device=CpuDevice(), **options
+    ).close()
+
+
+def test_ranks_with_other_models_are_refused(ranks: RankProcesses) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks.run(make_engine, {"more": 1})
+    assert all("rank 1 has another model" in error for error in raised.value.errors.values())
+
+
+def test_tokens_need_to_know_those_of_a_usual_micro_batch(ranks: RankProcesses) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks.run(train_ranks, data(1, ranks.size), "one", {"with_tokens": True})
+    assert all("tokens on several ranks need micro_batch_tokens" in e for e in raised.value.errors.values())
+
+
+@pytest.mark.parametrize("where", ["backward", "lane", "between steps"])
+@pytest.mark.parametrize("overlap", ["exact", "serial"])
+def test_a_rank_that_fails_ends_the_others_and_is_named(
+    ranks: RankProcesses, where: str, overlap: str
+) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks.run(fail_on_last, data(3, ranks.size), where, overlap)
+    errors = raised.value.errors
+    last = ranks.size - 1
+    assert len(errors) == ranks.size and "as told" in errors[last]
+    for rank in range(last):
+        assert f"rank {last}: " in errors[rank] and "as told" in errors[rank]
+
+
+def fail_on_last(rank: int, size: int, steps: list[list[Tensor]], where: str, overlap: str) -> None:
+    model = net()
+    options: dict[str, Any] = {"chunk_bytes": 1, "threads": 1, "overlap": overlap}
+    fails = rank == size - 1
+    with OffloadEngine(model, device=SeparateMemory(), **options) as engine:
+        for number, [ids] in enumerate(of_rank(rank, size, steps)):
+            if number == 1 and fails:
+                if where == "backward":
+                    model.norm.weight.register_hook(raise_as_told)
+                elif where == "lane":
+                    engine._runtime.tasks._perform[Kind.UPLOAD] = raise_as_told
+                else:
+                    raise_as_told()
+            engine.backward(model(ids))
+            engine.step()
+        engine.wait()
+
+
+def raise_as_told(*_: Any) -> None:
+    raise ValueError("as told")
+
+
+def test_a_rank_whose_process_ends_ends_the_others(tmp_path: Path) -> None:
+    processes = RankProcesses(2, tmp_path)
+    try:
+        with pytest.raises(RankError) as raised:
+            processes.run(train_and_end, data(3, 2))
+    finally:
+        processes.kill()
+    assert raised.value.errors[1] == "ended"
+    assert "another rank ended" in raised.value.errors[0]
+
+
+def train_and_end(rank: int, size: int, steps: list[list[Tensor]]) -> None:
+    model = net()
+    with OffloadEngine(model, device=CpuDevice(), chunk_bytes=1, threads=1) as engine:
+        for number, [ids] in enumerate(of_rank(rank, size, steps)):
+            if number == 1 and rank == 1:
+                os._exit(9)
+            engine.backward(model(ids))
+            engine.step()
+        engine.wait()

@@ -1,0 +1,136 @@
+"""The ranks of torch.distributed that share an engine's state, seen from one of them: what they tell each other.
+
+Every rank calls the same functions in the same order, from one thread at a time: the lane between ranks while a step
+runs, the model's thread while none does. A rank that fails leaves: its connections close, and whoever waits for it
+meets an error that says which rank it was and why.
+
+Invariant: groups are the engine's own, so that a program may use its own meanwhile; and what comes out of a function
+is the same on all ranks where it says so, to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FAILED = "failed"
+LONGEST_REASON = 500
+
+
+def open_ranks(process_group: Any, limit_s: float) -> Ranks | None:
+    """Return the ranks of `process_group`, None of which is torch.distributed's default one; None where there is one
+    rank.
+
+    `limit_s`: how long a rank may keep the others waiting; 0: as long as torch.distributed lets it.
+
+    Raises:
+        ValueError: the group is not the default one.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    if process_group not in (None, dist.group.WORLD):
+        raise ValueError(
+            "process_group: expected None or the default group: a state is shared by all ranks or by none"
+        )
+    return Ranks(limit_s) if dist.get_world_size() > 1 else None
+
+
+class Ranks:
+    """`size` ranks, of which this is number `rank`. All make their engines in the same order."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._limit = timedelta(seconds=limit_s) if limit_s > 0 else None
+        self._group: dist.ProcessGroup | None = None
+        self._store: Any = None
+
+    # What all take part in
+
+    def connect(self) -> None:
+        """Connect this rank with all others: what any of them may refuse by itself comes before."""
+        self._group = dist.new_group(backend="gloo", timeout=self._limit)
+        self._store = self._group.get_group_store()
+
+    def tell(self, message: bytes) -> list[bytes]:
+        """Return the messages of all ranks, in their order. All are of one length."""
+        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        told = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._among() as group:
+            dist.all_gather(told, mine, group=group)
+        return [bytes(one.tolist()) for one in told]
+
+    def exchange(
+        self, received: Tensor, received_bytes: Sequence[int], sent: Tensor, sent_bytes: Sequence[int]
+    ) -> None:
+        """Send each rank its part of `sent`, and fill `received` with what they send: bytes, in the order of ranks.
+
+        Returns when this rank's buffers may be used again.
+        """
+        sent, received = sent[: sum(sent_bytes)], received[: sum(received_bytes)]
+        with self._among() as group:
+            dist.all_to_all_single(received, sent, list(received_bytes), list(sent_bytes), group=group)
+
+    def gather(self, parts: Sequence[Tensor]) -> None:
+        """Give all ranks every part, of which each owns the one of its number: contiguous, empty where it has none."""
+        with self._among() as group:
+            works = [
+                dist.broadcast(part.view(torch.uint8), group_src=rank, group=group, async_op=True)
+                for rank, part in enumerate(parts)
+                if part.numel()
+            ]
+            for work in works:
+                work.wait()
+
+    def take_first(self, tensor: Tensor) -> None:
+        """Replace a contiguous tensor by that of the first rank."""
+        if tensor.numel():
+            with self._among() as group:
+                dist.broadcast(tensor.view(-1).view(torch.uint8), group_src=0, group=group)
+
+    def check_alike(self, description: str) -> None:
+        """Raise ValueError where the ranks describe what they are about to do in different words."""
+        digests = self.tell(hashlib.sha256(description.encode()).digest())
+        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if odd:
+            raise ValueError(
+                f"rank {odd[0]} has another model, or other arguments of OffloadEngine, than rank 0: ranks that share "
+                "a state need the same"
+            )
+
+    # The end
+
+    def leave(self, reason: BaseException | None = None) -> None:
+        """Take no part any more, because of `reason`: whoever waits for this rank meets an error. Idempotent."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if reason is not None:
+            with contextlib.suppress(Exception):
+                if not self._store.check([FAILED]):
+                    self._store.set(FAILED, f"rank {self.rank}: {reason}"[:LONGEST_REASON])
+        # The last reference: connections close with it, once a function that is under way has ended.
+        dist.destroy_process_group(group)
+
+    @contextlib.contextmanager
+    def _among(self) -> Iterator[dist.ProcessGroup]:
+        """Raise what became of the rank for which this one waited in vain."""
+        group = self._group
+        if group is None:
+            raise RuntimeError("this rank has left the others")
+        try:
+            yield group
+        except RuntimeError as error:
+            raise RuntimeError(f"{self._who_failed()} ({str(error).splitlines()[0]})") from error
+
+    def _who_failed(self) -> str:
+        with contextlib.suppress(Exception):
+            if self._store.check([FAILED]):
+                return bytes(self._store.get(FAILED)).decode(errors="replace")
+        return "another rank ended, or kept this one waiting for too long"
