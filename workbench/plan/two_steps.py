@@ -100,8 +100,10 @@ def group_layout(
         kind = model_profile.blocks[number][1] if 0 <= number < len(model_profile.blocks) else None
         key = kind, placements[unit.index]
         # Blocks of one kind and placement have the same parameters in the same state formats.
-        # The first block stands alone: what forward waits for at the start of a step is a block's, not a run's.
-        if kind is not None and keys and keys[-1] == key and len(runs[-1]) < longest and number > 1:
+        # A run is half as long as what lies before it: a lane is busy with a few blocks, and not with a whole run, when
+        # the first ones are wanted at the start of a step.
+        most = min(longest, (number - len(runs[-1])) // 2) if runs else 0
+        if kind is not None and keys and keys[-1] == key and len(runs[-1]) < most:
             runs[-1].append(unit)
         else:
             runs.append([unit])
@@ -115,9 +117,9 @@ def group_layout(
         )
         specs.append(UnitSpec(str(unit.index), "outer" if kind is None else "block", parameters))
     total = sum(spec.bytes for each in specs for spec in each.parameters if spec.trainable)
-    # A model of few units still overlaps chunk by chunk.
+    # A model of few units still overlaps chunk by chunk. Of a run one half is handed on while the other is worked on.
     size = max(chunk_bytes, total // MOST_GROUPS) if len(specs) < MOST_GROUPS else WHOLE
-    sizes = [size] * len(specs)
+    sizes = [max(chunk_bytes, min(size, -(-len(run) // 2) * run[0].weight_bytes)) for run in runs]
     for at in range(1 + first_block):
         # Lanes overlap chunk by chunk, which is seen where forward waits for the first of a step's weights.
         sizes[at] = max(chunk_bytes, min(size, -(-runs[at][0].weight_bytes // FIRST_CHUNKS)))
