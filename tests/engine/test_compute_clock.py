@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from collections.abc import Iterable
 
 import pytest
@@ -86,6 +88,23 @@ def test_no_step_of_an_engine_computes_longer_than_it_takes(overlap: str) -> Non
             took.append(time.perf_counter() - began)
         computed = [report.result().lane_seconds[Lane.COMPUTE] for report in reports]
     assert all(0 < own_s <= step_s for own_s, step_s in zip(computed, took, strict=True))
+
+
+def test_kept_reports_hold_neither_the_spans_nor_the_tasks_of_steps_before_the_last() -> None:
+    """A step of ten billion parameters has thousands of both."""
+    model = nn.Linear(8, 8)
+    with OffloadEngine(
+        model, optimizer=AdamW(lr=1e-3), state="host", precision="fp32", device="cpu"
+    ) as engine:
+        reports, executions = [], []
+        for _ in range(4):
+            engine.backward(model(torch.randn(2, 8)).square().mean())
+            executions.append(weakref.ref(engine._scheduler._execution))
+            reports.append(engine.step())
+        results = [report.result() for report in reports]
+    gc.collect()
+    assert [len(result.spans) > 0 for result in results] == [False, False, False, True]
+    assert [reference() for reference in executions] == [None] * 4
 
 
 def test_updates_by_the_models_own_thread_are_work_of_the_update_lane_and_exposed(

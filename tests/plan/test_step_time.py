@@ -150,7 +150,7 @@ def times(speed: float, sequences: int = 8, tokens: int = 1024) -> ModelTimes:
         sequences=sequences,
         tokens=tokens,
         dtype="bfloat16",
-        kinds=(KindTimes(forward_s=0.1, graph_s=0.1, backward_s=0.2),),
+        kinds=(KindTimes(forward_s=0.1, graph_s=0.1, again_s=0.1, backward_s=0.2),),
         outer_forward_s=0.05,
         outer_backward_s=0.05,
         matrix_flops_per_s=speed,

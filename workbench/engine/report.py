@@ -37,6 +37,7 @@ class StepResult:
     `lane_seconds`: busy seconds a lane, of which the model waited `exposed_seconds`; the rest was hidden behind it.
     In one memory the update lane has all updates, whichever thread did them. Of the compute lane they are the step's
     own forwards and backwards, while `spans` has the next step's first forward too, beside which its lanes worked.
+    There are thousands of spans: they are there until the next step is finished, and none from then on.
     `exposed_s`: seconds in which the model waited, for whatever lane. `loss_scale`: that its backward had, 1 unless
     fp16; `scale_can_fall`: it is searched for, and not at its minimum, so that an overflow is a part of that search.
     """
@@ -54,13 +55,17 @@ class StepResult:
     update_threads: int = 0
     """Threads of the host's arithmetic, the calling one counted."""
 
+    def forget_spans(self) -> None:
+        """Let go of the spans; called by the engine."""
+        object.__setattr__(self, "spans", ())
+
 
 class StepReport:
     """A step under way. `result` waits until nothing of it is left to do, `is_skipped` for the check alone."""
 
     def __init__(self, finish: Callable[[], None], check: Callable[[], bool]) -> None:
-        self._finish = finish
-        self._check = check
+        self._finish: Callable[[], None] | None = finish
+        self._check: Callable[[], bool] | None = check
         self._result: StepResult | None = None
         self._failure: BaseException | None = None
 
@@ -76,7 +81,7 @@ class StepReport:
             NonFiniteGradientsError: gradients were not finite three steps in a row, or units had been updated already.
             LaneError: a lane's task failed.
         """
-        if not self.done:
+        if self._finish is not None:
             self._finish()
         if self._failure is not None:
             raise self._failure
@@ -90,13 +95,19 @@ class StepReport:
             NonFiniteGradientsError: see `result`; where the step has ended.
             LaneError: a lane's task failed.
         """
-        return self.result().skipped if self.done else self._check()
+        return self.result().skipped if self._check is None else self._check()
 
     def resolve(self, result: StepResult) -> None:
         self._result = result
+        self._end()
 
     def fail(self, failure: BaseException) -> None:
         self._failure = failure
+        self._end()
+
+    def _end(self) -> None:
+        # They hold all of the step: its tasks, and its spans.
+        self._finish = self._check = None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class StepScheduler:
         self._timelines: dict[tuple[Overlap, bool], Timeline] = {}
         self._execution: StepExecution | None = None
         self._report: StepReport | None = None
+        self._last: StepResult | None = None
         self._in_step = False
         self._uncounted = False
         self._pending: GradientSet | None = None
@@ -162,6 +163,9 @@ class StepScheduler:
                 # The next step begins here: its update by these gradients runs beside its forward.
                 self._hold_for(self._new_execution(delayed=True, applies=self._pending))
             report.resolve(result)
+            if self._last is not None:
+                self._last.forget_spans()
+            self._last = result
 
         try:
             self._guard(finish)

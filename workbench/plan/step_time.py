@@ -304,9 +304,9 @@ def compute_times(
         return _scaled(model_profile, work, times)
     forward, backward = [], []
     for kind in model_profile.kinds:
-        ahead, back = _block(kind, model_profile, work, rates, dtype)
+        ahead, again, back = _block(kind, model_profile, work, rates, dtype)
         forward.append(ahead)
-        backward.append(back + (ahead if work.activation_checkpointing else 0.0))
+        backward.append(back + (again if work.activation_checkpointing else 0.0))
     outer = _outer(model_profile, work, rates, dtype)
     return ComputeTimes(tuple(forward), tuple(backward), *outer, measured=False)
 
@@ -321,7 +321,7 @@ def _scaled(model_profile: ModelProfile, work: Workload, times: ModelTimes) -> C
         masked = _mask_flops(kind, work) / times.matrix_flops_per_s
         once = measured.forward_s if work.activation_checkpointing else measured.graph_s
         forward.append(larger * once + masked)
-        again = larger * measured.graph_s + masked if work.activation_checkpointing else 0.0
+        again = larger * measured.again_s + masked if work.activation_checkpointing else 0.0
         backward.append(again + larger * measured.backward_s + 2 * masked)
     tokens = work.micro_batch_size * work.sequence_length / (times.sequences * times.tokens)
     return ComputeTimes(
@@ -342,7 +342,8 @@ def _mask_flops(kind: BlockKind, work: Workload) -> float:
 
 def _block(
     kind: BlockKind, model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
+    """Return the times of a block's forward, of what a checkpoint computes of it again, and of its backward."""
     sequences, tokens = work.micro_batch_size, work.sequence_length
     cost = cost_of(kind, model_profile, dtype, on_cpu=rates.shared)
     matrix = rates.matrix_s(kind.flops.at(sequences, tokens), dtype, tf32=work.tf32)
@@ -350,10 +351,17 @@ def _block(
     back = rates.elements_s(cost.backward_element_bytes.at(sequences, tokens))
     # A frozen matrix gets no gradient, which is half of a matrix's products in backward.
     products = (2 - kind.frozen_share) * matrix
+    less = rates.matrix_s(cost.left_out_flops.at(sequences, tokens), dtype)
+    less += rates.elements_s(cost.left_out_element_bytes.at(sequences, tokens))
     launch, launch_back = cost.operations * rates.launch_s, cost.backward_operations * rates.launch_s
+    launch_again = launch - cost.left_out_operations * rates.launch_s
     if rates.shared:
-        return matrix + ahead + launch, products + back + launch_back
-    return max(matrix + ahead, launch), max(products + back, launch_back)
+        return matrix + ahead + launch, matrix + ahead - less + launch_again, products + back + launch_back
+    return (
+        max(matrix + ahead, launch),
+        max(matrix + ahead - less, launch_again),
+        max(products + back, launch_back),
+    )
 
 
 def _outer(model_profile: ModelProfile, work: Workload, rates: Rates, dtype: str) -> tuple[float, float]:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -38,7 +40,7 @@ from workbench.profiles.meta_model import (
     tokens,
 )
 from workbench.profiles.model_profile import BlockCost, BlockKind, ComputeWidth, Curve, ModelProfile
-from workbench.profiles.storage_tracker import Recording, StorageTracker
+from workbench.profiles.storage_tracker import Phase, Recording, StorageTracker, after
 
 SEQUENCES = 2
 """A single sequence is a special case in many a kernel."""
@@ -129,6 +131,8 @@ def _run(block: nn.Module, calls: Sequence[Call], tokens: int, kernels: _Kernels
     """
     alone = [record_forward(block, call, kernels) for call in calls]
     graphs = [record_training(block, call, kernels) for call in calls]
+    again = [record_recompute(block, call, kernels) for call in calls]
+    left_out = [after(run.phases[FORWARD], phase) for run, phase in zip(graphs, again, strict=True)]
 
     def curve(values: Iterable[float]) -> Curve:
         return fit(*values, tokens=tokens)
@@ -144,6 +148,9 @@ def _run(block: nn.Module, calls: Sequence[Call], tokens: int, kernels: _Kernels
         backward_element_bytes=curve(run.phases[BACKWARD].element_bytes for run in graphs),
         operations=max(run.phases[FORWARD].operations for run in graphs),
         backward_operations=max(run.phases[BACKWARD].operations for run in graphs),
+        left_out_flops=curve(phase.flops for phase in left_out),
+        left_out_element_bytes=curve(phase.element_bytes for phase in left_out),
+        left_out_operations=min(phase.operations for phase in left_out),
     )
     return cost, curve(run.phases[FORWARD].flops for run in alone)
 
@@ -177,6 +184,25 @@ def record_training(block: nn.Module, call: Call, kernels: TorchFunctionMode | N
         with tracker:
             end.backward(gradient)
     return tracker.recording
+
+
+def record_recompute(block: nn.Module, call: Call, kernels: TorchFunctionMode | None = None) -> Phase:
+    """Record what a checkpoint computes again: a forward up to where its graph keeps its last tensor."""
+    parameter = next(block.parameters())
+    hidden, args, kwargs = call.fresh(_dtype(block), parameter.device)
+    hidden.requires_grad_()
+    tracker = StorageTracker()
+    again = Phase()
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal again
+        again = replace(tracker.recording.phases[FORWARD])
+        return tensor
+
+    kept = saved_tensors_hooks(keep, lambda tensor: tensor)
+    with _undisturbed(), kernels or contextlib.nullcontext(), tracker, kept:
+        block(*args, **kwargs)
+    return again
 
 
 class _End(torch.autograd.Function):

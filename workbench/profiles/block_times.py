@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from workbench.config import load_config
 from workbench.engine.loss.chunked_loss import ChunkedLoss
@@ -49,8 +50,8 @@ from workbench.system.free_space import free_host_bytes
 
 FEWEST_TOKENS = 16
 LEAST_ROUNDS, MOST_ROUNDS = 3, 7
-WORK_OF_A_ROUND = 4
-"""Forwards that a round comes to: one without a graph, one with, and a backward of two."""
+WORK_OF_A_ROUND = 5
+"""Forwards that a round comes to: one without a graph, two with, and a backward of two."""
 CACHE_BYTES = 128 << 20
 """More than caches hold."""
 FOLDER = Path(__file__).parent / "models"
@@ -105,10 +106,11 @@ def measure_times(
         loss = ChunkedLoss(model)
         if not profile.loss_in_chunks:
             loss.refusal = "the model profile says so"
+        kept: dict[str, int] = {}
         began = time.perf_counter()
         for number in range(MOST_ROUNDS + 1):
             for name in names:
-                _time_block(model.get_submodule(name), calls[name], computed_in, name, stopwatch)
+                _time_block(model.get_submodule(name), calls[name], computed_in, name, stopwatch, kept)
             _time_outer(model, loss, ids, stopwatch)
             if number == 0:
                 stopwatch.reset()  # that was to warm up
@@ -123,6 +125,7 @@ def measure_times(
             KindTimes(
                 forward_s=stopwatch.median(f"{name} forward"),
                 graph_s=stopwatch.median(f"{name} graph"),
+                again_s=stopwatch.median(f"{name} again"),
                 backward_s=stopwatch.median(f"{name} backward"),
             )
             for name in names
@@ -173,12 +176,17 @@ def _real_model(
     return model
 
 
-def _time_block(block: nn.Module, call: Call, dtype: torch.dtype, name: str, stopwatch: Stopwatch) -> None:
+def _time_block(
+    block: nn.Module, call: Call, dtype: torch.dtype, name: str, stopwatch: Stopwatch, kept: dict[str, int]
+) -> None:
+    """Time one call of a block; `kept`: the number of tensors that its graph keeps, filled in the first time."""
     hidden, args, kwargs = call.fresh(dtype)
     with torch.no_grad(), stopwatch.timed(f"{name} forward"):
         result = block(*args, **kwargs)
     del result
     hidden.requires_grad_()
+    if name not in kept:
+        kept[name] = _compute_again(block, args, kwargs, None)
     with stopwatch.timed(f"{name} graph"):
         result = block(*args, **kwargs)
     result = hidden_of(result, hidden)
@@ -188,6 +196,32 @@ def _time_block(block: nn.Module, call: Call, dtype: torch.dtype, name: str, sto
         result.backward(gradient)
     # As in training: gradients have been taken away when the next ones come.
     block.zero_grad(set_to_none=True)
+    del result
+    with stopwatch.timed(f"{name} again"):
+        _compute_again(block, args, kwargs, kept[name])
+
+
+class _EnoughError(Exception):
+    """All is there that the graph keeps."""
+
+
+def _compute_again(block: nn.Module, args: Any, kwargs: Any, most: int | None) -> int:
+    """Run a forward with a graph, as a checkpoint does it again: up to its last kept tensor, the one of number `most`.
+
+    None: to its end. Returns how many it has kept.
+    """
+    kept = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += 1
+        if kept == most:
+            raise _EnoughError
+        return tensor
+
+    with contextlib.suppress(_EnoughError), saved_tensors_hooks(keep, lambda tensor: tensor):
+        block(*args, **kwargs)
+    return kept
 
 
 def _time_outer(model: nn.Module, loss: ChunkedLoss, ids: Tensor, stopwatch: Stopwatch) -> None:

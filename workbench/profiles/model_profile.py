@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from workbench.config import RunConfig
 from workbench.layout import Layout, ParameterSpec, StateFormat, Unit, UnitSpec, build_layout, stay_on_device
 
-VERSION = 3
-TIMES_VERSION = 3
+VERSION = 4
+TIMES_VERSION = 4
 """Counts up with every change of what is timed."""
 SIXTEEN_BITS = ("bfloat16", "float16")
 ComputeWidth = Literal["32", "16"]
@@ -61,7 +61,9 @@ class BlockCost(_Part):
     again. `forward_peak`: the most that is alive in a forward without a graph, input included. `graph_peak` and
     `backward_peak`: the same in a forward with a graph, and in its backward beside the parameters' gradients.
     `element_bytes`: read and written by the operations on elements of a forward; `backward_element_bytes` likewise.
-    `operations` and `backward_operations`: the number of operations that it launches.
+    `operations` and `backward_operations`: the number of operations that it launches. `left_out_*`: of a forward's
+    products, bytes and operations those after the last tensor that its graph keeps, where torch breaks off when a
+    checkpoint computes it again.
     """
 
     input: Curve
@@ -74,6 +76,9 @@ class BlockCost(_Part):
     backward_element_bytes: Curve
     operations: int
     backward_operations: int
+    left_out_flops: Curve = Curve(per_token=0.0)
+    left_out_element_bytes: Curve = Curve(per_token=0.0)
+    left_out_operations: int = 0
 
 
 class ParameterProfile(_Part):
@@ -215,10 +220,14 @@ class ModelProfile(_Part):
 
 
 class KindTimes(_Part):
-    """Seconds of one block of a kind: a forward without a graph, one with a graph, and the backward of that."""
+    """Seconds of one block of a kind: a forward without a graph, one with a graph, and the backward of that.
+
+    `again_s`: of what a checkpoint computes again: a forward with a graph, up to the last tensor that it keeps.
+    """
 
     forward_s: Seconds
     graph_s: Seconds
+    again_s: Seconds
     backward_s: Seconds
 
 

@@ -34,6 +34,13 @@ class Phase:
     flops: int = 0
 
 
+def after(whole: Phase, part: Phase) -> Phase:
+    """Return what `whole` counts beyond its beginning `part`."""
+    return Phase(
+        whole.operations - part.operations, whole.element_bytes - part.element_bytes, whole.flops - part.flops
+    )
+
+
 @dataclass
 class Recording:
     """Lives of storages: `events` are n + 1 for the birth of storage n and -n - 1 for its end, in order.

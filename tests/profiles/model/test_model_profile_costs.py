@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_tables import FAMILIES, GPT2, table
-from torch import Tensor
+from model_tables import FAMILIES, GPT2, INNER, WIDTH, table
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from workbench.profiles.block_costs import (
     DTYPES,
@@ -30,7 +31,7 @@ from workbench.profiles.meta_model import (
     tokens,
 )
 from workbench.profiles.model_profile import BlockCost, ComputeWidth, ModelProfile
-from workbench.profiles.storage_tracker import Recording
+from workbench.profiles.storage_tracker import Recording, after
 
 SEQUENCES, TOKENS = 5, 96
 
@@ -86,6 +87,35 @@ def test_costs_are_those_of_a_real_block_at_another_size(
         set_dtype(block, torch.float32)
         assert_agrees(kind.cost(width, on_cpu=True), found, within)
         assert not kind.problem
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_computes_again_what_the_costs_do_not_leave_out(
+    family: str, model_profile_of: Callable[[str], ModelProfile]
+) -> None:
+    """torch breaks off behind the last tensor that is kept: a last product whose result is only added is left out."""
+    model, calls, names = blocks_of(family)
+    for kind, name in zip(model_profile_of(family).kinds, names, strict=True):
+        block, cost = model.get_submodule(name), kind.cost("32", on_cpu=True)
+        assert cost is not None
+        forward, alone = record_training(block, calls[name]).phases
+        _, with_recompute = record_training(Checkpointed(block), calls[name]).phases
+        found, whole = after(with_recompute, alone), cost.left_out_flops.at(SEQUENCES, TOKENS)
+        assert found.operations == cost.operations - cost.left_out_operations
+        assert found.flops == pytest.approx(forward.flops - whole)
+        left_out = cost.left_out_element_bytes.at(SEQUENCES, TOKENS)
+        assert found.element_bytes == pytest.approx(forward.element_bytes - left_out, rel=0.02)
+    if family == "llama":
+        assert whole == 2 * SEQUENCES * TOKENS * INNER * WIDTH, "the projection down, before the last sum"
 
 
 def test_products_are_counted_as_arithmetic_has_it(model_profile_of: Callable[[str], ModelProfile]) -> None:
