@@ -21,6 +21,7 @@ from workbench.engine.report import (
     exposed_seconds,
     lane_seconds,
     on_update_lane,
+    total_seconds,
 )
 from workbench.timeline import Kind, Lane
 
@@ -56,6 +57,28 @@ def test_the_forward_of_the_next_step_is_that_steps(now: list[float]) -> None:
     assert lane_seconds(first.spans)[Lane.COMPUTE] == 9.0
     step(clock, now, 0.0, 6.0)
     assert lane_seconds(clock.take().own)[Lane.COMPUTE] == 10.0
+
+
+def test_a_wait_is_cut_out_of_what_computes_and_takes_one_event(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, events = CpuDevice(), []
+    record = device.record_moment
+    monkeypatch.setattr(device, "record_moment", lambda: (events.append(now[0]), record())[1])
+    clock = ComputeClock(device)
+    clock.begin(Kind.BACKWARD)
+    for _ in range(100):
+        now[0] += 2.0
+        with clock.waiting():
+            now[0] += 1.0
+            with clock.waiting():  # as a slot that is waited for within a step's inline work
+                now[0] += 1.0
+    clock.end()
+    clock.end_step()
+    computed = clock.take()
+    assert [(span.start_s % 4, span.seconds) for span in computed.own] == [(0.0, 2.0)] * 100
+    assert total_seconds(computed.waits) == 200.0
+    assert len(events) == 2 + 200
 
 
 def test_a_step_that_is_settled_at_once_has_nothing_of_the_next(now: list[float]) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 from workbench.engine.devices.device import Device, Moment
@@ -169,6 +170,14 @@ class _Mark(NamedTuple):
     moment: Moment
 
 
+class _Open(NamedTuple):
+    """A forward or a backward that has begun, and the times in it in which the device had nothing to do."""
+
+    kind: Kind
+    mark: _Mark
+    waits: list[Interval]
+
+
 class ComputeClock:
     """Forward spans, backward spans and waits of one step; readings of time.perf_counter().
 
@@ -178,8 +187,8 @@ class ComputeClock:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._open: tuple[Kind, _Mark] | None = None
-        self._spans: list[tuple[Kind, _Mark, _Mark]] = []
+        self._open: _Open | None = None
+        self._spans: list[tuple[_Open, _Mark]] = []
         self._waits: list[Interval] = []
         self._ahead: list[Span] = []
         self._ended: int | None = None
@@ -191,28 +200,28 @@ class ComputeClock:
 
     def begin(self, kind: Kind) -> None:
         """A forward or a backward begins, or goes on."""
-        self._open = kind, self._mark()
+        self._open = _Open(kind, self._mark(), [])
 
     def end(self) -> None:
-        """What is under way has ended, or pauses."""
+        """What is under way has ended."""
         if self._open is not None:
-            self._spans.append((*self._open, self._mark()))
+            self._spans.append((self._open, self._mark()))
             self._open = None
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """The model waits within this."""
-        paused = self._open
-        self.end()
+        # One event a wait, not the three of two spans with a gap: with many micro-batches a step has 20,000 of them.
         began = self._mark()
         try:
             yield
         finally:
             idle_s = self._device.moment_s(began.moment)
             if idle_s is not None:
-                self._waits.append((max(began.issued_s, idle_s), time.perf_counter()))
-            if paused is not None:
-                self.begin(paused[0])
+                wait = max(began.issued_s, idle_s), time.perf_counter()
+                self._waits.append(wait)
+                if self._open is not None:
+                    self._open.waits.append(wait)
 
     def end_step(self) -> None:
         """The step has had its last backward: what is computed from here on is the next one's."""
@@ -220,29 +229,34 @@ class ComputeClock:
 
     def take(self) -> Computed:
         """Return the times since the last call; what the device has not done yet is left for the next."""
-        done: list[Span] = []
+        done: list[list[Span]] = []
         for each in self._spans:
-            span = self._span(*each)
-            if span is None:
+            parts = self._parts(*each)
+            if parts is None:
                 break
-            done.append(span)
+            done.append(parts)
         del self._spans[: len(done)]
         waits, self._waits = self._waits, []
         ended, self._ended = self._ended, None
-        own = self._ahead + done[:ended]
-        self._ahead = [] if ended is None else done[ended:]
-        return Computed(own, done, waits)
+        own = self._ahead + list(chain.from_iterable(done[:ended]))
+        self._ahead = [] if ended is None else list(chain.from_iterable(done[ended:]))
+        return Computed(own, list(chain.from_iterable(done)), waits)
 
     def _mark(self) -> _Mark:
         return _Mark(time.perf_counter(), self._device.record_moment())
 
-    def _span(self, kind: Kind, began: _Mark, ended: _Mark) -> Span | None:
-        before_s, stop_s = self._device.moment_s(began.moment), self._device.moment_s(ended.moment)
+    def _parts(self, begun: _Open, ended: _Mark) -> list[Span] | None:
+        """Return what is between the waits; None where the device has not done it yet."""
+        before_s, stop_s = self._device.moment_s(begun.mark.moment), self._device.moment_s(ended.moment)
         if before_s is None or stop_s is None:
             return None
-        return Span(
-            Lane.COMPUTE, kind, None, None, max(began.issued_s, before_s), max(ended.issued_s, stop_s)
-        )
+        parts: list[Span] = []
+        start_s, stop_s = max(begun.mark.issued_s, before_s), max(ended.issued_s, stop_s)
+        for began_s, over_s in [*sorted(begun.waits), (stop_s, stop_s)]:
+            if began_s > start_s:
+                parts.append(Span(Lane.COMPUTE, begun.kind, None, None, start_s, began_s))
+            start_s = max(start_s, over_s)
+        return parts
 
 
 def on_update_lane(spans: Iterable[Span]) -> tuple[list[Span], list[Span]]:
