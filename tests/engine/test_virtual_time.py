@@ -13,6 +13,7 @@ import torch
 import workbench.profiles
 from workbench.engine import AdamW, OffloadEngine, StepResult
 from workbench.engine.devices.cuda_device import CudaDevice
+from workbench.engine.execution import Span
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.plan.rates import TASK_S, Rates
 from workbench.profiles.machine_profile import MachineProfile, load_profile
@@ -65,9 +66,11 @@ def with_all_else_faster(machine: MachineProfile) -> MachineProfile:
 
 @dataclass
 class Training:
-    """Each step's result; `idle_s`, `busy_s`: of compute, from a step's first forward to the next step's."""
+    """Each step's result, and its spans, which it keeps until the next one is finished; `idle_s`, `busy_s`: of compute,
+    from a step's first forward to the next step's."""
 
     results: list[StepResult]
+    spans: list[tuple[Span, ...]]
     idle_s: list[float]
     busy_s: list[float]
 
@@ -78,7 +81,7 @@ def train(machine: MachineProfile, layers: int = 4, sequences: int = 2, **option
     with VirtualCuda(machine=machine, values=False, device_bytes=8 << 30) as cuda:
         clock = cuda.clock
         assert clock is not None
-        reports, marks = [], []
+        reports, spans, marks = [], [], []
         with OffloadEngine(
             model,
             optimizer=AdamW(lr=1e-4),
@@ -95,12 +98,14 @@ def train(machine: MachineProfile, layers: int = 4, sequences: int = 2, **option
                     if micro_batch == 0:
                         marks.append(clock.mark())
                     engine.backward(loss)
+                    if micro_batch == 0 and reports:
+                        spans.append(reports[-1].result().spans)
                 reports.append(engine.step())
             results = [report.result() for report in reports]
     step_s = [after.ends_at - before.ends_at for before, after in itertools.pairwise(marks)]
     busy_s = [after.busy_s - before.busy_s for before, after in itertools.pairwise(marks)]
     idle_s = [step - busy for step, busy in zip(step_s, busy_s, strict=True)]
-    return Training(results[SETTLED:STEPS], idle_s[SETTLED:], busy_s[SETTLED:])
+    return Training(results[SETTLED:STEPS], spans[SETTLED:], idle_s[SETTLED:], busy_s[SETTLED:])
 
 
 @pytest.mark.parametrize(
@@ -195,8 +200,8 @@ def test_a_step_that_waits_for_the_link_keeps_it_busy(machine: MachineProfile, l
     rates = Rates(waits_for_link, "auto")
     link_s = rates.down_s if lane is Lane.DOWNLOAD else rates.up_s
     training = train(waits_for_link, layers=12, gradient_clipping=1.0, chunk_bytes=CHUNK_BYTES)
-    for result in training.results:
-        spans = [span for span in result.spans if span.lane is lane]
+    for result, all_spans in zip(training.results, training.spans, strict=True):
+        spans = [span for span in all_spans if span.lane is lane]
         took_s = max(span.stop_s for span in spans) - min(span.start_s for span in spans)
         copied_s = link_s(2 * PARAMETERS_OF_TWELVE_LAYERS)
         assert 0.95 < copied_s / took_s <= 1
