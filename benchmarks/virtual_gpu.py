@@ -3,7 +3,9 @@
     python -m benchmarks.virtual_gpu [--presets gpt2-10b ...] [--machines server-80gb ...]
 
 Beside each: the plan's seconds, and those of a schedule as DeepSpeed's: all updates come after backward, all uploads
-after them, and an update takes what `benchmarks.host_optimizer` measures of DeepSpeed. No figure is of a GPU.
+after them, and an update takes what `benchmarks.host_optimizer` measures of DeepSpeed. "by torch alone" is a
+plain loop with fused AdamW: all in bf16 without masters, gradients summed by autograd, the model's own loss. No figure
+is of a GPU.
 """
 
 from __future__ import annotations
@@ -40,18 +42,23 @@ QWEN3_14B = {
 
 @dataclass(frozen=True)
 class Case:
-    """`shape`: architecture and settings of a preset whose model is on the hub. `options`: of the configuration."""
+    """`shape`: architecture and settings of a preset whose model is on the hub. `options`: of the configuration.
+    `by_torch`: without the engine."""
 
     preset: str
     options: tuple[str, ...] = ()
     shape: tuple[str, dict[str, Any]] | None = None
     title: str = ""
+    by_torch: bool = False
 
 
+ALL_ON_DEVICE = ("offload.state=device", "train.activation_checkpointing=false")
 CASES = {
     case.title or case.preset: case
     for case in (
         Case("gpt2-124m"),
+        Case("gpt2-124m", ALL_ON_DEVICE, title="gpt2-124m on the device"),
+        Case("gpt2-124m", ALL_ON_DEVICE, title="gpt2-124m by torch alone", by_torch=True),
         Case("gpt2-10b"),
         Case("gpt2-10b", ("train.gradient_clipping=0.0",), title="gpt2-10b without clipping"),
         Case("llama2-7b", shape=("llama", LLAMA2_7B)),
@@ -68,6 +75,7 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     from workbench.config import load_config
     from workbench.data.batches import Batch
     from workbench.engine import OffloadEngine
+    from workbench.engine.devices.cuda_device import CudaDevice
     from workbench.engine.loss.chunked_loss import ChunkedLoss
     from workbench.model.build import build_on_meta, model_config
     from workbench.plan.machine import planned_machine
@@ -93,24 +101,29 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     with VirtualCuda(machine=machine, values=False, device_bytes=machine.device.memory_bytes) as cuda:
         clock = cuda.clock
         assert clock is not None
-        engine = OffloadEngine(model, **options)
-        loss_of = ChunkedLoss(model)
+        trained: Any
+        if case.by_torch:
+            trained = TorchAlone(model.to(torch.bfloat16).to("cuda"), config.train.gradient_clipping)
+            device, loss_of = CudaDevice(torch.device("cuda", 0)), trained.loss
+        else:
+            trained = OffloadEngine(model, **options)
+            device, loss_of = trained.device, ChunkedLoss(model)
         rows, length = config.train.micro_batch_size, config.data.sequence_length
         ids = torch.zeros(rows, length, dtype=torch.long)
         batch = Batch(ids, ids, None, rows * (length - 1), ids.numel())
         marks = []
         for step in range(STEPS + 1):
             for micro_batch in range(config.train.gradient_accumulation):
-                loss = batch_loss(loss_of, batch, engine.device)
+                loss = batch_loss(loss_of, batch, device)
                 if micro_batch == 0:
                     link = sum(clock.link_bytes.values())
                     marks.append((clock.mark(), clock.kernels, link, cuda.queues.host_waits))
                 if step == STEPS:
                     break
-                engine.backward(loss)
+                trained.backward(loss)
             else:
-                engine.step()
-        engine.close()
+                trained.step()
+        trained.close()
         (begin, *before), (end, *after) = marks[-2:]
         step_s, busy_s = end.ends_at - begin.ends_at, end.busy_s - begin.busy_s
         kernels, link, waits = (b - a for a, b in zip(before, after, strict=True))
@@ -125,6 +138,35 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
             "device_gib": cuda.memory.most_allocated / 2**30,
             "deepspeed_s": busy_s + update_s + clock.rates.up_s(2 * parameters),
         }
+
+
+class TorchAlone:
+    """A plain loop, with the names of the engine's steps."""
+
+    def __init__(self, model: Any, clipping: float) -> None:
+        import torch
+
+        self._model, self._clipping = model, clipping
+        self._optimizer: Any = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def loss(self, ids: Any, labels: Any, **options: Any) -> Any:
+        return self._model(input_ids=ids, labels=labels, **options).loss
+
+    def backward(self, loss: Any) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        import torch
+
+        if self._clipping:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clipping)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def close(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
 
 
 def planned(title: str, machine: str) -> dict[str, Any] | None:
@@ -161,7 +203,7 @@ def main() -> None:
 
 
 def _cells(title: str, machine: str) -> str:
-    told_plan = planned(title, machine)
+    told_plan = None if CASES[title].by_torch else planned(title, machine)
     plan = None if told_plan is None else float(told_plan["time"]["step_s"])
     short = [t["tier"] for t in told_plan["memory"]["tiers"] if not t["fits"]] if told_plan else []
     if "device" in short:
@@ -178,7 +220,9 @@ def _cells(title: str, machine: str) -> str:
         f"{found['step_s']:.3f} s" + " (memory of the host lacks)" * ("host" in short),
         "" if plan is None else f"{plan:.3f} s ({plan / found['step_s'] - 1:+.0%})",
         f"{found['exposed']:.1%}",
-        f"{found['deepspeed_s']:.3f} s ({found['deepspeed_s'] / found['step_s']:.2f} x)",
+        ""
+        if CASES[title].by_torch
+        else f"{found['deepspeed_s']:.3f} s ({found['deepspeed_s'] / found['step_s']:.2f} x)",
         f"{found['kernels']:,}",
         f"{found['host_waits']:,}",
         f"{found['link_gb']:.1f} GB",

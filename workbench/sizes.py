@@ -45,6 +45,8 @@ RING_BUFFERS = 4
 RING_BUFFER_BYTES = 4 << 20
 RINGS_BYTES = 4 * RING_BUFFERS * RING_BUFFER_BYTES
 """Pinned buffers of the four streams of copies, for host memory that the driver would not register."""
+LOGITS_BYTES = 64 << 20
+DEVICE_LOGITS_BYTES = 192 << 20
 SLOT_ALIGNMENT = 512
 SMALLEST_PIECE_BYTES = 4 * NORM_BLOCK
 """The least that a frozen parameter is cut into when it is fetched."""
@@ -233,6 +235,18 @@ def _check_shared_by_ranks(placement: Placement, *, delayed: bool, streamed: boo
         raise ValueError(
             "16-bit weights that a CPU computes in fp32 are not supported on several ranks yet: use precision = 'fp32'"
         )
+
+
+# The loss
+
+
+def logits_chunk_bytes(vocabulary: int, width: int, *, on_host: bool) -> int:
+    """Return the bytes of fp32 logits that the loss has at a time, of a head [vocabulary, width].
+
+    Each chunk reads and writes the fp32 sum of the head's gradient. Where products are fast that would take longer than
+    they do: so a device of its own takes more, and never fewer tokens than a quarter of the width.
+    """
+    return LOGITS_BYTES if on_host else max(DEVICE_LOGITS_BYTES, vocabulary * width)
 
 
 # The memory of one unit

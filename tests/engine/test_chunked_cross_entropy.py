@@ -146,8 +146,11 @@ def test_a_second_backward_is_refused() -> None:
         loss.backward()
 
 
-def test_a_chunk_is_64_mib_of_fp32_logits_and_wider_where_products_are_fast() -> None:
+def test_a_chunk_is_64_mib_of_fp32_logits_and_larger_where_products_are_fast() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert default_chunk_tokens(50304, 768, cpu) * 50304 * 4 == pytest.approx(64 << 20, rel=0.01)
     assert default_chunk_tokens(128_000, 4096, cuda) == 1024
+    assert default_chunk_tokens(50304, 768, cuda) > 768, (
+        "logits weigh more than the sum of the head's gradient"
+    )
     assert default_chunk_tokens(1 << 30, 8, cpu) == 1

@@ -27,6 +27,7 @@ from workbench.sizes import (
     UnitRoute,
     add,
     buffer_sizes,
+    logits_chunk_bytes,
     route_unit,
     unit_breakdown,
     update_scratch_bytes,
@@ -40,8 +41,6 @@ DEVICE_RUNTIME_BYTES = 256 << 20
 """Workspaces of the matrix library."""
 RESERVE_SHARE = 50
 """One part in so many of the device's memory is what its allocator holds beside what is asked of it. Planned."""
-LOSS_CHUNK_BYTES = 64 << 20
-"""The logits of so many tokens at once, in fp32 (see engine/loss/fused_head.py)."""
 HEAP_BLOCK_BYTES = 32 << 20
 """glibc's largest threshold, from which on a block is mapped by itself (M_MMAP_THRESHOLD in mallopt(3))."""
 
@@ -420,10 +419,10 @@ def _loss_bytes(model_profile: ModelProfile, work: Workload, item: int) -> float
 
 
 def loss_chunk_bytes(model_profile: ModelProfile, work: Workload) -> float:
-    """Return the bytes of a chunk's logits in fp32; see `default_chunk_tokens` of the engine."""
-    if work.shared_memory:
-        return float(LOSS_CHUNK_BYTES)
-    return max(float(LOSS_CHUNK_BYTES), 1.0 * model_profile.head_width * model_profile.vocab_size)
+    """Return the bytes of a chunk's logits in fp32."""
+    return float(
+        logits_chunk_bytes(model_profile.vocab_size, model_profile.head_width, on_host=work.shared_memory)
+    )
 
 
 def _tied_bytes(model_profile: ModelProfile, item: int) -> float:

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-CHUNK_BYTES = 64 << 20
+from workbench.sizes import logits_chunk_bytes
+
 STRIP_BYTES = 64 << 20
 FP16_SCALE = 256.0
 """A power of two: probabilities down to 2e-10 count in fp16, and sums stay far below its largest number."""
@@ -30,14 +31,8 @@ Pointwise = Callable[[Tensor], Tensor]
 
 
 def default_chunk_tokens(vocabulary: int, width: int, device: torch.device) -> int:
-    """Return the number of tokens whose fp32 logits take about 64 MiB; on an accelerator at least a quarter of the
-    head's width.
-
-    Each chunk reads and writes the fp32 sum of the weight's gradient: with few tokens a chunk that would take longer
-    than its matrix products where those are fast. Such a chunk's logits take a quarter of that sum.
-    """
-    tokens = max(1, CHUNK_BYTES // (4 * vocabulary))
-    return tokens if device.type == "cpu" else max(tokens, width // 4)
+    """Return the number of tokens of a chunk, by `logits_chunk_bytes`."""
+    return max(1, logits_chunk_bytes(vocabulary, width, on_host=device.type == "cpu") // (4 * vocabulary))
 
 
 @dataclass(frozen=True)

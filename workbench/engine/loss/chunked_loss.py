@@ -36,7 +36,8 @@ class ChunkedLoss:
         model: called with `input_ids` and `labels`; its `.loss` is a scalar. A transformers causal language model
             gets its logits in chunks, another one is called as it is, and `refusal` says why.
         chunk_tokens: the most tokens whose logits exist at a time; None for about 64 MiB of fp32 logits (on an
-            accelerator more where the head is wide). A batch that fits in one chunk is the model's own affair.
+            accelerator 192 MiB, and more where the head is wide). A batch that fits in one chunk is the model's own
+            affair.
         label_smoothing: of a model in training mode: this share of each target's probability goes to all tokens alike
             (Szegedy et al., 2016, section 7).
 
