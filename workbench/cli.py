@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not isinstance(error, BrokenPipeError) and code == EXIT_DONE:
             _report(f"workbench: the output could not be written: {error.strerror}")
-        # What is left in the buffer goes nowhere, or Python would try again at exit and complain.
+        # The rest of the buffer is dropped, or Python would try again at exit and complain.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code or (EXIT_READER_LEFT if isinstance(error, BrokenPipeError) else EXIT_ERROR)
@@ -159,7 +159,7 @@ def _unknown_argument(command: Command, words: Sequence[str]) -> str:
     word = next((word for word in words if word.startswith("-")), words[0])
     more = f"`workbench {command.name} --help` lists its options"
     if not word.startswith("-") or word == "-":
-        return f"{command.name}: {word!r} is one word too many; {more}"
+        return f"{command.name}: unexpected argument {word!r}; {more}"
     option, options = word.split("=")[0], command.options()
     hint = _nearest(option, options) or more
     if "--set" in options:

@@ -145,7 +145,7 @@ def save_preset(name: str, text: str, *, replace: bool = False) -> Path:
         )
     path = folder / f"{name}.toml"
     if path.exists() and not replace:
-        raise ConfigurationError(f"{path}: is there already; give another name")
+        raise ConfigurationError(f"{path}: already exists; give another name")
     _write(path, text)
     return path
 
@@ -157,7 +157,9 @@ def overwrite_preset(path: Path, text: str) -> None:
         ConfigurationError: it came with workbench, or cannot be written.
     """
     if is_shipped(path):
-        raise ConfigurationError(f"{path}: comes with workbench and is not changed; save it under a name")
+        raise ConfigurationError(
+            f"{path}: is shipped with workbench and is never changed; save it under a name"
+        )
     _write(path, text)
 
 

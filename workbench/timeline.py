@@ -351,7 +351,7 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
         at_once = shape.overlap == "exact" and not shape.global_quantity
         late_update = builder.add_update_after_backward(end) if at_once else None
         measured.append(builder.add_norm_after_backward(end) if late_update is None else late_update)
-    # What else compute does itself overlaps with nothing: it may as well know the verdict first. So may other ranks.
+    # Compute's other work overlaps with nothing: it can wait for the check first. So may other ranks.
     if shape.global_quantity or any(flow.update_on_compute for flow in shape.flows) or shape.ranks > 1:
         verdict = builder.add_verdict(measured)
     ready: list[tuple[int, ...]] = []

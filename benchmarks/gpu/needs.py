@@ -86,7 +86,7 @@ def case_config(case: Case, micro_batch: int, sequence: int) -> RunConfig:
 @functools.cache
 def _model_profile(model: str) -> ModelProfile:
     profile = obtain_model_profile(model_table(case_config(Case(model, "engine"), 1, 64)), tell)
-    assert profile is not None, "it is taken where there is none"
+    assert profile is not None, "it is made if there is none"
     return profile
 
 

@@ -100,7 +100,7 @@ def test_a_full_disk_is_not_called_a_bug(
         ("stop --steps", 'stop: there is no option "--steps"; `workbench stop --help` lists'),
         ("run quickstart --det", 'run: there is no option "--det"; did you mean "--detach"?'),
         ("runs --xyzzy=3", 'runs: there is no option "--xyzzy"; `workbench runs --help` lists'),
-        ("runs some extra", "runs: 'extra' is one word too many; `workbench runs --help` lists"),
+        ("runs some extra", "runs: unexpected argument 'extra'; `workbench runs --help` lists"),
         (
             "run quickstart --set",
             "run: argument --set: expected one argument; `workbench run --help` explains it",
@@ -200,7 +200,7 @@ def test_a_run_whose_checkpoints_are_damaged_is_refused_before_anything_is_start
     assert main(["resume", str(run.path)]) == 1
     out, err = capsys.readouterr()
     lines = err.splitlines()
-    assert out == "" and "none of its 2 checkpoints is whole" in lines[0]
+    assert out == "" and "all its 2 checkpoints are damaged" in lines[0]
     assert lines[1:3] == ["  step-00000005: DONE is missing", "  step-00000004: DONE is missing"]
     assert read_status(run).phase == "stopped"
 

@@ -66,6 +66,6 @@ def test_a_damaged_file_is_an_error_and_a_missing_run_too(
     run.metrics.write_bytes(b"nonsense")
     assert metrics(run=run.name, runs=run.path.parent, as_json=False) == 1
     out = capsys.readouterr()
-    assert out.out == "" and "is no metrics file" in out.err
+    assert out.out == "" and "is not a metrics file" in out.err
     with pytest.raises(ConfigurationError, match="nope"):
         metrics(run="nope", runs=run.path.parent, as_json=False)

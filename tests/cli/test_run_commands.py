@@ -120,7 +120,7 @@ def test_a_finished_run_is_not_resumed(run: RunDirectory, capsys: pytest.Capture
     write_status(run, Status(phase="finished", step=9, total_steps=9))
     assert run_commands.steer(verb="resume", run=None, runs=run.path.parent) == 1
     told = capsys.readouterr().err
-    assert f"it finished at step 9 of 9; `workbench resume {run.name} --set train.steps=N` goes on" in told
+    assert f"it finished at step 9 of 9; `workbench resume {run.name} --set train.steps=N` adds steps" in told
 
 
 def test_runs_are_listed_as_a_table_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,8 @@ def test_the_list_as_json_names_the_best_checkpoint_of_a_run(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("there", "no run in it yet"), ("file", "is no folder"), ("nowhere", "no such folder")]
+    ("name", "said"),
+    [("there", "no run in it yet"), ("file", "is not a folder"), ("nowhere", "no such folder")],
 )
 def test_a_folder_without_runs_is_told_from_one_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
@@ -225,7 +226,7 @@ def test_a_run_is_deleted_after_a_yes_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two, three = (RunDirectory.create(tmp_path, name) for name in ("one", "two", "three"))
-    with pytest.raises(ConfigurationError, match="--yes deletes without a question"):
+    with pytest.raises(ConfigurationError, match="--yes deletes without asking"):
         run_commands.remove(run=["one"], runs=tmp_path, yes=False)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     answers, asked = iter(["n", "y"]), []

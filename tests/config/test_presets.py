@@ -41,7 +41,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of what comes with workbench: a broken promise must not cost the real files."""
+    """A copy of what shipped with workbench: a broken promise must not cost the real files."""
     folder = tmp_path / "shipped"
     shutil.copytree(shipped_folder(), folder)
     monkeypatch.setattr(presets, "shipped_folder", lambda: folder)
@@ -177,7 +177,7 @@ def test_a_saved_preset_is_found_by_its_name_and_nothing_else_is_left(user: Path
 
 def test_a_preset_that_is_there_is_replaced_only_where_that_is_wanted(user: Path) -> None:
     save_preset("mine", MINE)
-    with pytest.raises(ConfigurationError, match=r"mine\.toml: is there already"):
+    with pytest.raises(ConfigurationError, match=r"mine\.toml: already exists"):
         save_preset("mine", "other")
     assert (user / "mine.toml").read_text() == MINE
     save_preset("mine.toml", "other", replace=True)
@@ -210,7 +210,7 @@ def test_what_comes_with_workbench_or_is_no_preset_is_neither_deleted_nor_overwr
     assert is_shipped(path)
     with pytest.raises(ConfigurationError, match="only presets of the project or of your own"):
         delete_preset(path)
-    with pytest.raises(ConfigurationError, match="comes with workbench"):
+    with pytest.raises(ConfigurationError, match="shipped with workbench"):
         overwrite_preset(path, MINE)
     assert path.read_bytes() == before
     other = write(tmp_path / "other.toml")

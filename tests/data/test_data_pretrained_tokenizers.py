@@ -142,7 +142,7 @@ def test_what_is_no_tokenizer_is_said_in_one_sentence(folder: Path, tmp_path: Pa
     (tmp_path / "damaged" / "tokenizer_config.json").write_text("{}")
     for spec, reason in {
         "empty": "has no tokenizer; expected tokenizer.json",
-        "broken.json": r"no tokenizer\.json that can be loaded",
+        "broken.json": r"not a tokenizer\.json that can be loaded",
         "damaged": "cannot be loaded",
         "modell": r'no such folder \(did you mean ".*model"\?\)',
     }.items():

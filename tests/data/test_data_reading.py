@@ -274,10 +274,10 @@ def test_a_prepared_folder_is_a_source_of_its_own(tmp_path: Path, cache: Path, t
         ConfigurationError, match=r"is not the tokenizer that the tokens of .* were made with"
     ):
         data(tmp_path / "prepared")
-    with pytest.raises(ConfigurationError, match="stands alone"):
+    with pytest.raises(ConfigurationError, match="must be the only source"):
         data([tmp_path / "prepared", tmp_path / "a.jsonl"], tokenizer)
     (tmp_path / "prepared" / "train.documents").write_bytes(b"")
-    with pytest.raises(ConfigurationError, match=r"do not fit its tokens\.json"):
+    with pytest.raises(ConfigurationError, match=r"do not match its tokens\.json"):
         data(tmp_path / "prepared", tokenizer)
 
 
@@ -364,14 +364,14 @@ def test_prompts_are_never_cut_but_a_text_beside_them_is(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"text": "a"', "no JSON: "),
-        ("plain words", "no JSON: "),
+        ('{"text": "a"', "not JSON: "),
+        ("plain words", "not JSON: "),
         ('"a string"', "expected a JSON object with fields, not a string"),
         ('{"prompt": "a"}', r'a record needs "text", .*; this one has "prompt"; "completion" is missing'),
         ('{"body": "a"}', r'a record needs "text", .*; this one has "body"; .*data\.text_field = "body"'),
         ('{"text": 3}', '"text" is a number: expected a string'),
         ('{"text": "\xe4"}', "byte 11 of the line is not UTF-8"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "a chat needs a tokenizer with a chat template"),
     ],
 )
@@ -407,7 +407,7 @@ def test_wrong_records_at_the_beginning_of_any_file_are_told_together_before_any
     body = 'a record needs "text", "prompt" with "completion" or "messages"; this one has "body"; set'
     assert str(error.value).splitlines() == [
         "data.source has wrong records:",
-        f"  {tmp_path}/a.jsonl:91: no JSON: Expecting property name enclosed in double quotes at character 2",
+        f"  {tmp_path}/a.jsonl:91: not JSON: Expecting property name enclosed in double quotes at character 2",
         f'  {tmp_path}/a.jsonl:92: "text" is a number: expected a string',
         f"  {tmp_path}/b.json: record 3: expected a JSON object with fields, not a number",
         f'  {tmp_path}/b.json: record 4: {body} data.text_field = "body"',
@@ -432,9 +432,9 @@ def test_a_wrong_record_of_an_array_is_named_with_its_number(tmp_path: Path) -> 
     for text, reason in {
         json.dumps([*rows(3), {"body": 1}]): 'record 4: a record needs "text"',
         json.dumps([*rows(3), "text"]): "record 4: expected a JSON object with fields, not a string",
-        json.dumps(rows(3))[:-1] + " {}]": "record 4: no JSON: expected a comma",
-        json.dumps(rows(3))[:-1]: "record 4: no JSON: expected a comma or the end of the array",
-        json.dumps(rows(3))[:-5]: "record 3: no JSON",
+        json.dumps(rows(3))[:-1] + " {}]": "record 4: not JSON: expected a comma",
+        json.dumps(rows(3))[:-1]: "record 4: not JSON: expected a comma or the end of the array",
+        json.dumps(rows(3))[:-5]: "record 3: not JSON",
     }.items():
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=rf"a\.json: {reason}"):
@@ -446,11 +446,11 @@ def test_files_that_are_not_what_they_are_called_are_refused_with_the_reason(tmp
     np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
     for name, content, reason in (
         ("a.json", b'{\n"a": 1}', "holds no records: expected a JSON object on each line"),
-        ("a.parquet", b"a,b\n1,2\n", "is no parquet file"),
-        ("a.npy", b"words", "is no array of NumPy"),
+        ("a.parquet", b"a,b\n1,2\n", "is not a parquet file"),
+        ("a.npy", b"words", "is not a NumPy array"),
         ("floats.npy", None, r"the shape \[5\] and the type float64: expected token ids"),
-        ("objects.npy", None, "is no array of NumPy"),
-        ("a.txt.gz", b"not compressed", r"is no whole \.gz file"),
+        ("objects.npy", None, "is not a NumPy array"),
+        ("a.txt.gz", b"not compressed", r"is not a complete \.gz file"),
         ("b.txt.gz", gzip.compress(bytes(100)), "not a text file"),
         ("a.jsonl", b"\n \n", "has no text: its records and files are empty"),
     ):

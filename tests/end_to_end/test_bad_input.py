@@ -108,7 +108,7 @@ def test_a_run_folder_that_cannot_be_written_is_told(refused, trainers: Trainers
 
 def test_a_resumption_of_what_is_no_run_is_told(refused, trainers: Trainers) -> None:  # type: ignore[no-untyped-def]
     (trainers.folder / "no-run").mkdir(exist_ok=True)
-    assert "the folder is no run" in refused("run", "--resume", trainers.folder / "no-run")
+    assert "the folder is not a run" in refused("run", "--resume", trainers.folder / "no-run")
     assert "no such run folder, nor a preset" in refused("run", "--resume", "/nowhere/at/all")
     run = RunDirectory.create(trainers.folder / "other", "p")
     assert "config.toml cannot be read" in refused("run", "--resume", run.path)
@@ -142,7 +142,7 @@ def test_odd_but_legal_requests_simply_work(trainers: Trainers) -> None:
     resumed = trainers.call("run", trainers.folder / "odd preset äß name.toml", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.startswith(
-        f"run {unfinished.path}\nno checkpoint was saved yet: beginning again at the first step\nstep 00001/1 | "
+        f"run {unfinished.path}\nno checkpoint was saved yet: starting again at the first step\nstep 00001/1 | "
     )
 
 

@@ -177,7 +177,7 @@ def test_without_any_whole_checkpoint_nothing_is_begun_again_and_nothing_lost(
     before = sorted(str(path) for path in run.checkpoints.rglob("*"))
     ended = trainers.call("run", "--resume", run.path)  # refused before torch is imported
     assert ended.returncode == 1
-    assert f"run {run.name} cannot be resumed: none of its" in ended.stderr
+    assert f"run {run.name} cannot be resumed: all its" in ended.stderr
     assert sorted(str(path) for path in run.checkpoints.rglob("*")) == before
     assert not run.status.exists(), "what is refused before it is begun leaves the run as it was"
     assert losses(run) == losses(uninterrupted)

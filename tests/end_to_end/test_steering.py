@@ -66,7 +66,7 @@ def test_a_detached_run_is_seen_steered_stopped_killed_and_resumed(trainers: Tra
     assert [event.fields["step"] for event in events(run, "checkpoint")] == [step]
     assert last_step(run) == step
 
-    assert trainers.call("resume", run.name).stdout == f"run {run.name}: going on after step {step}\n"
+    assert trainers.call("resume", run.name).stdout == f"run {run.name}: continuing after step {step}\n"
     wait_for(at_step(run, step + 3), "steps after the pause")
 
     # A line that anybody may write, and one of nonsense.
@@ -130,7 +130,8 @@ def test_overrides_of_a_detached_resumption_reach_it_and_are_kept_only_if_they_f
     finished = trainers.call("run", "--resume", run.path)
     assert finished.returncode == 0
     assert (
-        "is finished: all 3 steps are done (--set train.steps=N or train.epochs=N goes on" in finished.stderr
+        "is finished: all 3 steps are done (--set train.steps=N or train.epochs=N adds steps"
+        in finished.stderr
     )
     assert trainers.call("resume").returncode == 1  # the latest
     planned = run.plan.read_text()

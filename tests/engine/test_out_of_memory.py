@@ -91,6 +91,6 @@ def test_a_backward_that_ran_out_says_that_the_engine_has_stopped(start: Any) ->
     assert in_forward < in_backward
     with engine_of(start, less_than(in_backward)) as (engine, _):
         message = fails(engine, LARGE, backward=True)
-        assert "the engine holds device: weights" in message and "make it anew with smaller" in message
+        assert "the engine holds device: weights" in message and "create it again with smaller" in message
         with pytest.raises(RuntimeError, match="the engine stopped after an error"):
             engine.backward(forward(engine, SMALL[0]))

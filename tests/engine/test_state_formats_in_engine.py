@@ -48,7 +48,7 @@ def test_a_curve_of_60_steps_stays_beside_exacts() -> None:
 
 
 def test_state_on_the_device_is_exact() -> None:
-    with pytest.raises(ValueError, match="state_format = 'half': on the device the state is exact"):
+    with pytest.raises(ValueError, match="state_format = 'half': the state on the device is always exact"):
         OffloadEngine(gpt2(), device="cpu", state="device", state_format="half")
 
 

@@ -85,7 +85,7 @@ def test_nothing_that_is_there_is_touched(whole: RunDirectory, tmp_path: Path) -
     before = {path.name: path.read_bytes() for path in target.iterdir()}
     (tmp_path / "file").write_text("mine")
     for taken in (target, tmp_path / "file"):
-        with pytest.raises(ConfigurationError, match="is there already"):
+        with pytest.raises(ConfigurationError, match="exists"):
             export(whole, taken, step=2)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 
@@ -215,7 +215,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_skipped_with_a_warning(
         "looked at, a copy is too"
     )
     with pytest.raises(
-        WorkbenchError, match=r"no checkpoint of step 4 that is whole.*step-00000004 is skipped"
+        WorkbenchError, match=r"no checkpoint of step 4 that is undamaged.*step-00000004 is skipped"
     ):
         export(broken, tmp_path / "four", step=4, options=ExportOptions(dtype="bf16"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "out", "runs"]

@@ -95,7 +95,7 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before_with_a_warning(
     assert "warning: checkpoint step-00000004 is skipped" in err and "the model of step 2" in err
     shutil.rmtree(broken.checkpoints / "step-00000002")
     code, out, err = sample(broken, "--prompt", "one")
-    assert code == 1 and not out and "no checkpoint that is whole" in err and "Traceback" not in err
+    assert code == 1 and not out and "no checkpoint that is undamaged" in err and "Traceback" not in err
 
 
 def test_a_chat_goes_through_the_tokenizer_s_template_and_only_the_answer_is_printed(

@@ -122,7 +122,7 @@ def test_importing_again_replaces_what_nobody_has_edited(
     for text in (edited, out.read_text() + "# mine\n", "# mine\n" + out.read_text()):
         out.write_text(text)
         assert main(line) == 2
-        assert "not as an import wrote it" in capsys.readouterr().err
+        assert "not an unedited import" in capsys.readouterr().err
         assert out.read_text() == text
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_is_there_is_kept_unless_asked(blog: Path, capsys: pytest.Ca
     out.write_text("mine")
     line = ["import", str(blog), "--architecture", "gpt2", "--out", str(out)]
     assert main(line) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "not an unedited import" in capsys.readouterr().err
     assert out.read_text() == "mine"
     assert main([*line, "--force"]) == 0
     assert load_config(out).model.architecture == "gpt2"
@@ -160,11 +160,11 @@ def test_what_is_wrong_with_file_target_and_settings_is_told_at_once(
     out.write_text("mine")
     assert main(["import", str(path), "--out", str(out), "--set", "train.stepps=3"]) == 2
     printed = capsys.readouterr().err
-    assert all(words in printed for words in ("Lamb", "train.stepps", "is there already"))
+    assert all(words in printed for words in ("Lamb", "train.stepps", "not an unedited import"))
     path.write_text("nothing")
     assert main(["import", str(path), "--out", str(out)]) == 2
     printed = capsys.readouterr().err
-    assert all(words in printed for words in ("JSON", "is there already"))
+    assert all(words in printed for words in ("JSON", "not an unedited import"))
 
 
 def test_unknown_keys_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

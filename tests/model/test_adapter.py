@@ -119,7 +119,7 @@ def test_named_layers_alone_get_one_wherever_they_are() -> None:
         ("gpt2", "mlp", "c_attn, c_proj, c_fc"),
         ("llama", "all-linear", "leave the array empty"),
         ("mixtral", "experts", "MixtralExperts, which holds its matrices in one tensor"),
-        ("mixtral", "gate", "MixtralTopKRouter, which is no linear layer"),
+        ("mixtral", "gate", "MixtralTopKRouter, which is not a linear layer"),
         ("mixtral", "w1", "the linear layers of its blocks are q_proj"),
     ],
 )

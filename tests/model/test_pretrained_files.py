@@ -70,15 +70,15 @@ def to_pickle(folder: Path) -> None:
 
 WRONG: list[tuple[str, Callable[[Path], None], str]] = [
     ("one", lambda d: (d / CONFIG).unlink(), r"has no config\.json; name a folder that save_pret"),
-    ("one", lambda d: cut(d / CONFIG, 20), r"config\.json is no JSON: .*get it again"),
+    ("one", lambda d: cut(d / CONFIG, 20), r"config\.json is not JSON: .*download it again"),
     ("one", lambda d: (d / ONE).unlink(), r"has neither model\.safetensors nor model\.safetensors\.in"),
     ("one", to_pickle, r"pickle files only \(pytorch_model\.bin\), which can run any code.*save_pretrained"),
     (
         "one",
         lambda d: edit(d / CONFIG, model_type="vit"),
-        r"model_type = 'vit' is no causal language model that transformers \d",
+        r"model_type = 'vit' is not a causal language model that transformers \d",
     ),
-    ("one", lambda d: edit(d / CONFIG, model_type=...), r"model_type = None is no causal"),
+    ("one", lambda d: edit(d / CONFIG, model_type=...), r"model_type = None is not a causal"),
     (
         "one",
         lambda d: edit(
@@ -86,16 +86,16 @@ WRONG: list[tuple[str, Callable[[Path], None], str]] = [
             model_type="mine",
             auto_map={"AutoConfig": "my_config.C", "AutoModelForCausalLM": "my.M"},
         ),
-        r"brings code of its own.*\(my\.py, my_config\.py\).*model\.trust_remote_code = true",
+        r"has its own code.*\(my\.py, my_config\.py\).*model\.trust_remote_code = true",
     ),
     (
         "one",
         lambda d: edit(d / CONFIG, quantization_config={"quant_method": "gptq"}),
-        r"quantised \(gptq\), which are not trained from",
+        r"quantised \(gptq\), which cannot be trained",
     ),
     ("one", lambda d: edit(d / CONFIG, hidden_size="wide"), r"config\.json describes no model: "),
-    ("one", lambda d: cut(d / ONE, 0), r"no whole safetensors file \(0 bytes"),
-    ("one", lambda d: cut(d / ONE, 30_000), r"no whole safetensors file \(30,000 bytes"),
+    ("one", lambda d: cut(d / ONE, 0), r"not a complete safetensors file \(0 bytes"),
+    ("one", lambda d: cut(d / ONE, 30_000), r"not a complete safetensors file \(30,000 bytes"),
     ("one", other_dtype, r"stored as float8_e4m3fn"),
     (
         "one",
@@ -107,19 +107,19 @@ WRONG: list[tuple[str, Callable[[Path], None], str]] = [
         lambda d: (d / SECOND).unlink(),
         r"model-00002-of-00004\.safetensors is missing: .*index\.json has \d+ tensors in it, one of them model\.",
     ),
-    ("many", lambda d: cut(d / INDEX, 9), r"index\.json is no JSON"),
+    ("many", lambda d: cut(d / INDEX, 9), r"index\.json is not JSON"),
     ("many", lambda d: edit(d / INDEX, weight_map={}), r"no weight_map from tensors to files"),
     (
         "many",
         lambda d: edit(d / INDEX, weight_map={"a": "../x.safetensors"}),
-        r'names "\.\./x\.safetensors", which is no safetensors file beside it',
+        r'names "\.\./x\.safetensors", which is not a safetensors file beside it',
     ),
     (
         "many",
         lambda d: edit(
             d / INDEX, weight_map={**json.loads((d / INDEX).read_text())["weight_map"], "more": SECOND}
         ),
-        r"model-00002-of-00004\.safetensors lacks tensor more, which the index has in it",
+        r"model-00002-of-00004\.safetensors lacks tensor more, which the index lists",
     ),
 ]
 
@@ -138,13 +138,13 @@ def test_a_wrong_folder_is_refused_in_one_sentence_that_names_what_is_wrong(
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda d: d / "nowhere", r"no such folder, and it is no hub id"),
+        (lambda d: d / "nowhere", r"no such folder, and it is not a hub id"),
         (
             lambda d: (d / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b"}') and d,
             r"adapter.*a/b",
         ),
         (lambda d: (d / "checkpoints").mkdir() or d, r"is a run; name one of its checkpoints"),
-        (lambda d: (d / "a.gguf").write_text("x") and d, r"GGUF files, which are not trained from"),
+        (lambda d: (d / "a.gguf").write_text("x") and d, r"GGUF files, which cannot be trained"),
         (lambda d: (d / "f").write_text("x") and d / "f", r"is a file; name the folder"),
     ],
 )

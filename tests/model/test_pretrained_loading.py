@@ -256,7 +256,7 @@ def test_a_model_without_its_head_gets_one(tmp_path: Path) -> None:
     model.model.save_pretrained(tmp_path)
     loaded_model, units = loaded(tmp_path)
     assert units.warnings == [
-        f"{tmp_path}: its files have no values for lm_head.weight: these begin as the architecture draws them"
+        f"{tmp_path}: its files have no values for lm_head.weight: these get the architecture's initial values"
     ]
     assert torch.equal(loaded_model.model.embed_tokens.weight, model.model.embed_tokens.weight)
 
@@ -269,7 +269,7 @@ def test_what_the_model_has_no_place_for_is_told_and_left(tmp_path: Path) -> Non
     rewritten(saved("llama", tmp_path), add)
     _, units = loaded(tmp_path)
     assert units.warnings == [
-        f"{tmp_path}: its files have v_head.summary.weight, for which the model has no place: left out"
+        f"{tmp_path}: its files have v_head.summary.weight, which the model does not use: left out"
     ]
 
 
@@ -289,8 +289,8 @@ def without(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
 @pytest.mark.parametrize(
     ("family", "change", "words"),
     [
-        ("llama", other_names, r"nothing of block model\.layers\.0.*not one name fits"),
-        ("llama", without("layers.2."), r"nothing of block model\.layers\.2"),
+        ("llama", other_names, r"no tensors of block model\.layers\.0.*not one name fits"),
+        ("llama", without("layers.2."), r"no tensors of block model\.layers\.2"),
         ("llama", without("mlp"), r"lack \d\d% of the weights.*mlp\.gate_proj\.weight"),
         ("mixtral", without(".experts.4."), r"\[4, 80, 24\].*config\.json.*\[5, 80, 24\]"),
     ],
@@ -350,5 +350,5 @@ def test_a_transformers_that_keeps_its_rules_elsewhere_is_named(
     monkeypatch.delattr(
         importlib.import_module("transformers.conversion_mapping"), "get_model_conversion_mapping"
     )
-    with pytest.raises(WorkbenchError, match=r"does not tell how its models are loaded.*5\.17 to 5\.23"):
+    with pytest.raises(WorkbenchError, match=r"does not show how its models are loaded.*5\.17 to 5\.23"):
         loaded(tmp_path)

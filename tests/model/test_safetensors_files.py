@@ -97,7 +97,7 @@ def test_what_was_not_awaited_is_refused(tmp_path: Path) -> None:
     for tensors in ({"b": torch.zeros(2)}, {"a": torch.zeros(3)}, {"a": torch.zeros(2, 1)}):
         assert not files.awaits(tensors)
         with (
-            pytest.raises(ValueError, match="is not awaited"),
+            pytest.raises(ValueError, match="is not expected"),
             SafetensorsFiles(tmp_path, {"a": (2,)}) as other,
         ):
             other.add(tensors)

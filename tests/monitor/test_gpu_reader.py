@@ -170,7 +170,7 @@ def test_a_gpu_that_falls_out_has_a_fault_the_others_go_on_and_it_comes_back(
 def test_a_gpu_that_may_not_be_read_says_so(driver: Callable[..., RecordedNvml]) -> None:
     driver(h200(), rtx_4090()).cards[1].error = pynvml.NVML_ERROR_NO_PERMISSION
     with GpuReader() as reader:
-        assert [gpu.fault for gpu in reader.read().gpus] == ["", "this process may not look at this GPU"]
+        assert [gpu.fault for gpu in reader.read().gpus] == ["", "this process has no access to this GPU"]
 
 
 def test_a_reset_of_the_driver_in_mid_run_is_survived(driver: Callable[..., RecordedNvml]) -> None:
@@ -199,7 +199,7 @@ def test_a_reset_of_the_driver_in_mid_run_is_survived(driver: Callable[..., Reco
     [
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "not loaded"),
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "reboot"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "may not ask"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "no access"),
         (pynvml.NVML_ERROR_UNKNOWN, "does not answer (Unknown Error)"),
     ],
 )

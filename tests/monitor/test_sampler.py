@@ -112,7 +112,7 @@ def test_a_driver_that_hangs_delays_no_value_of_the_host(
     sampler = Sampler(interval_s=TICK_S, silent_s=0.1, gpu_reader=lambda: HangingReader(0, letting_go))
     with sampler:
         note = newest(sampler).gpu_note
-        assert note == "The NVIDIA driver is being asked."
+        assert note == "Waiting for the NVIDIA driver."
         assert soon(lambda: newest(sampler).host.cores)
         assert soon(lambda: newest(sampler).gpu_note != note)
         assert newest(sampler).gpu_note.startswith("The NVIDIA driver has not answered for ")

@@ -170,7 +170,7 @@ def test_a_file_that_is_something_else_is_left_alone_with_a_warning(
     with SystemRecording(run, gpu="a", warn=warnings.append, look_every_s=LOOK_S, sampler=Script(sample(1))):
         pass
     assert len(warnings) == 1
-    assert "no metrics file" in warnings[0]
+    assert "not a metrics file" in warnings[0]
     assert run.system.read_bytes() == b"no metrics file at all, but something else"
 
 

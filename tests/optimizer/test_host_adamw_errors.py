@@ -46,7 +46,7 @@ def test_a_parameter_that_stops_fitting_is_named_at_the_step() -> None:
 
 def test_two_parameters_in_the_same_memory_are_refused() -> None:
     tied = Parameter(torch.zeros(3))
-    with pytest.raises(ValueError, match="parameter 1 of group 0 is in the same memory as parameter 0"):
+    with pytest.raises(ValueError, match="parameter 1 of group 0 shares memory with parameter 0"):
         host([tied, Parameter(tied.data)])
 
 

@@ -63,7 +63,7 @@ def test_a_plan_says_what_its_speeds_are_worth_and_names_the_machine_within_its_
 def test_of_epochs_it_is_told_that_the_steps_are_not_known_yet() -> None:
     config = load_config(find_preset("gpt2-10b"), ["offload.state_format=compact", "train.epochs=2"])
     text = plan_text(Planner(gpt2(50, 4096), planned_machine(machine(gpu_gib=31))).plan(config))
-    assert "train.epochs = 2: the text decides how many steps there are, which the run says first" in text
+    assert "train.epochs = 2: the number of steps depends on the text; the run prints it at its start" in text
 
 
 def test_an_evaluation_is_of_whole_rows_and_of_one_at_least() -> None:
@@ -90,7 +90,7 @@ def test_a_short_wait_is_told_in_milliseconds() -> None:
     small = load_config(find_preset("quickstart"))
     time = Planner(gpt2(2, 64, 257, 128), planned_machine(machine(gpu_gib=31))).plan(small).time
     assert time is not None and time.waited_s > 0.1 * time.step_s
-    assert re.search(r"\d ms of it while that works", time.bottleneck)
+    assert re.search(r"\d ms of it for this lane", time.bottleneck)
     assert "0.00" not in time.bottleneck
 
 

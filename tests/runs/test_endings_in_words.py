@@ -82,11 +82,9 @@ def test_a_death_tells_the_signal_the_lost_steps_and_what_resuming_does(run: Run
     write_status(run, Status(**GONE, step=7, total_steps=9, exit_code=128 + signal.SIGSEGV))
     sentence = ending_of(run).sentence
     assert "died at step 7 of 9: its process was ended by SIGSEGV;" in sentence
-    assert "no checkpoint was saved yet, so `workbench resume` begins again at the first step" in sentence
+    assert "no checkpoint was saved yet, so `workbench resume` starts again at the first step" in sentence
     store_checkpoint(run, 4, {})
-    assert (
-        "goes on from its last checkpoint, that of step 4, 3 steps are done again" in ending_of(run).sentence
-    )
+    assert "continues from its last checkpoint, step 4, 3 steps are done again" in ending_of(run).sentence
     assert liveness(read_status(run)) == "died"
     assert launch.exit_reason(run).message in ending_of(run).sentence
 
@@ -104,7 +102,7 @@ def test_a_death_tells_whether_the_system_killed_for_lack_of_memory(tmp_path: Pa
     assert "is gone: memory ran out, and the system killed 2 processes" in told(0, None)
     assert told(2, None).endswith("is gone")
     (tmp_path / name).unlink()
-    assert told(0, 137).endswith("SIGKILL; the system kills so when memory runs out")
+    assert told(0, 137).endswith("SIGKILL; usually the system does this when memory runs out")
     assert told(0, None).endswith("is gone")
 
 

@@ -173,7 +173,7 @@ def test_a_finished_run_goes_on_where_more_is_asked_for(
     run = RunDirectory.create(tmp_path, "p")
     run.config.write_text(PRESET)
     write_status(run, Status(phase="finished", step=750, total_steps=750, exit_code=0))
-    with pytest.raises(WorkbenchError, match="no checkpoint to go on from is left"):
+    with pytest.raises(WorkbenchError, match="no checkpoint to continue from is left"):
         launch.resume(run, [more])
     store_checkpoint(run, 750, {})
     launch.resume(run, [more])

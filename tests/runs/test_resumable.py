@@ -46,11 +46,11 @@ def test_each_damaged_checkpoint_has_a_line_that_names_the_file_within_it(run: R
     first, *lines, mend, export, anew = refusal(run)
     assert first.startswith(f"run {run.name} cannot be resumed")
     assert lines == [
-        "  step-00000009: state/manifest.json is damaged: its checksum does not fit",
+        "  step-00000009: state/manifest.json is damaged: its checksum does not match",
         "  step-00000006: state/0000-h.low has 5 bytes instead of 12",
         "  step-00000003: model.safetensors is missing",
     ]
-    assert "copies" in mend
+    assert "backup" in mend
     assert f"workbench export {run.path} DIR --step 6`" in export
     assert f"workbench run {run.config}`" in anew
 
@@ -78,5 +78,5 @@ def test_what_a_save_that_was_cut_off_set_aside_may_be_whole(run: RunDirectory) 
 def test_a_run_without_checkpoints_begins_again_unless_it_is_done(run: RunDirectory) -> None:
     check_resumable(run)
     write_status(run, Status(phase="finished", step=20, total_steps=20, exit_code=0))
-    with pytest.raises(WorkbenchError, match="no checkpoint to go on from is left"):
+    with pytest.raises(WorkbenchError, match="no checkpoint to continue from is left"):
         check_resumable(run)

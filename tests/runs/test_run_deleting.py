@@ -72,7 +72,7 @@ def test_a_folder_that_is_no_run_is_not_deleted(tmp_path: Path) -> None:
     precious = tmp_path / "thesis"
     precious.mkdir()
     (precious / "chapter").touch()
-    with pytest.raises(ConfigurationError, match="is no run"):
+    with pytest.raises(ConfigurationError, match="not a run"):
         delete_run(RunDirectory(precious))
     with pytest.raises(ConfigurationError, match="no such folder"):
         delete_run(RunDirectory(tmp_path / "nowhere"))

@@ -105,7 +105,7 @@ def test_a_name_that_is_wrong_or_ambiguous_gets_the_nearest_names(tmp_path: Path
     with pytest.raises(ConfigurationError, match="no such folder"):
         find_run(tmp_path, "./nowhere")
     (tmp_path / "plain").mkdir()
-    with pytest.raises(ConfigurationError, match="is no run"):
+    with pytest.raises(ConfigurationError, match="not a run"):
         RunDirectory.open(tmp_path / "plain")
 
 

@@ -56,7 +56,7 @@ def test_an_event_after_a_torn_line_is_not_lost(run: RunDirectory) -> None:
     append_event(run, "phase", phase="loading")
     events, _, problems = read_events(run)
     assert [event.kind for event in events] == ["phase"]
-    assert problems == [f"{run.events}: the line at byte 0 is no JSON object and was skipped"]
+    assert problems == [f"{run.events}: the line at byte 0 is not a JSON object and was skipped"]
 
 
 def test_lines_that_are_no_events_are_skipped_and_named(run: RunDirectory) -> None:

@@ -103,8 +103,8 @@ def test_a_record_that_finds_no_room_leaves_whole_records(run: RunDirectory) -> 
     ("content", "problem"),
     [
         (None, "missing"),
-        (b"", "no metrics file"),
-        (b"step,loss\n1,2\n", "no metrics file"),
+        (b"", "not a metrics file"),
+        (b"step,loss\n1,2\n", "not a metrics file"),
         (b"WBMETRIC" + (9).to_bytes(4, "little") + (0).to_bytes(4, "little"), "version 9"),
         (b"WBMETRIC" + (1).to_bytes(4, "little") + (99).to_bytes(4, "little") + b"{}", "damaged header"),
     ],
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_read_says_what_is_wrong(
 
 def test_a_file_of_something_else_is_not_written_into(run: RunDirectory) -> None:
     run.metrics.write_bytes(b"somebody's only copy")
-    with pytest.raises(WorkbenchError, match="no metrics file"):
+    with pytest.raises(WorkbenchError, match="not a metrics file"):
         MetricsWriter(run.metrics)
     assert run.metrics.read_bytes() == b"somebody's only copy"
 

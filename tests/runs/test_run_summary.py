@@ -106,7 +106,7 @@ def test_the_newest_run_comes_first_and_what_is_no_run_last(tmp_path: Path) -> N
         ("status.json", "", "status.json is damaged"),
         ("status.json", '{"phase": "trai', "status.json is damaged"),
         ("status.json", '{"version": 99, "phase": "finished", "step": 3}', "status.json has version 99"),
-        ("metrics.bin", "WBMET", "metrics.bin is no metrics file"),
+        ("metrics.bin", "WBMET", "metrics.bin is not a metrics file"),
         ("metrics.bin", "WBMETRIC\x63\0\0\0\2\0\0\0{}", "metrics.bin has version 99"),
         ("metrics.bin", "WBMETRIC\1\0\0\0\x63\0\0\0{}", "metrics.bin has a damaged header"),
     ],
@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_run_is_told_and_hidden_ones_and_links_are_left_out(
     (tmp_path / "file").touch()
     [row] = RunSummaries(tmp_path).read()
     assert (row.name, row.state) == ("empty", "foreign")
-    assert "no run" in row.problem
+    assert "not a run" in row.problem
 
 
 def test_files_that_have_not_changed_are_not_read_again(tmp_path: Path) -> None:

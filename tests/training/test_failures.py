@@ -89,7 +89,7 @@ def test_a_disk_that_gives_up_under_a_step_names_the_file_and_the_checkpoint_tha
         train(model, engine, 2)
     said = message(error.value, tmp_path)
     assert said.startswith("the disk tier failed: ") and "No space left on device" in said
-    assert said.endswith("The checkpoint of step 1 stands: --resume goes on from it")
+    assert said.endswith("--resume continues from the checkpoint of step 1")
     assert not list(folder.iterdir())
 
 
@@ -141,11 +141,9 @@ def test_a_checkpoint_whose_weights_are_not_finite_is_set_aside_and_the_one_befo
     save_poisoned(tmp_path, 3, None, precision)
     save_poisoned(tmp_path, 6, poison, precision)
     told = divergence(tmp_path)
-    assert (
-        "The last good checkpoint is that of step 3: --resume goes on from it (diverged-step-00000006" in told
-    )
+    assert "--resume continues from the last good checkpoint, step 3 (diverged-step-00000006" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == ["diverged-step-00000006", "step-00000003"]
-    assert "of step 3: --resume goes on from it. What" in divergence(tmp_path)
+    assert "checkpoint, step 3. What" in divergence(tmp_path)
 
 
 def test_what_may_help_is_what_the_configuration_has_not_tried(tmp_path: Path) -> None:

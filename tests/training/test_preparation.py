@@ -219,8 +219,8 @@ def test_a_disk_folder_in_memory_or_across_a_network_is_doubted(
     wanted = ("offload.state=disk", f"offload.disk_path={tmp_path}")
     for kind, doubted in (
         ("ext4", ""),
-        ("tmpfs", "is host memory and no disk"),
-        ("nfs4", "across a network"),
+        ("tmpfs", "in host memory"),
+        ("nfs4", "a network file system"),
     ):
         monkeypatch.setattr(fitting, "mount_of", lambda folder: Mount("x", str(tmp_path), kind))  # noqa: B023
         warnings = [line for line in told(text_file, *wanted) if line.startswith("warning: ")]

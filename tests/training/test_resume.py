@@ -106,7 +106,7 @@ def test_each_change_is_told_with_what_it_was_and_that_the_state_is_the_same() -
     changed = between("offload.weights=host", "offload.overlap=serial", "offload.threads=3")
     assert resume_line("step-00000003", changed, []) == (
         'resuming from step-00000003, with offload.weights = "host" (saved under "device"), offload.overlap = "serial" '
-        '(saved under "exact"), offload.threads = 3 (saved under "auto"): the state is taken over bit for bit'
+        '(saved under "exact"), offload.threads = 3 (saved under "auto"): the state is restored bit for bit'
     )
 
 
@@ -206,7 +206,7 @@ def test_fewer_steps_than_are_done_are_refused(run: RunDirectory) -> None:
     check_steps_left(run, config)  # nothing is saved yet
     store_checkpoint(run, 4, {})
     with pytest.raises(
-        ConfigurationError, match=r"train.steps = 3: run .* has done 4 steps already; name more"
+        ConfigurationError, match=r"train.steps = 3: run .* has done 4 steps already; give a larger number"
     ):
         check_steps_left(run, config)
     for enough in ("train.steps=4", "train.epochs=0.1"):

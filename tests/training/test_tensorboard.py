@@ -84,7 +84,7 @@ def test_events_that_cannot_be_written_are_one_warning_and_the_run_goes_on(
     (run.path / "tensorboard").write_text("in the way")
     write(run, 1, 3, loss=3.5)
     assert [event.kind for event in read_events(run).events if event.kind == "warning"] == ["warning"]
-    assert capsys.readouterr().err.count("TensorBoard events are written no longer") == 1
+    assert capsys.readouterr().err.count("TensorBoard events are no longer written") == 1
     assert list(read_run_metrics(run).column("step")) == [1, 2, 3]
 
 

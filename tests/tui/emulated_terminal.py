@@ -42,13 +42,13 @@ XTERM: dict[str, str] = {
 """xterm's first 16 colours, by pyte's names: what a terminal has that nobody has set up."""
 DARK: tuple[Rgb, Rgb] = (229, 229, 229), (0, 0, 0)
 LIGHT: tuple[Rgb, Rgb] = (0, 0, 0), (255, 255, 255)
-"""The default colours of a terminal: text, ground."""
+"""The default colours of a terminal: text, background."""
 
 
 class Cell(NamedTuple):
     sign: str
     text: Rgb
-    ground: Rgb
+    background: Rgb
 
 
 class _Screen(pyte.Screen):
@@ -138,12 +138,14 @@ class EmulatedTerminal:
         for row in range(self.size[1]):
             for column in range(self.size[0]):
                 found = self._screen.buffer[row][column]
-                text, ground = (self._colour(name, place) for place, name in enumerate((found.fg, found.bg)))
+                text, background = (
+                    self._colour(name, place) for place, name in enumerate((found.fg, found.bg))
+                )
                 if found.reverse:
-                    text, ground = ground, text
+                    text, background = background, text
                 if found.blink:
-                    text = tuple((a + b) // 2 for a, b in zip(text, ground, strict=True))  # type: ignore[assignment]
-                yield column, row, Cell(found.data, text, ground)
+                    text = tuple((a + b) // 2 for a, b in zip(text, background, strict=True))  # type: ignore[assignment]
+                yield column, row, Cell(found.data, text, background)
 
     def _colour(self, name: str, place: int) -> Rgb:
         if name == "default":

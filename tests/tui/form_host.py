@@ -95,7 +95,7 @@ class PlannedMachine(ThisMachine):
     def take_model_profile(self, model: Mapping[str, Any], report: Report, cancelled: Event) -> ModelProfile:
         self.asked.append(dict(model))
         self.cancels.append(cancelled)
-        report("taking the model profile, as a test")
+        report("profiling the model, as a test")
         while not self.may_answer.wait(0.005):
             if cancelled.is_set():
                 raise CancelledError

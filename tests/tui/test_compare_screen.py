@@ -163,9 +163,9 @@ async def test_runs_that_cannot_be_read_are_told_and_the_others_compared(
     async with shown([*runs, empty], size=(120, 60)) as (host, pilot):
         await until(pilot, lambda: lengths(host.compare_screen.chart) == [20, 0, 10, 0])
         words = " ".join(host.text.replace("│", " ").split())
-        assert "metrics.bin is no metrics file" in words
+        assert "metrics.bin is not a metrics file" in words
         assert f"run {runs[2].name}: config.toml is missing" in words
-        assert "the folder is no run" in words
+        assert "the folder is not a run" in words
 
 
 @pytest.mark.parametrize("size", [(60, 16), (24, 8)])

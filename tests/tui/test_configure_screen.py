@@ -330,7 +330,7 @@ async def test_ones_own_preset_is_saved_in_its_place_and_another_only_after_a_qu
         await pilot.press("ctrl+s")
         await write(pilot, "other")
         await press(pilot, "enter")
-        assert "Put this one in its place?" in " ".join(text_of(app).split())
+        assert "Replace it?" in " ".join(text_of(app).split())
         await press(pilot, "n")
         assert other.read_text() == "# precious"
         await pilot.press("ctrl+s")
@@ -356,7 +356,7 @@ async def test_a_preset_with_errors_opens_with_its_errors_and_can_be_mended(tmp_
         assert "train.stepps = 4: there is no such key" in text_of(app)
         assert "2 problems" in text_of(app)
         row = await go_to(screen, pilot, "train.steps")
-        assert row.problem.startswith("is a text") and isinstance(row.control, Input)
+        assert row.problem.startswith("is a string") and isinstance(row.control, Input)
         assert row.control.value == "many"
         await write(pilot, "12")
         assert any(each.binding.action == "drop_unknown" for each in screen.active_bindings.values())
@@ -413,7 +413,7 @@ async def test_what_the_editor_saved_is_taken_back_and_compared_with_the_preset(
 async def test_without_a_terminal_to_lend_there_is_no_editor(tmp_path: Path) -> None:
     async with shown(tmp_path, SMALL) as (_screen, pilot, app):
         await press(pilot, "f4")
-        assert app.told == ["this terminal cannot be lent to an editor"]
+        assert app.told == ["an editor cannot run in this terminal"]
 
 
 async def test_another_model_asks_for_its_model_profile_and_then_shows_its_plan(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ async def test_another_model_asks_for_its_model_profile_and_then_shows_its_plan(
         row.control.load_text(row.control.text.replace("n_layer = 50", "n_layer = 4"))
         await until(pilot, lambda: bool(machine.asked) and "as a test" in text_of(app))
         assert machine.asked[0]["config"]["n_layer"] == 4
-        assert screen.query_one(FitMeter).stale and "taking the model profile, as a test" in text_of(app)
+        assert screen.query_one(FitMeter).stale and "profiling the model, as a test" in text_of(app)
         machine.may_answer.set()
         await settled(pilot)
         assert screen.live.plan is not before and screen.live.plan is not None

@@ -16,7 +16,16 @@ from scenes.stored_runs import make_runs
 from textual.color import Color
 from textual.theme import BUILTIN_THEMES
 
-from workbench.tui.contrast import CURVES, GROUNDS, LEAST, MUTED, ON_GROUNDS, TEXTS, contrast, readable
+from workbench.tui.contrast import (
+    BACKGROUNDS,
+    CURVES,
+    LEAST,
+    MUTED,
+    ON_BACKGROUNDS,
+    TEXTS,
+    contrast,
+    readable,
+)
 
 THEMES = ("textual-dark", "textual-light", "ansi-dark", "ansi-light")
 SIZES = ((80, 24), (60, 16), (120, 40), (200, 60))
@@ -24,8 +33,8 @@ ESCAPE, ENTER, PAGE_DOWN = "\x1b", "\r", "\x1b[6~"
 
 
 @cache
-def contrast_of(text: Rgb, ground: Rgb) -> float:
-    return contrast(Color(*text), Color(*ground))
+def contrast_of(text: Rgb, background: Rgb) -> float:
+    return contrast(Color(*text), Color(*background))
 
 
 def is_text(sign: str) -> bool:
@@ -46,10 +55,10 @@ class Seen:
             if not is_text(cell.sign):
                 continue
             self.read += 1
-            found = contrast_of(cell.text, cell.ground)
+            found = contrast_of(cell.text, cell.background)
             if found < LEAST:
                 line = self.terminal.lines[row].strip()
-                self.problems[f"{screen}: {found:.1f}:1, {cell.text} on {cell.ground}, in: {line}"] += 1
+                self.problems[f"{screen}: {found:.1f}:1, {cell.text} on {cell.background}, in: {line}"] += 1
 
 
 def combinations() -> list[object]:
@@ -126,13 +135,14 @@ def test_every_theme_has_texts_that_can_be_read_on_its_grounds(name: str) -> Non
     found = {
         variable: Color.parse(value)
         for variable, value in readable(given, ansi=False, dark=theme.dark).items()
-        if variable in {*TEXTS, *MUTED, *CURVES, *GROUNDS} | {each for pair in ON_GROUNDS for each in pair}
+        if variable
+        in {*TEXTS, *MUTED, *CURVES, *BACKGROUNDS} | {each for pair in ON_BACKGROUNDS for each in pair}
     }
     for text in (*TEXTS, *MUTED, *CURVES):
-        for ground in GROUNDS:
-            assert contrast(found[text], found[ground]) >= LEAST, (text, ground)
-    for text, ground in ON_GROUNDS:
-        assert contrast(found[text], found[ground]) >= LEAST, (text, ground)
+        for background in BACKGROUNDS:
+            assert contrast(found[text], found[background]) >= LEAST, (text, background)
+    for text, background in ON_BACKGROUNDS:
+        assert contrast(found[text], found[background]) >= LEAST, (text, background)
 
 
 def test_what_can_be_read_already_stays_and_what_is_moved_stays_near() -> None:

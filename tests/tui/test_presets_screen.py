@@ -131,7 +131,7 @@ async def test_what_is_typed_filters_and_escape_gives_all_back(tmp_path: Path) -
         await pilot.press("q", "s")
         assert screen.query_one(Input).value == "qs" and names(screen) == ["quickstart"]
         await pilot.press("z")
-        assert names(screen) == [] and 'No preset answers to "qsz"' in text_of(app)
+        assert names(screen) == [] and 'No preset matches "qsz"' in text_of(app)
         await pilot.press("escape")
         assert names(screen) == ["gpt2-10b", "quickstart"] and screen.preset_table.has_focus
 
@@ -199,14 +199,14 @@ async def test_x_deletes_ones_own_after_a_question_and_nothing_of_the_house(
     async with shown(tmp_path) as (screen, pilot, app):
         assert here(screen) == "a-own"
         await pilot.press("x")
-        assert "gone for good" in text_of(app)
+        assert "cannot be undone" in text_of(app)
         await pilot.press("enter")  # the focus is on no
         assert own.exists()
         await pilot.press("x")
         await pilot.press("y")
         assert not own.exists() and names(screen) == ["gpt2-10b", "quickstart"]
         await pilot.press("x")
-        assert app.screen is screen and "is not deleted" in app.told[-1]
+        assert app.screen is screen and "never deleted" in app.told[-1]
     assert (presets.shipped_folder() / "quickstart.toml").exists()
 
 

@@ -159,7 +159,7 @@ async def test_every_run_is_listed_in_its_state_the_newest_first(zoo: dict[str, 
         ("half", "status.json is missing"),
         ("newer", "status.json has version 99"),
         ("torn", "ends in the middle of a record"),
-        ("foreign", "the folder is no run"),
+        ("foreign", "the folder is not a run"),
         ("failed", "12 GiB are missing"),
         ("failed", "exit code 3"),
         ("died", "Killed for want of memory"),
@@ -207,7 +207,7 @@ async def test_enter_and_a_click_on_the_cursor_open_a_run_and_one_elsewhere_move
         await until(pilot, lambda: bool(host.reports))
     assert all(isinstance(message, OpenRun) for message in host.asked)
     assert [message.run for message in host.asked] == [zoo["paused"], zoo["finished"]]  # type: ignore[attr-defined]
-    assert "cannot open: the folder is no run" in host.reports[0]
+    assert "cannot open: the folder is not a run" in host.reports[0]
 
 
 async def test_resuming_is_offered_where_there_is_something_to_resume(zoo: dict[str, RunDirectory]) -> None:
@@ -348,7 +348,7 @@ async def test_what_may_not_be_deleted_is_not_even_asked_about(
         await pilot.press("x")
         await until(pilot, lambda: bool(host.reports))
         assert not isinstance(host.screen, Confirm)
-    assert "no run" in host.reports[0] if kind == "foreign" else "stop it first" in host.reports[0]
+    assert "not a run" in host.reports[0] if kind == "foreign" else "stop it first" in host.reports[0]
     assert zoo[kind].path.is_dir()
 
 

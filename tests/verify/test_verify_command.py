@@ -23,7 +23,7 @@ def test_a_table_of_rows_that_hold_ends_with_exit_0_and_leaves_the_process_as_it
     assert main(["verify", str(write_preset(tmp_path))]) == 0
     told = capsys.readouterr()
     *table, empty, last = told.out.splitlines()
-    assert last == f"all {len(table) - 1} rows hold" and not empty
+    assert last == f"all {len(table) - 1} rows pass" and not empty
     assert all("  ok" in line for line in table[1:])
     assert "small: shrunk to 5 blocks of width 32" in told.err and "9/9 save and resume" in told.err
     assert torch.equal(torch.get_rng_state(), before) and torch.get_num_threads() == threads

@@ -42,10 +42,10 @@ def import_(
     """Print what becomes of the file's keys and the preset, or write the preset to `out`; the exit code.
 
     Raises:
-        ConfigurationError: the file cannot be read or mended, a key of it is refused, or `out` cannot be written.
+        ConfigurationError: the file cannot be read or repaired, a key of it is refused, or `out` cannot be written.
     """
     if force and out is None:
-        raise ConfigurationError("--force: goes with --out only")
+        raise ConfigurationError("--force: needs --out")
     wrong = [] if out is None else list(_wrong_with_target(out, force))
     try:
         made = import_file(file, architecture=architecture, pretrained=pretrained, overrides=overrides)
@@ -84,7 +84,7 @@ def _closing(made: Imported, out: Path | None) -> Iterator[str]:
         yield f"{keys} unknown to DeepSpeed and to Workbench, and left out ({at})"
     if out is None:
         if not made.names_model:
-            yield "a DeepSpeed file names no model, and the preset does not yet; --set model.pretrained=NAME names one"
+            yield "a DeepSpeed file names no model; add one with --set model.pretrained=NAME"
         return
     yield f"written: {out}"
     named = shlex.quote(str(out) if not str(out).startswith("-") else f"./{out}")
@@ -93,10 +93,10 @@ def _closing(made: Imported, out: Path | None) -> Iterator[str]:
         positions = model_positions(config)
         short = positions is not None and positions < config.data.sequence_length
         shorter = f" --set data.sequence_length={positions}" if short else ""
-        yield f"next, what it takes in memory and time: workbench plan {named}{shorter}"
+        yield f"next, for its memory and time: workbench plan {named}{shorter}"
         return
     yield (
-        "a DeepSpeed file names no model, and the preset does not yet: write it in [model], "
+        "a DeepSpeed file names no model: add one in [model], "
         "or import again with --set model.pretrained=NAME"
     )
     yield f"next, with GPT-2 for a model: workbench plan {named} --set model.architecture=gpt2"
@@ -111,7 +111,7 @@ def _as_text(made: Imported) -> Iterator[str]:
     yield on_one_line(f"{made.name}: {len(judged)} keys: {counts}")
     if made.repairs:
         yield ""
-        yield "Mended:"
+        yield "Repaired:"
         for repair in made.repairs:
             yield from _wrapped(f"  line {repair.line}: ", repair.what)
     shown_here = [verdict for verdict in made.verdicts if verdict.judgement != "refused"]
@@ -179,13 +179,12 @@ def _wrong_with_target(out: Path, force: bool) -> Iterator[str]:
     if out.is_dir():
         yield f"--out {out}: is a folder; name a file"
     elif not out.parent.is_dir():
-        yield f"--out {out}: there is no folder {out.parent}; make it, or name another"
+        yield f"--out {out}: there is no folder {out.parent}; create it, or name another"
     elif os.path.lexists(out) and is_shipped(out):
-        yield f"--out {out}: comes with workbench and is not changed; name another file"
+        yield f"--out {out}: is shipped with workbench and is never changed; name another file"
     elif os.path.lexists(out) and not force and not _is_as_imported(out):
         yield (
-            f"--out {out}: is there already, and not as an import wrote it; name another file, or add --force to "
-            "write over it"
+            f"--out {out}: exists and is not an unedited import; name another file, or add --force to overwrite it"
         )
 
 

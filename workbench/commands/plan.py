@@ -53,7 +53,7 @@ def plan(
     """
     for option, given in (("--write", write is not None), ("--keep", bool(keep))):
         if given and not search:
-            raise ConfigurationError(f"{option}: goes with --fit only")
+            raise ConfigurationError(f"{option}: needs --fit")
     path = find_preset(preset)
     config = load_config(path, overrides, look_for=OF_THE_PLAN)
     for sentence in warnings(config):
@@ -66,7 +66,7 @@ def plan(
         target = planned_machine(profile)
         target.check_device(config)
     model_profile = obtain_model_profile(model_table(config), report)
-    assert model_profile is not None, "it is taken where there is none"
+    assert model_profile is not None, "it is made if there is none"
     check_positions(config, model_profile)
     times_of: TimesOf | None = None
     if profile is None:
@@ -138,7 +138,7 @@ def _disk_folder(config: RunConfig) -> Path | None:
     folder = Path(os.path.realpath(expanded(named, "offload.disk_path")))
     if not folder.is_dir():
         raise ConfigurationError(
-            f'offload.disk_path = "{named}": there is no such folder; make it, on a fast local disk'
+            f'offload.disk_path = "{named}": there is no such folder; create it, on a fast local disk'
         )
     return folder
 
@@ -146,9 +146,9 @@ def _disk_folder(config: RunConfig) -> Path | None:
 def _check_target(target: Path) -> None:
     """Raise ConfigurationError for a file that is there, or cannot be, before anything is searched."""
     if os.path.lexists(target):
-        raise ConfigurationError(f"--write {target}: is there already; name a file that is not")
+        raise ConfigurationError(f"--write {target}: already exists; name a new file")
     if not target.parent.is_dir():
-        wrong = f"there is no folder {target.parent}; make it, or name another"
+        wrong = f"there is no folder {target.parent}; create it, or name another"
         raise ConfigurationError(f"--write {target}: {wrong}")
 
 

@@ -171,7 +171,7 @@ def remove(*, run: Sequence[str], runs: Path | None, yes: bool) -> int:
     found = dict.fromkeys(find_run(runs_root(runs), name) for name in run)
     deletions = [plan_deletion(directory) for directory in found]
     if not yes and not (sys.stdin is not None and sys.stdin.isatty()):
-        raise ConfigurationError("rm: there is no terminal to ask on; --yes deletes without a question")
+        raise ConfigurationError("rm: there is no terminal to confirm on; --yes deletes without asking")
     for deletion in deletions:
         saved = f"{deletion.checkpoints} checkpoints" if deletion.checkpoints != 1 else "1 checkpoint"
         size = f"{decimal_bytes(deletion.bytes)}, {saved}"
@@ -196,7 +196,7 @@ def steer(
 ) -> int:
     """Send `verb` to the trainer of a run and wait, `answer_s` seconds at most, for its answer.
 
-    `resume` starts a run anew from its last checkpoint where no trainer lives, with `overrides` ("table.key=value")
+    `resume` starts a run again from its last checkpoint where no trainer lives, with `overrides` ("table.key=value")
     on top of its configuration; a finished one too, where there are any. Raises ConfigurationError
     where no run has this name.
     """
@@ -211,7 +211,7 @@ def steer(
             )
         more = ""
         if verb == "resume" and state == "finished":
-            more = f"; `workbench resume {directory.name} --set train.steps=N` goes on to a later one"
+            more = f"; `workbench resume {directory.name} --set train.steps=N` adds steps"
         return _refuse(
             f"run {directory.name}: cannot {verb}: {_why(directory, state, read_status(directory))}{more}"
         )
@@ -238,12 +238,12 @@ def _why(run: RunDirectory, state: Liveness, status: Status) -> str:
     if state == "finished":
         return f"it finished {where}{message}"
     if state == "stopped":
-        return f"it was stopped {where}{message}; `workbench resume` goes on from its last checkpoint"
+        return f"it was stopped {where}{message}; `workbench resume` continues from its last checkpoint"
     if state == "failed":
         return f"it failed {where}{message}"
     if state == "died":
         return f"it died {where}: {death(run, status)}"
-    return status.problem or "it has not begun"
+    return status.problem or "it has not started"
 
 
 def _as_row(run: RunDirectory, status: Status, state: Liveness) -> tuple[str, ...]:

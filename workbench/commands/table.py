@@ -85,7 +85,7 @@ SET = repeated(
 SET_OF_RUN = repeated(
     "--set",
     "TABLE.KEY=VALUE",
-    "start it again under another value, for example offload.state=disk or train.steps=2000",
+    "start it again with another value, for example offload.state=disk or train.steps=2000",
     dest="overrides",
 )
 RUNS = argument("--runs", "DIR", "folder of the runs (default: $WORKBENCH_RUNS, else ./runs)", type=Path)
@@ -101,7 +101,7 @@ BEST = flag("--best", "the checkpoint with the lowest validation loss")
 DEVICE = argument("--device", "DEVICE", "auto, cpu, cuda or cuda:N (default: auto)", default="auto")
 CHECK_HELP = "load what was written and compare its logits with the run's (default: yes)"
 JSON = flag("--json", "print JSON", dest="as_json")
-ASCII = flag("--ascii", "draw with ASCII characters alone", dest="plain")
+ASCII = flag("--ascii", "draw with ASCII characters only", dest="plain")
 
 GROUPS = {"config": "show, check and explain configurations"}
 """Words that are followed by another word, with their help."""
@@ -116,8 +116,8 @@ COMMANDS: tuple[Command, ...] = (
             argument(
                 "--resume",
                 "auto|RUN",
-                "continue a run from its last good checkpoint: that of this name or in this folder, or with "
-                "auto (the default) the latest of this preset",
+                "continue a run from its last good checkpoint: a run's name or folder, or auto (the default): "
+                "the latest run of this preset",
                 nargs="?",
                 const="auto",
             ),
@@ -157,8 +157,8 @@ COMMANDS: tuple[Command, ...] = (
         (
             DEVICE,
             argument("--disk", "DIR", "measure the disk of this folder too", dest="disk_path", type=Path),
-            flag("--fresh", "measure again, whatever was measured before"),
-            flag("--quick", "in some ten seconds, less exactly"),
+            flag("--fresh", "measure again, even if nothing has changed"),
+            flag("--quick", "take about ten seconds; less accurate"),
             flag(
                 "--template",
                 "measure nothing: print a profile to edit, every rate explained, for `plan --machine`",
@@ -204,15 +204,15 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "log",
         "print what a run has printed",
-        (RUN, flag("--follow", "go on until the run ends", short="-f"), RUNS),
+        (RUN, flag("--follow", "keep printing until the run ends", short="-f"), RUNS),
         "workbench.commands.runs:log",
     ),
     Command(
         "rm",
-        "delete runs with their checkpoints, each after a question",
+        "delete runs with their checkpoints; asks before each",
         (
             argument("run", "RUN", "one or more runs, by name or folder", nargs="+"),
-            flag("--yes", "delete without a question"),
+            flag("--yes", "delete without asking"),
             RUNS,
         ),
         "workbench.commands.runs:remove",
@@ -232,8 +232,10 @@ COMMANDS: tuple[Command, ...] = (
             STEP,
             BEST,
             argument("--dtype", "bf16|fp16|fp32", "round the weights to this (default: as they are)"),
-            flag("--merge", "add an adapter to the weights that it was trained on"),
-            argument("--max-shard-size", "SIZE", "the largest file of weights, for example 5GB or 500MB"),
+            flag("--merge", "merge the adapter into its base weights"),
+            argument(
+                "--max-shard-size", "SIZE", "the largest size of a weights file, for example 5GB or 500MB"
+            ),
             Argument(
                 "--check", {"action": argparse.BooleanOptionalAction, "default": True, "help": CHECK_HELP}
             ),
@@ -248,22 +250,28 @@ COMMANDS: tuple[Command, ...] = (
         (
             RUN,
             argument("--prompt", "TEXT", "the text to continue; - reads stdin (default: the run's own)"),
-            argument("--tokens", "N", "at most (default: 200)", type=int, default=200),
-            argument("--temperature", "T", "0 takes the likeliest (default: 0.8)", type=float, default=0.8),
+            argument("--tokens", "N", "generate at most N tokens (default: 200)", type=int, default=200),
+            argument(
+                "--temperature", "T", "0 takes the likeliest token (default: 0.8)", type=float, default=0.8
+            ),
             argument(
                 "--top-p",
                 "P",
-                "draw among the likeliest that together have this much (default: 1.0)",
+                "sample from the likeliest tokens that together have probability P (default: 1.0)",
                 type=float,
                 default=1.0,
             ),
             argument(
-                "--top-k", "K", "draw among the K likeliest, 0: all (default: 40)", type=int, default=40
+                "--top-k",
+                "K",
+                "sample from the K likeliest tokens, 0: all (default: 40)",
+                type=int,
+                default=40,
             ),
-            argument("--seed", "S", "of the draws (default: 0)", type=int, default=0),
+            argument("--seed", "S", "seed of the sampling (default: 0)", type=int, default=0),
             STEP,
             BEST,
-            flag("--chat", "the prompt is what a user says; print the answer alone"),
+            flag("--chat", "send the prompt as a user's message; print only the answer"),
             DEVICE,
             RUNS,
             JSON,
@@ -286,13 +294,13 @@ COMMANDS: tuple[Command, ...] = (
         Command(verb, help, (RUN, RUNS), "workbench.commands.runs:steer", {"verb": verb})
         for verb, help in (
             ("stop", "finish the step, save a checkpoint and end the run"),
-            ("save", "save a checkpoint now and go on"),
-            ("pause", "hold the run after this step until it is resumed"),
+            ("save", "save a checkpoint now and continue"),
+            ("pause", "pause the run after this step until it is resumed"),
         )
     ),
     Command(
         "resume",
-        "wake a paused run, or start a stopped one from its last checkpoint in the background; attach watches it",
+        "continue a paused run, or restart a stopped one from its last checkpoint in the background",
         (RUN, SET_OF_RUN, RUNS),
         "workbench.commands.runs:steer",
         {"verb": "resume"},
@@ -309,7 +317,7 @@ COMMANDS: tuple[Command, ...] = (
                 "--device",
                 "DEVICE",
                 'where, instead of train.device; "virtual" is a CUDA device without a GPU: it runs the GPU\'s code on '
-                "the CPU, in an order that brings out missing waits",
+                "the CPU, in an order that exposes missing synchronization",
                 default="",
             ),
             JSON,
@@ -318,33 +326,32 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "import",
-        "make a preset of a DeepSpeed configuration, with a verdict on each of its keys",
+        "convert a DeepSpeed configuration to a preset, with a verdict on each of its keys",
         (
             argument("file", "FILE", "a DeepSpeed configuration, a JSON file", type=Path),
             argument(
                 "--out",
                 "PRESET.toml",
-                "write the preset here (default: it is printed, the rest as comments)",
+                "write the preset here (default: print it, with the rest as comments)",
                 type=Path,
             ),
             flag(
                 "--force",
-                "with --out: write over a file that is there (a preset that was imported and never edited is "
-                "replaced without)",
+                "with --out: overwrite an existing file (an imported preset that was never edited needs no --force)",
             ),
             argument(
                 "--architecture",
                 "NAME",
-                "the model, which such a file does not name: an architecture in transformers",
+                "the model, which a DeepSpeed file does not name: an architecture in transformers",
                 default="",
             ),
-            argument("--pretrained", "NAME", "the same: a folder or hub id", default=""),
+            argument("--pretrained", "NAME", "the model as a folder or hub id", default=""),
             SET,
             JSON,
         ),
         "workbench.commands.import_:import_",
     ),
-    Command("presets", "list the presets that can be named", (JSON,), "workbench.commands.config:presets"),
+    Command("presets", "list the presets", (JSON,), "workbench.commands.config:presets"),
     Command(
         "completion",
         "print a script that completes commands, options, presets and runs in your shell",

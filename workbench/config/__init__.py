@@ -199,7 +199,7 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ForeignTextError as error:
-        raise ConfigurationError(f"{name}: is no configuration: {error}") from None
+        raise ConfigurationError(f"{name}: is not a configuration: {error}") from None
     except ValueError as error:  # its place is at the end of its message
         what, _, at = str(error).rpartition(" (at ")
         line, _, column = at.rstrip(")").removeprefix("line ").partition(", column ")

@@ -91,13 +91,13 @@ def problems_in(error: ValidationError, document: dict[str, Any]) -> Iterator[Pr
 
 _INNER_TABLES: dict[KeyPath, tuple[str, str]] = {
     ("model", "config"): (
-        "cannot be handed to a model",
-        "must be made of texts, finite numbers, true and false",
+        "cannot be passed to a model",
+        "must contain only strings, finite numbers, true and false",
     ),
-    ("evaluate", "sources"): ("is no path", "must be a file or a folder, as a text"),
-    ("optimizer", "learning_rate_scales"): ("is no factor", "must be a number above 0 and up to 1,000"),
+    ("evaluate", "sources"): ("is not a path", "must be a file or a folder, as a string"),
+    ("optimizer", "learning_rate_scales"): ("is not a factor", "must be a number above 0 and up to 1,000"),
 }
-"""What is wrong, and what would be right, of a value in a table whose keys are the user's own."""
+"""The message and the right form for a wrong value in a table whose keys are the user's own."""
 
 
 def _homes(name: str) -> list[str]:
@@ -138,7 +138,7 @@ _FIELDS_WITH_ARRAYS = {"betas", "source", "targets", "freeze", "no_decay"}
 
 _WORDS: tuple[tuple[type, str], ...] = (
     (bool, "true or false"),
-    (str, "a text"),
+    (str, "a string"),
     (int, "a whole number"),
     (float, "a number with a fraction"),
     (list, "an array"),

@@ -157,7 +157,7 @@ def _tokenizer(config: RunConfig) -> Iterator[Problem]:
     if (
         form and path is not None and not path.exists()
     ):  # the hub's ids of one word are few, and none is like these
-        yield Problem(at, "is no tokenizer that is made here, nor a folder", f'did you mean "{form}"?')
+        yield Problem(at, 'is neither "bytes", "bpe:SIZE" nor a folder', f'did you mean "{form}"?')
     elif not _may_be_on_hub(name):
         yield from _path_problems(at, name, f'name a folder, a hub id, "bytes" or "{USUAL}"')
 
@@ -168,7 +168,7 @@ def _source(config: RunConfig) -> Iterator[Problem]:
         if isinstance(config.data.source, str):
             at = ("data", "source")
         if name != "stdlib" and not name.startswith(HUB_DATASET):
-            right = 'name one that is there, or "stdlib"'
+            right = 'name an existing file or folder, or "stdlib"'
             if name.count("/") == 1 and HUB_ID.fullmatch(name):
                 right = f'a dataset of the hub is written "{HUB_DATASET}{name}"'
             yield from _path_problems(at, name, right)
@@ -180,13 +180,13 @@ def _evaluated(config: RunConfig) -> Iterator[Problem]:
     named: dict[KeyPath, str] = {("evaluate", "source"): evaluate.source} if evaluate.source else {}
     named |= {("evaluate", "sources", name): path for name, path in evaluate.sources.items()}
     for at, path in named.items():
-        yield from _path_problems(at, path, "name a file or a folder that is there")
+        yield from _path_problems(at, path, "name an existing file or folder")
 
 
 def _disk_path(config: RunConfig) -> Iterator[Problem]:
     offload = config.offload
     if offload.disk_path and {"disk", "auto"} & {offload.weights, offload.state}:
-        at, right = ("offload", "disk_path"), "make it, or name another, on a fast local disk"
+        at, right = ("offload", "disk_path"), "create it, or name another, on a fast local disk"
         yield from _path_problems(at, offload.disk_path, right, folder=True, access=os.W_OK | os.X_OK)
 
 
@@ -203,8 +203,8 @@ def _path_problems(
     elif folder and not path.is_dir():
         yield Problem(at, "is not a folder", right)
     elif not os.access(path, access):
-        wrong = "may not be read" if access == os.R_OK else "may not be written"
-        yield Problem(at, wrong, "give yourself the right to, or name another")
+        wrong = "is not readable" if access == os.R_OK else "is not writable"
+        yield Problem(at, wrong, "change its permissions, or name another")
 
 
 def _tensorboard(config: RunConfig) -> Iterator[Problem]:
@@ -341,7 +341,7 @@ def _looked_up(name: str) -> tuple[Path | None, str]:
         return None, f"there is no home folder {Path(name).parts[0]}"
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        return None, f"cannot be looked at: {reason}"
+        return None, f"cannot be read: {reason}"
     return path, ""
 
 

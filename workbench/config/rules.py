@@ -58,13 +58,13 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     Contradiction(
         ("model.config", "model.architecture"),
         lambda run: bool(run.model.config) and not run.model.architecture,
-        "sizes are given and no architecture has them",
+        "sizes are given without an architecture",
         "name the architecture, or leave [model.config] out",
     ),
     Contradiction(
         ("model.revision", "model.pretrained"),
         lambda run: bool(run.model.revision) and not run.model.pretrained,
-        "a revision is named of nothing",
+        "a revision is given without a hub id",
         "name the hub id in model.pretrained, or leave it out",
     ),
     Contradiction(
@@ -118,7 +118,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     Contradiction(
         ("offload.activations", "train.activation_checkpointing"),
         lambda run: run.offload.activations == "host" and not run.train.activation_checkpointing,
-        "what moves to the host is what activation checkpointing keeps",
+        "only activations that checkpointing keeps can move to the host",
         'must be "device", or train.activation_checkpointing = true',
     ),
     Contradiction(
@@ -165,7 +165,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect(
         ("model.trust_remote_code",),
         lambda run, shared: not run.model.pretrained and is_made_here(run.data.tokenizer),
-        "nothing here comes with code",
+        "no pretrained model or tokenizer is used",
     ),
     NoEffect(
         ("data.subset", "data.split"),
@@ -190,7 +190,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect(
         _SEARCH,
         lambda run, shared: run.train.precision == "fp16" and run.loss_scale.fixed > 0,
-        "loss_scale.fixed never moves",
+        "loss_scale.fixed never changes",
     ),
     NoEffect(
         ("schedule.warmup_type", "schedule.warmup_ratio"),
@@ -230,7 +230,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect(
         ("data.validation_fraction",),
         lambda run, shared: bool(run.evaluate.source),
-        "evaluate.source is what is evaluated on, and all of data.source is trained on",
+        "the run evaluates on evaluate.source and trains on all of data.source",
     ),
     NoEffect(
         ("evaluate.patience",),

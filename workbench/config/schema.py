@@ -62,7 +62,7 @@ class ModelConfig(Table):
     )
     config: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="Sizes and options handed to the architecture's own configuration class as they stand.",
+        description="Sizes and options passed unchanged to the architecture's configuration class.",
     )
     freeze: list[Annotated[str, Field(min_length=1)]] = documented(
         [],
@@ -87,8 +87,8 @@ class DataConfig(Table):
     )
     loss_on: Literal["answers", "everything"] = documented(
         "answers",
-        "The tokens of prompts and chats in the loss: completions and the assistant's words, or all; plain text is "
-        "always in the loss whole.",
+        "Tokens of prompts and chats that the loss counts: completions and assistant messages, or all; plain text "
+        "always counts.",
     )
     tokenizer: str = documented(
         "bytes",
@@ -145,7 +145,7 @@ class TrainConfig(Table):
     )
     label_smoothing: float = documented(
         0.0,
-        "Share of each target's probability that goes to all tokens alike; evaluations measure the plain loss.",
+        "Share of each target's probability that is spread evenly over all tokens; evaluations measure the plain loss.",
         ge=0,
         lt=1,
     )
@@ -180,7 +180,7 @@ class OptimizerConfig(Table):
     """The optimizer and its constants."""
 
     type: Literal["adamw", "adam"] = documented(
-        "adamw", 'The update rule: "adamw" decays weights apart from the gradient, "adam" through it.'
+        "adamw", 'The update rule: "adamw" decays the weights directly, "adam" through the gradient.'
     )
     learning_rate: float = documented(
         3e-4, "Size of the update at the schedule's highest point.", gt=0, le=10
@@ -208,10 +208,8 @@ class OptimizerConfig(Table):
 class LossScaleConfig(Table):
     """The scale of the loss while weights are fp16; without effect in another precision."""
 
-    fixed: float = documented(
-        0.0, "A scale that never moves; 0 searches it while training.", ge=0, le=2.0**32
-    )
-    initial_power: int = documented(16, "Power of two that the search starts from.", ge=0, le=32)
+    fixed: float = documented(0.0, "A fixed scale; 0 adjusts it while training.", ge=0, le=2.0**32)
+    initial_power: int = documented(16, "The initial scale, as a power of two.", ge=0, le=32)
     window: int = step_count(1000, "Steps without an overflow after which the scale doubles.", least=1)
     hysteresis: int = documented(
         2, "Overflows tolerated before the scale is halved.", unit="overflows", ge=1, le=1_000_000
@@ -263,7 +261,7 @@ class OffloadConfig(Table):
     )
     overlap: Literal["serial", "exact", "delayed"] = documented(
         "exact",
-        'How the update overlaps with training: "exact" gives the bits of "serial"; "delayed" lags one step.',
+        'How the update overlaps with training: "exact" gives the same bits as "serial"; "delayed" lags one step.',
     )
     delay_warmup: int = step_count(40, "Steps before delayed overlap begins.")
     activations: Literal["device", "host"] = documented(
@@ -283,7 +281,7 @@ class OffloadConfig(Table):
         must_be='"auto" or a whole number from 1 to 4,096',
     )
     disk_path: str = documented(
-        "", "Folder on a fast local disk, which is there: needed where weights or state live on disk."
+        "", "Existing folder on a fast local disk: needed if weights or state live on disk."
     )
 
 
@@ -300,7 +298,7 @@ class EvaluateConfig(Table):
     )
     sources: dict[str, Annotated[str, Field(min_length=1)]] = documented(
         {},
-        "Further files or folders by names of your own, whose losses are measured beside and decide nothing.",
+        "More files or folders, by names of your own; their losses are reported only.",
     )
     patience: int = documented(
         0,
@@ -430,7 +428,7 @@ def fields() -> Iterator[DocumentedField]:
 
 
 _PLAIN_TYPES: dict[Any, str] = {
-    str: "a text",
+    str: "a string",
     int: "a whole number",
     float: "a number",
     bool: "true or false",

@@ -113,7 +113,7 @@ class _TooLongError(BaseException):
 def _endless(spec: str) -> ConfigurationError:
     return ConfigurationError(
         f'data.tokenizer = "{spec}": its chat template takes more than {TEMPLATE_S:g} s, or more than '
-        f"{LONGEST_OF_THREE_WORDS:,} characters, for a chat of three words; mend the template"
+        f"{LONGEST_OF_THREE_WORDS:,} characters, for a chat of three words; fix the template"
     )
 
 
@@ -258,8 +258,8 @@ def _words(message: Message) -> str:
 
 def _not_found(index: int) -> RecordError:
     return RecordError(
-        f"message {index + 1}: the answer cannot be found in what the chat template of the tokenizer makes of the "
-        'chat; write the last answer as "completion" and what is before it as "prompt", set data.loss_on = '
+        f"message {index + 1}: the answer cannot be found in the output of the tokenizer's chat template; write the "
+        'last answer as "completion" and the text before it as "prompt", set data.loss_on = '
         '"everything", or mark the answers in the template with {% generation %}'
     )
 

@@ -220,7 +220,7 @@ def _open_prepared(folder: Path, config: DataConfig, revision: str, trust_remote
     header = read_header(folder)
     if header is None:
         raise ConfigurationError(
-            f"data.source: {folder} was meant to be a prepared folder, and its files do not fit its tokens.json"
+            f"data.source: {folder} looks like a prepared folder, but its files do not match its tokens.json"
         )
     if config.tokenizer.startswith(BPE):
         raise ConfigurationError(
@@ -273,8 +273,8 @@ def _check_enough(header: Header, config: DataConfig) -> None:
     else:
         advice = "lower data.validation_fraction, add text, or lower data.sequence_length"
     raise ConfigurationError(
-        f"data.source has too little text: data.sequence_length = {length} needs as many tokens "
-        f"on either side, and data.validation_fraction = {config.validation_fraction} gives {training} for training "
+        f"data.source has too little text: data.sequence_length = {length} needs as many tokens for training and for "
+        f"validation, and data.validation_fraction = {config.validation_fraction} gives {training} for training "
         f"and {validation} for validation; {advice}"
     )
 

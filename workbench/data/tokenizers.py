@@ -211,8 +211,8 @@ def load_tokenizer(spec: str, *, revision: str = "", trust_remote_code: bool = F
     folder = path if path.is_dir() else _fetched(called, spec, revision, trust_remote_code)
     if not any((folder / name).is_file() for name in _KNOWN_FILES) and not any(folder.glob("*.tiktoken")):
         raise ConfigurationError(
-            f"{called}: {folder} has no tokenizer; expected tokenizer.json, or what a tokenizer's own save_pretrained "
-            "writes"
+            f"{called}: {folder} has no tokenizer; expected tokenizer.json, or the files that a tokenizer's "
+            "save_pretrained writes"
         )
     return PretrainedTokenizer(spec, _from_folder(called, folder, trust_remote_code), folder)
 
@@ -227,7 +227,7 @@ def _from_folder(called: str, folder: Path, trust_remote_code: bool) -> Any:
     except Exception as error:  # the library raises errors of every type
         if "trust_remote_code" in str(error):
             raise ConfigurationError(
-                f"{called}: it comes with code of its own, which runs only with model.trust_remote_code = true"
+                f"{called}: it needs its own code, which runs only with model.trust_remote_code = true"
             ) from error
         if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").exists():
             return _from_file(called, folder / "tokenizer.json")
@@ -242,7 +242,7 @@ def _from_file(called: str, path: Path) -> Any:
         return make(tokenizer_file=str(path), clean_up_tokenization_spaces=False)
     except Exception as error:  # as above
         raise ConfigurationError(
-            f"{called}: {path} is no tokenizer.json that can be loaded: {brief(error)}"
+            f"{called}: {path} is not a tokenizer.json that can be loaded: {brief(error)}"
         ) from error
 
 
@@ -271,8 +271,8 @@ def _fetched(called: str, name: str, revision: str, trust_remote_code: bool) -> 
         return Path(folder)
     except hub.UnreachableError as error:
         raise WorkbenchError(
-            f"{no_folder}, the hub's cache does not have it, and {unreachable or error}; fetch it once where there is "
-            f"a network (hf download {name}), or name a folder"
+            f"{no_folder}, the hub's cache does not have it, and {unreachable or error}; fetch it once with network "
+            f"access (hf download {name}), or name a folder"
         ) from error
 
 

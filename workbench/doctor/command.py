@@ -111,7 +111,7 @@ def _failed_check(name: str, error: Exception) -> Finding:
     if isinstance(error, ModuleNotFoundError):
         remedy = "install what the packages' line names: `python -m pip install NAME`"
         return warning(name, one_line(f"the check needs a package that is missing: {error}"), remedy)
-    remedy = "repair what the lines above and below say, and repeat `workbench doctor`"
+    remedy = "fix the other findings, and run `workbench doctor` again"
     return warning(name, one_line(f"the check failed: {type(error).__name__}: {error}"), remedy)
 
 

@@ -1,6 +1,6 @@
 """Checks of the NVIDIA driver, of torch on it, and of the native extension: present, new enough, computing right.
 
-What needs torch is tried in a helper process (`trial.py`). Invariant: a value that the driver does not give is printed
+Checks that need torch run in a helper process (`trial.py`). Invariant: a value that the driver does not give is printed
 N/A; it is never a zero and never an exception.
 """
 
@@ -28,12 +28,10 @@ LARGEST_ERROR = 1e-5
 CHOICE = "https://pytorch.org/get-started"
 REINSTALL = "`python -m pip install --force-reinstall torch`"
 REBUILD = "rebuild it: `python -m pip install --force-reinstall --no-deps --editable .` in the checkout"
-WAKE = (
-    "see that `nvidia-smi` answers and what `sudo dmesg | grep -i -e nvrm -e xid` says; reboot if it does not"
-)
+WAKE = "check `sudo dmesg | grep -i -e nvrm -e xid`; reboot if `nvidia-smi` does not answer"
 REMEDIES = {
     "no kernel image": f"this torch was not built for this GPU: {REINSTALL}, or another from {CHOICE}",
-    "out of memory": "end what fills the GPU (`nvidia-smi` lists it), or train on another: `--set train.device=cuda:N`",
+    "out of memory": "stop the GPU's processes (`nvidia-smi` lists them), or use another: `--set train.device=cuda:N`",
     "too old": f"update NVIDIA's driver, or install a torch for its CUDA (see the driver's line) from {CHOICE}",
     "system not yet initialized": "start the fabric manager: `sudo systemctl start nvidia-fabricmanager`",
 }
@@ -132,7 +130,9 @@ def _gpu(gpu: GpuSample) -> Finding:
         finding += f", used by {len(gpu.processes)} process{'es' if len(gpu.processes) > 1 else ''}"
     if used is None or total is None or used <= max(BUSY_BYTES, BUSY_SHARE * total):
         return ok("gpu", finding)
-    remedy = "end what uses it (`nvidia-smi` lists it), or train on another: `--set train.device=cuda:N`"
+    remedy = (
+        "stop those processes (`nvidia-smi` lists them), or train on another: `--set train.device=cuda:N`"
+    )
     return warning("gpu", f"{finding}: {amount(used)} are taken", remedy)
 
 
@@ -248,8 +248,12 @@ def _instructions(chosen: str, best: str) -> Finding:
     if chosen != "scalar":
         return ok(check, chosen)
     if platform.machine() in ("x86_64", "AMD64"):
-        finding = "scalar: this CPU shows no AVX2; results are right, and updates slower"
-        return warning(check, finding, "in a virtual machine, show it the host's CPU (QEMU: `-cpu host`)")
-    finding = f"scalar: there is none other for {platform.machine()}; results are right, and updates slower"
+        finding = "scalar: this CPU has no AVX2; results are right, and updates slower"
+        return warning(
+            check, finding, "in a virtual machine, pass the host's CPU through (QEMU: `-cpu host`)"
+        )
+    finding = (
+        f"scalar: there is no vector code for {platform.machine()}; results are right, and updates slower"
+    )
     remedy = "put more of the state on the GPU: `--set offload.device_fraction=0.5`, as far as it fits"
     return warning(check, finding, remedy)

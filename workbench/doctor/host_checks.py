@@ -49,7 +49,7 @@ def check_python(context: Context) -> Iterator[Finding]:
     elif conda := os.environ.get("CONDA_PREFIX"):
         place = f"in the conda environment {conda}"
     else:
-        place = f"in {sys.prefix}, which is no virtual environment"
+        place = f"in {sys.prefix}, not a virtual environment"
     yield ok("python", f"{platform.python_version()}, {place}")
 
 
@@ -147,7 +147,7 @@ def check_memory(context: Context) -> Iterator[Finding]:
     if nodes.strip("0123456789") and not interleaved:
         yield warning(
             "memory",
-            f"memory nodes {nodes}: what is registered for the GPU, and a resumed run's state, lie on one of them",
+            f"memory nodes {nodes}: pinned memory and a resumed run's state are on one of them",
             "start with `numactl --interleave=all workbench run PRESET`",
         )
 
@@ -240,9 +240,9 @@ def check_runs(context: Context) -> Iterator[Finding]:
     elif folder.free_bytes < NO_ROOM:
         yield failure("runs", f"{folder}: no room for checkpoints", remedy)
     elif folder.kind in IN_MEMORY:
-        yield warning("runs", f"{folder}: is host memory and goes with the next reboot", remedy)
+        yield warning("runs", f"{folder}: is in host memory and is lost at the next reboot", remedy)
     elif folder.kind in REMOTE:
-        yield warning("runs", f"{folder}: checkpoints cross the network", remedy)
+        yield warning("runs", f"{folder}: checkpoints go over the network", remedy)
     elif folder.free_bytes < LITTLE_ROOM:
         yield warning("runs", f"{folder}: little room for checkpoints", remedy)
     else:
@@ -257,13 +257,13 @@ def check_disk(context: Context) -> Iterator[Finding]:
     folder = try_folder(path)
     wrong = ""
     if folder.kind in IN_MEMORY:
-        wrong = "is host memory and no disk: what moves there takes the memory that it is to save"
+        wrong = "is in host memory: offloading to it saves no memory"
     elif folder.kind in REMOTE:
-        wrong = "lies across a network: every step waits for it"
+        wrong = "is on a network file system: every step waits for it"
     elif folder.free_bytes < LITTLE_ROOM:
         wrong = "little room for state"
     elif folder.there and not folder.problem and not takes_direct(path):
-        wrong = "takes no direct I/O, so that everything passes through the page cache"
+        wrong = "does not support direct I/O: everything goes through the page cache"
     remedy = (
         "`--set offload.disk_path=DIR`, with DIR on a fast local disk (NVMe, ext4 or xfs) that you may write"
     )
@@ -298,7 +298,7 @@ def check_cache(context: Context) -> Iterator[Finding]:
     """Yield the line of the cache, which holds measurements; without it they are repeated."""
     folder = try_folder(cache_folder())
     if folder.problem:
-        finding = f"{folder.problem}: what is measured is measured again each time"
+        finding = f"{folder.problem}: measurements are repeated each time"
         remedy = "`export WORKBENCH_CACHE=DIR`, with DIR a folder that you may write"
         yield warning("cache", finding, remedy)
     else:
@@ -376,7 +376,7 @@ def check_terminal(context: Context) -> Iterator[Finding]:
 
 def _colours(name: str) -> str:
     if os.environ.get("NO_COLOR"):
-        return "no colours, by NO_COLOR"
+        return "no colours (NO_COLOR is set)"
     if os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
         return "all colours"
     return "256 colours" if "256" in name else "few colours"

@@ -113,7 +113,7 @@ def plan_units(
     if streamed and not config.activation_checkpointing:
         raise ValueError(
             "activation_checkpointing = False: weights that come through slots (off the device, or stored in 16 "
-            "bits and computed in fp32) need it; without it backward would read what another block left there"
+            "bits and computed in fp32) need it; without it backward would read another block's data"
         )
     shape = StepShape(
         gradient_accumulation=config.gradient_accumulation,
@@ -236,8 +236,8 @@ class EngineRuntime:
     def memory_breakdown(self) -> Breakdown:
         """Return what holds memory now, in bytes, by tier and by name.
 
-        What autograd holds on the device is not the engine's. Host memory that should be pinned and could not be is
-        named once more, under `THROUGH_BUFFERS`.
+        Memory that autograd holds on the device is not the engine's. Host memory that should be pinned and could not
+        be is named once more, under `THROUGH_BUFFERS`.
         """
         found = self.units.memory_breakdown()
         if self.activations is not None:
@@ -434,7 +434,7 @@ def _host_arithmetic(config: EngineConfig) -> Arithmetic:
             f"state_format = {config.state_format!r}: {missing}; without it the state is kept exact"
         )
     warnings.warn(
-        f"{missing}; until then torch's fused AdamW does its work, slower", MissingExtensionWarning, 4
+        f"{missing}; until then torch's fused AdamW is used, which is slower", MissingExtensionWarning, 4
     )
     return TorchArithmetic()
 

@@ -99,8 +99,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, AdamW):
             raise TypeError(
-                "optimizer: expected AdamW of workbench.engine, which holds the numbers of one; "
-                f"got {type(self.optimizer)}"
+                f"optimizer: expected workbench.engine.AdamW (settings only); got {type(self.optimizer)}"
             )
         self._check_choice("weights", get_args(Tier))
         self._check_choice("state", get_args(Tier))
@@ -109,7 +108,7 @@ class EngineConfig:
         self._check_choice("activations", ("device", "host"))
         self._check_choice("gradient_sums", ("device", "host"))
         if self.state == "device" and self.state_format != "exact":
-            raise ValueError(f"state_format = {self.state_format!r}: on the device the state is exact")
+            raise ValueError(f"state_format = {self.state_format!r}: the state on the device is always exact")
         if self.gradient_accumulation < 1:
             raise ValueError(f"gradient_accumulation = {self.gradient_accumulation}: expected 1 or more")
         if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:

@@ -29,7 +29,7 @@ STEP_NUMBERS = 4096
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an update on the device does with its gradients, decided there: 0-D fp32 tensors.
+    """How an update on the device scales or skips its gradients, decided there: 0-D fp32 tensors.
 
     `left_out`: 1 where the step is, None where that was known before. `divisor`: what gradients are divided by, None
     for 1.

@@ -49,7 +49,7 @@ class DiskError(RuntimeError):
 class DiskTier:
     """The files of one engine, in a folder of their own under `folder`, which is made where it is not there.
 
-    What processes that are gone left in `folder` is removed. Everything goes with `close`, or else with the last
+    Files that ended processes left in `folder` are removed. Everything goes with `close`, or else with the last
     reference to the tier and its files, or the end of the process. `direct`: reads and writes go past the page cache.
 
     Raises:
@@ -166,7 +166,7 @@ class RecordFile:
         if checksum == _UNFINISHED:
             raise DiskError(
                 f"{self._path}: record {record} cannot be read: its last write failed; "
-                "go on from the last checkpoint"
+                "resume from the last checkpoint"
             )
         with self._opened(record, "read") as descriptor:
             self._transfer(record, "read", view, lambda part, at: os.preadv(descriptor, [part], at))
@@ -175,7 +175,7 @@ class RecordFile:
         if crc32(view[:size]) != checksum:
             raise DiskError(
                 f"{self._path}: record {record} is damaged: its checksum is not that of what was written; "
-                "check the disk, and go on from the last checkpoint"
+                "check the disk, and resume from the last checkpoint"
             )
         self._tier.count_read(len(view))
 
@@ -241,7 +241,7 @@ class RecordFile:
             if whole == 0:
                 raise DiskError(
                     f"{self._path}: record {record} could not be {done}: the disk stopped after {moved + count:,} of "
-                    f"{len(view):,} bytes; see that nothing cuts the file, and go on from the last checkpoint"
+                    f"{len(view):,} bytes; check that nothing truncates the file, and resume from the last checkpoint"
                 )
             moved += whole
 
@@ -327,10 +327,10 @@ def _reason(error: OSError) -> str:
 
 def _advice(error: OSError) -> str:
     if error.errno in NO_ROOM:
-        return "make room, and go on from the last checkpoint"
+        return "make room, and resume from the last checkpoint"
     if error.errno == errno.ENOENT:
         return "the engine was closed, or something else removed the file"
-    return "check the disk, and go on from the last checkpoint"
+    return "check the disk, and resume from the last checkpoint"
 
 
 def _size(nbytes: int) -> str:

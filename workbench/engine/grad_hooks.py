@@ -304,7 +304,7 @@ class GradientHooks:
                 if parameter.grad.layout != torch.strided:
                     raise _sparse(self._memories[unit].unit.segments[segment].name)
 
-    # What the step's tasks take and give back
+    # Buffers that the step's tasks take and give back
 
     def take_slot(self, micro_batch: int, unit: int, chunk: int) -> FullSlot | None:
         """Return the slot that a micro-batch filled for a chunk that is final, and keep it no longer."""

@@ -124,7 +124,7 @@ class NonFiniteSteps:
         where = check.where or "the norm of the gradient is beyond any number"
         if check.partially_applied:
             raise NonFiniteGradientsError(
-                f"step {step}: {where}; other units had been updated already; go on from the last checkpoint "
+                f"step {step}: {where}; other units had been updated already; resume from the last checkpoint "
                 "(clipping makes every step wait for the norm)",
                 step=step,
                 where=check.where,

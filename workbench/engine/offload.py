@@ -99,7 +99,7 @@ class OffloadEngine:
         self._scheduler = StepScheduler(self._runtime, plan, config, self._non_finite)
         self._watchdog = Watchdog(self._runtime.lanes, config.watchdog_s, self._scheduler.fail_stuck)
 
-    # What the training loop calls
+    # Calls of the training loop
 
     @property
     def steps(self) -> int:
@@ -155,8 +155,8 @@ class OffloadEngine:
             held = breakdown_text(self.memory())
             scheduler.fail_backward(error)
             raise torch.OutOfMemoryError(
-                f"{error}; the engine holds {held}; it has stopped, as half a backward cannot be taken back: make it "
-                "anew with smaller micro-batches, or let more of it lie off the device"
+                f"{error}; the engine holds {held}; it has stopped, because half a backward cannot be undone: create "
+                "it again with smaller micro-batches, or offload more"
             ) from error
         except BaseException as error:
             scheduler.fail_backward(error)
@@ -206,9 +206,9 @@ class OffloadEngine:
     def close(self) -> None:
         """Finish the last step, end the lanes and take every hook off the model, which keeps its weights.
 
-        What came through slots, or was computed in another dtype, is bound to its weights on the host; where those are
-        on disk it is lost with the disk's files: read `weights` before. A step that was begun and not ended by `step`
-        is dropped. Idempotent.
+        A parameter that came through slots, or was computed in another dtype, is bound to its weights on the host; if
+        those are on disk it is lost with the disk's files: read `weights` before. A step that was begun and not ended
+        by `step` is dropped. Idempotent.
 
         Raises:
             NonFiniteGradientsError, LaneError: the last step could not be finished; the engine is closed all the same.
@@ -231,7 +231,7 @@ class OffloadEngine:
         if error is None:
             self.close()
         elif not self._scheduler.closed:
-            # What was raised matters, not what the step that it cut off would have come to.
+            # The raised error matters, not the result of the step that it cut off.
             self._tear_down(error)
 
     # State and weights, for checkpoints
@@ -290,7 +290,7 @@ class OffloadEngine:
         disk = self._runtime.disk
         return None if disk is None else disk.written_per_day()
 
-    # What it does at several places
+    # Shared steps
 
     def _set_unscale(self) -> None:
         """Tell the update the mean's factor: all micro-batches of the step are known."""
@@ -314,5 +314,7 @@ def _wait_for(engine: weakref.ref[OffloadEngine]) -> None:
 def _abandon(runtime: EngineRuntime) -> None:
     runtime.lanes.end()
     runtime.cancel(
-        RuntimeError("it was dropped without close(), and this model's weights with it; make the model anew")
+        RuntimeError(
+            "it was dropped without close(), and this model's weights with it; create the model again"
+        )
     )

@@ -37,7 +37,7 @@ _PARTS = struct.Struct("<?H48d")
 
 @dataclass(frozen=True)
 class Mean:
-    """What makes a step's mean of the sum over its micro-batches.
+    """The divisors that make the sum over micro-batches a mean.
 
     `tokens`: of all of them, 0 where they are not counted, and weigh the same. `usual`: of a micro-batch that weighs 1.
     """

@@ -203,7 +203,7 @@ class ComputeClock:
         self._open = _Open(kind, self._mark(), [])
 
     def end(self) -> None:
-        """What is under way has ended."""
+        """The work under way has ended."""
         if self._open is not None:
             self._spans.append((self._open, self._mark()))
             self._open = None

@@ -372,7 +372,7 @@ class UnitMemory:
             )
         return views
 
-    # What is saved
+    # Checkpoint contents
 
     def newest_weights(self) -> dict[str, Tensor]:
         """Return the trainable parameters by name, in the storage dtype: views of host memory, copies of the rest."""
@@ -462,7 +462,7 @@ class UnitMemory:
         if not self.route.delayed:
             self.push_weights()
 
-    # What it all takes
+    # Sizes
 
     def add_memory(self, found: Breakdown) -> None:
         """Add the unit's bytes to `found`."""

@@ -55,9 +55,7 @@ def check_export(
     adapter = is_adapter(saved)
     dtype = None if to is None else PRECISIONS[to]
     if adapter and not config.model.pretrained and not merge:
-        return (
-            "not checked: its base has random weights, which no folder holds that from_pretrained could load"
-        )
+        return "not checked: its base has random weights, and no folder holds it for from_pretrained"
     files = sorted(working.glob("*.safetensors"))
     needed = int(BESIDE * bytes_in(tensors_in(files) or checkpoint_tensors(saved), torch.float32))
     free = free_host_bytes()
@@ -86,7 +84,7 @@ def check_export(
             model = _load(working, None, config.model.trust_remote_code)
         except Exception as error:
             raise WorkbenchError(
-                f"export: what was written cannot be loaded, so nothing is left of it: {brief(error)}"
+                f"export: the written files cannot be loaded, and were deleted: {brief(error)}"
             ) from error
         stored = model.config.dtype or torch.float32
         found = _logits(model, ids)
@@ -97,7 +95,7 @@ def check_export(
     if not adapter or not distance <= NEAR.get(merged_in, 1e-4):
         raise WorkbenchError(
             f"export: the logits of what was written are not the run's (they differ by {distance:.1e} of their norm); "
-            "nothing is left of it"
+            "they were deleted"
         )
     return f"loaded: its logits are the run's to {distance:.1e}, in {dtype_name(merged_in)}"
 

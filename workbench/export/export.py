@@ -88,7 +88,7 @@ def export(
     if options.dtype is not None and options.dtype not in DTYPES:
         raise ConfigurationError(f"--dtype {options.dtype}: expected one of {', '.join(DTYPES)}")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ConfigurationError(f"export: {target} is there already; name a new or an empty folder")
+        raise ConfigurationError(f"export: {target} already exists; name a new or an empty folder")
 
     def write(saved: SavedStep) -> Exported:
         with _new_folder(target) as working:
@@ -131,7 +131,9 @@ def with_whole_checkpoint(
     what = "no checkpoint" if step is None else f"no checkpoint of step {step:,}"
     there = f"; there are those of step {', '.join(others)}" if others else ""
     kind = WorkbenchError if found else ConfigurationError
-    raise kind("; ".join([f"{command}: {run.name} has {what}{' that is whole' * found}{there}", *damaged]))
+    raise kind(
+        "; ".join([f"{command}: {run.name} has {what}{' that is undamaged' * found}{there}", *damaged])
+    )
 
 
 def wanted_step(run: RunDirectory, step: int | None, *, best: bool, command: str) -> int | None:

@@ -47,7 +47,7 @@ from workbench.training.starting_model import give_token_ids, starting_model
 
 FP16_MAX = torch.finfo(torch.float16).max
 MAPPED_BYTES = 32 << 20
-"""The bytes that are read before a file is mapped anew: until then they count as this process's memory."""
+"""The bytes that are read before a file is mapped again: until then they count as this process's memory."""
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ class Findings:
         """Return the key of this dotted name; None where it is not there, or null, which means the same."""
         member = self.members.get(tuple(key.split(".")))
         if member is not None and member.value is None:
-            self.judge(member, "meaningless here", "null is as if the key were not there")
+            self.judge(member, "meaningless here", "null means that the key is absent")
             return None
         return member
 
@@ -165,7 +165,7 @@ class Findings:
         """Return a text, or None where there is none."""
         member = self.get(key)
         if member is not None and not isinstance(member.value, str):
-            self.refuse(member, "must be a text in quotes")
+            self.refuse(member, "must be a string in quotes")
             return None
         return None if member is None else member.value
 

@@ -17,14 +17,14 @@ from workbench.system.terminal import on_one_line
 
 _WIDTH = 110
 _SEAL = "# As imported: "
-_SEAL_MEANS = " (checksum of all above; while it holds, a new import to this file replaces it)"
+_SEAL_MEANS = " (checksum of all above; if it matches, a new import to this file replaces it)"
 
 _NO_MODEL = (
-    "THE MODEL: a DeepSpeed file names none. Take the # off one of these lines and name yours, or give it with --set; "
-    "nothing runs before."
+    "THE MODEL: a DeepSpeed file names none. Uncomment one of these lines and name yours, or give it with --set; "
+    "nothing runs without it."
 )
 _NO_DATA = (
-    "THE DATA: a DeepSpeed file names none. Take the # off and name yours; until then it is the source of this "
+    "THE DATA: a DeepSpeed file names none. Uncomment the line and name yours; until then it is the source of this "
     "Python's standard library."
 )
 
@@ -39,7 +39,7 @@ def preset_text(settings: Mapping[str, Setting], source: str) -> str:
         f"description = {toml_value(description.value if description else f'Imported from {on_one_line(source)}')}",
         "",
         *_comment(
-            "Made by `workbench import` from a DeepSpeed configuration. What it does not speak of has its default."
+            "Made by `workbench import` from a DeepSpeed configuration. Keys that it does not set have their defaults."
         ),
     ]
     for table, model in TABLES.items():
@@ -79,7 +79,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# Whether a preset is still as it was imported
+# Detection of edits after an import
 
 
 def sealed(preset: str) -> str:

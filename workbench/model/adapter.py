@@ -87,12 +87,12 @@ def target_warnings(model: nn.Module, targets: Targets) -> Iterator[str]:
         kind = type(model.get_submodule(path)).__name__
         yield (
             f"warning: adapter: {len(targets.fused)} modules of the blocks (the first is {path}, a {kind}) hold their "
-            "matrices in one tensor, which is no linear layer: they get no adapter and stay as they are"
+            "matrices in one tensor, not in a linear layer: they get no adapter"
         )
     for path, other in shared_targets(model, targets):
         yield (
-            f"warning: adapter.targets: {path} shares its matrix with {other}, which keeps it as it is: this "
-            "adapter cannot be merged into the model"
+            f"warning: adapter.targets: {path} shares its matrix with {other}, which is not adapted: this adapter "
+            "cannot be merged into the model"
         )
 
 
@@ -172,7 +172,7 @@ def add_adapter(
             f"[adapter]: peft and {_title(model)} do not agree on {min(odd, default='parameters')}: "
             "name adapter.targets"
         )
-    # What saves the model looks at this, to save the adapter alone.
+    # The code that saves the model reads this, to save only the adapter.
     adapted._hf_peft_config_loaded = True
     for layer in adapter_layers(model.modules()):
         for name, parameter in layer.named_parameters():
@@ -357,7 +357,7 @@ def _wrong_target(model: nn.Module, name: str, matched: Sequence[str], linear: S
     )
     if matched:
         module = model.get_submodule(matched[0])
-        why = "holds its matrices in one tensor" if _is_fused(module) else "is no linear layer"
+        why = "holds its matrices in one tensor" if _is_fused(module) else "is not a linear layer"
         return f'adapter.targets: "{name}" of {_title(model)} is a {type(module).__name__}, which {why}; {layers}'
     others = [path.rpartition(".")[2] for path, module in model.named_modules() if _can_adapt(module)]
     near = difflib.get_close_matches(name, dict.fromkeys([*able, *others]), n=1)

@@ -109,7 +109,8 @@ def find_conversions(model: nn.Module, stored: Mapping[str, StoredTensor]) -> Co
     except (ImportError, AttributeError, TypeError) as error:
         # No promised part of transformers: it may move or change.
         raise WorkbenchError(
-            f"this transformers does not tell how its models are loaded ({error}); install one from 5.17 to 5.23"
+            f"this version of transformers does not show how its models are loaded ({error}); install one from 5.17 "
+            "to 5.23"
         ) from error
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     found: dict[str, Conversion] = {}
@@ -149,7 +150,7 @@ def _targets(model: nn.Module, conversion: Conversion) -> dict[str, tuple[int, .
         return {name: tuple(t.shape) for name, t in conversion.convert(model, tensors).items()}
     except Exception as error:
         raise ConfigurationError(
-            f"{_title(conversion)} do not go together as {conversion.first}: {brief(error)}; "
+            f"{_title(conversion)} do not combine to {conversion.first}: {brief(error)}; "
             "some of them may be missing, or config.json is of another model"
         ) from error
 
@@ -162,8 +163,8 @@ def _check_shape(
     source = conversion.sources[0][0]
     if conversion.converter is None:
         raise ConfigurationError(
-            f"{source.path}: tensor {source.name} has the shape {list(shape)}, and config.json beside it makes it "
-            f"{list(needed)}: the two are not of one model"
+            f"{source.path}: tensor {source.name} has the shape {list(shape)}, and config.json beside it needs "
+            f"{list(needed)}: the files are of different models"
         )
     raise ConfigurationError(
         f"{_title(conversion)} come to the shape {list(shape)} as {target}, and config.json beside them makes it "

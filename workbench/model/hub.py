@@ -34,7 +34,7 @@ MARGIN_BYTES = 64 << 20
 REPORT_EVERY_S = 10.0
 ANSWER_S = 5.0
 """The longest wait for a connection to the hub, and then for its answer; its libraries wait longer, or for ever."""
-OFFLINE = "HF_HUB_OFFLINE keeps the hub from being asked"
+OFFLINE = "HF_HUB_OFFLINE is set"
 
 Log = Callable[[str], None]
 
@@ -42,7 +42,7 @@ Log = Callable[[str], None]
 def fetch(name: str, revision: str = "", *, weights: bool, fresh: bool, code: bool, log: Log) -> Path:
     """Return the folder of the hub's cache with the files of the model `name`, all of which are there.
 
-    Without network, what was fetched before is taken; unless `fresh`, a description is taken from there in any case.
+    Without network, files fetched before are used; unless `fresh`, a description is taken from there in any case.
     `code`: the model's own code is fetched too. `log` gets the progress.
 
     Raises:
@@ -63,11 +63,11 @@ def fetch(name: str, revision: str = "", *, weights: bool, fresh: bool, code: bo
         kept = _cached(name, revision)
         if kept is None or (weights and not _has_weights(kept)):
             raise WorkbenchError(
-                f"{missing}, {unreachable}, and not all of this model is in the cache of the hub; fetch it once where "
-                f"there is a network (hf download {name}), or name a folder"
+                f"{missing}, {unreachable}, and not all of this model is in the cache of the hub; fetch it once with "
+                f"network access (hf download {name}), or name a folder"
             ) from unreachable
         if weights:
-            log(f'warning: model.pretrained = "{name}": {unreachable}; what was fetched before is taken')
+            log(f'warning: model.pretrained = "{name}": {unreachable}; using the files fetched before')
         return kept
 
 
@@ -93,7 +93,7 @@ def explained(missing: str, name: str, revision: str) -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         raise ConfigurationError(
-            f"{missing}, and on the hub its owner asks for consent first; give it at https://huggingface.co/{name}, "
+            f"{missing}, and its owner on the hub asks for consent first; give it at https://huggingface.co/{name}, "
             f"then {log_in}"
         ) from error
     except errors.RepositoryNotFoundError as error:
@@ -105,15 +105,13 @@ def explained(missing: str, name: str, revision: str) -> Iterator[None]:
             f'model.revision = "{revision}": {name} has no such branch, tag or commit; leave it out for the main branch'
         ) from error
     except errors.HFValidationError as error:
-        raise ConfigurationError(f"{missing}, and it is no hub id: {error}") from error
+        raise ConfigurationError(f"{missing}, and it is not a hub id: {error}") from error
     except errors.OfflineModeIsEnabled as error:
         raise UnreachableError(OFFLINE) from error
     except Exception as error:  # the network raises errors of every type
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
-            raise ConfigurationError(
-                f"{missing}, and the hub does not let it be read ({status}); {log_in}"
-            ) from error
+            raise ConfigurationError(f"{missing}, and the hub denies access ({status}); {log_in}") from error
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise WorkbenchError(f"{missing}, and the disk became full while it was fetched") from error
         raise UnreachableError(_reason(error)) from error
@@ -260,10 +258,10 @@ def read_index(path: Path) -> dict[str, str]:
     content = read_json(path)
     found = content.get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
-        raise ConfigurationError(f"{path} has no weight_map from tensors to files; get it again")
+        raise ConfigurationError(f"{path} has no weight_map from tensors to files; download it again")
     for file in found.values():
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise ConfigurationError(f'{path} names "{file}", which is no safetensors file beside it')
+            raise ConfigurationError(f'{path} names "{file}", which is not a safetensors file beside it')
     return found
 
 
@@ -274,9 +272,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}; get it again") from error
+        raise ConfigurationError(f"{path} is not JSON: {error}; download it again") from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} holds no JSON object; get it again")
+        raise ConfigurationError(f"{path} holds no JSON object; download it again")
     return content
 
 

@@ -162,7 +162,7 @@ class PretrainedUnits:
             inside = list(block.parameters())
             if inside and all(self._given(parameter) is None for parameter in inside):
                 raise ConfigurationError(
-                    f"{files.folder}: its files have nothing of block {name}, which its config.json speaks of; they "
+                    f"{files.folder}: its files have no tensors of block {name}, which its config.json defines; they "
                     f"are another model's, or files are missing{_found_instead(self._of)}"
                 )
         described: Any = model
@@ -174,7 +174,7 @@ class PretrainedUnits:
         share = lacking / max(1, sum(parameter.numel() for parameter in rest))
         if share > MOST_MISSING or len(missing) == len(list(model.parameters())):
             raise ConfigurationError(
-                f"{files.folder}: its files lack {share:.0%} of the weights that its config.json speaks of "
+                f"{files.folder}: its files lack {share:.0%} of the weights that its config.json defines "
                 f"({_some(list(missing))}); they are another model's, or files are missing{_found_instead(self._of)}"
             )
         silent = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
@@ -182,7 +182,8 @@ class PretrainedUnits:
         names += [self._names[id(t)][0] for _, _, t, given in self._buffers if given is None]
         if names:
             self.warnings.append(
-                f"{files.name}: its files have no values for {_some(names)}: these begin as the architecture draws them"
+                f"{files.name}: its files have no values for {_some(names)}: these get the architecture's initial "
+                "values"
             )
 
     def _check_unexpected(self, model: nn.Module, files: PretrainedFiles, names: list[str]) -> None:
@@ -190,7 +191,7 @@ class PretrainedUnits:
         odd = [name for name in names if not any(re.search(pattern, name) for pattern in known)]
         if odd:
             self.warnings.append(
-                f"{files.name}: its files have {_some(odd)}, for which the model has no place: left out"
+                f"{files.name}: its files have {_some(odd)}, which the model does not use: left out"
             )
 
     def _check_dtypes(self, model: nn.Module) -> None:
@@ -202,7 +203,7 @@ class PretrainedUnits:
             if not place.dtype.is_floating_point or place.dtype.itemsize < 2:
                 raise ConfigurationError(
                     f"{place.path}: tensor {place.name} is stored as {str(place.dtype).removeprefix('torch.')}, which "
-                    "weights are not trained from; name the model that was quantised"
+                    "cannot be trained; name the model before it was quantised"
                 )
 
 
@@ -218,7 +219,7 @@ def find_tensors(files: PretrainedFiles) -> dict[str, StoredTensor]:
         for name, file in (files.index or {}).items():
             if file == path.name and name not in tensors:
                 raise ConfigurationError(
-                    f"{path} lacks tensor {name}, which the index has in it; get it again"
+                    f"{path} lacks tensor {name}, which the index lists; download it again"
                 )
         found |= tensors
     return found

@@ -92,7 +92,7 @@ def local_folder(name: str) -> Path | None:
         raise ConfigurationError(f"{where} is a file; name the folder that holds it, with its {CONFIG_FILE}")
     if HUB_ID.fullmatch(name) is None or ".." in name:
         raise ConfigurationError(
-            f'{where}: there is no such folder, and it is no hub id such as "Qwen/Qwen3-0.6B"'
+            f'{where}: there is no such folder, and it is not a hub id such as "Qwen/Qwen3-0.6B"'
         )
     return None
 
@@ -115,7 +115,7 @@ def files_in(folder: Path, name: str, *, weights: bool = True) -> PretrainedFile
             lost = [tensor for tensor, file in index.items() if file == path.name]
             raise ConfigurationError(
                 f"{path} is missing: {folder / INDEX_FILE} has {len(lost)} tensors in it, one of them {min(lost)}; "
-                "get the file again"
+                "download the file again"
             )
     return PretrainedFiles(name, folder, paths, index)
 
@@ -127,7 +127,7 @@ def _no_config(folder: Path) -> str:
     if (folder / "checkpoints").is_dir():
         return f"{folder} is a run; name one of its checkpoints, {folder}/checkpoints/step-…"
     if any(folder.glob("*.gguf")):
-        return f"{folder} holds GGUF files, which are not trained from; name a folder with safetensors"
+        return f"{folder} holds GGUF files, which cannot be trained; name a folder with safetensors"
     return f"{folder} has no {CONFIG_FILE}; name a folder that save_pretrained wrote"
 
 
@@ -161,20 +161,20 @@ def pretrained_config(files: PretrainedFiles, *, trust_remote_code: bool = False
     if quantised:
         method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
         raise ConfigurationError(
-            f"{where}: its weights are quantised ({method}), which are not trained from; "
-            "name the model that they were made of"
+            f"{where}: its weights are quantised ({method}), which cannot be trained; name the model before it was "
+            "quantised"
         )
     kind = settings.get("model_type")
     code = settings.get("auto_map")
     known = isinstance(kind, str) and kind in CONFIG_MAPPING and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not known and code and not trust_remote_code:
         raise ConfigurationError(
-            f"{where}: it brings code of its own, which would run on this machine; read it ({_code_files(code)}), and "
+            f"{where}: it has its own code, which would run on this machine; read it ({_code_files(code)}), and "
             "if you trust it set model.trust_remote_code = true"
         )
     if not known and not code:
         raise ConfigurationError(
-            f"{path}: model_type = {kind!r} is no causal language model that transformers "
+            f"{path}: model_type = {kind!r} is not a causal language model that transformers "
             f"{metadata.version('transformers')} has"
         )
     try:

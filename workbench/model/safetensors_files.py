@@ -112,7 +112,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except SafetensorError as error:
         size = path.stat().st_size
         raise ConfigurationError(
-            f"{path} is no whole safetensors file ({size:,} bytes; {error}); get it again from where it came from"
+            f"{path} is not a complete safetensors file ({size:,} bytes; {error}); download it again"
         ) from error
 
 
@@ -164,12 +164,12 @@ class SafetensorsFiles:
         """Write `tensors`, which may be on any device.
 
         Raises:
-            ValueError: one is not awaited, or not in its shape.
+            ValueError: one is not expected, or not in its shape.
             OSError: the disk does not take them.
         """
         for name, tensor in tensors.items():
             if self._awaited.pop(name, None) != tuple(tensor.shape):
-                raise ValueError(f"tensor {name} of shape {list(tensor.shape)} is not awaited")
+                raise ValueError(f"tensor {name} of shape {list(tensor.shape)} is not expected")
             held = sum(uneven.nbytes for uneven in self._uneven.values())
             if self._file is not None and self._bytes + held + tensor.nbytes > self._largest:
                 self._end_file()

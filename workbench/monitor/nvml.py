@@ -110,7 +110,7 @@ class GpuReader:
         """Return one sample of every GPU. Waits as long as the driver does: milliseconds, or for ever if it hangs."""
         now = self._clock()
         if (not self._open or any(gpu.fault for gpu in self._gpus)) and now >= self._retry_at:
-            # NVML finds a GPU that was reset only when it is opened anew.
+            # NVML finds a GPU that was reset only when it is opened again.
             self._retry_at = now + RETRY_S
             self.close()
             self._note = self._try_to_open()
@@ -209,7 +209,7 @@ class _Query:
     def check_answered(self) -> None:
         """Raise GpuGoneError where nothing but unknown errors came back."""
         if self._unknown and not self._answered:
-            raise GpuGoneError("the driver answers nothing but unknown errors for this GPU")
+            raise GpuGoneError("the driver reports only unknown errors for this GPU")
 
 
 def _read_values(query: _Query, gpu: GpuSample) -> GpuSample:
@@ -321,13 +321,13 @@ def _temperature_limit(query: _Query, temperature: int | None) -> float | None:
 def _raise_if_gone(nvml: ModuleType, error: Any) -> None:
     """Raise GpuGoneError or DriverGoneError where an NVMLError says that more than one value is missing."""
     gpu = {
-        nvml.NVML_ERROR_GPU_IS_LOST: "the GPU has fallen off the bus; resetting it or rebooting brings it back",
+        nvml.NVML_ERROR_GPU_IS_LOST: "the GPU has fallen off the bus; reset it or reboot",
         nvml.NVML_ERROR_RESET_REQUIRED: "the GPU needs to be reset",
     }
     driver = {
         nvml.NVML_ERROR_UNINITIALIZED: "the driver was reset",
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the driver was unloaded",
-        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated while in use; rebooting brings it back",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated while in use; reboot",
     }
     if error.value in gpu:
         raise GpuGoneError(gpu[error.value])
@@ -341,7 +341,7 @@ def _handle(nvml: ModuleType, index: int) -> Any:
     except nvml.NVMLError as error:
         _raise_if_gone(nvml, error)
         if error.value == nvml.NVML_ERROR_NO_PERMISSION:
-            raise GpuGoneError("this process may not look at this GPU") from error
+            raise GpuGoneError("this process has no access to this GPU") from error
         raise GpuGoneError(f"the driver does not give access to this GPU ({error})") from error
 
 
@@ -349,7 +349,7 @@ def _why_not(nvml: ModuleType, error: Exception) -> str:
     sentences = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "There is no NVIDIA driver on this machine.",
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "The NVIDIA driver is not loaded.",
-        nvml.NVML_ERROR_NO_PERMISSION: "This process may not ask the NVIDIA driver.",
+        nvml.NVML_ERROR_NO_PERMISSION: "This process has no access to the NVIDIA driver.",
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "The NVIDIA driver was updated while in use: reboot to see the GPUs.",
     }
     return sentences.get(getattr(error, "value", None), f"The NVIDIA driver does not answer ({error}).")

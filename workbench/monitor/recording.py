@@ -125,7 +125,7 @@ class SystemRecording:
             self._warned = True
             # The warning may well go to the same full disk.
             with contextlib.suppress(Exception):
-                self._warn(f"the machine's values are not recorded: {error}")
+                self._warn(f"machine samples are not recorded: {error}")
 
 
 def read_system(run: RunDirectory) -> Metrics:

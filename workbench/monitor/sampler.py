@@ -255,7 +255,7 @@ class Sampler:
         silent_s = now - ((self._began or now) if reading is None else reading.time)
         if reading is None:
             if silent_s < self._silent_s:
-                return GpuReading((), "The NVIDIA driver is being asked.")
+                return GpuReading((), "Waiting for the NVIDIA driver.")
             return GpuReading((), f"The NVIDIA driver has not answered for {silent_s:.0f} s.")
         gpus, note = reading.value
         if silent_s < self._silent_s:

@@ -62,7 +62,7 @@ class MissingExtensionWarning(UserWarning):
 
 
 def missing_extension() -> str | None:
-    """Return why `workbench._native` cannot be used and how to mend it; None where it can be used."""
+    """Return why `workbench._native` cannot be used and how to repair it; None where it can be used."""
     try:
         import workbench._native  # noqa: F401
     except ImportError as error:

@@ -3,7 +3,7 @@
 It is for programs that have a model and its gradients in tensors; the engine, which moves both, uses `host.py` itself.
 
 Invariant: C keeps addresses. Before each step the parameters' addresses and dtypes and the identity of their entries in
-`state` are compared with those that a group's table was made of, and a table that does not fit is made anew.
+`state` are compared with those that a group's table was made of, and a table that does not fit is made again.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class HostAdamW(torch.optim.Optimizer):
         """
         fitted: Entry = {key: value for key, value in entry.items() if key not in OWN_KEYS}
         if "step" not in entry:
-            raise ValueError("it has no step: it is not a state of AdamW")
+            raise ValueError("it has no step: it is not an AdamW state")
         fitted["step"] = torch.as_tensor(entry["step"], dtype=torch.float32, device="cpu").reshape(())
         fitted.update(fitted_moments(parameter, entry, state_format))
         master = entry.get("master")
@@ -314,7 +314,7 @@ def _settings(group: Group) -> AdamW:
 def _check_is_offered(number: int, group: Group) -> None:
     for name in ("amsgrad", "maximize"):
         if group.get(name):
-            raise ValueError(f"parameter group {number} has {name}=True, which HostAdamW does not offer")
+            raise ValueError(f"parameter group {number} has {name}=True, which HostAdamW does not support")
 
 
 def _check_group(number: int, group: Group) -> None:
@@ -334,7 +334,7 @@ def _check_group(number: int, group: Group) -> None:
             raise ValueError(f"{place} must be contiguous: give its parameter .contiguous() data")
         other = seen.setdefault(parameter.data_ptr(), index)
         if other != index and parameter.numel():
-            raise ValueError(f"{place} is in the same memory as parameter {other}: list it once")
+            raise ValueError(f"{place} shares memory with parameter {other}: list it once")
 
 
 def _fresh_entry(parameter: Tensor, group: Group) -> Entry:

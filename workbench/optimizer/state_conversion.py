@@ -67,7 +67,7 @@ def fitted_moments(parameter: Tensor, entry: Entry, state_format: StateFormat) -
     for key in kinds:
         tensor = entry.get(key)
         if not isinstance(tensor, Tensor):
-            raise ValueError(f"it has no tensor {key}: it is not a state of AdamW")
+            raise ValueError(f"it has no tensor {key}: it is not an AdamW state")
         if tensor.shape != parameter.shape:
             raise ValueError(
                 f"{key} has the shape {tuple(tensor.shape)}, the parameter {tuple(parameter.shape)}"

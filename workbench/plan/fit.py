@@ -32,13 +32,13 @@ FIELDS = (
     "train.micro_batch_size",
     "train.gradient_accumulation",
 )
-"""What a fit may change."""
+"""The fields that a fit may change."""
 MOST_SPLITS = 16
 FEWER_SEQUENCES = (
     "changes results: fewer sequences make a step, unless train.gradient_accumulation rises as much"
 )
 LARGEST = {field.name: int(field.maximum) for field in fields() if field.maximum is not None}
-"""What the configuration allows, by field."""
+"""The allowed values, by field."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def with_field(config: RunConfig, field: str, value: Any) -> RunConfig:
 
 def _note(field: str, after: RunConfig) -> str:
     if field == "offload.state_format":
-        return "changes results: the optimizer's moments are rounded otherwise"
+        return "changes results: the optimizer's moments are rounded differently"
     if field == "offload.device_fraction" and after.offload.state_format != "exact":
         return "changes results: the state that stays on the device is kept exact"
     if field == "train.micro_batch_size":
@@ -289,7 +289,7 @@ def _hardware(
         free = next(tier.free_bytes for tier in plan.memory.tiers if tier.tier == name)
         sentences.append(
             f"it would fit with {gib(needed)} of {name} free (there are {gib(free)}), "
-            f"as {_in_words(plan.config, config)}"
+            f"with {_in_words(plan.config, config)}"
         )
     if not config.offload.disk_path:
         sentences += _with_a_disk(planner, config, keep)

@@ -36,7 +36,7 @@ from workbench.sizes import (
 HOST_RUNTIME_BYTES = 400 << 20
 """Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""
 WORKSPACE_BYTES = 24 << 20
-"""What the host's matrix products pack their operands into, and the stacks of threads: so much with larger models."""
+"""Buffers of the host's matrix products, and the stacks of threads: so much with larger models."""
 DEVICE_RUNTIME_BYTES = 256 << 20
 """Workspaces of the matrix library."""
 RESERVE_SHARE = 50
@@ -159,7 +159,7 @@ def _saved_bytes(unit: Unit, work: Workload, adapter: bool) -> int:
     size = 0 if adapter else sum(spec.bytes for spec in unit.frozen)
     for region in unit.regions:
         size += region.elements * ITEM_BYTES[region.dtype]
-        # What follows from the rest is not saved: the fp16 copy of an fp32 master.
+        # State that follows from the rest is not saved: the fp16 copy of an fp32 master.
         size += sum(t.bytes(region.elements) for t in state_tensors(region) if t.kind != "working")
         if work.overlap == "delayed":  # the weights that the next forward reads, one update behind
             size += region.elements * ITEM_BYTES[work.computed_in(region.dtype)]
@@ -319,7 +319,7 @@ def _moments(model_profile: ModelProfile, work: Workload, gradients: AutogradGra
         of_kind = [of_cost(cost) for cost in costs]
         return [of_kind[kind] for _, kind in model_profile.blocks]
 
-    # What is kept of a block counts in its peaks, too.
+    # Tensors kept of a block count in its peaks, too.
     if work.activation_checkpointing:
         kept = by_block(lambda cost: cost.input.at(*sizes))
         backward = by_block(

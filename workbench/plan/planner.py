@@ -36,7 +36,8 @@ BY_SPEED: tuple[tuple[Tier, Tier], ...] = (
 )
 """Tiers of weights and state."""
 NO_PLACEMENT = (
-    "offload: no placement goes with the other fields; a disk tier needs offload.disk_path, and weights off the device "
+    "offload: no placement is compatible with the other fields; a disk tier needs offload.disk_path, and weights off "
+    "the device "
     "need train.activation_checkpointing"
 )
 

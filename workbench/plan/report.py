@@ -1,6 +1,6 @@
 """A plan as text for a terminal: a bar and a table a tier, a table of lanes, and sentences.
 
-Only characters that every terminal has. Invariant: every number comes from the plan; nothing is computed anew.
+Only characters that every terminal has. Invariant: every number comes from the plan; nothing is computed again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BAR = 60
 LEAST_WRITTEN = 10_000
 """Bytes a day: below them it says nothing."""
 LEAST_SECONDS = 3600
-"""What a shorter run writes is no rate for a day."""
+"""Shorter runs give no rate for a day."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -96,7 +96,8 @@ def time_lines(plan: Plan) -> list[str]:
         train = plan.config.train
         if train.epochs:
             lines.append(
-                f"train.epochs = {train.epochs:g}: the text decides how many steps there are, which the run says first"
+                f"train.epochs = {train.epochs:g}: the number of steps depends on the text; "
+                "the run prints it at its start"
             )
             return lines
         lines.append(
@@ -111,7 +112,7 @@ def time_lines(plan: Plan) -> list[str]:
 def fit_text(found: Fit) -> str:
     """Return the changes that a fit found field by field, then the plan."""
     if found.fits and not found.changes:
-        head = ["the preset as it stands is the fastest that fits"]
+        head = ["the preset is already the fastest that fits"]
     elif found.fits:
         head = ["the fastest that fits changes:"]
     else:

@@ -86,8 +86,8 @@ class StepTime:
         if self.waited_s < 0.1 * self.step_s or waits <= 0:
             return f"the model's own arithmetic is the bottleneck: it takes {share:.0%} of the step"
         return (
-            f"{_WHO[slowest]} the bottleneck: compute stands still for {self.waited_s / self.step_s:.0%} of the step, "
-            f"{figures.seconds(waits)} of it while that works"
+            f"{_WHO[slowest]} the bottleneck: compute waits for "
+            f"{self.waited_s / self.step_s:.0%} of the step, {figures.seconds(waits)} of it for this lane"
         )
 
     def as_dict(self) -> dict[str, Any]:

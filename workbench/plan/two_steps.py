@@ -1,6 +1,6 @@
 """The tasks of two steps, one after the other, as a simulation of time plays them.
 
-What a step leaves to the next one is in the second. Runs of alike blocks are one unit here, for the sake of speed: a
+The second includes the work that the first leaves over. Runs of equal blocks are one unit here, for speed: a
 plan of a hundred blocks has to be made while a key is pressed. What such a run moves and computes is the sum of its
 blocks'; only how finely lanes overlap within it is lost. How long tasks take is not in here, so one `TwoSteps` serves
 every plan that differs in rates and sizes only.
@@ -43,7 +43,7 @@ FIRST_CHUNKS = 4
 """Chunks of what forward needs first."""
 WHOLE = 1 << 62
 CRUMB = 100
-"""What is less than one part in so many of a unit counts as the rest of it does."""
+"""A part below 1 / CRUMB of a unit counts as the rest of it does."""
 
 
 class _SameObject:

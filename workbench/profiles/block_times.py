@@ -191,7 +191,7 @@ def _time_block(
         result = block(*args, **kwargs)
     result = hidden_of(result, hidden)
     gradient = torch.ones_like(hidden)
-    # In training too a backward comes right after what it reads has been computed, mostly anew.
+    # In training too a backward comes right after what it reads has been computed, mostly again.
     with stopwatch.timed(f"{name} backward", cold=False):
         result.backward(gradient)
     # As in training: gradients have been taken away when the next ones come.

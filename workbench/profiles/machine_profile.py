@@ -26,7 +26,7 @@ Nanoseconds = Annotated[float, Field(ge=1e-6, le=1e9)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Product = Literal[Dtype, "tf32"]
-"""What matrices are multiplied in."""
+"""The dtypes of matrix products."""
 ByThreads = tuple[Rate, ...]
 """One figure for each entry of `host.threads`."""
 UPDATES = tuple(f"{dtype}-{state_format}" for dtype in get_args(Dtype) for state_format in MOMENTS)
@@ -81,9 +81,7 @@ class HostProfile(_Part):
         for name in self.optimizer_ns:
             if name not in UPDATES:
                 near = difflib.get_close_matches(name, UPDATES, n=1)
-                raise ValueError(
-                    f"optimizer_ns.{name}: there is no such update; {_did_you_mean(near, UPDATES)}"
-                )
+                raise ValueError(f"optimizer_ns.{name}: unknown update; {_did_you_mean(near, UPDATES)}")
         return self
 
 
@@ -189,7 +187,7 @@ def parse_profile(text: str, source: str) -> MachineProfile:
         return MachineProfile.model_validate(document)
     except ValidationError as error:
         problems = "\n".join(_sentences(error))
-        raise ConfigurationError(f"{source}: is no machine profile:\n{problems}") from error
+        raise ConfigurationError(f"{source}: is not a machine profile:\n{problems}") from error
 
 
 def load_profile(path: Path) -> MachineProfile:

@@ -368,7 +368,7 @@ def _pass(block: nn.Module, places: list[int | None], *args: Any, **kwargs: Any)
     named = [kwargs[key] for key in sorted(kwargs, key=lambda key: key != "hidden_states")]
     hidden = next(value for value in (*args, *named) if _is_floating(value))
     if torch.is_grad_enabled() and not hidden.requires_grad:
-        # What comes out of a block that is trained wants a gradient, whether the embedding is frozen or not.
+        # The output of a trained block needs a gradient, whether the embedding is frozen or not.
         hidden = hidden.detach().requires_grad_()
     (place,) = places
     return hidden if place is None else (*[None] * place, hidden)

@@ -67,11 +67,11 @@ def obtain_model_profile(
         known = _parsed_model_profile(read_cached(name))
     if known is not None or not take:
         return known
-    report(f"taking the model profile of {_called(table)}, once")
+    report(f"profiling {_called(table)}, once")
     try:
         answer = (ask or ask_once)({"ask": "model_profile", "model": table}, report)
     except ChildError as error:
-        raise WorkbenchError(f"the model profile of {_called(table)} could not be taken: {error}") from error
+        raise WorkbenchError(f"{_called(table)} could not be profiled: {error}") from error
     model_profile = ModelProfile.model_validate(answer)
     if not any(kind.problem for kind in model_profile.kinds):
         write_cached(name, model_profile_text(model_profile))
@@ -128,7 +128,7 @@ def obtain_times(
 
 
 def forget_times() -> None:
-    """Forget the times of all models' pieces: the machine is measured anew, and they may be of a busier one."""
+    """Forget the times of all models' pieces: the machine is measured again, and they may be of a busier one."""
     shutil.rmtree(cache_folder() / TIMES, ignore_errors=True)
 
 

@@ -59,7 +59,7 @@ def measured_machine(
     if known is None or (was_quick and not quick) or (idle and known.busy_cores):
         from workbench.profiles.probe import measure_machine
 
-        _report("measuring this machine; other programs that run on it make the figures worse")
+        _report("measuring this machine; other running programs make the figures worse")
         profile = measure_machine(device, folder, _report, budget, QUICK_NOTE if quick else "")
         forget_times()
         if profile.busy_cores:

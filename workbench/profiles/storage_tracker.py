@@ -66,7 +66,7 @@ class StorageTracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self._known: dict[int, int | None] = {}
-        """Numbers by the identity of a living storage; None for one that does not count."""
+        """Numbers by the identity of an existing storage; None for one that does not count."""
 
     def count(self, tensor: Tensor) -> None:
         """Count the tensor's storage as born now."""

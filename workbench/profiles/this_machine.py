@@ -3,7 +3,7 @@
 No torch here: the screen and the planner read it. Nothing raises for what the system does not say: that is "N/A". The
 machine's profile is cached by its device, each disk's by its folder, so that several disks may be known.
 
-Invariant: a profile that is returned was measured on the machine as it is now; free memory and room are read anew.
+Invariant: a profile that is returned was measured on the machine as it is now; free memory and room are read again.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def cached_profile(device: str = "auto", disk_path: str | None = None) -> Machin
         ConfigurationError: `device` is none of auto, cpu, cuda and cuda:N.
     """
     fingerprint = machine_fingerprint(device)
-    # What "auto" took may be another device than the driver tells of; the fingerprint decides.
+    # "auto" may have taken another device than the driver names; the fingerprint decides.
     devices = ("cuda:0", "cpu") if device == "auto" else (resolved_device(device),)
     for name in map(_name, devices):
         text = read_cached(name)

@@ -280,7 +280,7 @@ def open_checkpoint(path: Path) -> SavedStep:
         text = (path / "state" / "manifest.json").read_bytes()
         if crc32(text) != done["manifest_crc32"]:
             raise DamagedFileError(
-                f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not fit"
+                f"{path / 'state' / 'manifest.json'} is damaged: its checksum does not match"
             )
         manifest = Manifest.from_json(text)
         for name, size in manifest.model_files.items():
@@ -319,16 +319,16 @@ class NotResumableError(WorkbenchError):
     """No checkpoint of a run is whole: a line for each, the newest first, and what can be done."""
 
     def __init__(self, run: RunDirectory, damaged: Sequence[Damage]) -> None:
-        ways = ["put whole copies of these files in their places, and resume it again"]
+        ways = ["restore these files from a backup, and resume again"]
         saved = next((damage.saved for damage in damaged if damage.saved is not None), None)
         if saved is not None:
             ways.append(
                 f"`workbench export {run.path} DIR --step {saved.step}` writes the model of that step, if its files "
-                "are whole"
+                f"are undamaged"
             )
-        ways.append(f"`workbench run {run.config}` begins anew, as another run")
-        first = f"run {run.name} cannot be resumed: none of its {len(damaged)} checkpoints is whole"
-        lines = [f"{first}, and all are left as they are", *(f"  {damage.line()}" for damage in damaged)]
+        ways.append(f"`workbench run {run.config}` starts a new run")
+        first = f"run {run.name} cannot be resumed: all its {len(damaged)} checkpoints are damaged"
+        lines = [f"{first}; nothing was changed", *(f"  {damage.line()}" for damage in damaged)]
         super().__init__("\n".join([*lines, ";\nor ".join(ways)]))
 
 
@@ -346,8 +346,8 @@ def check_resumable(run: RunDirectory) -> None:
         return  # left by a save that was cut off: the trainer puts it back
     if not folders and read_status(run).phase == "finished":
         raise WorkbenchError(
-            f"run {run.name} has done all its steps, and no checkpoint to go on from is left in {run.checkpoints}; "
-            f"`workbench run {run.config}` begins anew, as another run"
+            f"run {run.name} has done all its steps, and no checkpoint to continue from is left in {run.checkpoints}; "
+            f"`workbench run {run.config}` starts a new run"
         )
     damaged = []
     for path in reversed(folders):

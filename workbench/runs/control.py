@@ -123,7 +123,7 @@ def ask(
         if ended is not None:
             return Answer(False, f"it ended before it could {verb}: {ended}")
         if time.monotonic() >= deadline or (given_up is not None and given_up()):
-            return Answer(False, f"no answer to {verb} yet; the run will obey when its present step is done")
+            return Answer(False, f"no answer to {verb} yet; the run answers after its current step")
         sleep(_LOOK_EVERY_S)
 
 
@@ -140,7 +140,7 @@ def _why_ended(run: RunDirectory) -> str | None:
         "failed": "it failed",
         "died": f"its process {status.pid} is gone",
     }.get(state)
-    return f"{how}{message}" if how else status.problem or "it has not begun"
+    return f"{how}{message}" if how else status.problem or "it has not started"
 
 
 def _command(line: dict[str, object]) -> Command | None:

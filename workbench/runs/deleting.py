@@ -39,7 +39,7 @@ def plan_deletion(run: RunDirectory) -> Deletion:
     """Return what deleting `run` would take away; nothing is changed.
 
     Raises:
-        ConfigurationError: the folder is no run, or a link to one.
+        ConfigurationError: the folder is not a run, or a link to one.
         WorkbenchError: the run has, or may have, a trainer, or cannot be read.
     """
     path = run.path.absolute()
@@ -85,7 +85,7 @@ def delete_run(run: RunDirectory) -> Deletion:
         shutil.rmtree(folder, ignore_errors=True)  # links in it are removed and not followed
     if hidden.exists():
         raise WorkbenchError(
-            f"run {run.name} is deleted, but {hidden} could not be removed whole; remove it by hand"
+            f"run {run.name} is deleted, but {hidden} could not be removed completely; remove it by hand"
         )
     return deletion
 

@@ -135,7 +135,7 @@ class RunDirectory:
             raise ConfigurationError(f"run {path}: there is no such folder")
         if not is_run(path):
             raise ConfigurationError(
-                f"run {path}: the folder is no run; it has none of {', '.join(_MARKERS)}"
+                f"run {path}: the folder is not a run; it has none of {', '.join(_MARKERS)}"
             )
         return cls(path)
 
@@ -155,7 +155,7 @@ class RunDirectory:
         `announced_at`: the moment from which on commands were meant for this process, where the run's status had
         named it before it got here (a detached trainer); else that is now.
 
-        What a trainer that was killed has left half written is removed. Raises WorkbenchError that names the process
+        Files that a killed trainer left half written are removed. Raises WorkbenchError that names the process
         which holds it. The kernel releases the lock however the process
         ends. On a file system without locks the run goes unguarded.
         """
@@ -216,7 +216,7 @@ def why_empty(root: Path) -> str:
     if root.is_dir():
         return "there is no run in it yet"
     return (
-        "is no folder"
+        "is not a folder"
         if root.exists()
         else "there is no such folder (--runs DIR, or WORKBENCH_RUNS, names another)"
     )

@@ -17,12 +17,12 @@ from workbench.runs.status import ACTIVE, Status, liveness, read_status
 from workbench.system.folders import runs_root
 from workbench.system.oom_kills import oom_kills
 
-_WORDS = {"stopped": "was stopped", "failed": "has failed", "unknown": "stands as nobody knows"}
+_WORDS = {"stopped": "was stopped", "failed": "has failed", "unknown": "has an unknown state"}
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What to tell of a run when its training, or the screen that shows it, ends."""
+    """The lines to print about a run when its training, or the screen that shows it, ends."""
 
     sentence: str
     model: Path | None
@@ -79,10 +79,12 @@ def cause_of_death(status: Status) -> str:
     if code is not None and code > 128:
         how = f"its process was ended by {_signal_name(code - 128)}"
     elif code is not None:
-        return f"its process ended with exit code {code}; its log holds its last words"
+        return f"its process ended with exit code {code}; its log has the last messages"
     now = oom_kills(Path(status.cgroup)) if status.cgroup else None
     if now is None or status.oom_kills is None:
-        return how + ("; the system kills so when memory runs out" if code == 128 + signal.SIGKILL else "")
+        return how + (
+            "; usually the system does this when memory runs out" if code == 128 + signal.SIGKILL else ""
+        )
     killed = now - status.oom_kills
     if killed > 0:
         return f"{how}: memory ran out, and the system killed {killed} {'process' if killed == 1 else 'processes'}"
@@ -92,10 +94,10 @@ def cause_of_death(status: Status) -> str:
 def _what_resuming_does(run: RunDirectory, status: Status) -> str:
     saved = newest_checkpoint(run.checkpoints)
     if saved is None:
-        return "no checkpoint was saved yet, so `workbench resume` begins again at the first step"
+        return "no checkpoint was saved yet, so `workbench resume` starts again at the first step"
     lost = status.step - saved.step
     again = f", {lost:,} {'step is' if lost == 1 else 'steps are'} done again" if lost > 0 else ""
-    return f"`workbench resume` goes on from its last checkpoint, that of step {saved.step:,}{again}"
+    return f"`workbench resume` continues from its last checkpoint, step {saved.step:,}{again}"
 
 
 def _signal_name(number: int) -> str:

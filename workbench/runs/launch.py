@@ -85,7 +85,7 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
     if state == "finished" and not train.epochs and status.step >= train.steps:
         raise WorkbenchError(
             f"run {run.name} is finished: all its {train.steps} steps are done; "
-            f"`workbench resume {run.name} --set train.steps=N` goes on to a later one"
+            f"`workbench resume {run.name} --set train.steps=N` adds steps"
         )
     # A trainer whose status cannot be read still holds the run.
     lock = RunDirectory(run.path)

@@ -130,7 +130,7 @@ class MetricsWriter:
     """Appends records to a metrics file, made where there is none; a torn last record is cut off first.
 
     A file that is there keeps its own columns: a column it does not have is not recorded.
-    Raises WorkbenchError where the file is no metrics file or cannot be written.
+    Raises WorkbenchError where the file is not a metrics file or cannot be written.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column] = METRIC_COLUMNS) -> None:
@@ -147,7 +147,7 @@ class MetricsWriter:
             )
             if problem:
                 self.close()
-                raise WorkbenchError(f"{problem}; move it away to record anew")
+                raise WorkbenchError(f"{problem}; move it away to start a new one")
             self._record = struct.Struct(f"<{len(self.columns)}d")
             names = [column.name for column in self.columns]
             self._step_offset = 8 * names.index("step") if "step" in names else None
@@ -359,7 +359,7 @@ def read_downsampled(path: Path, shortest: int = LONG) -> DownsampledMetrics | N
 def read_header(data: bytes, path: Path) -> tuple[tuple[Column, ...], int, str]:
     """Return the columns, where the records start, and a sentence on what is wrong (empty: nothing)."""
     if len(data) < _PREFIX.size or data[:8] != _MAGIC:
-        return (), 0, f"{path} is no metrics file"
+        return (), 0, f"{path} is not a metrics file"
     _, version, length = _PREFIX.unpack_from(data)
     if version != METRICS_VERSION:
         return (), 0, f"{path} has version {version}; this Workbench reads {METRICS_VERSION}"

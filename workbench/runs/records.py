@@ -89,11 +89,11 @@ def read_events(run: RunDirectory, offset: int = 0) -> Events:
     for at, record in lines.records:
         kind, when, version = record.pop("kind", None), record.pop("time", None), record.pop("version", 1)
         if not isinstance(kind, str) or not is_time(when) or not isinstance(version, int):
-            problems.append(f"{run.events}: the line at byte {at} is no event and was skipped")
+            problems.append(f"{run.events}: the line at byte {at} is not an event and was skipped")
             continue
         if version > EVENT_VERSION:
             problems.append(
-                f"{run.events}: the line at byte {at} has version {version}; known is {EVENT_VERSION}"
+                f"{run.events}: the line at byte {at} has version {version}; this Workbench reads {EVENT_VERSION}"
             )
         events.append(Event(kind, float(when), record, version))
     return Events(events, lines.offset, problems)
@@ -275,7 +275,7 @@ def read_lines(path: Path, offset: int = 0) -> Lines:
         if isinstance(value, dict):
             records.append((at, value))
         elif value is not None:
-            problems.append(f"{path}: the line at byte {at} is no JSON object and was skipped")
+            problems.append(f"{path}: the line at byte {at} is not a JSON object and was skipped")
         at += len(line)
     return Lines(records, at, problems)
 

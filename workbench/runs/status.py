@@ -121,7 +121,7 @@ def read_status(run: RunDirectory) -> Status:
         if _fits(value, str(field.type)):
             known[field.name] = value
         else:
-            problems.append(f"{run.status}: {field.name} = {value!r} is no {field.type}")
+            problems.append(f"{run.status}: {field.name} = {value!r} is not a {field.type}")
     return Status(**known, problem="; ".join(problems))
 
 

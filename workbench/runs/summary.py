@@ -18,7 +18,7 @@ from workbench.runs.metrics import read_last
 from workbench.runs.status import ACTIVE, Status, liveness, read_status
 
 State = Literal["running", "paused", "finished", "stopped", "failed", "died", "stale", "unknown", "foreign"]
-"""A `Liveness`, or "foreign": the folder is no run."""
+"""A `Liveness`, or "foreign": the folder is not a run."""
 
 _NAME = re.compile(r"(\d{8}-\d{6})-(.+)-[0-9a-f]{6}")
 
@@ -68,7 +68,7 @@ class _Reading(NamedTuple):
 
     stamps: tuple[object, ...]
     status: Status | None
-    """None: the folder is no run."""
+    """None: the folder is not a run."""
     row: RunSummary
 
 
@@ -122,7 +122,7 @@ class RunSummaries:
         self.read_folders += not (before and before.stamps == stamps)
         preset, started = _parts(name)
         if not any(stamps):
-            problem = "the folder is no run: it has no status, no events and no configuration"
+            problem = "the folder is not a run: it has no status, no events and no configuration"
             return _Reading(stamps, None, RunSummary(run, "foreign", preset, started, problem=problem))
         status = read_status(run)
         state = liveness(status, now)
@@ -170,7 +170,7 @@ def _parts(name: str) -> tuple[str, float | None]:
 
 
 def _stamps(folder: str) -> tuple[object, ...]:
-    """Return a value that changes with the files that a row is made of; nothing but None where the folder is no run."""
+    """Return a value that changes with the files of a row; only None where the folder is not a run."""
     status, metrics = _stamp(f"{folder}/status.json"), _stamp(f"{folder}/metrics.bin")
     if status is not None:
         return status, metrics

@@ -253,7 +253,7 @@ class _Running:
         """Return how the process ended, in words, with the last line of its stderr."""
         code = self.process.wait()
         if code == -signal.SIGKILL:
-            return "its process was killed, as the system does when memory runs out"
+            return "its process was killed, usually because memory ran out"
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors if line.strip()]
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"

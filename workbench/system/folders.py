@@ -42,7 +42,7 @@ def expanded(path: str | Path, named: str) -> Path:
 
 
 NOWHERE = Path(os.devnull, "workbench")
-"""What can neither be read nor made."""
+"""The path of a folder that can neither be read nor created."""
 
 
 def cache_folder() -> Path:

@@ -72,14 +72,14 @@ def check_batches(config: RunConfig, data: TokenData) -> tuple[str, ...]:
     lengths = np.diff(stream.starts, append=len(stream))
     if sampler.left_out:
         warnings.append(
-            f"{sampler.left_out:,} of {len(lengths):,} documents to train on have nothing to learn, as prompts and "
-            "chats without an answer; they are left out"
+            f"{sampler.left_out:,} of {len(lengths):,} documents to train on have no tokens in the loss (prompts and "
+            "chats without an answer); they are left out"
         )
     cut = int(np.count_nonzero(lengths > length))
     if cut:
         warnings.append(
             f"data.sequence_length = {length} cuts {cut:,} of {len(lengths):,} documents to train on into pieces, each "
-            f"learnt without what stood before it; the longest has {int(lengths.max()):,} tokens"
+            f"trained without its preceding text; the longest has {int(lengths.max()):,} tokens"
         )
     return tuple(warnings)
 

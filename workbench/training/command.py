@@ -146,7 +146,7 @@ def _detach(directory: RunDirectory, choice: RunChoice, total_steps: int) -> int
     """Start the same run in a session of its own, with no terminal and no pipe that could end it."""
     directory.release()
     if choice.resuming and not step_folders(directory.checkpoints):
-        _report(f"run {directory.name} has saved no checkpoint yet: it begins again at its first step")
+        _report(f"run {directory.name} has saved no checkpoint yet: it starts again at its first step")
     pid = start_trainer(
         directory,
         total_steps=total_steps,
@@ -216,7 +216,7 @@ def choose_run(
         latest, state = _latest_run(root, path.stem) or (None, "")
         if latest is not None and state in ACTIVE:
             raise WorkbenchError(
-                f"run {latest.name} is {state} already; `workbench resume {latest.name}` wakes a paused one; "
+                f"run {latest.name} is {state} already; `workbench resume {latest.name}` continues a paused one; "
                 "or start another without --resume"
             )
         if latest is not None and state != "finished":
@@ -224,7 +224,7 @@ def choose_run(
         finished = ""
         if latest is not None:
             more = f"`workbench resume {latest.name} --set train.steps=N`"
-            finished = f" ({latest.name} has done all its steps; {more} gives it more)"
+            finished = f" ({latest.name} has done all its steps; {more} adds steps)"
         report(f"there is no unfinished run of {path.stem} in {root}{finished}: starting a new one")
     config = with_absolute_paths(load_config(path, overrides, look_for=REFERENCES))
     return RunChoice(path.stem, config, root)
@@ -257,7 +257,7 @@ def _resumed(
     if status.phase == "finished" and not config.train.epochs and status.step >= config.train.steps:
         report(
             f"run {directory.name} is finished: all {status.step} steps are done "
-            "(--set train.steps=N or train.epochs=N goes on to a later one)"
+            "(--set train.steps=N or train.epochs=N adds steps)"
         )
         return None
     return RunChoice(directory.name, config, directory.path.parent, directory, True, tuple(overrides))

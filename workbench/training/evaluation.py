@@ -177,7 +177,7 @@ def _problem(model: Any, device: torch.device) -> str:
         return "a document sees the one before it"
     tolerance = 1e-4 if embedding.dtype == torch.float32 else 0.05
     if float((apart[0] - alone).norm()) > tolerance * float(alone.norm()):
-        return "a document comes out otherwise than alone"
+        return "a document gives other logits than alone"
     return ""
 
 

@@ -47,7 +47,7 @@ def explain(error: BaseException, held: Breakdown | None, checkpoints: Path) -> 
         )
         return EngineFailedError(
             f"out of memory: {_first_line(short)}; {place}. Lower train.micro_batch_size or data.sequence_length, or "
-            f"keep less there: offload.weights and offload.state. {_newest_checkpoint(checkpoints)}"
+            f"offload more: offload.weights and offload.state. {_newest_checkpoint(checkpoints)}"
         )
     disk = next((cause for cause in chain if isinstance(cause, DiskError)), None)
     if disk is not None:
@@ -87,7 +87,7 @@ def _newest_checkpoint(checkpoints: Path) -> str:
     newest = newest_checkpoint(checkpoints)
     if newest is None:
         return "No checkpoint was saved yet"
-    return f"The checkpoint of step {newest.step} stands: --resume goes on from it"
+    return f"--resume continues from the checkpoint of step {newest.step}"
 
 
 class RecentSteps:
@@ -135,9 +135,9 @@ def _good_checkpoint(checkpoints: Path) -> str:
         aside.append(target.name)
     sentence = "No good checkpoint was saved"
     if found is not None:
-        sentence = f"The last good checkpoint is that of step {found.step}: --resume goes on from it"
+        sentence = f"--resume continues from the last good checkpoint, step {found.step}"
     if aside:
-        sentence += f" ({' and '.join(aside)}: weights are not finite in there)"
+        sentence += f" ({' and '.join(aside)}: weights are not finite)"
     return sentence
 
 

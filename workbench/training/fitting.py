@@ -87,7 +87,7 @@ def _model_profile(table: Mapping[str, Any], model: nn.Module, report: Callable[
     except ConfigurationError:
         raise
     except WorkbenchError as error:
-        report(f"warning: {error}; what blocks take is estimated")
+        report(f"warning: {error}; the cost of blocks is estimated")
         model_profile = None
     return model_profile or count_parts(model, str(table["architecture"] or table["pretrained"]))
 
@@ -122,7 +122,7 @@ def check_disk_folder(folder: Path) -> None:
     """
     where = f'offload.disk_path = "{folder}"'
     if not folder.exists():
-        raise ConfigurationError(f"{where}: there is no such folder; make it, on a fast local disk")
+        raise ConfigurationError(f"{where}: there is no such folder; create it, on a fast local disk")
     if not folder.is_dir():
         raise ConfigurationError(f"{where}: is not a folder; name one on a fast local disk")
     try:
@@ -135,10 +135,7 @@ def disk_warning(folder: Path) -> str:
     """Return, in a sentence, why `folder` may be a poor place for the disk tier; empty where it is not."""
     mount = mount_of(folder)
     if mount.in_memory:
-        return (
-            f'offload.disk_path = "{folder}" is on {mount.kind}, which is host memory and no disk: what is moved there '
-            "takes the memory that it is to save"
-        )
+        return f'offload.disk_path = "{folder}" is on {mount.kind}, in host memory: offloading to it saves no memory'
     if mount.kind in REMOTE:
-        return f'offload.disk_path = "{folder}" is on {mount.kind}, across a network: every step waits for it'
+        return f'offload.disk_path = "{folder}" is on {mount.kind}, a network file system: every step waits for it'
     return ""

@@ -45,7 +45,7 @@ class Heartbeat:
     def __init__(self, run: RunDirectory, status: Status, *, timed: bool = True) -> None:
         self.run = run
         self.stays_finished = _is_done(run)
-        """True where all steps were done before, until training begins anew."""
+        """True where all steps were done before, until training begins again."""
         self.written = 0.0
         """When the status was last written, on the monotonic clock."""
         self._status = status
@@ -81,9 +81,9 @@ class Heartbeat:
         step = self._status.step
         if self.stays_finished:
             append_event(
-                self.run, "warning", message=f"the run could not go on, and stays finished: {message}"
+                self.run, "warning", message=f"the run could not continue, and stays finished: {message}"
             )
-            phase, exit_code, message = "finished", 0, f"{step} steps; it could not go on: {message}"
+            phase, exit_code, message = "finished", 0, f"{step} steps; it could not continue: {message}"
             self.update(write=False, total_steps=step)
         self.update(durable=True, phase=phase, exit_code=exit_code, message=message, progress="", eta_s=None)
         append_event(self.run, "finished", phase=phase, exit_code=exit_code, message=message, step=step)

@@ -179,7 +179,7 @@ def peak_host_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """Count the peak anew, where the system allows it; the C library gives its unused memory back first.
+    """Count the peak again, where the system allows it; the C library gives its unused memory back first.
 
     A plan is about training: the peak of reading and preparing the text before it does not count.
     """

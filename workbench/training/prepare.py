@@ -319,7 +319,7 @@ def _with_tokenizer(config: RunConfig, directory: RunDirectory, report: Callable
         saved = newest_checkpoint(directory.checkpoints)
         if saved is None or not any(name.startswith("tokenizer") for name in saved.manifest.model_files):
             raise
-        report(f"warning: {error}; the run goes on with the tokenizer of its checkpoint {saved.path.name}")
+        report(f"warning: {error}; the run continues with the tokenizer of its checkpoint {saved.path.name}")
         return config.data.model_copy(update={"tokenizer": str(saved.path)})
     return config.data
 

@@ -32,8 +32,8 @@ def check_same_model(directory: RunDirectory, stored: RunConfig, wanted: RunConf
         return
     under = f"under {name} = {as_written(before[name])}" if before[name] else "without it"
     raise ConfigurationError(
-        f"--set {name} = {as_written(now[name])}: run {directory.name} goes on with the model that its checkpoint "
-        f"{saved.path.name} holds, saved {under}; leave it out, or start a new run with it"
+        f"--set {name} = {as_written(now[name])}: run {directory.name} continues with the model of its checkpoint "
+        f"{saved.path.name}, saved {under}; leave it out, or start a new run with it"
     )
 
 
@@ -46,8 +46,8 @@ def check_steps_left(directory: RunDirectory, config: RunConfig) -> None:
     saved = None if config.train.epochs else newest_checkpoint(directory.checkpoints)
     if saved is not None and config.train.steps < saved.step:
         raise ConfigurationError(
-            f"train.steps = {config.train.steps}: run {directory.name} has done {saved.step} steps already; name more, "
-            "or start a new run"
+            f"train.steps = {config.train.steps}: run {directory.name} has done {saved.step} steps already; give a "
+            f"larger number, or start a new run"
         )
 
 
@@ -117,4 +117,4 @@ def resume_line(name: str, changed: dict[str, list[Any]], converted: list[str]) 
         line += f", with {', '.join(each)}"
     if converted:
         return f"{line}: {'; '.join(converted)}"
-    return f"{line}: the state is taken over bit for bit" if changed else line
+    return f"{line}: the state is restored bit for bit" if changed else line

@@ -117,7 +117,7 @@ def _train(
     check_extension(config)
     missing = missing_extension()
     if missing is not None:
-        journal.warn(f"{missing}; until then torch's fused AdamW does its work, slower")
+        journal.warn(f"{missing}; until then torch's fused AdamW is used, which is slower")
         warnings.simplefilter("ignore", MissingExtensionWarning)
     engine: OffloadEngine | None = None
     try:
@@ -155,8 +155,8 @@ def _report_disk_wear(engine: OffloadEngine, journal: Journal) -> None:
     if per_day:
         journal.event("disk", written_per_day=per_day)
         print(
-            f"disk tier: {decimal_bytes(per_day)} written a day at this rate; the TB that a drive is rated "
-            "for, divided by it, are the days that it lasts",
+            f"disk tier: {decimal_bytes(per_day)} written a day at this rate; a drive lasts its rated TB written "
+            f"divided by this, in days",
             flush=True,
         )
 
@@ -210,7 +210,7 @@ def resume_from_checkpoint(
     if damaged:
         raise NotResumableError(run, damaged)
     record_resume(run, journal.metrics, from_step=1, checkpoint=None)
-    print("no checkpoint was saved yet: beginning again at the first step", flush=True)
+    print("no checkpoint was saved yet: starting again at the first step", flush=True)
 
 
 def _measured(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class StartingModel:
             return self
         if self.files is None:
             report(
-                "warning: [adapter]: the weights beneath it are random and stay as they are; name trained ones in "
+                "warning: [adapter]: its base weights are random and are not trained; name trained ones in "
                 "model.pretrained, or leave the table out"
             )
         commit = "" if self.files is None else self.files.commit

@@ -90,4 +90,4 @@ class TensorBoard:
             # Its writer hands on whatever went wrong in its thread; the metrics themselves are in metrics.bin.
             self._writer = None
             reason = getattr(error, "strerror", None) or error
-            self._warn(f"TensorBoard events are written no longer: {self._folder}: {reason}")
+            self._warn(f"TensorBoard events are no longer written: {self._folder}: {reason}")

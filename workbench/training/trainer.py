@@ -128,7 +128,7 @@ class Trainer:
         self._sampler.load_state(progress.data)
         if progress.data_fingerprint != self._data.fingerprint:
             self._journal.warn(
-                "the training text has changed since the checkpoint: the run goes on with the new text"
+                "the training text has changed since the checkpoint: the run continues with the new text"
             )
         self._best = best_before(self._journal.run.checkpoints, progress.step, progress.best)
         restore_random_state(progress.random)
@@ -318,7 +318,7 @@ class Trainer:
             path = self._save()
             return f"saved {path}"
         self._paused = command.verb == "pause"
-        return f"paused after step {self.step}" if self._paused else f"going on after step {self.step}"
+        return f"paused after step {self.step}" if self._paused else f"continuing after step {self.step}"
 
     # Between steps
 

@@ -272,7 +272,7 @@ class WorkbenchApp(App[None]):
     def _may_change(self, consequence: str) -> bool:
         """Tell whether this is more than a look; report where it is not."""
         if self.context.read_only:
-            self.report(f"This is a read-only look: {consequence}.", severity="warning")
+            self.report(f"Read-only mode: {consequence}.", severity="warning")
         return not self.context.read_only
 
     @work(group="begin")

@@ -1,6 +1,6 @@
-"""The colours of text in every theme, moved as little as makes them readable: 4.5:1 on each of the theme's grounds.
+"""The colours of text in every theme, moved as little as makes them readable: 4.5:1 on each of the theme's backgrounds.
 
-Themes choose colours for looks: yellow text on a light ground has 1.8:1. The measure is that of WCAG 2.2, success
+Themes choose colours for looks: yellow text on a light background has 1.8:1. The measure is that of WCAG 2.2, success
 criterion 1.4.3. Invariant: no screen names a colour for text that is not made readable here.
 """
 
@@ -12,9 +12,9 @@ from textual.color import Color
 
 LEAST = 4.5
 _AIM = 4.6
-"""What colours are moved to: they are rounded to whole numbers afterwards, more than once."""
-GROUNDS = ("background", "surface", "panel")
-"""What text is drawn on."""
+"""The contrast that colours are moved to: they are rounded to whole numbers afterwards, more than once."""
+BACKGROUNDS = ("background", "surface", "panel")
+"""Backgrounds of text."""
 TEXTS = (
     "foreground",
     "success",
@@ -28,12 +28,12 @@ TEXTS = (
     "block-cursor-blurred-foreground",
 )
 MUTED = ("text-muted", "text-disabled", "foreground-muted", "foreground-disabled")
-"""Less important text: as near to the ground as it may be."""
-ON_GROUNDS = (
+"""Less important text: as near to the background as it may be."""
+ON_BACKGROUNDS = (
     ("block-cursor-foreground", "block-cursor-background"),
     ("input-selection-foreground", "input-selection-background"),
 )
-"""A text's colour and the ground that it alone is drawn on; the ground is moved."""
+"""A text's colour and the background that it alone is drawn on; the background is moved."""
 CURVES = {"curve-4": "#c678dd", "curve-5": "#2bbac5", "curve-7": "#7fb069", "curve-8": "#e08d79"}
 """Colours of curves beyond those of the theme: as in `Chart`, moved."""
 _ANSI_DARK = {
@@ -69,31 +69,31 @@ def contrast(one: Color, other: Color) -> float:
 
 
 def readable(variables: Mapping[str, str], *, ansi: bool, dark: bool) -> dict[str, str]:
-    """Return a theme's variables with texts that can be read on its grounds."""
+    """Return a theme's variables with texts that can be read on its backgrounds."""
     if ansi:
         return _readable_ansi(variables, dark=dark)
     below = Color.parse(variables["background"])
-    grounds = [_upon(below, variables[name]) for name in GROUNDS]
+    backgrounds = [_upon(below, variables[name]) for name in BACKGROUNDS]
     out = dict(variables)
     for name in TEXTS:
-        out[name] = _moved(_upon(below, variables[name]), grounds).hex
-    out.update((name, _moved(Color.parse(colour), grounds).hex) for name, colour in CURVES.items())
-    muted = _muted(Color.parse(out["foreground"]), grounds).hex
+        out[name] = _moved(_upon(below, variables[name]), backgrounds).hex
+    out.update((name, _moved(Color.parse(colour), backgrounds).hex) for name, colour in CURVES.items())
+    muted = _muted(Color.parse(out["foreground"]), backgrounds).hex
     out.update(dict.fromkeys(MUTED, muted))
-    for text, ground in ON_GROUNDS:
-        back = _upon(below, variables[ground])
+    for text, background in ON_BACKGROUNDS:
+        back = _upon(below, variables[background])
         front = _upon(back, variables[text])
-        out[text], out[ground] = front.hex, _moved(back, [front]).hex
+        out[text], out[background] = front.hex, _moved(back, [front]).hex
     return out
 
 
-def _upon(ground: Color, value: str) -> Color:
-    """Return what a variable, as "#838ba7 30%" or "auto 87%", gives upon a ground; "auto" is white or black."""
+def _upon(background: Color, value: str) -> Color:
+    """Return what a variable, as "#838ba7 30%" or "auto 87%", gives upon a background; "auto" is white or black."""
     name, _, share = value.partition(" ")
     if name == "auto":
-        return ground.get_contrast_text(1.0)
+        return background.get_contrast_text(1.0)
     colour = Color.parse(name)
-    return ground + colour.with_alpha(float(share.strip("%")) / 100 if share else colour.a)
+    return background + colour.with_alpha(float(share.strip("%")) / 100 if share else colour.a)
 
 
 def _readable_ansi(variables: Mapping[str, str], *, dark: bool) -> dict[str, str]:
@@ -105,18 +105,18 @@ def _readable_ansi(variables: Mapping[str, str], *, dark: bool) -> dict[str, str
     return {**out, **dict.fromkeys(MUTED, "ansi_default"), **curves}
 
 
-def _least(colour: Color, grounds: Iterable[Color]) -> float:
-    return min(contrast(colour, ground) for ground in grounds)
+def _least(colour: Color, backgrounds: Iterable[Color]) -> float:
+    return min(contrast(colour, background) for background in backgrounds)
 
 
-def _moved(colour: Color, grounds: list[Color]) -> Color:
-    """Return the nearest colour on the way to white or to black that can be read on all grounds."""
-    end = max((_WHITE, _BLACK), key=lambda each: _least(each, grounds))
+def _moved(colour: Color, backgrounds: list[Color]) -> Color:
+    """Return the nearest colour on the way to white or to black that can be read on all backgrounds."""
+    end = max((_WHITE, _BLACK), key=lambda each: _least(each, backgrounds))
     steps = (colour.blend(end, step / 50, 1) for step in range(51))
-    return next((each for each in steps if _least(each, grounds) >= _AIM), end)
+    return next((each for each in steps if _least(each, backgrounds) >= _AIM), end)
 
 
-def _muted(text: Color, grounds: list[Color]) -> Color:
-    """Return the text's colour, as near to the first ground as it may be, at most by a third of the way."""
-    steps = (grounds[0].blend(text, share / 50, 1) for share in range(33, 51))
-    return next((each for each in steps if _least(each, grounds) >= _AIM), text)
+def _muted(text: Color, backgrounds: list[Color]) -> Color:
+    """Return the text's colour, as near to the first background as it may be, at most by a third of the way."""
+    steps = (backgrounds[0].blend(text, share / 50, 1) for share in range(33, 51))
+    return next((each for each in steps if _least(each, backgrounds) >= _AIM), text)

@@ -272,11 +272,7 @@ class FitDialog(Dialog["str | None"]):
 def fit_lines(found: Fit) -> list[str]:
     """Return the result of a search as lines of text."""
     if found.fits:
-        head = (
-            "The fastest that fits changes:"
-            if found.changes
-            else "As it stands this is the fastest that fits."
-        )
+        head = "The fastest that fits changes:" if found.changes else "This is already the fastest that fits."
     else:
         head = (
             "Nothing fits. The nearest changes:"
@@ -309,9 +305,9 @@ def edit_text(app: App[object], text: str, name: str) -> str:
                 code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
             after = path.read_bytes().decode("utf-8-sig")
         except SuspendNotSupported:
-            raise WorkbenchError("this terminal cannot be lent to an editor") from None
+            raise WorkbenchError("an editor cannot run in this terminal") from None
         except (OSError, ValueError) as error:
             raise WorkbenchError(f"{editor}: {error}") from error
     if code:
-        raise WorkbenchError(f"{editor} ended with code {code}; its changes were not taken over")
+        raise WorkbenchError(f"{editor} ended with code {code}; its changes were discarded")
     return after

@@ -73,7 +73,7 @@ def read_keymap(path: Path, places: Places) -> Keymap:
     except OSError as error:
         return Keymap({}, (f"{path}: cannot be read: {error.strerror or error}",))
     except ValueError as error:
-        return Keymap({}, (f"{path}: is no TOML: {error}",))
+        return Keymap({}, (f"{path}: is not valid TOML: {error}",))
     table = document.get("keys")
     if not isinstance(table, dict):
         return Keymap({}, (f'{path}: needs a table [keys] with lines such as "runs.stop" = "S"',))
@@ -123,4 +123,4 @@ def _clashes(keys: Mapping[str, str], places: Places) -> Iterator[str]:
             for key in _parts(keys.get(name, place[name])):
                 other = taken.setdefault(key, name)
                 if other != name and name in keys:
-                    yield f'keys."{name}" = "{keys[name]}": "{key}" is the key of "{other}", too'
+                    yield f'keys."{name}" = "{keys[name]}": "{key}" is also the key of "{other}"'

@@ -21,7 +21,7 @@ class OpenPreset(Message):
 
 @dataclass
 class OpenRun(Message):
-    """Show this run, living or ended."""
+    """Show this run, active or ended."""
 
     run: RunDirectory
 

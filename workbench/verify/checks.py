@@ -1,8 +1,8 @@
 """The checks of `workbench verify`, each a function of a trial that yields rows, one for each promise.
 
-Most hold the engine's training to plain torch's, from the first gradient to the last weights; the last two compare the
-engine with itself, bit by bit. Whatever goes wrong inside a check is a row that failed: an engine that raises, stops or
-gets stuck has not kept its promise either.
+Most compare the engine's training with plain torch's, from the first gradient to the last weights; the last two compare
+the engine with itself, bit by bit. Any error inside a check is a row that failed: an engine that raises, stops or gets
+stuck has not kept its promise either.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def guarded(name: str, check: Check, trial: Trial) -> Iterator[Row]:
         raise
     except Exception as error:
         note = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-        yield Row(name, "that it goes on", False, note=note)
+        yield Row(name, "that it continues", False, note=note)
 
 
 # Beside plain torch
@@ -141,7 +141,7 @@ def check_clipping(trial: Trial) -> Iterator[Row]:
     bites = [n > recipe.gradient_clipping for n in comparison.plain.norms if n < float("inf")]
     yield measured("clipping", f"norm before clipping {compared}", comparison.verdicts(ours, "norms"))
     verdicts = comparison.verdicts(ours, "exp_avg", "exp_avg_sq", "masters")
-    row = measured("clipping", "the steps that were clipped", verdicts)
+    row = measured("clipping", "clipped steps", verdicts)
     yield row if any(bites) else replace(row, holds=False, note="no gradient was large enough to be clipped")
 
 
@@ -222,7 +222,7 @@ def check_ties(trial: Trial) -> Iterator[Row]:
     errors = {name: comparison.errors["exp_avg"][name] for name in wanted}
     verdict = compare_tensors(mine, wanted, sizes_of(wanted), errors)
     row = measured("tied weights", compared, {"gradient": verdict})
-    yield row if ours.tied else replace(row, holds=False, note="they are not one any more")
+    yield row if ours.tied else replace(row, holds=False, note="they are no longer shared")
 
 
 def _clipped_by(recipe: Recipe, norm: float) -> float:
@@ -249,9 +249,9 @@ def check_training(trial: Trial) -> Iterator[Row]:
     for field, compared in (
         ("losses", "loss of each micro-batch"),
         ("norms", "norm of each gradient"),
-        ("masters", "weights, as a share of the way they went"),
-        ("exp_avg", "exp_avg, as a share of its size"),
-        ("exp_avg_sq", "exp_avg_sq, as a share of its size"),
+        ("masters", "weights, relative to their change"),
+        ("exp_avg", "exp_avg, relative to its size"),
+        ("exp_avg_sq", "exp_avg_sq, relative to its size"),
     ):
         yield measured(steps, compared, comparison.verdicts(ours, field))
     wrong = _other_counts(ours, comparison.plain.counts)
@@ -325,7 +325,7 @@ def check_timing(trial: Trial) -> Iterator[Row]:
     for seed in SEEDS:
         wrong = wrong or difference(train(overlap, seed), in_order)
     compared = f"{overlap}: the bits of {'delayed again' if delayed else 'serial'}"
-    yield stated("lanes held up", compared, wrong, f"{len(SEEDS)} timings")
+    yield stated("delayed lanes", compared, wrong, f"{len(SEEDS)} timings")
 
 
 def check_resume(trial: Trial) -> Iterator[Row]:
@@ -352,7 +352,7 @@ def check_resume(trial: Trial) -> Iterator[Row]:
             load_state(next(find_checkpoints(folder, _raise)), engine)
             trial.take_steps(engine, recipe, resumed, middle)
             read_outcome(engine, resumed)
-    compared = f"saved after step {middle}: the bits of a run that never stopped"
+    compared = f"saved after step {middle}: same bits as a run that never stopped"
     yield stated("save and resume", compared, difference(resumed, trial.ours), f"{steps} steps")
 
 

@@ -47,7 +47,7 @@ CHECKS: dict[str, Check] = {
     "tied weights": check_ties,
     "training": check_training,
     "update": check_update,
-    "lanes held up": check_timing,
+    "delayed lanes": check_timing,
     "save and resume": check_resume,
 }
 """The checks by name, in the order of their rows."""
@@ -75,7 +75,7 @@ def verify(
     steps = STEPS if steps is None else steps
     if steps < FEWEST_STEPS:
         raise ConfigurationError(
-            f"--steps {steps}: at least {FEWEST_STEPS} are needed to stop and go on in between"
+            f"--steps {steps}: at least {FEWEST_STEPS} are needed to stop and resume in between"
         )
     path = find_preset(preset)
     virtual = VirtualCuda(Order.RANDOM, device_bytes=VIRTUAL_BYTES) if device == VIRTUAL else None
@@ -139,7 +139,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
     failed = sum(not row.holds for row in rows)
     yield ""
-    yield f"{failed} of {len(rows)} rows FAILED" if failed else f"all {len(rows)} rows hold"
+    yield f"{failed} of {len(rows)} rows FAILED" if failed else f"all {len(rows)} rows pass"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The distance of the engine's training from plain torch's, and the distance that is allowed.
 
-What is allowed is measured, not chosen: plain torch is trained beside itself in float64, with other rounding errors,
+Tolerances are measured, not chosen: plain torch is trained beside itself in float64, with other rounding errors,
 and for the short state formats with moments rounded as they round. The engine may be `MARGIN` times as far from plain
 torch as plain torch is from those: rounding has rare large consequences (a weight whose gradient is nearly nothing
 goes up instead of down) that a few samples do not show, and what trains wrongly is a hundred times as far.

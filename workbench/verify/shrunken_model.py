@@ -151,7 +151,7 @@ def shrunken_subject(config: RunConfig, storage: torch.dtype = torch.float32) ->
             small = model_config(architecture, {**settings, **changes})
             size = sum(parameter.numel() for parameter in build_on_meta(small).parameters())
             if size > LARGEST:
-                raise ValueError(f"its smallest form here has {size / 1e6:,.0f} million parameters")
+                raise ValueError(f"its smallest version here has {size / 1e6:,.0f} million parameters")
             start = real_model(small, config.train.seed, config.adapter, storage, config.model.freeze)
             _try_out(start, small, sequence)
         except Exception as error:

@@ -315,7 +315,7 @@ def deterministic(
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             reason = str(error).split(", but ")[0]
             report(
-                f"warning: {reason}: what differs in bits may be that; attention is computed by plain products"
+                f"warning: {reason}: differences in bits may come from that; attention is computed by plain products"
             )
         yield
 

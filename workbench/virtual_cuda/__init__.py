@@ -9,7 +9,7 @@ Every operation on device memory is put off: it is queued on the current stream 
 then, in an order that an adversarial `Order` chooses among those that CUDA allows. Freed memory is handed out again at
 once. So a missing event or wait shows as other bits, and as a race whatever the order was.
 
-What it does not have: CUDA's kernels and their rounding, its real allocator, its driver, its speed.
+It lacks: CUDA's kernels and their rounding, its real allocator, its driver, its speed.
 """
 
 from workbench.virtual_cuda.cuda import VirtualCuda

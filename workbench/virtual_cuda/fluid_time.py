@@ -1,7 +1,7 @@
-"""What runs at the same time in virtual time: queues of work that share the host's cores and memory, and the link.
+"""Concurrent work in virtual time: queues of work that share the host's cores and memory, and the link.
 
 Work of one queue runs one after the other, different queues side by side. How fast each goes is the plan's own rule
-(`plan.sharing`), applied anew whenever something begins or ends.
+(`plan.sharing`), applied again whenever something begins or ends.
 
 Invariant: time goes on only to where nobody can add work any more, so that no end is ever taken back.
 """

@@ -21,7 +21,7 @@ from workbench.virtual_cuda.operations import PinnedMemory
 from workbench.virtual_cuda.streams import Queues
 
 Touched = tuple[list[Tensor], list[Tensor]]
-"""What a call reads, and what it writes."""
+"""The tensors that a call reads and writes."""
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ class DeviceMemory:
             self._free.setdefault((nbytes, stream), []).append(offset)
 
     def reset_peak(self) -> None:
-        """Let `most_allocated` begin anew."""
+        """Let `most_allocated` begin again."""
         self._take_back()
         self.most_allocated = self.allocated
 

@@ -50,7 +50,7 @@ def test_a_profile_is_read_back_as_it_was_written(profile: object, tmp_path: Pat
         ("[link]", "[cable]", "cable: there is no such key; there are name, source,"),
         ("threads = [1, 2, 4, 8, 16]", "threads = [1, 2, 4, 16, 8]", "host: threads must rise"),
         ("bfloat16-half = [0.672, ", "bfloat16-half = [", "optimizer_ns.bfloat16-half has 4 figures for 5"),
-        ("bfloat16-half = [", "bfloat16-hal = [", "there is no such update; did you mean bfloat16-half?"),
+        ("bfloat16-half = [", "bfloat16-hal = [", "unknown update; did you mean bfloat16-half?"),
         ("launch_s = 5e-06", "launch_s = nan", "device.launch_s = nan: input should be a finite number"),
         ("up_bytes_per_s = 25000000000.0", "up_bytes_per_s = 5e-324", "link.up_bytes_per_s = 5e-324"),
         ("memory_bytes = 25757220864", "memory_bytes = 0", "device: a device with memory of its own needs"),

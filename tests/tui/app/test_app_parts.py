@@ -139,7 +139,7 @@ async def test_a_run_that_has_done_all_its_steps_is_asked_for_more_of_them(
         for typed in ("train.steps=", "", "train.steps=12", "optimizer.learning_rate=1e-4"):
             field.value = typed
             await pilot.press("enter")
-            await until(pilot, lambda: "all 12 steps are done: name more of them" in problem(app))
+            await until(pilot, lambda: "all 12 steps are done: give a larger number" in problem(app))
             field.value = "train.steps=many"
             await pilot.press("enter")
             await until(pilot, lambda: "must be a whole number" in problem(app))

@@ -39,8 +39,8 @@ def test_keys_are_taken_by_the_names_of_actions(tmp_path: Path) -> None:
         ('"runs.stop" = " , "', "keys.\"runs.stop\" = ' , ': expected a key"),
         ('"runs.stop" = "escap"', 'keys."runs.stop" = "escap": there is no key "escap"; did you mean "escape"?'),
         ('"runs.stop" = "control+s"', 'keys."runs.stop" = "control+s": there is no key "control+s"'),
-        ('"runs.stop" = "x"', 'keys."runs.stop" = "x": "x" is the key of "runs.delete", too'),
-        ('"runs.stop" = "escape"', 'keys."runs.stop" = "escape": "escape" is the key of "runs.leave", too'),
+        ('"runs.stop" = "x"', 'keys."runs.stop" = "x": "x" is also the key of "runs.delete"'),
+        ('"runs.stop" = "escape"', 'keys."runs.stop" = "escape": "escape" is also the key of "runs.leave"'),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_a_sentence_and_the_other_lines_stand(
@@ -60,7 +60,7 @@ def test_two_actions_may_change_their_keys_with_each_other(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[keys", "is no TOML: "),
+        ("[keys", "is not valid TOML: "),
         ("", 'needs a table [keys] with lines such as "runs.stop" = "S"'),
         ("keys = 3", "needs a table [keys]"),
     ],

@@ -84,7 +84,7 @@ async def test_presets_and_runs_are_found_by_name_and_open(house: House) -> None
 async def test_a_read_only_look_offers_nothing_that_changes_anything(house: House) -> None:
     run = house.run(living=True)
     changing = {
-        *("Pause/go on", "Save now", "Stop", "Resume", "Delete", "Run", "Duplicate"),
+        *("Pause/continue", "Save now", "Stop", "Resume", "Delete", "Run", "Duplicate"),
         *("Start", "Save", "Measure", "Drop unknown"),
     }
 

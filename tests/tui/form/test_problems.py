@@ -86,7 +86,7 @@ def test_what_can_be_dropped_is_told_from_what_can_be_mended(words: str, unknown
 def test_a_wrong_value_inside_the_models_table_is_told_at_that_field_by_its_name() -> None:
     (problem,) = check({"model": {"architecture": "gpt2", "config": {"rate": float("inf")}}}).problems
     assert problem.field == "model.config"
-    assert problem.words.startswith("rate = inf: cannot be handed to a model")
+    assert problem.words.startswith("rate = inf: cannot be passed to a model")
 
 
 def test_an_empty_input_is_called_empty() -> None:

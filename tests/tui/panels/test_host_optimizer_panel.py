@@ -63,7 +63,7 @@ def test_at_the_least_height_the_shares_are_in_the_title() -> None:
 
 
 def test_what_is_not_there_is_said_in_a_sentence() -> None:
-    assert "No run trains here." in shown(None, (60, 5), laptop())
+    assert "No run is training." in shown(None, (60, 5), laptop())
     assert "No step yet in this session." in shown(OptimizerLoad(), (60, 5))
     assert "the host updates nothing" in shown(dataclasses.replace(LOAD, on_device=True), (80, 5))
     assert "limit not measured" in shown(dataclasses.replace(LOAD, limit_gb_per_s=None), (80, 8))

@@ -182,7 +182,7 @@ async def test_the_whole_file_is_opened_in_the_pager_or_a_sentence_says_why_not(
     monkeypatch.setenv("PAGER", "true")
     async with shown_log(log) as (pilot, view):
         await press(pilot, "o")  # a test lends no terminal
-        assert "cannot be lent" in picture(view)[-1]
+        assert "a pager cannot run" in picture(view)[-1]
 
 
 @BOXES

@@ -90,7 +90,7 @@ def test_a_gpu_block_tells_all_that_the_driver_gives() -> None:
         "fan 35 %",
         "clock 1,755 of 1,980 MHz",
         "memory 3,201 of 3,201 MHz",
-        "! held down: power cap",
+        "! throttled: power cap",
         "history",
         "4242 python",
         "99 Xorg",

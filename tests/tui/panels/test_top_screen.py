@@ -75,7 +75,7 @@ async def test_freezing_stops_the_picture_and_says_so() -> None:
         screen.look()
         await pilot.pause()
         assert [picture(panel) for panel in screen.panels] == before
-        assert "frozen at" in picture(screen.line)[0] and "z goes on" in picture(screen.line)[0]
+        assert "frozen at" in picture(screen.line)[0] and "z continues" in picture(screen.line)[0]
         await pilot.press("z")
         assert "frozen" not in picture(screen.line)[0]
         assert "No GPU" in picture(screen.machine.no_gpu)[0]

@@ -42,9 +42,9 @@ def test_a_leap_of_loss_or_gradient_norm_is_reported_and_noise_is_not() -> None:
     alerts = Alerts()
     assert alerts_of(alerts, rows(noisy(400), noisy(400, seed=2))) == []
     [loss] = alerts_of(alerts, rows([4.0], [2.0], first=401))
-    assert loss.startswith("step 401: the loss leaps to 4,") or "leaps to 4" in loss
+    assert loss.startswith("step 401: the loss jumps to 4,") or "jumps to 4" in loss
     [norm] = alerts_of(alerts, rows([2.0], [9.0], first=402))
-    assert "step 402: the gradient norm leaps to 9" in norm
+    assert "step 402: the gradient norm jumps to 9" in norm
 
 
 def test_leaps_that_follow_at_once_are_one_alert() -> None:
@@ -78,7 +78,7 @@ def test_a_gpu_that_slows_itself_down_is_reported_when_it_lasts_and_again_when_i
     alerts = Alerts()
     hot = [slowed(i, "thermal") for i in range(THROTTLED_SAMPLES + 5)]
     assert samples(alerts, hot[: THROTTLED_SAMPLES - 1]) == []
-    assert samples(alerts, hot[THROTTLED_SAMPLES - 1 :]) == ["GPU 0 slows itself down: thermal"]
+    assert samples(alerts, hot[THROTTLED_SAMPLES - 1 :]) == ["GPU 0 is throttled: thermal"]
     assert samples(alerts, [slowed(50)]) == []
     assert len(samples(alerts, hot)) == 1
 

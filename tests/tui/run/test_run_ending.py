@@ -41,7 +41,7 @@ def test_the_second_signal_ends_a_trainer_that_finishes_its_step_after_the_first
                 child.wait(20)
 
         answer = end_at_once(run, sleep=sleep)
-        assert answer.done and "last checkpoint stands" in answer.message
+        assert answer.done and "last checkpoint is kept" in answer.message
         assert child.wait(20) == 130
     finally:
         child.kill()
@@ -57,7 +57,7 @@ def forbidden(pid: int, number: int) -> None:
 def test_a_process_that_has_taken_over_the_number_gets_no_signal(tmp_path: Path) -> None:
     run = new_run(tmp_path, live(pid_started=1000.0), steps=0)
     answer = end_at_once(run, kill=forbidden)
-    assert not answer.done and "gone" in answer.message
+    assert not answer.done and "has ended already" in answer.message
 
 
 def test_a_trainer_of_another_machine_gets_no_signal_and_its_machine_is_named(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ async def test_commands_are_seen_at_once_and_their_answers_reported(tmp_path: Pa
         line = host.run_screen.line
         for key, command, word, answer, phase in (
             ("p", "pause", "pausing", "paused after step 20", "paused"),
-            ("p", "resume", "going on", "going on after step 20", "training"),
+            ("p", "resume", "continuing", "continuing after step 20", "training"),
             ("k", "save", "saving", "saved checkpoints/step-00000020", "training"),
         ):
             await pilot.press(key)

@@ -97,7 +97,7 @@ def test_panels_fit_their_box_and_plain_mode_is_plain(
         ("loss_scale", {"step": 40, "scale": 1024.0}, ("", "step 40, loss scale 1024")),
         ("control", {"verb": "save", "message": "saved"}, ("", "save, saved")),
         ("warning", {"message": "slow"}, ("warning", "slow")),
-        ("resume", {"from_step": 17, "record": 20}, ("good", "goes on from step 17")),
+        ("resume", {"from_step": 17, "record": 20}, ("good", "continues from step 17")),
         ("finished", {"phase": "stopped", "exit_code": 143}, ("warning", "stopped, exit code 143")),
         ("finished", {"phase": "failed", "exit_code": 1}, ("bad", "failed, exit code 1")),
         ("finished", {"phase": "finished", "exit_code": 0}, ("good", "finished, exit code 0")),

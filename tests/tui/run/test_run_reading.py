@@ -76,7 +76,7 @@ def test_the_optimizers_load_is_of_this_session_alone(tmp_path: Path) -> None:
     assert (load.share, load.exposed_share) == (pytest.approx(0.2), pytest.approx(0.04))
     # Resumed: the trainer began after all that is recorded, and prepares itself.
     began_later = replace(read_status(run), pid_started=2e9 + 1000)
-    load = reader._optimizer_load(began_later, living=True)
+    load = reader._optimizer_load(began_later, active=True)
     assert not load.step_s and load.gb_per_s is None and load.short == ""
     rewrite(run, phase="finished", exit_code=0)
     load = reader.look().optimizer
@@ -187,7 +187,7 @@ def test_a_torn_last_record_waits_until_it_is_whole_and_a_damaged_file_leaves_wh
     follower.look()
     assert follower.steps == [1, 2, 3, 4]
     run.metrics.write_bytes(b"no metrics at all, but something else")
-    assert "metrics.bin is no metrics file" in follower.look().problems
+    assert "metrics.bin is not a metrics file" in follower.look().problems
     assert follower.steps == [1, 2, 3, 4]
 
 
@@ -219,7 +219,7 @@ def test_an_end_comes_with_its_reason_and_what_was_recorded_of_the_machine(tmp_p
     assert reader.look().ended is None
     rewrite(run, phase="failed", exit_code=1, message="out of memory")
     look = reader.look()
-    assert look.state == "failed" and not look.living
+    assert look.state == "failed" and not look.active
     assert look.ended is not None and look.ended.exit_code == 1
     assert look.ended.lines[-1] == "step 00020/00100 | loss 3.2"
     assert look.recorded is not None and look.recorded.last()["gpu_busy"] == 0.5
@@ -270,7 +270,7 @@ BROKEN = {
     ),
     "metrics of something else": (
         lambda run: run.metrics.write_bytes(b"something else entirely, not a metrics file"),
-        "no metrics file",
+        "not a metrics file",
     ),
     "metrics newer": (
         lambda run: run.metrics.write_bytes(
@@ -283,7 +283,7 @@ BROKEN = {
             run.events.read_bytes()
             + b'no json\n{"kind": "warning", "time": 1, "version": 7, "message": "new"}\n{"kind": "warn'
         ),
-        "no JSON object",
+        "not a JSON object",
     ),
     "lanes cut": (lambda run: cut(run.lanes, 50), "lanes.json is damaged"),
     "plan newer": (
@@ -297,10 +297,10 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("state", ["living", "ended"])
+@pytest.mark.parametrize("state", ["active", "ended"])
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_is_wrong_with_a_folder_is_a_sentence(tmp_path: Path, what: str, state: str) -> None:
-    run = new_run(tmp_path, live() if state == "living" else ended("stopped", 143, "stopped"))
+    run = new_run(tmp_path, live() if state == "active" else ended("stopped", 143, "stopped"))
     breaks, sentence = BROKEN[what]
     breaks(run)
     reader = RunReader(run)
@@ -332,4 +332,4 @@ def test_a_run_that_is_being_set_up_has_no_problems(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone_is_reported_and_nothing_else(tmp_path: Path) -> None:
     reader = RunReader(RunDirectory(tmp_path / NAME))
     look = [reader.look() for _ in range(2)][-1]
-    assert look.state == "unknown" and not look.living and look.problems
+    assert look.state == "unknown" and not look.active and look.problems

@@ -111,9 +111,9 @@ async def test_each_group_is_seen_whole_at_every_size_and_in_plain_characters(
             (200, 60),
             ["died, exit code N/A", "step 00020/00100"],
         ),
-        (lambda root: RunDirectory(root / "gone"), ["6"], (80, 24), ["the folder is no run", "unknown"]),
+        (lambda root: RunDirectory(root / "gone"), ["6"], (80, 24), ["the folder is not a run", "unknown"]),
     ],
-    ids=["set up", "living", "its machine", "paused", "stopped", "failed", "died", "gone"],
+    ids=["set up", "active", "its machine", "paused", "stopped", "failed", "died", "gone"],
 )
 async def test_a_run_is_shown_in_every_state(
     tmp_path: Path,
@@ -190,7 +190,7 @@ async def test_a_resumed_run_has_its_steps_taken_back(tmp_path: Path) -> None:
         curves = host.run_screen.charts.curves
         assert list(curves.positions.along("step")) == list(range(1, 14))
         assert list(curves.loss.values)[10:] == [9.0] * 3
-        assert "goes on from step 11" in host.run_screen.events.events[-1].text
+        assert "continues from step 11" in host.run_screen.events.events[-1].text
 
 
 @pytest.mark.parametrize("host_name", ["", "faraway"])
@@ -229,7 +229,7 @@ async def test_an_end_before_ones_eyes_rings_the_bell_once_and_the_summary_comes
         assert host.bells == 1 and host.toasts == ["finished: 100 steps"]
         assert screen.groups.chosen == "events" and screen.summary.region.area
         await pilot.press("2")
-        assert "Machine then" in host.text and "50 %" in host.text
+        assert "Machine during the run" in host.text and "50 %" in host.text
 
 
 async def test_a_run_that_goes_on_before_ones_eyes_is_shown_living_again(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ async def test_alerts_are_toasts_and_stay_among_the_events_but_ring_no_bell(tmp_
             gpu = replace(hot.gpus[0], throttled_by=("thermal",))
             host.monitor.latest = replace(hot, time=2000.0 + i, gpus=(gpu,))
             await look(host, pilot)
-        assert host.toasts == ["step 201: the loss is not finite", "GPU 0 slows itself down: thermal"]
+        assert host.toasts == ["step 201: the loss is not finite", "GPU 0 is throttled: thermal"]
         listed = [event.text for event in host.run_screen.events.events if event.kind == "alert"]
         assert sorted(listed) == sorted(host.toasts) and host.bells == 0
 

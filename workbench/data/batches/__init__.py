@@ -183,7 +183,7 @@ class Sampler(ABC):
         """
         for name, value in self._data().items():
             if state.get(name, value) != value:
-                moved = "put the files of data.source back as they were, and " if name == "tokens" else ""
+                moved = "restore the files of data.source, and " if name == "tokens" else ""
                 raise ConfigurationError(
                     f"the data cursor was saved with {name} = {state[name]}, and now it is {value}; "
                     f"{moved}resume with the data settings that the run was started with"
@@ -227,6 +227,7 @@ def damaged_cursor(what: str, epoch: int) -> ConfigurationError:
 
 def nothing_in_loss() -> ConfigurationError:
     return ConfigurationError(
-        "data.source has nothing to learn from: no prompt has a completion and no chat an answer on one of its sides; "
+        "data.source has no tokens in the loss: no prompt has a completion and no chat an answer, for training or for "
+        "validation; "
         'add some, raise data.validation_fraction, or set data.loss_on = "everything"'
     )

@@ -109,7 +109,8 @@ def find_source(config: DataConfig) -> SourceFiles:
     if prepared:
         if len(config.sources) > 1:
             raise ConfigurationError(
-                f'data.source: "{prepared[0]}" is a prepared folder of tokens, which has its own split: it stands alone'
+                f'data.source: "{prepared[0]}" is a prepared folder of tokens, which has its own split: it must be '
+                "the only source"
             )
         return SourceFiles([], prepared=expanded(prepared[0], "data.source").absolute())
     paths = [source for source in config.sources if not source.startswith(HUB)]
@@ -261,7 +262,7 @@ def kind_of_file(path: Path, text_field: str, *, named: bool = False) -> tuple[K
     head = _head(path, compression, _JSON_HEAD_BYTES if suffix == ".json" else _HEAD_BYTES)
     if suffix == ".parquet" and not compression:
         if not head.startswith(b"PAR1"):
-            raise ValueError(f"{path} is no parquet file: it does not begin with PAR1")
+            raise ValueError(f"{path} is not a parquet file: it does not begin with PAR1")
         return "parquet", ""
     if suffix == ".npy" and not compression:
         _check_tokens(path)
@@ -277,7 +278,7 @@ def kind_of_file(path: Path, text_field: str, *, named: bool = False) -> tuple[K
         if named:
             raise ValueError(
                 f"{path} holds no records: expected a JSON object on each line, or one array of objects; to train on "
-                "it as text, call it .txt"
+                "it as text, rename it to .txt"
             )
     return "text", compression
 
@@ -290,7 +291,7 @@ def _head(path: Path, compression: str, size: int) -> bytes:
     except DAMAGED as error:
         if not compression:
             raise
-        raise ValueError(f"{path} is no whole {compression} file: {error}") from error
+        raise ValueError(f"{path} is not a complete {compression} file: {error}") from error
 
 
 def _check_tokens(path: Path) -> None:
@@ -300,7 +301,7 @@ def _check_tokens(path: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # its header is Python's text, and its parser's errors are of every type
-        raise ValueError(f"{path} is no array of NumPy: {brief(error)}") from error
+        raise ValueError(f"{path} is not a NumPy array: {brief(error)}") from error
     if array.ndim != 1 or array.dtype not in (np.dtype("<u2"), np.dtype("<u4")):
         raise ValueError(
             f"{path} has the shape {list(array.shape)} and the type {array.dtype}: expected token ids, one dimension "

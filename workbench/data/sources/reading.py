@@ -308,9 +308,9 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RecordError(f"byte {error.start + 1} of the line is not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise RecordError(f"no JSON: {error.msg} at character {error.pos + 1}") from error
+        raise RecordError(f"not JSON: {error.msg} at character {error.pos + 1}") from error
     except ValueError as error:
-        raise RecordError(f"no JSON that can be read: {error}") from error
+        raise RecordError(f"not JSON that can be read: {error}") from error
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -350,7 +350,7 @@ def array_items(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     is_first = True
     while not text.take("]"):
         if not is_first and not text.take(","):
-            raise RecordError("no JSON: expected a comma or the end of the array")
+            raise RecordError("not JSON: expected a comma or the end of the array")
         is_first = False
         yield text.value()
 
@@ -380,10 +380,10 @@ class _JsonText:
                 value, end = self._json.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if len(self._text) - self._at > LONGEST or not self._read_on():
-                    raise RecordError(f"no JSON: {error.msg}") from error
+                    raise RecordError(f"not JSON: {error.msg}") from error
                 continue
             except (ValueError, RecursionError) as error:
-                raise RecordError(f"no JSON that can be read: {error}") from error
+                raise RecordError(f"not JSON that can be read: {error}") from error
             source = self._text[self._at : end]
             self._at = end
             return source, value

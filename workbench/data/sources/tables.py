@@ -125,8 +125,8 @@ def _explained(called: str, error: Exception, subset: str, split: str, unreachab
     if unreachable or kinds & _UNREACHABLE:
         return WorkbenchError(
             f"{called}: it is not in the cache of the datasets library, and "
-            f"{unreachable or f'the hub cannot be reached ({words})'}; run it once where there is a network, or name "
-            "files that you have"
+            f"{unreachable or f'the hub cannot be reached ({words})'}; run it once with network access, or name local "
+            "files"
         )
     if kinds & {"ValueError", "KeyError"}:
         return ConfigurationError(f'{called}: data.subset = "{subset}", data.split = "{split}": {words}')

@@ -251,7 +251,7 @@ class ActivationOffload:
             self._device.wait_event(stored.up)
             stored.up, stored.up_is_awaited = None, True
 
-    # What is let go
+    # Release
 
     def _leave_device(self, stored: _Stored) -> None:
         if stored.source is not None:

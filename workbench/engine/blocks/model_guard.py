@@ -45,7 +45,7 @@ def check_is_free(model: nn.Module) -> None:
             )
         raise ValueError(
             f"the OffloadEngine that held this {type(model).__name__} was dropped without close(), and its weights "
-            "with it; make the model anew"
+            "with it; create the model again"
         )
 
 
@@ -123,14 +123,14 @@ class ModelGuard:
     def _check(self, steps: int) -> None:
         if steps != self._steps:
             raise RuntimeError(
-                "backward through a forward that ran before the last engine.step(): the weights that it used are no "
-                "more; run the forward again"
+                "backward through a forward that ran before the last engine.step(): its weights were replaced; run "
+                "the forward again"
             )
         if self._streamed and torch.is_grad_enabled():
             raise RuntimeError(
                 "create_graph=True through blocks whose weights are streamed (a gradient penalty, say): a second "
-                'backward would read the weights of another block; use weights = "device" in a precision that is '
-                "computed in itself"
+                'backward would read the weights of another block; use weights = "device" and a precision that needs '
+                "no conversion"
             )
 
 

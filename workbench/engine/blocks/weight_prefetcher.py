@@ -85,7 +85,7 @@ class WeightPrefetcher:
     def staging_bytes(self) -> int:
         return self._fetch.total
 
-    # What the model's forward and recompute call
+    # Calls of the model's forward and recompute
 
     def acquire(self, unit: int, *, recompute: bool) -> None:
         """Bind a block to a slot that holds its weights; waits until it does.
@@ -113,7 +113,7 @@ class WeightPrefetcher:
         with self._changed:
             self._release(unit)
 
-    # What the engine calls
+    # Calls of the engine
 
     def release_for_update(self, unit: int, then: Callable[[], None]) -> None:
         """A step is done with a block: fetch it no more, and call `then`, which lets its update begin, when nothing

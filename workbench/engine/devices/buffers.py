@@ -126,7 +126,7 @@ def give_large_blocks_back() -> bool:
     glibc maps a large block for itself and unmaps it when it is freed, but each time one is freed it raises the size
     from which on it does so, up to 32 MiB. Then the inputs of blocks, which stay, lie in one heap between temporaries
     that go, and the holes add up with the depth of the model: 10 MiB a block where half a MiB is kept. The pages of a
-    mapped block are made anew at each use, which takes a tenth of a step's time on a CPU: worth it where memory is
+    mapped block are made again at each use, which takes a tenth of a step's time on a CPU: worth it where memory is
     what is short.
     """
     if sys.platform != "linux":

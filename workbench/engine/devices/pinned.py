@@ -184,7 +184,7 @@ class HostMemory:
             f"the driver registered only {registered / 2**30:,.2f} GiB of the host memory that is copied to and from "
             f"the GPU (cudaHostRegister: status {self._status}): the other {pageable / 2**30:,.2f} GiB "
             f"({pageable / (registered + pageable):.0%}) are copied through small pinned buffers, which is slower; "
-            "`workbench doctor` says what may help",
+            "see `workbench doctor`",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -67,7 +67,7 @@ class ChunkedLoss:
             with _smoothed_labels(self._label_smoothing) as calls:
                 loss = self._plain(input_ids, labels, **kwargs)
             if not calls:
-                raise ValueError(f"label_smoothing: the loss of {self._name()} is no cross entropy of torch")
+                raise ValueError(f"label_smoothing: the loss of {self._name()} is not torch's cross entropy")
             return loss
         return self._plain(input_ids, labels, **kwargs)
 
@@ -102,13 +102,13 @@ class ChunkedLoss:
         if tally.forced_by:
             return f"the loss of {name} reads whole logits ({', '.join(dict.fromkeys(tally.forced_by))})"
         if not tally.in_chunks:
-            return f"the loss of {name} is no cross entropy of what its head gives"
+            return f"the loss of {name} is not the cross entropy of its head's output"
         (loss, *expected), (loss_in_chunks, *gradients) = own, chunked
         exact = all(g.dtype == torch.float32 for g in expected)
         if _distance(loss, loss_in_chunks) > (1e-6 if exact else 1e-3):
             return f"the loss of {name} is {float(loss):.7g}, and {float(loss_in_chunks):.7g} in chunks"
         if any(_distance(a, b) > (1e-5 if exact else 0.03) for a, b in zip(expected, gradients, strict=True)):
-            return f"the gradients of the head of {name} come out otherwise in chunks"
+            return f"the gradients of the head of {name} differ in chunks"
         return None
 
     def _measure(self, head: Callable[..., Tensor], ids: Tensor, labels: Tensor, kwargs: Any) -> list[Tensor]:

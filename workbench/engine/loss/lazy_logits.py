@@ -112,7 +112,7 @@ class LazyLogits(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # What comes here has gone past autograd: made real now, the logits would lose their gradient in silence.
+        # Such a call has gone past autograd: made real now, the logits would lose their gradient in silence.
         raise NotImplementedError(f"{func} reads logits that are computed in chunks")
 
 

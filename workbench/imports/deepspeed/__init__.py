@@ -1,1 +1,1 @@
-"""DeepSpeed's JSON: a reader for each of its sections, and tables of the keys that no field answers to."""
+"""DeepSpeed's JSON: a reader for each of its sections, and tables of the keys without a field."""

@@ -44,7 +44,7 @@ def import_file(
     `overrides`: "table.key=value" of Workbench's own fields, which go before what the file says.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is no JSON that can be mended.
+        ConfigurationError: the file cannot be read, or is not JSON that can be repaired.
     """
     text = read_text(path, "a DeepSpeed configuration, a JSON file", LONGEST_TEXT)
     return import_text(text, str(path), architecture=architecture, pretrained=pretrained, overrides=overrides)
@@ -123,7 +123,7 @@ def _read_logging(found: Findings) -> None:
     if section is not None and isinstance(section.value, dict) and found.switch(events) is True:
         found.put("log.tensorboard", True, events, "metrics are also written as TensorBoard events")
     else:
-        found.judge(events, "meaningless here", "no events are written, as nothing else is said")
+        found.judge(events, "meaningless here", "no events are written, as by default")
 
 
 # Keys in the wrong place

@@ -69,7 +69,7 @@ Workbench sizes its own buffers: offload.chunk_mib, and as many as the work need
     zero_optimization.offload_param: buffer_count buffer_size max_in_cpu
 units are found in the module tree, whatever the modules are
     zero_optimization: leaf_module.*
-it is about DeepSpeed's own insides
+it is about DeepSpeed's internals
     zero_optimization: override_module_apply log_trace_cache_warnings enable_sanity_checks
 a parameter without a gradient is left as it is, as in torch
     zero_optimization: ignore_unused_parameters
@@ -92,13 +92,13 @@ reads and writes of the disk tier are sized by Workbench
 only DeepSpeed's own checkpoint function reads it; every block is a checkpoint here, by train.activation_checkpointing
     activation_checkpointing: partition_activations number_checkpoints contiguous_memory_optimization
     activation_checkpointing: synchronize_checkpoint_boundary profile
-DeepSpeed ignores it; train.activation_checkpointing says it, and is on by default
+DeepSpeed ignores it; train.activation_checkpointing sets it, and is on by default
     top: gradient_checkpointing
 the host optimizer is always Workbench's own
     top: zero_force_ds_cpu_optimizer
 every optimizer that is built is tested with every placement
     top: zero_allow_untested_optimizer
-another implementation of the same rule
+another implementation of the same update
     optimizer: legacy_fusion
     optimizer.params: torch_adam fused foreach capturable set_grad_none adamw_mode fp16_optimizer
     fp16: fused_mode
@@ -119,12 +119,12 @@ metrics are in the run's folder; `workbench metrics` prints them, and log.tensor
     top: wandb.* comet.* csv_monitor.* tensorboard.* monitor_config.*
 checkpoints are Hugging Face folders with Workbench's own state; [checkpoint] says when
     top: checkpoint.* nebula.* datastates.* datastates_ckpt.* use_node_local_storage load_universal_checkpoint
-checkpoints of DeepSpeed are not read; Workbench's own hold the master weights
+checkpoints of DeepSpeed are not read; Workbench's hold the master weights
     zero_optimization: load_from_fp32_weights elastic_checkpoint pipeline_loading_checkpoint
 every checkpoint holds the whole model as a Hugging Face folder
     zero_optimization: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save
     zero_optimization: stage3_gather_fp16_weights_on_model_save
-training reads whole batches on and on; [data] and train.steps say how much
+training reads only whole batches; [data] and train.steps set how much
     top: dataloader_drop_last
 the model's own configuration says it
     top: vocabulary_size
@@ -208,7 +208,7 @@ HARMFUL: dict[str, Harm] = {
     "sparse_gradients": Harm("gradients of embeddings are dense here; write false"),
     f"{ZERO}.zenflow": Harm(
         "ZenFlow updates the larger gradients at once and the others late, which is not AdamW; leave it out "
-        '(offload.overlap = "delayed" is the nearest that is built, and lags by one step)',
+        '(offload.overlap = "delayed" is the nearest, and lags by one step)',
         (None,),
     ),
     f"{ZERO}.zero_quantized_weights": _QUANTIZED,
@@ -286,7 +286,11 @@ def judge_leftovers(found: Findings) -> None:
             compared += 1
             _judge_unknown(found, member, compare=compared <= _MOST_NAMES_COMPARED)
         elif not is_filled:
-            idle = "it says nothing" if member.value == {} else "not worked out: what it goes with is refused"
+            idle = (
+                "it says nothing"
+                if member.value == {}
+                else "not worked out: a key that it depends on is refused"
+            )
             found.judge(member, "meaningless here", idle)
 
 

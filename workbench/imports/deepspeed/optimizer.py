@@ -69,7 +69,7 @@ def _read_type(found: Findings, rule: str) -> None:
     name = rule.lower()
     if name == "adamw" or rule == "auto":
         found.put(key, "adamw", key, "decay apart from the gradient", "used")
-        found.judge(mode, "meaningless here", "AdamW is AdamW whatever it says")
+        found.judge(mode, "meaningless here", "the type AdamW decides")
     elif name == "adam" and decoupled is False:
         found.put(key, "adam", key, "adam_w_mode is false, so decay goes through the gradient")
         found.judge(mode, "used", "decay goes through the gradient")

@@ -41,7 +41,7 @@ def read_placement(found: Findings) -> None:
         offloaded = found.switch(key)
         if offloaded is not None:
             tier = "host" if offloaded is True else "device"
-            reason = f"what activation checkpointing keeps is on the {tier}"
+            reason = f"checkpointed activations are on the {tier}"
             found.put("offload.activations", tier, key, reason, "mapped" if tier == "host" else "used")
 
 
@@ -79,9 +79,9 @@ def _read_tier(found: Findings, section: str, why_not: str) -> Tier:
     for key in _OLDER_KEYS[section]:
         value = found.switch(key)
         if there:
-            found.judge(key, "meaningless here", f"{short} goes before this older key")
+            found.judge(key, "meaningless here", f"{short} takes precedence over this older key")
         elif value is not True:
-            found.judge(key, "meaningless here", "false is as if it were not there")
+            found.judge(key, "meaningless here", "false has no effect")
         elif why_not:
             found.judge(key, "meaningless here", why_not)
         else:

@@ -44,7 +44,9 @@ def read_precision(found: Findings) -> None:
         if has_bf16:
             for member in found.inside("bfloat16"):
                 found.judge(
-                    member, "meaningless here", 'the section "bf16" goes before its older name "bfloat16"'
+                    member,
+                    "meaningless here",
+                    'the section "bf16" takes precedence over its older name "bfloat16"',
                 )
         else:
             bf16, has_bf16 = "bfloat16", True
@@ -89,9 +91,7 @@ def _set_format(found: Findings, enabled: dict[str, tuple[str, bool | Auto | Non
         for key in off:
             found.judge(key, "used", f"{enabled[key][0]} is not used")
     elif autos == ["fp16.enabled"]:
-        found.auto(
-            "train.precision", autos[0], "as it is the only 16-bit format that the file speaks of", "fp16"
-        )
+        found.auto("train.precision", autos[0], "as it is the only 16-bit format in the file", "fp16")
     elif autos:
         for key in autos:
             found.auto(

@@ -278,7 +278,7 @@ def best_before(root: Path, step: int, saved: BestStep | None) -> BestStep | Non
     """Return the best checkpoint under `root` of a run that goes on after `step`; `best.json` names it from then on.
 
     `saved` is the best one by the checkpoint of `step`. A checkpoint of a later step was found damaged, or is to be
-    written anew; one that is gone is not counted.
+    written again; one that is gone is not counted.
     """
     there = {step_of(path) for path in step_folders(root)}
     known = [best for best in (read_best(root), saved) if best and best.step <= step and best.step in there]

@@ -34,8 +34,8 @@ class Chart(CanvasWidget):
     HELP = """
 # Chart
 
-Dots are the values, the line their average. `↑` (`^`) at the top marks values that the axis has no room for,
-`✗` (`x`) at the foot values that are not finite.
+Dots are the values, the line their average. `↑` (`^`) at the top marks values above the axis,
+`✗` (`x`) at the bottom values that are not finite.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("plus,equals_sign", "zoom(-1)", "Zoom in", key_display="+", id="chart.zoom_in"),
@@ -47,7 +47,7 @@ Dots are the values, the line their average. `↑` (`^`) at the top marks values
         Binding("0", "reset", "Show all", id="chart.reset"),
         Binding("c", "cursor", "Cursor", id="chart.cursor"),
         Binding("comma", "step_cursor(-1)", "Cursor back", show=False, id="chart.cursor_back"),
-        Binding("full_stop", "step_cursor(1)", "Cursor ahead", show=False, id="chart.cursor_ahead"),
+        Binding("full_stop", "step_cursor(1)", "Cursor forward", show=False, id="chart.cursor_ahead"),
         Binding("x", "next_axis", "By step, tokens, time", show=False, id="chart.next_axis"),
         Binding("g", "log_y", "Log values", show=False, id="chart.log_y"),
         Binding("G", "log_x", "Log axis", show=False, id="chart.log_x"),

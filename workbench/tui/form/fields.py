@@ -23,7 +23,7 @@ _BY_TYPE: dict[str, Kind] = {
     "true or false": "switch",
     "a whole number": "whole",
     "a number": "number",
-    "a text": "text",
+    "a string": "text",
     "a table": "table",
 }
 

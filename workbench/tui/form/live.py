@@ -70,7 +70,7 @@ class LivePlan:
         Raises:
             ConfigurationError: nothing is left to try.
         """
-        self.status = "looking for what fits"
+        self.status = "searching for what fits"
         self._show()
         try:
             found = await asyncio.to_thread(self.planner.fit, config, keep)
@@ -96,14 +96,14 @@ class LivePlan:
         self.plan = result.plan or self.plan
         if result.needs_profile and self._profiled is None and not self._measuring:
             self._profiled = result.config
-            self.status = "the model profile is taken in a moment"
+            self.status = "the model is profiled in a moment"
             self._run(self._take_profile(result.config), "profile")
         self._show()
 
     async def _take_profile(self, config: RunConfig) -> None:
         await asyncio.sleep(self.profile_after_s)
         try:
-            await self._in_thread(self.planner.take_profile, config, "taking the model profile")
+            await self._in_thread(self.planner.take_profile, config, "profiling the model")
         finally:
             if self._profiled is config:
                 self._profiled = None

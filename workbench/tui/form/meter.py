@@ -258,7 +258,7 @@ class FitMeter(Widget):
         step = Content.styled(f"{seconds(time.step_s)} a step", "bold")
         yield _ends(step, Content.styled(f"{time.tokens_per_s:,.0f} tokens/s", "bold"), width)
         if plan.busy:
-            yield from self._dim("measured on a busy machine: `workbench probe` mends it", width)
+            yield from self._dim("measured while busy; run `workbench probe` when idle", width)
         yield from self._dim(time.bottleneck, width)
         if plan.run is not None:
             basis = "times measured here" if time.measured else "from the machine's speeds"

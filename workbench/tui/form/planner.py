@@ -74,7 +74,7 @@ class ThisMachine:
             return self._profiler.ask(question, report, cancelled)
 
         model_profile = obtain_model_profile(model, report, ask=ask)
-        assert model_profile is not None, "it is taken where there is none"
+        assert model_profile is not None, "it is made if there is none"
         return model_profile
 
     def machine(self, device: str, disk_path: str) -> Machine:
@@ -86,7 +86,7 @@ class ThisMachine:
         folder = expanded(disk_path, "offload.disk_path") if disk_path else None
         if folder is not None and not folder.is_dir():
             raise ConfigurationError(
-                f'offload.disk_path = "{disk_path}": there is no such folder; make it, on a fast local disk'
+                f'offload.disk_path = "{disk_path}": there is no such folder; create it, on a fast local disk'
             )
         machine = this_machine(device, folder, self.runs_root)
         # The process that takes model profiles ends before a run starts: its memory is the run's.
@@ -174,7 +174,7 @@ class ConfigPlanner:
         except WorkbenchError as error:
             profile = error
         except OSError as error:
-            profile = WorkbenchError(f"the model profile could not be taken: {error}")
+            profile = WorkbenchError(f"the model could not be profiled: {error}")
         with self._lock:
             self._profiles[model_key(config)] = profile
 

@@ -90,7 +90,7 @@ def _at_field(problem: Problem, values: dict[str, Any]) -> FieldProblem:
     key = str(path[1]) if table and len(path) > 1 else "" if table else first
     is_field = key in known and key not in TABLES
     value = value_at(values, path)
-    wrong = "is empty" if value == "" and "is a text" in problem.wrong else problem.wrong
+    wrong = "is empty" if value == "" and "is a string" in problem.wrong else problem.wrong
     words = f"{wrong}; {problem.right}"
     if not is_field or len(path) > 2:
         words = f"{_name_of(path[2:] if is_field else path, value)}: {words}"

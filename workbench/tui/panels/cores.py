@@ -37,11 +37,10 @@ class CoresPanel(SamplePanel):
   fit, else each is one cell: the fuller the cell, the busier the core. A row begins with the number of its first core.
 - Cores are grouped by memory node (NUMA); those that this process **may not use** (affinity, cgroup) have groups of
   their own.
-- What threads of the host optimizer used of the core on which they last ran is a part of its bar of its own, behind
-  the rest. The core is marked too: beside its bar or below its cell; where there is no room for that, the cell itself
-  is `a` (under half busy) or `A`.
-- Above them, where there is room, all cores together over time: the trainer's part at the foot, and the rest above it.
-- **of N cores**: cores' worth of time in use. **limit**: what the cgroup grants. **load**: runnable tasks over 1, 5
+- The time of the host optimizer's threads is the last part of a core's bar. The core is marked too: beside its bar or
+  below its cell; if there is no room, the cell itself is `a` (under half busy) or `A`.
+- If there is room, the history of all cores is drawn above: the trainer's share at the bottom, the rest on top.
+- **of N cores**: sum of the cores' busy shares. **limit**: what the cgroup grants. **load**: runnable tasks over 1, 5
   and 15 minutes.
 """
 
@@ -312,7 +311,7 @@ ones work for the host optimizer: `host-adam/N`, and the thread that calls it.
     def lines(self, width: int, height: int) -> list[Line]:
         trainer = self.sample.trainer if self.sample else None
         if trainer is None:
-            return self.note("No training process is watched.", width)
+            return self.note("No training process is monitored.", width)
         if not trainer.alive:
             return self.note(f"The training process {trainer.pid} has ended.", width)
         if not trainer.threads:

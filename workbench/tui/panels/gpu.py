@@ -46,14 +46,14 @@ class GpuPanel(PerGpuPanel):
     HELP: ClassVar[str | None] = """\
 ### GPU
 
-- **busy**: share of the interval in which a kernel ran; it does not tell how well the kernel used the GPU.
+- **busy**: share of the interval in which a kernel ran; not how well the kernel used the GPU.
 - **memory**: of the GPU's own memory. *Ours* is what the training process holds, *others* all the rest in use.
 - **power**, **temp**, **clock**: now, of the limit that the driver enforces. At the temperature's limit the GPU slows
-  itself down. *Held down* names why its clocks are lower than they could be.
+  itself down. *Throttled* gives the driver's reasons for lower clocks.
 - **busy over time**: the newest sample at the right.
 - `N/A`: the driver does not give this value for this GPU. Sizes are binary: 1 GiB is 1,073,741,824 bytes.
 
-With less room each GPU gets fewer lines, the least of it one; then the arrow keys scroll.
+With less room each GPU gets fewer lines, at least one; then the arrow keys scroll.
 """
 
     def remember(self, sample: MonitorSample) -> None:
@@ -122,7 +122,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
             (3, self.write(number(gpu.temperature_c, 0, "C"), self._heat_pen(gpu))),
         ]
         if gpu.throttled_by:
-            parts.append((2, self.write(f"{self.glyphs.warning} {self._held_down(gpu)}", "warning")))
+            parts.append((2, self.write(f"{self.glyphs.warning} {self._throttled_by(gpu)}", "warning")))
         return keep(width, parts, " ")
 
     def _labelled(self, label: str, value: str, width: int) -> tuple[Line, int]:
@@ -176,11 +176,11 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         return keep(width, parts)
 
     def _clocks(self, gpu: GpuSample, width: int) -> Line:
-        state = self.write("held down: N/A", "dim")
+        state = self.write("throttled: N/A", "dim")
         if gpu.throttled_by is not None:
-            state = self.write("not held down", "dim")
+            state = self.write("not throttled", "dim")
         if gpu.throttled_by:
-            state = self.write(f"{self.glyphs.warning} held down: {self._held_down(gpu)}", "warning")
+            state = self.write(f"{self.glyphs.warning} throttled: {self._throttled_by(gpu)}", "warning")
         parts = [
             (1, self.named("clock", pair(gpu.clock_mhz, gpu.clock_limit_mhz, "MHz"))),
             (2, self.named("memory", pair(gpu.memory_clock_mhz, gpu.memory_clock_limit_mhz, "MHz"))),
@@ -212,7 +212,7 @@ With less room each GPU gets fewer lines, the least of it one; then the arrow ke
         sizes = [process.memory_bytes for process in gpu.processes if process.pid == pid]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
-    def _held_down(self, gpu: GpuSample) -> str:
+    def _throttled_by(self, gpu: GpuSample) -> str:
         return clean(", ".join(gpu.throttled_by or ()), self.glyphs)
 
     def _memory_pen(self, gpu: GpuSample) -> str:
@@ -231,9 +231,9 @@ class PciePanel(PerGpuPanel):
 
 - **to GPU**: received from the host (weights go up); **to host**: sent by the GPU (gradients come down). Bytes a
   second; 1 GiB is 1,073,741,824 bytes.
-- The bar is against what the link carries each way at its *present* generation and width; a GPU at rest often lowers
-  its link. The framing of packets takes a part of it, so that 100 % is never reached.
-- **history**: both ways over time, up to the largest value that was seen; the newest sample at the right.
+- A full bar is the rate of the link in one direction at its *present* generation and width; an idle GPU often lowers
+  its link. Packet headers take a part of it, so 100 % is never reached.
+- **history**: both ways over time, up to the largest value so far; the newest sample at the right.
 """
 
     def remember(self, sample: MonitorSample) -> None:

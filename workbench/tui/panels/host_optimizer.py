@@ -89,12 +89,12 @@ class HostOptimizerPanel(SamplePanel):
 
 - **update**: seconds of the last step in which the host optimizer worked, on whatever thread, and their share of the
   step. **exposed**: those of them in which the model waited; the rest was hidden behind compute.
-- **cores**: cores' worth of time that it used, of the threads `host-adam/N`, `lane-update` and, where that does not
-  work, the trainer's first one, which then calls it. **threads**: those of its pool, the calling one counted.
-- **GB/s**: bytes of host memory that it read and wrote a second within updates (1 GB is 10^9 bytes), of what this
-  machine's memory was measured to give (`workbench probe`). Near the limit, more threads gain nothing and only a
-  smaller state format does; above it, a small state lives in the processor's caches.
-- Below them update and exposed seconds of each of the newest steps on one scale, the last at the right.
+- **cores**: processor time a second of the threads `host-adam/N`, `lane-update` and, if that is idle, the trainer's
+  first one, which then calls the optimizer. **threads**: those of its pool, with the calling one.
+- **GB/s**: bytes of host memory that it read and wrote a second within updates (1 GB is 10^9 bytes), of the measured
+  memory bandwidth (`workbench probe`). Near the limit, more threads gain nothing and only a smaller state format
+  does; above it, a small state lives in the processor's caches.
+- Below: update and exposed seconds of the newest steps on one scale, the last at the right.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -123,7 +123,7 @@ class HostOptimizerPanel(SamplePanel):
     def lines(self, width: int, height: int) -> list[Line]:
         load = self.load
         if load is None:
-            return self.note("No run trains here.", width)
+            return self.note("No run is training.", width)
         if load.on_device:
             return self.note("The optimizer's state is on the device; the host updates nothing.", width)
         if not load.step_s:

@@ -79,8 +79,8 @@ brings gradients to the host, **update** is the host optimizer, **upload** bring
 **write** are the disk's.
 
 - **busy**: seconds in which the lane worked.
-- **exposed**: of these, the seconds in which compute did *not* work: what the lane cost. **hidden**: the others,
-  which cost nothing. Compute itself is never exposed. The title has the seconds in which any lane was exposed.
+- **exposed**: the part of it in which compute was idle: the lane's cost. **hidden**: the rest, which costs
+  nothing. Compute itself is never exposed. The title shows the seconds in which any lane was exposed.
 - A cell shows the kind of work that fills most of it; one that is less than half full is thin.
 
 `+` and `-` zoom, left and right pan, `0` shows all. `c` puts a cursor into the timeline: then left and right move it,
@@ -261,7 +261,7 @@ wheel zooms, and the pointer reads.
                     *self.write(f" {clean(kind, self.glyphs)}", "dim"),
                 ]
             )
-        entries.append(self.write(f"{_THIN[self.glyphs.ascii]} less than half", "dim"))
+        entries.append(self.write(f"{_THIN[self.glyphs.ascii]} shorter than half a cell", "dim"))
         return _wrapped(entries, width, self.glyphs)
 
     def _seconds_line(self, lanes: StepLanes, name: str, width: int) -> Line:

@@ -139,12 +139,12 @@ class LogView(Log):
 
 The end of what the run has printed (`train.log`, its last 10,000 lines), the newest line at the bottom.
 
-- `f` follows the end of the log or stays; moving up stays, `end` follows again. Arrow keys move, sideways too.
-- `/` searches: type a text and press enter. The search goes up, as one reads a log from its end; `n` goes on upwards,
-  `N` downwards. Capitals and small letters are the same. `esc` ends the search.
+- `f` follows the end of the log or stops; moving up stops, `end` follows again. Arrow keys scroll.
+- `/` searches: type a text and press enter. The search goes up from the end; `n` finds the next above,
+  `N` downwards. Case is ignored. `esc` ends the search.
 - `e` shows all lines, warnings and errors, or errors alone. A line counts as an error by its words (error,
   traceback, cannot, out of memory and the like); `!` and a cross in front of a line mark both.
-- `y` copies the line that was found or clicked, else the lowest. `o` opens the whole file in `$PAGER`.
+- `y` copies the line that was found or clicked, else the last one shown. `o` opens the whole file in `$PAGER`.
 """
     ALLOW_MAXIMIZE = True
     COMPONENT_CLASSES: ClassVar[set[str]] = {"log--warning", "log--error", "log--pointer", "log--note"}
@@ -370,7 +370,7 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
             with self.app.suspend():
                 subprocess.run([*shlex.split(pager), str(self._tail.path)], check=False)
         except SuspendNotSupported:
-            self._say("this terminal cannot be lent to a pager")
+            self._say("a pager cannot run in this terminal")
         except (OSError, ValueError) as error:
             self._say(f"{pager}: {error}")
         self.app.refresh()

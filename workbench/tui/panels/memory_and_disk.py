@@ -19,9 +19,9 @@ class MemoryPanel(SamplePanel):
 ### Host memory
 
 - **trainer**: resident memory of the training process; **others**: all other memory in use; **cache**: files that the
-  system keeps and gives up when memory is asked for; **free**: the rest.
+  system keeps and drops when memory is needed; **free**: the rest.
 - The total is the machine's, or the limit of the cgroup (container, job) where that is less.
-- **swap** in use is a warning, growing swap a serious one: every step touches all of the optimizer's state.
+- **swap** in use is a warning, growing swap an error: every step touches all of the optimizer's state.
 - **history**: the trainer's resident memory, up to its largest value; the newest sample at the right.
 """
 
@@ -118,12 +118,12 @@ class DiskPanel(SamplePanel):
 ### Disks
 
 - The file systems that the run's folder and its disk tier lie on, each with the device under it.
-- **read**, **write**: bytes a second of the whole device, by whomever; **trainer**: those of the training process
+- **read**, **write**: bytes a second of the whole device, by all processes; **trainer**: those of the training process
   alone. Reads that the system's cache answers are in neither.
-- **busy**: share of the interval in which the device had a request to serve. A fast disk takes many at once, so that
+- **busy**: share of the interval in which the device had a request to serve. A fast disk serves many at once, so
   100 % need not be its limit.
 - **free**: room for checkpoints and the disk tier; under 10 % is a warning.
-- **history**: reads and writes together, up to the largest value that was seen; the newest sample at the right.
+- **history**: reads and writes together, up to the largest value so far; the newest sample at the right.
 """
 
     def heading(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class DiskPanel(SamplePanel):
 
     def sample_lines(self, sample: MonitorSample, width: int, height: int) -> list[Line]:
         if not sample.disks:
-            return self.note("No folder is watched.", width)
+            return self.note("No folder is monitored.", width)
         rows = max(1, (height - 1) // len(sample.disks))
         out = [line for disk in sample.disks for line in self._block(disk, width, rows)]
         trainer = sample.trainer

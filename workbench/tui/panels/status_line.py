@@ -42,10 +42,9 @@ class StatusLine(CanvasWidget):
     HELP: ClassVar[str | None] = """\
 ### Status line
 
-The run, its phase with how far that is, steps done of all, the time that the rest will take, tokens a second and
-loss of the last step, the host optimizer's share of it and that for which the model waited, and whether the trainer
-lives: running, paused, finished, stopped, failed, died (its process is gone without a word), stale (no sign of life
-for two minutes).
+The run, its phase and progress, steps done and in total, the remaining time, tokens a second and loss of the last
+step, the host optimizer's share of it, the exposed part of that, and the state of the trainer: running, paused,
+finished, stopped, failed, died (its process ended without a message), stale (no status update for two minutes).
 """
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         f"status--{name}" for name in ("good", "warning", "bad", "dim", "strong")

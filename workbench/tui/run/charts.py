@@ -121,9 +121,9 @@ class LinkedChart(Chart, inherit_bindings=False):
     HELP = """\
 ### Charts
 
-Dots are the values, the line their average, signs in the loss the validation losses. *Step* stacks the seconds of a
-step: compute, what was exposed of updates and of other lanes, and the rest. `^` at the top marks values that
-the axis has no room for, a cross at the foot values that are not finite.
+Dots are the values, the line their average; marks in the loss chart are validation losses. *Step* stacks the seconds
+of a step: compute, what was exposed of updates and of other lanes, and the rest. `^` at the top marks values above
+the axis, a cross at the bottom values that are not finite.
 
 `x` goes by step, by tokens, by time; `+` and `-` zoom, left and right pan, `end` goes to the newest, `0` shows all.
 `c` puts a cursor, `,` and `.` move it. `G` is a logarithmic horizontal axis, `S` leaves out the first steps: all
@@ -202,7 +202,7 @@ class ChartGroup(Container, CachedLines):
             for (name, series), colour in zip(curves.parts.items(), _PART_COLOURS, strict=True)
         ]
         for chart, drawn in drawn_by.items():
-            chart.remark = f"{len(curves):,} of {curves.of:,} steps, the others are read" if curves.of else ""
+            chart.remark = f"{len(curves):,} of {curves.of:,} steps, reading the others" if curves.of else ""
             chart.set_curves(drawn)
         self.lay_out()
 

@@ -33,7 +33,7 @@ _WORDS: dict[str, tuple[Band, tuple[str, ...]]] = {
     "loss_scale": ("", (_STEP, "loss scale {scale:g}")),
     "disk": ("", ("the disk tier is written {written_per_day:,.2f} TB a day at this rate",)),
     "control": ("", ("{verb}", "{message}")),
-    "resume": ("good", ("goes on from step {from_step:,.0f}",)),
+    "resume": ("good", ("continues from step {from_step:,.0f}",)),
     "finished": ("bad", ("{phase}", "{message}", "exit code {exit_code:.0f}")),
 }
 """The band of each kind of event, and its words. Words of a field that it lacks are left out."""
@@ -110,10 +110,10 @@ class EventsPanel(Panel):
 ### Events
 
 What has happened, the newest first: checkpoints, evaluations, samples, warnings of the trainer, answers to the keys of
-this screen, resumptions and ends. What this screen itself has noticed is marked *alert*: a loss or a gradient norm that
-is not finite or leaps, a GPU that slows itself down, growing swap, a disk that is nearly full.
+this screen, resumptions and ends. Events that this screen itself detects are marked *alert*: a loss or a gradient
+norm that is not finite or jumps, a throttled GPU, growing swap, a disk that is nearly full.
 
-Above all stands what is wrong with the run's folder. The last 1,000 are shown; all are in `events.jsonl`.
+Problems of the run's folder come first. The last 1,000 events are shown; all are in `events.jsonl`.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -213,7 +213,7 @@ class Alerts:
                 self._on.discard(name)
                 if far := self._leaps[name].take(value):
                     text = (
-                        f"step {step:,.0f}: the {name} leaps to {value:.4g}, {far:.0f} standard deviations "
+                        f"step {step:,.0f}: the {name} jumps to {value:.4g}, {far:.0f} standard deviations "
                         f"above its average {self._leaps[name].mean:.4g}"
                     )
                     out.append(RunEvent(now, "alert", text, "warning"))
@@ -253,4 +253,4 @@ class Alerts:
         count = self._throttled.get(gpu.index, 0) + 1 if reasons else 0
         self._throttled[gpu.index] = count
         slowed = count >= THROTTLED_SAMPLES
-        return f"GPU {gpu.index} slows itself down: {', '.join(reasons)}" if slowed else ""
+        return f"GPU {gpu.index} is throttled: {', '.join(reasons)}" if slowed else ""

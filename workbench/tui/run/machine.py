@@ -164,12 +164,12 @@ class MachinePanels(VerticalScroll, CachedLines, can_focus=False):
 
 
 class RecordedPanel(Panel):
-    TITLE = "Machine then"
+    TITLE = "Machine during the run"
     HELP: ClassVar[str | None] = """\
 ### The machine during the run
 
 From `system.bin`, which the trainer writes every ten seconds: the last value, the highest, and all of them over the
-run's time. `N/A`: it was never known.
+run's time. `N/A`: never known.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -191,7 +191,7 @@ run's time. `N/A`: it was never known.
 
     def heading(self) -> tuple[str, ...]:
         last = self._recorded.last() if self._recorded else {}
-        return (f"until {clock(last['time'])}",) if "time" in last else ()
+        return (f"ended {clock(last['time'])}",) if "time" in last else ()
 
     def lines(self, width: int, height: int) -> list[Line]:
         recorded = self._recorded

@@ -195,7 +195,7 @@ class RunLook:
     """There is more to be read at once."""
 
     @property
-    def living(self) -> bool:
+    def active(self) -> bool:
         """It has, or may have, a trainer."""
         return self.state in ACTIVE
 
@@ -222,7 +222,7 @@ class RunReader:
         self._lanes = Lanes()
         self._limit: float | None = None
         self._recent: list[tuple[float, ...]] = []
-        self._was_living: bool | None = None
+        self._was_active: bool | None = None
         self._preset = ""
 
     @property
@@ -242,7 +242,7 @@ class RunReader:
         first = self.looks == 1
         status = read_status(self.run)
         state = liveness(status, moment)
-        living = state in ACTIVE
+        active = state in ACTIVE
         # Events before metrics: a resumption that comes in between is obeyed by the next look.
         found = read_events(self.run, self._offset)
         self._offset = found.offset
@@ -250,18 +250,18 @@ class RunReader:
         was_cut = self._metrics.rewind(found.events)
         rows, curves = (None, None) if first else self._read_metrics(was_cut)
         plan_changed = self._read_plan_and_config()
-        lanes = self._read_lanes(living)
-        optimizer = None if first else self._optimizer_load(status, living=living)
+        lanes = self._read_lanes(active)
+        optimizer = None if first else self._optimizer_load(status, active=active)
         ended = recorded = None
-        if living:
+        if active:
             self._folder_problem = ""
-        elif self._was_living is not False or self._changed(self.run.status):
+        elif self._was_active is not False or self._changed(self.run.status):
             summary = summarize(self.run, moment)
             self._folder_problem, self._preset = summary.problem, summary.preset
             ended, recorded = exit_reason(self.run, LAST_LINES), read_system(self.run)
-        if first and living:
+        if first and active:
             self._preset = summarize(self.run, moment).preset
-        self._was_living = living
+        self._was_active = active
         return RunLook(
             status,
             state,
@@ -276,7 +276,7 @@ class RunReader:
             self._samples(),
             ended,
             recorded,
-            self._problems(status, living=living),
+            self._problems(status, active=active),
             more=first,
         )
 
@@ -308,9 +308,9 @@ class RunReader:
             self._config, self._config_problem = read_config(self.run)
         return plan or config
 
-    def _read_lanes(self, living: bool) -> Lanes | None:
+    def _read_lanes(self, active: bool) -> Lanes | None:
         many = len(self._lanes.spans) >= _MANY_SPANS
-        if living and many and self.looks % _SPANS_EVERY:
+        if active and many and self.looks % _SPANS_EVERY:
             return None
         if not self._changed(self.run.lanes):
             return None
@@ -318,10 +318,10 @@ class RunReader:
         # Before the first step there is no such file, and nothing is wrong with that.
         return self._lanes if self._is_there(self.run.lanes) else None
 
-    def _optimizer_load(self, status: Status, *, living: bool) -> OptimizerLoad:
+    def _optimizer_load(self, status: Status, *, active: bool) -> OptimizerLoad:
         if self.looks == 2 and status.host in ("", socket.gethostname()):
             self._limit = memory_limit_gb_per_s(self._config)
-        began = status.pid_started if living else 0.0
+        began = status.pid_started if active else 0.0
         recent = [record for record in self._recent if record[0] >= began]
         is_present = bool(recent) and self._lanes.step >= recent[0][5]
         format_ = _table(self._config, "offload").get("state_format", "exact")
@@ -334,7 +334,7 @@ class RunReader:
             format_ if isinstance(format_, str) else "",
             update_gb_per_s(self._lanes, self._plan, self._config) if is_present else None,
             self._limit,
-            ended=not living,
+            ended=not active,
             on_device=_table(self._plan, "placement").get("state") == "device" and _has_device(self._plan),
         )
 
@@ -353,12 +353,12 @@ class RunReader:
         except OSError:
             return ()
 
-    def _problems(self, status: Status, *, living: bool) -> tuple[str, ...]:
+    def _problems(self, status: Status, *, active: bool) -> tuple[str, ...]:
         problems = [self._folder_problem or status.problem]
         if self._metrics_problem and self.run.metrics.exists():
             problems.append(self._metrics_problem)
         # A run that is being set up has no plan yet.
-        if self.records or not living:
+        if self.records or not active:
             problems.append(self._plan_problem)
         problems.append(self._config_problem)
         if self._is_there(self.run.lanes):

@@ -24,7 +24,7 @@ _BANDS = {"finished": "good", "stopped": "warning", "failed": "bad", "died": "ba
 _TELLING = ("failed", "died")
 """The states whose last words are shown."""
 _FAR_OFF = 0.25
-"""What was measured is marked where it is off by this share of the plan."""
+"""A measurement that is off by this share of the plan is marked."""
 _GAP = "  "
 
 
@@ -33,12 +33,12 @@ class SamplesView(Panel):
     HELP: ClassVar[str | None] = """\
 ### Samples
 
-A text that the model has generated, as `[sample]` of the configuration asks for. Left and right, or `[` and `]`, go to
-the one before and after; the newest is followed as long as it is the one that is seen. Up and down scroll.
+Texts that the model has generated, as `[sample]` of the configuration sets. Left and right, or `[` and `]`, show the
+previous and the next one; while the newest is shown, each new one replaces it. Up and down scroll.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,left_square_bracket", "go(-1)", "Sample before", id="samples.before", show=False),
-        Binding("right,right_square_bracket", "go(1)", "Sample after", id="samples.after", show=False),
+        Binding("left,left_square_bracket", "go(-1)", "Previous sample", id="samples.before", show=False),
+        Binding("right,right_square_bracket", "go(1)", "Next sample", id="samples.after", show=False),
     ]
 
     class Read(Message):
@@ -164,9 +164,8 @@ class SummaryPanel(Panel):
     HELP: ClassVar[str | None] = """\
 ### Summary
 
-How the run ended, what came of it, and what was planned beside what was measured; the factor is the measured divided by
-the planned. The checkpoint is a folder that `from_pretrained` loads. Of a run that failed or died the last lines of its
-log.
+How the run ended, its results, and the plan beside the measurements; the factor is measured divided by planned. The
+checkpoint is a folder that `from_pretrained` loads. If the run failed or died, the last lines of its log are shown.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -193,7 +192,7 @@ log.
         if words.message and outcome.state != "finished":  # that it has done its steps is said below
             out += self.note(clean(words.message, self.glyphs), width, "bad" if band == "bad" else "")
         if outcome.state in _TELLING and words.lines:
-            out.append(self.write("its last words:", "dim"))
+            out.append(self.write("last lines of its log:", "dim"))
             out += [self.write(clean(line, self.glyphs)) for line in words.lines]
         steps = f"{status.step:,} of {status.total_steps:,}" if status.total_steps else f"{status.step:,}"
         out.append(self.named_at_ends("steps", steps, width))

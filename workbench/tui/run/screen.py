@@ -1,4 +1,4 @@
-"""One run, living or ended: its curves, the machine under it, its lanes, log, samples and events; and keys to steer it.
+"""One run, active or ended: its curves, the machine under it, its lanes, log, samples and events; and keys to steer it.
 
 A reader thread posts one message a look; widgets only draw what they are given. Invariant: while the picture is frozen
 or nobody sees the screen nothing is read and nothing drawn, and the run never notices.
@@ -40,7 +40,7 @@ from workbench.tui.run.steering import GOES_ON, SteeringScreen, end_at_once
 
 _LOG_EVERY = 2
 """Ticks from one look at the log to the next."""
-_ASKED = {"pause": "pausing", "resume": "going on", "save": "saving", "stop": "stopping"}
+_ASKED = {"pause": "pausing", "resume": "continuing", "save": "saving", "stop": "stopping"}
 
 
 @dataclass
@@ -66,12 +66,12 @@ class RunScreen(SteeringScreen, CachedLines):
 ### Run
 
 `1` charts, `2` machine, `3` lanes, `4` log, `5` samples, `6` events and, at the end, the summary: on a large terminal
-they stand beside each other and the digits move the focus, on a small one they switch.
+all are shown and the digits move the focus, on a small one the digits switch.
 
-`p` pauses and goes on, `k` saves a checkpoint now, `s` stops (it saves first; pressed again it offers to end at once),
-`R` resumes a run that was stopped or failed, and gives more steps to one that has done all of its own.
+`p` pauses and continues, `k` saves a checkpoint now, `s` stops (it saves first; press it again to end at once),
+`R` resumes a run that was stopped or failed, and adds steps to a finished one.
 `z` freezes the picture, not the training. `y` copies the run's folder.
-`q` and escape leave; a run that goes on is never ended without a question.
+`q` and escape leave; an active run is never ended without asking.
 """
     DEFAULT_CSS = """
     RunScreen {
@@ -82,7 +82,7 @@ they stand beside each other and the digits move the focus, on a small one they 
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "pause", "Pause/go on", id="run.pause"),
+        Binding("p", "pause", "Pause/continue", id="run.pause"),
         Binding("k", "save", "Save now", id="run.save"),
         Binding("s", "stop", "Stop", id="run.stop"),
         Binding("R", "resume", "Resume", id="run.resume"),
@@ -92,7 +92,7 @@ they stand beside each other and the digits move the focus, on a small one they 
             for digit, group in enumerate(GROUPS, start=1)
         ),
         Binding("v", "next_chart", "Next chart", id="run.next_chart"),
-        Binding("m", "one_alone", "One alone", id="run.one_alone"),
+        Binding("m", "one_alone", "One chart", id="run.one_alone"),
         Binding("z", "freeze", "Freeze", id="run.freeze"),
         Binding("y", "copy_path", "Copy path", id="run.copy_path"),
     ]
@@ -278,7 +278,7 @@ they stand beside each other and the digits move the focus, on a small one they 
             self.charts.add(look.rows)
         else:
             records = ()
-            self.charts.draw_waiting(now=not look.living)
+            self.charts.draw_waiting(now=not look.active)
         alerts = self._alerts.of_records(*records, now=self.context.clock()) if records else []
         if self._knows_the_past:
             self._alert(alerts)
@@ -301,7 +301,7 @@ they stand beside each other and the digits move the focus, on a small one they 
             elif event.kind == "resume" and isinstance(again, (int, float)):
                 # Those of steps that are done again are set aside.
                 self._checkpoints = [saved for saved in self._checkpoints if saved[0] < again]
-        if not look.living:
+        if not look.active:
             self.stopping, self.asked = False, ""
         elif look.state == "paused" and self.asked == _ASKED["pause"]:
             self.asked = ""
@@ -311,7 +311,7 @@ they stand beside each other and the digits move the focus, on a small one they 
     def _watch(self, look: RunLook) -> None:
         """Have the monitor sample the trainer, while it lives on this machine, and the run's disks."""
         folders = (self.run.path, *([look.disk_path] if look.disk_path else []))
-        watched = (look.status.pid or None if look.living and look.here else None, folders)
+        watched = (look.status.pid or None if look.active and look.here else None, folders)
         if watched != self._watched:
             self._watched = watched
             self.context.monitor.watch(pid=watched[0], folders=folders)
@@ -319,7 +319,7 @@ they stand beside each other and the digits move the focus, on a small one they 
     def _show_sample(self) -> None:
         sample = self.context.monitor.latest
         self.machine.show(sample)
-        if sample is not None and sample.time != self._alerted_at and self.latest and self.latest.living:
+        if sample is not None and sample.time != self._alerted_at and self.latest and self.latest.active:
             self._alerted_at = sample.time
             self._alert(self._alerts.of_sample(sample))
 
@@ -333,10 +333,10 @@ they stand beside each other and the digits move the focus, on a small one they 
 
     def _show_end(self, look: RunLook, before: RunLook | None) -> None:
         self._compared = self._compared if look.compared is None else look.compared
-        self._exit_reason = None if look.living else look.ended or self._exit_reason
+        self._exit_reason = None if look.active else look.ended or self._exit_reason
         if look.recorded is not None:
             self.recorded.show(look.recorded)
-        self._show_machine(now=look.living)
+        self._show_machine(now=look.active)
         self.summary.display = self._exit_reason is not None
         if self._exit_reason is not None:
             tokens = self.charts.curves.positions.along("tokens")
@@ -351,11 +351,11 @@ they stand beside each other and the digits move the focus, on a small one they 
                     self._compared,
                 )
             )
-        if look.living and before is not None and not before.living and self.groups.chosen == "events":
+        if look.active and before is not None and not before.active and self.groups.chosen == "events":
             self.action_group("charts")  # it goes on: its summary is gone, its curves grow again
-        elif not look.living and before is None:
+        elif not look.active and before is None:
             self.groups.show_aside("events")
-        elif not look.living and before is not None and before.living:
+        elif not look.active and before is not None and before.active:
             self._report_end(look)
 
     def _show_machine(self, *, now: bool) -> None:
@@ -382,16 +382,16 @@ they stand beside each other and the digits move the focus, on a small one they 
     # Steering.
 
     def steered(self) -> tuple[RunDirectory, str, bool] | None:
-        return None if self.latest is None else (self.run, self.latest.state, self.latest.living)
+        return None if self.latest is None else (self.run, self.latest.state, self.latest.active)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer only what can be done to the run as it is now; before the first look, what a living one takes."""
+        """Offer only what can be done to the run as it is now; before the first look, what an active one takes."""
         if not super().check_action(action, parameters):
             return False
-        living = self.latest is None or self.latest.living
+        active = self.latest is None or self.latest.active
         if action == "resume":
             return self.latest is not None and (self.latest.state == "paused" or self.latest.state in GOES_ON)
-        return living if action in _ASKED else True
+        return active if action in _ASKED else True
 
     def action_pause(self) -> None:
         if self.asked == _ASKED["pause"]:
@@ -436,7 +436,7 @@ they stand beside each other and the digits move the focus, on a small one they 
 
     def _show_notices(self) -> None:
         notices = [
-            f"frozen at {self._frozen_at}, z goes on" if self.frozen else "",
+            f"frozen at {self._frozen_at}, z continues" if self.frozen else "",
             "read-only" if self.context.read_only else "",
             "stopping" if self.stopping else self.asked,
         ]
@@ -485,4 +485,4 @@ they stand beside each other and the digits move the focus, on a small one they 
 def _is_stop(event: Event, look: RunLook) -> bool:
     """Tell whether this trainer, not one before it, has taken a stop."""
     stop = event.kind == "control" and event.fields.get("verb") == "stop"
-    return stop and look.living and event.time >= look.status.pid_started
+    return stop and look.active and event.time >= look.status.pid_started

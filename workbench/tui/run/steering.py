@@ -45,12 +45,11 @@ def steps_done(run: RunDirectory) -> int | None:
 
 def ask_changes(run: RunDirectory, done: int | None, glyphs: Glyphs) -> AskText:
     """Return the dialog for a run of which `steps_done` is `done`; its answer is for `overrides_in`."""
-    about = "It goes on from its last checkpoint. Changes, if any, as table.key=value, blanks between them:"
+    about = "It continues from its last checkpoint. Changes, if any, as table.key=value, separated by spaces:"
     if done is not None:
         about = (
-            f"All its {done:,} steps are done. It goes on from its last checkpoint with more of them, and the "
-            f"learning rate follows the longer schedule: how many in all, as {STEPS}{2 * done}? Other changes behind "
-            "it, as table.key=value."
+            f"All its {done:,} steps are done. Give a larger total, as {STEPS}{2 * done}: it continues from its last "
+            "checkpoint, and the learning rate follows the longer schedule. Other changes may follow."
         )
     return AskText(
         f"Resume {run.name}",
@@ -58,7 +57,7 @@ def ask_changes(run: RunDirectory, done: int | None, glyphs: Glyphs) -> AskText:
         partial(wrong_changes, run, done),
         yes="Resume",
         about=about,
-        example="none; or such as train.steps=2000 optimizer.learning_rate=1e-4",
+        example="for example train.steps=2000 optimizer.learning_rate=1e-4",
         glyphs=glyphs,
     )
 
@@ -72,7 +71,7 @@ def wrong_changes(run: RunDirectory, done: int | None, text: str) -> str:
     """Return what is wrong with the changes in `text`, or with the configuration that they make; empty: nothing."""
     from workbench.config import parse_config
 
-    more = "" if done is None else f"all {done:,} steps are done: name more of them, as {STEPS}{2 * done}"
+    more = "" if done is None else f"all {done:,} steps are done: give a larger number, as {STEPS}{2 * done}"
     if more and text.strip() in ("", STEPS):
         return more
     try:
@@ -133,7 +132,7 @@ class SteeringScreen(LiveScreen):
 
     async def _confirm_stop(self, run: RunDirectory) -> None:
         text = f"Stop {run.name}? It finishes its step, saves a checkpoint and ends; R resumes it from there."
-        dialog = Confirm("Stop", text, "Stop and save", "Go on", glyphs=self.context.glyphs)
+        dialog = Confirm("Stop", text, "Stop and save", "Keep training", glyphs=self.context.glyphs)
         if await self.app.push_screen_wait(dialog):
             self.steer(run, "stop")
 
@@ -176,7 +175,7 @@ def end_at_once(
         return started is not None and abs(started - status.pid_started) <= _SAME_PROCESS_S
 
     if not is_there():
-        return Answer(False, f"its process {status.pid} is gone already")
+        return Answer(False, f"its process {status.pid} has ended already")
     try:
         for _ in range(2):
             if is_there():
@@ -188,6 +187,6 @@ def end_at_once(
         return Answer(False, f"process {status.pid} cannot be ended: {error.strerror or error}")
     for _ in range(round(_ENDS_WITHIN_S / _BETWEEN_S)):
         if not is_there():
-            return Answer(True, "ended at once; the last checkpoint stands")
+            return Answer(True, "ended; the last checkpoint is kept")
         sleep(_BETWEEN_S)
     return Answer(False, f"process {status.pid} has not ended yet")

@@ -172,8 +172,8 @@ class DifferenceTable(Panel):
 
     TITLE = "Differences"
     HELP: ClassVar[str | None] = """\
-Every field of the runs' configurations that is not the same in all of them (`-`: the run has no such field); beneath,
-how they came out and what they are called.
+Fields of the configurations that differ between the runs (`-`: the run has no such field); below, their results and
+names.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:

@@ -244,7 +244,7 @@ class ConfigureScreen(WorkbenchScreen):
         parts += [f"{messages.changed} changed"] if messages.changed else []
         if messages.wrong:
             parts.append(f"{glyphs.bad} {messages.wrong} problem{'s' if messages.wrong > 1 else ''}")
-        parts.append("comes with workbench" if is_shipped(self.path) else str(self.path.parent))
+        parts.append("shipped with workbench" if is_shipped(self.path) else str(self.path.parent))
         title = clean(f" {glyphs.separator} ".join(parts), glyphs)
         self.query_one("#title", Static).update(Content(title), layout=False)
 
@@ -258,7 +258,7 @@ class ConfigureScreen(WorkbenchScreen):
         live, result = self.live, self.live.result
         plan, note, stale = live.plan, live.status, False
         if live.config is None:
-            note, stale = "not the plan of this draft: there are problems", True
+            note, stale = "plan of the last valid values: fix the marked fields", True
         elif result is not None and result.refused:
             plan, note = None, "cannot be planned here"
         elif result is not None and result.needs_profile:
@@ -277,7 +277,7 @@ class ConfigureScreen(WorkbenchScreen):
 
     def action_drop_unknown(self) -> None:
         dropped = self.draft.drop_unknown()
-        self.report(f"{dropped} dropped: saving or starting leaves them out")
+        self.report(f"{dropped} dropped: they will not be saved or run")
         self._show_draft(self.draft)
 
     async def action_edit(self) -> None:
@@ -320,7 +320,9 @@ class ConfigureScreen(WorkbenchScreen):
         if result.refused:
             self.report(result.refused, severity="error")
         elif result.plan is not None and not result.plan.fits:
-            text = f"{verdict_words(result.plan.memory)}. F6 looks for what does. Such a run ends at once."
+            text = (
+                f"{verdict_words(result.plan.memory)}. The run would end at once. F6 searches for what fits."
+            )
             self.confirm("It does not fit", text, "Start anyway", "Cancel", self._start)
         else:
             self._start()
@@ -402,8 +404,8 @@ class ConfigureScreen(WorkbenchScreen):
             else:
                 path = save_preset(name, text, replace=replace)
         except ConfigurationError as error:
-            if "is there already" in str(error):
-                question = f"There is a preset {name} already. Put this one in its place?"
+            if "already exists" in str(error):
+                question = f"The preset {name} exists. Replace it?"
                 self.confirm(
                     "Replace it?", question, "Replace", "Cancel", lambda: self._save(name, replace=True)
                 )

@@ -97,7 +97,7 @@ def forecast(
         planner.take_profile(config, lambda sentence: None, take_profile)
         result = planner.plan(config)
     if result.plan is None:
-        words = result.refused or "the model profile is taken first"
+        words = result.refused or "the model is profiled first"
         return PresetRow(row.preset, planner.parameters(config), words=words, pending=result.needs_profile)
     memory = result.plan.memory
     return PresetRow(row.preset, memory.parameters, result.plan, verdict(memory), verdict_words(memory))
@@ -122,7 +122,7 @@ class PresetTable(RowTable[PresetRow]):
     TITLE = "Presets"
     RIGHT = ("PARAMS",)
     HELP = """\
-Presets that come with workbench, your own and the project's; the ones used last come first.
+Presets shipped with workbench, your own and the project's; the last used come first.
 
 - **fits**: every tier has room; **tight**: less than 5 % of a tier is left; **no**: what is missing
 - **broken**: the file has errors; open it to see them at their fields
@@ -196,7 +196,7 @@ class PresetAbout(Static):
             offload = row.plan.config.offload
             placed = f"weights on {offload.weights}, state on {offload.state} ({offload.state_format})"
             lines.append((f"{row.parameters:,} parameters, {placed}", MUTED))
-        lines.append(("comes with workbench" if preset.origin == "shipped" else str(preset.path), MUTED))
+        lines.append(("shipped with workbench" if preset.origin == "shipped" else str(preset.path), MUTED))
         return [Content.styled(clean(text, self._glyphs), style) for text, style in lines]
 
 
@@ -297,7 +297,7 @@ class PresetsScreen(WorkbenchScreen, FilteredScreen):
         rows = [self._rows[path] for path in sorted(scores, key=lambda path: -scores[path]) if scores[path]]
         if from_top and rows:
             cursor = rows[0].path
-        note = f'No preset answers to "{query}".' if self._rows else "There are no presets."
+        note = f'No preset matches "{query}".' if self._rows else "There are no presets."
         table.show(rows, note, cursor)
         self._show_side()
 
@@ -349,7 +349,7 @@ class PresetsScreen(WorkbenchScreen, FilteredScreen):
         if row.preset.error is not None:
             self.report(f"{name}: has errors; open it to see them", severity="warning")
         elif row.verdict == "no":
-            text = f"{name}: {row.words}. Such a run ends at once; the form looks for what fits (F6)."
+            text = f"{name}: {row.words}. The run would end at once. F6 in the form searches for what fits."
             self.confirm("It does not fit", text, "Start anyway", "Cancel", lambda: self._start(row))
         else:
             self._start(row)
@@ -383,9 +383,11 @@ class PresetsScreen(WorkbenchScreen, FilteredScreen):
         if row is None:
             return
         if row.preset.origin == "shipped":
-            self.report(f"{row.preset.name}: comes with workbench and is not deleted", severity="warning")
+            self.report(
+                f"{row.preset.name}: is shipped with workbench and is never deleted", severity="warning"
+            )
             return
-        text = f"Delete {row.path}? It will be gone for good; its runs stay."
+        text = f"Delete {row.path}? This cannot be undone; its runs stay."
         self.confirm("Delete", text, "Delete", "Cancel", lambda: self._delete(row))
 
     def _delete(self, row: PresetRow) -> None:

@@ -104,11 +104,11 @@ class RunList(RowTable[RunSummary]):
     TITLE = "Runs"
     RIGHT = tuple(column.title for column in _COLUMNS if column.right)
     HELP = """\
-Every folder in the runs' folder, the newest run first.
+All folders in the runs' folder, the newest run first.
 
-- **stale**: its process lives, but gave no sign for two minutes, or lives on another machine
-- **died**: its process is gone without a word
-- **unknown**: its status cannot be read; **foreign**: the folder is no run
+- **stale**: its process has not updated its status for two minutes, or runs on another machine
+- **died**: its process ended without a message
+- **unknown**: its status cannot be read; **foreign**: the folder is not a run
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -133,8 +133,8 @@ Every folder in the runs' folder, the newest run first.
     # Drawing
 
     def heading(self) -> str:
-        living = sum(row.active for row in self.shown)
-        return f"{super().heading()} {self.glyphs.separator} {living} living" if living else super().heading()
+        active = sum(row.active for row in self.shown)
+        return f"{super().heading()} {self.glyphs.separator} {active} active" if active else super().heading()
 
     def footing(self) -> str:
         return f"{len(self.marks)} marked" if self.marks else ""
@@ -183,8 +183,7 @@ class RunDetail(Panel):
 
     TITLE = "Run"
     HELP: ClassVar[str | None] = """\
-The run under the cursor: its folder, how far it is, what it says of itself and what is wrong with its folder. Of a run
-that failed or died, the last lines of its log.
+The run under the cursor: its folder, progress, message and problems. If it failed or died, the last lines of its log.
 """
 
     def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
@@ -248,7 +247,7 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         Binding("R", "resume", "Resume", id="runs.resume"),
         Binding("space", "mark", "Mark", id="runs.mark"),
         Binding("c", "compare", "Compare", id="runs.compare"),
-        Binding("p", "pause", "Pause/go on", id="runs.pause"),
+        Binding("p", "pause", "Pause/continue", id="runs.pause"),
         Binding("k", "save", "Save now", id="runs.save"),
         Binding("s", "stop", "Stop", id="runs.stop"),
         Binding("e", "export", "Export", id="runs.export"),
@@ -366,7 +365,7 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         if len(rows) == 1 and here is not None and here.run != rows[0].run and here.state != "foreign":
             rows.append(here)
         if len(rows) < 2:
-            self.report("Mark the runs to compare with the space bar first: two or more.", severity="warning")
+            self.report("Mark two or more runs with the space bar first.", severity="warning")
         else:
             self.post_message(CompareRuns(tuple(row.run for row in rows)))
 
@@ -383,7 +382,7 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         return None if row is None else (row.run, row.state, row.active)
 
     def command_sent(self, run: RunDirectory, command: str) -> None:
-        self.report(f"{run.name}: asked to {'go on' if command == 'resume' else command} ...")
+        self.report(f"{run.name}: asked to {'continue' if command == 'resume' else command} ...")
 
     def command_answered(self, run: RunDirectory, command: str, answer: Answer) -> None:
         self.look_after_change()
@@ -408,7 +407,7 @@ class RunsScreen(SteeringScreen, FilteredScreen):
             except ConfigurationError as error:
                 return str(error)
             is_taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
-            return f"{path} is there already: name a new or an empty folder." if is_taken else ""
+            return f"{path} exists: name a new or an empty folder." if is_taken else ""
 
         target, glyphs = str(Path("exported") / run.name), self.context.glyphs
         dialog = AskText("Export the model into", target, wrong, yes="Export", glyphs=glyphs)
@@ -437,8 +436,8 @@ class RunsScreen(SteeringScreen, FilteredScreen):
             planned = await asyncio.to_thread(plan_deletion, run)
             files = f"{planned.files} files" if planned.files != 1 else "1 file"
             count = planned.checkpoints
-            saved = f", {count} checkpoint{'s' if count > 1 else ''} among them," if count else ""
-            text = f"Delete {run.name}? {amount(planned.bytes)} in {files}{saved} will be gone for good."
+            saved = f", {count} checkpoint{'s' if count > 1 else ''} included," if count else ""
+            text = f"Delete {run.name}? {amount(planned.bytes)} in {files}{saved} will be deleted for good."
             dialog = Confirm("Delete", text, "Delete", "Keep", danger=True, glyphs=self.context.glyphs)
             if not await self.app.push_screen_wait(dialog):
                 return

@@ -33,9 +33,9 @@ class TopScreen(LiveScreen):
     HELP = """\
 ### Monitor
 
-The machine as it is now, and the newest run that trains on it: its host optimizer, cores, GPUs, memory, its threads,
+The machine now, and the newest run that trains on it: its host optimizer, cores, GPUs, memory, its threads,
 PCIe and disks. `1` to `7` hide and show a panel,
-`z` freezes the picture and lets it go on, tab moves between panels, and arrow keys scroll the focused one.
+`z` freezes the picture and continues, tab moves between panels, and arrow keys scroll the focused one.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("z", "freeze", "Freeze", id="top.freeze"),
@@ -86,7 +86,7 @@ PCIe and disks. `1` to `7` hide and show a panel,
             self.line.show_text("Waiting for the first sample.")
             return
         at = time.strftime("%H:%M:%S", time.localtime(sample.time))
-        self.line.set_notice(f"frozen at {at}, z goes on" if self.frozen else "")
+        self.line.set_notice(f"frozen at {at}, z continues" if self.frozen else "")
         trainer = f"training process {sample.trainer.pid}" if sample.trainer else "no training process"
         separator = f" {self.context.glyphs.separator} "
         self.line.show_text(separator.join(("workbench top", at, trainer)))
