@@ -79,7 +79,7 @@ static void after_fork_in_parent(void)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Only the thread that forked lives on here. Whatever others held or were about to change is made anew; a
+/* Only the thread that forked lives on here. Whatever others held or were about to change is made again; a
  * scratch block that one of them may have been growing is given up. */
 static void after_fork_in_child(void)
 {

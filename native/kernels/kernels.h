@@ -29,7 +29,7 @@
 #endif
 
 /* How far ahead of its reads a loop asks for each array, in bytes. The processor's own prefetching stops at the end of
- * a page and begins anew behind it; asking across that end brings a tenth. */
+ * a page and begins again behind it; asking across that end brings a tenth. */
 #define WB_PREFETCH_BYTES 2048
 
 /* Elements that share a scale in the compact format. */
