@@ -206,7 +206,7 @@ def test_an_update_that_knows_the_verdict_leaves_the_step_out(clipping: float, o
 
 def test_an_optimizer_of_torch_is_refused_in_words() -> None:
     model = MODELS["llama"]()
-    with pytest.raises(TypeError, match=r"expected AdamW of workbench\.engine.*torch\.optim"):
+    with pytest.raises(TypeError, match=r"expected workbench\.engine\.AdamW.*torch\.optim"):
         OffloadEngine(model, optimizer=torch.optim.AdamW(model.parameters()), device="cpu")  # type: ignore[arg-type]
 
 
