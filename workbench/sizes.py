@@ -180,7 +180,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     streamed = comes and unit.kind == "block"
     partitioned = conditions.ranks > 1
     if partitioned:
-        _check_shared_by_ranks(placement, delayed=delayed, streamed=streamed)
+        check_shared_by_ranks(placement, delayed=delayed, streamed=streamed)
     aliased = not streamed and not converts and not delayed and (on_device or shared) and not partitioned
     several = conditions.gradient_accumulation > 1
     waits_on_disk = placement.state == "disk" and (conditions.must_wait or several)
@@ -221,7 +221,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     )
 
 
-def _check_shared_by_ranks(placement: Placement, *, delayed: bool, streamed: bool) -> None:
+def check_shared_by_ranks(placement: Placement, *, delayed: bool, streamed: bool) -> None:
     """Raise ValueError where several ranks cannot share a unit's state."""
     if delayed:
         raise ValueError("overlap = 'delayed' on several ranks is not supported yet: use 'exact'")

@@ -205,10 +205,10 @@ def test_a_run_whose_checkpoints_are_damaged_is_refused_before_anything_is_start
     assert read_status(run).phase == "stopped"
 
 
-def test_a_run_that_torchrun_starts_several_times_is_refused(
+def test_a_detached_run_that_torchrun_starts_several_times_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["run", "any"]) == 2
+    assert main(["run", "any", "--detach"]) == 2
     assert "one of 2 processes that torchrun has started" in capsys.readouterr().err

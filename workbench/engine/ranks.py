@@ -24,6 +24,10 @@ FAILED = "failed"
 LONGEST_REASON = 500
 
 
+class RankFailedError(RuntimeError):
+    """Another rank has failed, or has gone; the message says which one and why, where it has told."""
+
+
 def open_ranks(process_group: Any, limit_s: float) -> Ranks | None:
     """Return the ranks of `process_group`, None of which is torch.distributed's default one; None where there is one
     rank.
@@ -54,8 +58,15 @@ class Ranks:
     # What all take part in
 
     def connect(self) -> None:
-        """Connect this rank with all others: what any of them may refuse by itself comes before."""
-        self._group = dist.new_group(backend="gloo", timeout=self._limit)
+        """Connect this rank with all others: what any of them may refuse by itself comes before.
+
+        Raises:
+            RankFailedError: one of them is not there.
+        """
+        try:
+            self._group = dist.new_group(backend="gloo", timeout=self._limit)
+        except RuntimeError as error:
+            raise RankFailedError(f"another rank could not be reached ({_first_words(error)})") from error
         self._store = self._group.get_group_store()
 
     def tell(self, message: bytes) -> list[bytes]:
@@ -111,7 +122,7 @@ class Ranks:
         group, self._group = self._group, None
         if group is None:
             return
-        if reason is not None:
+        if reason is not None and not _is_of_another(reason):
             with contextlib.suppress(Exception):
                 if not self._store.check([FAILED]):
                     self._store.set(FAILED, f"rank {self.rank}: {reason}"[:LONGEST_REASON])
@@ -123,14 +134,26 @@ class Ranks:
         """Raise what became of the rank for which this one waited in vain."""
         group = self._group
         if group is None:
-            raise RuntimeError("this rank has left the others")
+            raise RankFailedError("this rank has left the others")
         try:
             yield group
         except RuntimeError as error:
-            raise RuntimeError(f"{self._who_failed()} ({str(error).splitlines()[0]})") from error
+            raise RankFailedError(f"{self._who_failed()} ({_first_words(error)})") from error
 
     def _who_failed(self) -> str:
         with contextlib.suppress(Exception):
             if self._store.check([FAILED]):
                 return bytes(self._store.get(FAILED)).decode(errors="replace")
         return "another rank ended, or kept this one waiting for too long"
+
+
+def _first_words(error: BaseException) -> str:
+    """Return what a backend says, without its advice."""
+    return str(error).split("\n")[0].split(". This is typically")[0]
+
+
+def _is_of_another(reason: BaseException) -> bool:
+    cause: BaseException | None = reason
+    while cause is not None and not isinstance(cause, RankFailedError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None

@@ -26,7 +26,7 @@ _MARKERS = ("events.jsonl", "status.json", "config.toml")
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
-class _Entry:
+class Entry:
     """The path of one file or folder of a run."""
 
     def __init__(self, name: str) -> None:
@@ -39,19 +39,19 @@ class _Entry:
 class RunDirectory:
     """One run's directory. Two objects are equal when they name the same path."""
 
-    config = _Entry("config.toml")
+    config = Entry("config.toml")
     """The resolved configuration."""
-    plan = _Entry("plan.json")
-    status = _Entry("status.json")
-    metrics = _Entry("metrics.bin")
-    events = _Entry("events.jsonl")
-    control = _Entry("control.jsonl")
-    lanes = _Entry("lanes.json")
-    system = _Entry("system.bin")
-    log = _Entry("train.log")
-    lock = _Entry("lock")
-    samples = _Entry("samples")
-    checkpoints = _Entry("checkpoints")
+    plan = Entry("plan.json")
+    status = Entry("status.json")
+    metrics = Entry("metrics.bin")
+    events = Entry("events.jsonl")
+    control = Entry("control.jsonl")
+    lanes = Entry("lanes.json")
+    system = Entry("system.bin")
+    log = Entry("train.log")
+    lock = Entry("lock")
+    samples = Entry("samples")
+    checkpoints = Entry("checkpoints")
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -19,14 +19,15 @@ from workbench.system.terminal import escaped
 
 
 class LogTee:
-    """As a context manager: `sys.stdout` and `sys.stderr` go to the terminal and to the log.
+    """As a context manager: `sys.stdout` and `sys.stderr` go to the terminal and to the log, or to the log alone.
 
     A stream that already is the log (a detached run) goes there once. A terminal that is gone is dropped
     silently. Raises WorkbenchError where the log cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, terminal: bool = True) -> None:
         self._path = path
+        self._terminal = terminal
         self._before: tuple[TextIO, TextIO] | None = None
 
     def __enter__(self) -> LogTee:
@@ -37,8 +38,8 @@ class LogTee:
             raise cannot_write(self._path, error) from error
         self._before = (sys.stdout, sys.stderr)
         lock = threading.RLock()
-        sys.stdout = _TeeStream(sys.stdout, self._descriptor, lock)
-        sys.stderr = _TeeStream(sys.stderr, self._descriptor, lock)
+        sys.stdout = _TeeStream(sys.stdout if self._terminal else None, self._descriptor, lock)
+        sys.stderr = _TeeStream(sys.stderr if self._terminal else None, self._descriptor, lock)
         return self
 
     def __exit__(self, *_: object) -> None:

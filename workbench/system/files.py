@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 try:
@@ -14,10 +15,40 @@ except ImportError:
     # No wheel for this platform, and no compiler when it was installed. The value is the same.
     from zlib import crc32
 
-__all__ = ["crc32", "remove_unfinished", "sync", "sync_folder", "write_atomically"]
+__all__ = ["crc32", "crc32_combine", "remove_unfinished", "sync", "sync_folder", "write_atomically"]
 
 _UNFINISHED = re.compile(r"\..+\.\d+-[0-9a-f]{8}")
 """The names of files that `write_atomically` has begun."""
+
+
+_POLYNOMIAL = 0xEDB88320
+"""CRC-32's, its bits reversed."""
+
+
+def crc32_combine(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32 of two stretches of bytes, one behind the other, from those of each (zlib's crc32_combine)."""
+    return _product(_power(second_bytes), first) ^ second
+
+
+def _product(a: int, b: int) -> int:
+    """Return the product of two polynomials over GF(2) modulo CRC-32's, bits reversed: the highest bit is 1."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
+    return product
+
+
+@lru_cache
+def _power(nbytes: int) -> int:
+    """Return x to the power of so many bits."""
+    square, power = 1 << 23, 1 << 31  # x to the 8th, and 1
+    while nbytes:
+        if nbytes & 1:
+            power = _product(square, power)
+        square, nbytes = _product(square, square), nbytes >> 1
+    return power
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = False) -> None:

@@ -22,6 +22,7 @@ from workbench.data.batches.sampling import (
 )
 from workbench.data.prepare import TokenData
 from workbench.errors import ConfigurationError
+from workbench.training.ranks import started_by_torchrun
 
 MOST_STEPS = 1_000_000_000
 
@@ -84,6 +85,11 @@ def check_batches(config: RunConfig, data: TokenData) -> tuple[str, ...]:
     return tuple(warnings)
 
 
+def sequences_per_step(config: RunConfig) -> int:
+    """Return the sequences of a step, those of all ranks."""
+    return config.train.micro_batch_size * config.train.gradient_accumulation * started_by_torchrun()
+
+
 def with_steps(config: RunConfig, data: TokenData) -> RunConfig:
     """Return `config` with steps in the place of `train.epochs`; the last step may begin one epoch more.
 
@@ -92,7 +98,7 @@ def with_steps(config: RunConfig, data: TokenData) -> RunConfig:
     """
     train = config.train
     sequences = training_sampler(config, data).sequences_per_epoch()
-    steps = math.ceil(train.epochs * sequences / (train.micro_batch_size * train.gradient_accumulation))
+    steps = math.ceil(train.epochs * sequences / sequences_per_step(config))
     if steps > MOST_STEPS:
         raise ConfigurationError(
             f"train.epochs = {train.epochs:g}: an epoch has {sequences:,} sequences, which makes {steps:,} steps; "

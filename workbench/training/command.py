@@ -29,7 +29,16 @@ from workbench.runs.directory import check_labels
 from workbench.runs.ending import ending
 from workbench.runs.launch import start_trainer
 from workbench.training.journal import StartupStatus
-from workbench.training.ranks import check_one_rank
+from workbench.training.ranks import (
+    ONE_RANK,
+    OtherRankError,
+    RankDirectory,
+    RunRanks,
+    SeveralRanks,
+    check_one_rank,
+    check_supported,
+    started_by_torchrun,
+)
 from workbench.training.resume_check import check_resume, check_same_model, check_steps_left
 from workbench.training.signals import Requests, StopBeforeTraining
 
@@ -48,23 +57,27 @@ def run(
 
     `resume`: a run's folder, or "auto" for this preset's latest run that is not finished (a new one where there is
     none). `run_directory`: the folder that a detached run was given by the process that started it. `labels`: the name
-    and the tags of a new run.
+    and the tags of a new run. Where torchrun has started several processes, they train one run together.
 
     Raises:
         WorkbenchError: with the exit code that its kind has.
     """
-    check_one_rank()
+    if detach:
+        check_one_rank("start a run")
     with Requests() as requests:
         try:
+            if started_by_torchrun() > 1:
+                use_expandable_segments()
+                return _run_across_ranks(
+                    SeveralRanks(),
+                    requests,
+                    lambda: choose_run(preset, overrides, resume, runs_root(runs), run_directory, _report),
+                    labels,
+                )
             choice = choose_run(preset, overrides, resume, runs_root(runs), run_directory, _report)
             if choice is None:
                 return EXIT_DONE
-            if labels and choice.directory is not None:
-                raise ConfigurationError(
-                    f"--name and --tag are for a new run; {choice.directory.name} keeps its name"
-                )
-            check_labels(labels)
-            return _start(replace(choice, labels=tuple(labels)), requests, detach=detach)
+            return _start(_labelled(choice, labels), requests, detach=detach)
         except StopBeforeTraining as stop:
             _report(str(stop))
             return stop.exit_code
@@ -74,6 +87,72 @@ def run(
                 raise
             _report(str(StopBeforeTraining(requests.stop_code)))
             return requests.stop_code
+
+
+def _labelled(choice: RunChoice, labels: Sequence[str]) -> RunChoice:
+    if labels and choice.directory is not None:
+        raise ConfigurationError(
+            f"--name and --tag are for a new run; {choice.directory.name} keeps its name"
+        )
+    check_labels(labels)
+    return replace(choice, labels=tuple(labels))
+
+
+def _run_across_ranks(
+    ranks: RunRanks,
+    requests: Requests,
+    choose: Callable[[], RunChoice | None],
+    labels: Sequence[str],
+) -> int:
+    """Rank 0 chooses and prepares the run, the others join it; one message says why it failed."""
+    try:
+        if ranks.rank:
+            return _join(ranks, requests)
+        choice = choose()
+        if choice is None:
+            ranks.tell(None)
+            return EXIT_DONE
+        return _start(_labelled(choice, labels), requests, detach=False, ranks=ranks)
+    except OtherRankError as error:
+        ranks.leave(error)
+        # The rank that failed says so itself.
+        return error.exit_code
+    except WorkbenchError as error:
+        ranks.leave(error)
+        if ranks.rank:
+            # Rank 0 reports it.
+            return error.exit_code
+        raise
+    except BaseException as error:
+        ranks.leave(error)
+        raise
+    finally:
+        ranks.leave(None)
+
+
+def _join(ranks: RunRanks, requests: Requests) -> int:
+    """Train the run that rank 0 has prepared, with records in a folder of this rank's own."""
+    from workbench.training.prepare import prepare_run
+    from workbench.training.session import train_session
+
+    told = ranks.tell(None)[0]
+    if told is None:
+        return EXIT_DONE
+    run, resuming = RunDirectory.open(Path(told["run"])), bool(told["resuming"])
+    directory = RankDirectory.of(run, ranks.rank)
+    directory.acquire()
+    try:
+        with LogTee(directory.log, terminal=False):
+            try:
+                config = parse_config(told["config"], str(run.config))
+                with ranks.together():
+                    prepared = prepare_run(config, run.path.parent, _report, run if resuming else None)
+                return train_session(directory, prepared, requests, resuming=resuming, ranks=ranks)
+            except WorkbenchError as error:
+                _report(str(error))
+                raise
+    finally:
+        directory.release()
 
 
 def use_expandable_segments() -> None:
@@ -88,7 +167,7 @@ def use_expandable_segments() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
+def _start(choice: RunChoice, requests: Requests, *, detach: bool, ranks: RunRanks = ONE_RANK) -> int:
     if choice.directory is None:
         RunDirectory.check_root(choice.root)
     directory = choice.directory
@@ -117,6 +196,8 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
                 choice.config, choice.root, startup.report, directory, requests.raise_if_stopped
             )
             requests.raise_if_stopped()
+            if ranks.size > 1:
+                check_supported(prepared)
             if directory is not None and choice.resuming:
                 check_steps_left(directory, prepared.config)
                 check_resume(directory, prepared.config, prepared.model, prepared.data)
@@ -130,7 +211,18 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool) -> int:
         with LogTee(directory.log):
             print(f"run {directory.path}", flush=True)
             try:
-                code = train_session(directory, prepared, requests, resuming=choice.resuming)
+                ranks.tell(
+                    {
+                        "run": str(directory.path),
+                        "config": to_toml(prepared.config),
+                        "resuming": choice.resuming,
+                    }
+                )
+                ranks.agree(None)
+                code = train_session(directory, prepared, requests, resuming=choice.resuming, ranks=ranks)
+            except OtherRankError as error:
+                _report(str(error))
+                raise
             except WorkbenchError as error:
                 # Reported while the log still gets it; nothing is left for the command line to report.
                 _report(str(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from workbench.data.batches import Batch
 from workbench.engine.devices.device import Device
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.errors import ConfigurationError
+from workbench.training.ranks import ONE_RANK, RunRanks, of_all
 
 TEMPERATURE = 0.8
 TOP_K = 40
@@ -66,21 +68,26 @@ def validation_loss(
     device: Device,
     interrupted: Callable[[], bool],
     loss: ChunkedLoss,
+    ranks: RunRanks = ONE_RANK,
 ) -> float | None:
-    """Return nats a token of the loss mask over `batches`, each of which has some; None when interrupted."""
+    """Return nats a token of the loss mask over `batches`, each of which has some; None when interrupted.
+
+    Each of several ranks takes its part of them.
+    """
     training = model.training
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device.torch_device)
     tokens = 0
     try:
-        for batch in batches:
+        for batch in islice(batches, ranks.rank, None, ranks.size):
             if interrupted():
                 return None
             total += batch_loss(loss, batch, device).double() * batch.loss_tokens
             tokens += batch.loss_tokens
     finally:
         model.train(training)
-    return float(total) / tokens
+    nats, counted = of_all(ranks.tell([float(total), tokens]))
+    return nats / counted
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from workbench.config import RunConfig
 from workbench.engine import LaneError
 from workbench.engine.disk_files import DiskError
+from workbench.engine.ranks import RankFailedError
 from workbench.errors import DivergedError, WorkbenchError
 from workbench.runs.checkpoints import SavedStep, find_checkpoints, newest_checkpoint
 from workbench.sizes import Breakdown, breakdown_text
@@ -54,6 +55,9 @@ def explain(error: BaseException, held: Breakdown | None, checkpoints: Path) -> 
         return EngineFailedError(
             f"the disk tier failed: {_first_line(disk)}. {_newest_checkpoint(checkpoints)}"
         )
+    other = next((cause for cause in chain if isinstance(cause, RankFailedError)), None)
+    if other is not None:
+        return EngineFailedError(f"{_first_line(other)}. {_newest_checkpoint(checkpoints)}")
     lane = next((cause for cause in chain if isinstance(cause, LaneError)), None)
     if lane is not None:
         return EngineFailedError(f"{_first_line(lane)}. {_newest_checkpoint(checkpoints)}")

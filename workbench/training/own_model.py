@@ -62,7 +62,7 @@ def train(
         ConfigurationError: the configuration is wrong, or there are no batches.
         WorkbenchError: the run could not go on.
     """
-    check_one_rank()
+    check_one_rank("train a copy")
     checked = _checked(config)
     root = runs_root(None if runs is None else Path(runs))
     run = RunDirectory.create(root, name) if resume is None else find_run(root, resume)

@@ -34,7 +34,7 @@ from workbench.plan.planner import Plan
 from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import newest_checkpoint
 from workbench.system.folders import expanded
-from workbench.training.batches import check_batches, training_sampler, with_steps
+from workbench.training.batches import check_batches, sequences_per_step, training_sampler, with_steps
 from workbench.training.fitting import (
     check_disk_folder,
     disk_folder,
@@ -116,7 +116,7 @@ def prepare_run(
     weights = start.weights(seed, report) if start.is_here else None
     if data is None:
         data = _tokens(config, start, directory, report, check_stop)
-    sequences = config.train.steps * config.train.micro_batch_size * config.train.gradient_accumulation
+    sequences = config.train.steps * sequences_per_step(config)
     epochs = sequences / training_sampler(config, data).sequences_per_epoch()
     report(f"{config.train.steps:,} steps read the data {epochs:,.3g} times")
     give_token_ids(start, data.tokenizer.end_of_text)

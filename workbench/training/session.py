@@ -33,19 +33,29 @@ from workbench.runs.checkpoints import (
     step_folders,
 )
 from workbench.sizes import Breakdown
+from workbench.system.processor import usable_cpus
 from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.save import Removal, remove_leftovers, set_aside_after
 from workbench.training.failures import EngineFailedError, explain
 from workbench.training.journal import Journal
 from workbench.training.measurements import SKIPPED_FIRST_STEPS, forget_peak, peak_host_bytes
 from workbench.training.prepare import Prepared, check_extension, engine_options
+from workbench.training.ranks import ONE_RANK, RunRanks
 from workbench.training.resume_check import changed_settings, resume_line
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.trainer import Trainer, seed_everything
 
 
-def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, resuming: bool) -> int:
-    """Train `run`, which this process has acquired, and return the exit code.
+def train_session(
+    run: RunDirectory,
+    prepared: Prepared,
+    requests: Requests,
+    *,
+    resuming: bool,
+    ranks: RunRanks = ONE_RANK,
+) -> int:
+    """Train `run`, which this process has acquired, and return the exit code. A rank other than the first has a folder
+    of its own for `run`.
 
     Raises:
         WorkbenchError: the run could not go on; the run directory already says why.
@@ -58,9 +68,10 @@ def train_session(run: RunDirectory, prepared: Prepared, requests: Requests, *, 
             if not resuming:
                 write_plan(run, plan)
             forget_peak()
-            with _recorded(run, prepared, journal):
+            recorded = contextlib.nullcontext() if ranks.rank else _recorded(run, prepared, journal)
+            with recorded:
                 code, steps, memory, early = _train(
-                    run, config, prepared, requests, journal, resuming=resuming
+                    run, config, prepared, requests, journal, ranks, resuming=resuming
                 )
             plan["measured"] = {**_measured(run, prepared), "engine": memory}
             write_plan(run, plan)
@@ -106,14 +117,16 @@ def _train(
     prepared: Prepared,
     requests: Requests,
     journal: Journal,
+    ranks: RunRanks,
     *,
     resuming: bool,
 ) -> tuple[int, int, Breakdown, bool]:
     """Return the exit code, the steps done, what the engine held at the end, and whether it ended early."""
     choose_kernels(config.train)
-    remove_leftovers(run.checkpoints)
+    if not ranks.rank:
+        remove_leftovers(run.checkpoints)
     journal.phase("allocating")
-    seed_everything(config.train.seed)
+    seed_everything(config.train.seed + ranks.rank)
     check_extension(config)
     missing = missing_extension()
     if missing is not None:
@@ -121,19 +134,23 @@ def _train(
         warnings.simplefilter("ignore", MissingExtensionWarning)
     engine: OffloadEngine | None = None
     try:
-        with _engine(config, prepared, journal) as engine, Removal() as removal:
-            trainer = Trainer(config, prepared.model, engine, prepared.data, journal, requests, removal)
+        with _engine(config, prepared, journal, ranks) as engine, Removal() as removal:
+            trainer = Trainer(
+                config, prepared.model, engine, prepared.data, journal, requests, removal, ranks=ranks
+            )
             if resuming:
-                resume_from_checkpoint(run, engine, trainer, journal)
+                resume_from_checkpoint(run, engine, trainer, journal, ranks)
                 # Only now: settings that do not fit the saved state must not hinder a later attempt.
                 write_config(run, to_toml(config))
                 write_plan(run, prepared.plan.as_dict())
             code = trainer.train()
             _report_disk_wear(engine, journal)
             return code, trainer.step, engine.memory(), trainer.ended_early
-    except WorkbenchError:
+    except WorkbenchError as error:
+        ranks.leave(error)
         raise
     except Exception as error:
+        ranks.leave(error)
         failure = explain(error, None if engine is None else engine.memory(), run.checkpoints)
         if failure is None:
             raise
@@ -166,7 +183,7 @@ def _log_traceback(run: RunDirectory, error: BaseException) -> None:
         traceback.print_exception(error, file=log)
 
 
-def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadEngine:
+def _engine(config: RunConfig, prepared: Prepared, journal: Journal, ranks: RunRanks) -> OffloadEngine:
     units = len(find_units(prepared.model))
     done = 0
 
@@ -178,13 +195,19 @@ def _engine(config: RunConfig, prepared: Prepared, journal: Journal) -> OffloadE
 
     room = prepared.plan.all_gradients_wait
     options = engine_options(config, device=prepared.device, all_gradients_wait=room)
+    if options["threads"] == "auto" and ranks.local_size > 1:
+        options["threads"] = max(1, usable_cpus() // ranks.local_size)
     # The most that a micro-batch can have: weights above 1 could overflow in fp16.
     tokens = config.train.micro_batch_size * (config.data.sequence_length - 1)
     return OffloadEngine(prepared.model, **options, micro_batch_tokens=tokens, materialize=materialize)
 
 
 def resume_from_checkpoint(
-    run: RunDirectory, engine: OffloadEngine, trainer: Trainer, journal: Journal
+    run: RunDirectory,
+    engine: OffloadEngine,
+    trainer: Trainer,
+    journal: Journal,
+    ranks: RunRanks = ONE_RANK,
 ) -> None:
     """Load the newest checkpoint that is whole; without any, the run begins again at its first step."""
     journal.phase("loading")
@@ -193,7 +216,7 @@ def resume_from_checkpoint(
         saved = None
         try:
             saved = open_checkpoint(path)
-            converted = load_state(saved, engine)
+            converted = load_state(saved, engine, ranks)
         except DamagedFileError as error:
             damaged.append(Damage(path, error, saved))
             continue
@@ -201,7 +224,8 @@ def resume_from_checkpoint(
             journal.warn(f"a damaged checkpoint is skipped: {damage.line()}")
         progress = saved.manifest.progress
         trainer.restore(progress)
-        set_aside_after(run.checkpoints, saved.step)
+        if not ranks.rank:
+            set_aside_after(run.checkpoints, saved.step)
         changed = changed_settings(progress.settings, trainer.settings())
         fields: dict[str, Any] = {"changed": changed, "converted": converted} if changed or converted else {}
         record_resume(run, journal.metrics, from_step=saved.step + 1, checkpoint=saved.path.name, **fields)

@@ -37,6 +37,7 @@ from workbench.training.failures import RecentSteps, diverged
 from workbench.training.journal import Journal, StepRecord
 from workbench.training.measurements import RemainingTime, device_peak, model_flops_per_token
 from workbench.training.prepare import learning_rate_schedule
+from workbench.training.ranks import ONE_RANK, EveryNth, RunRanks, of_all
 from workbench.training.resume_check import settings_of
 from workbench.training.signals import Requests
 
@@ -51,6 +52,7 @@ class _Pending:
     report: StepReport
     step: int
     loss: Callable[[], float]
+    loss_tokens: int
     tokens: int
     step_s: float
 
@@ -68,6 +70,7 @@ class Trainer:
         requests: Requests,
         removal: Removal,
         sampler: Sampler | None = None,
+        ranks: RunRanks = ONE_RANK,
     ) -> None:
         self.step = 0
         """Steps completed."""
@@ -84,7 +87,10 @@ class Trainer:
         self._requests = requests
         self._removal = removal
         self._control = ControlReader(journal.run)
-        self._sampler = sampler or training_sampler(config, data)
+        self._ranks = ranks
+        self._stops = self._saves = False
+        """What several ranks have agreed on."""
+        self._sampler = EveryNth(sampler or training_sampler(config, data), ranks)
         self._schedule = learning_rate_schedule(config)
         self._pending: _Pending | None = None
         self._saved_step: int | None = None
@@ -116,7 +122,7 @@ class Trainer:
             tokens_total=self.tokens_total,
             data=self._sampler.state(),
             data_fingerprint=self._data.fingerprint,
-            random=capture_random_state(),
+            random=self._random_state(),
             best=self._best,
             settings=self.settings(),
             lowest_validation_loss=self._lowest,
@@ -130,14 +136,36 @@ class Trainer:
             self._journal.warn(
                 "the training text has changed since the checkpoint: the run continues with the new text"
             )
-        self._best = best_before(self._journal.run.checkpoints, progress.step, progress.best)
-        restore_random_state(progress.random)
+        self._best = self._best_before(progress)
+        self._restore_random_state(progress)
         self.step = self._saved_step = progress.step
         self.skipped = progress.skipped
         self.tokens_total = progress.tokens_total
         self._lowest = progress.lowest_validation_loss
         # A run that has ended early and is begun again is given its patience again.
         self._without_gain = progress.evaluations_without_gain % max(1, self._config.evaluate.patience)
+
+    def _best_before(self, progress: Progress) -> BestStep | None:
+        best = None
+        if not self._ranks.rank:
+            best = best_before(self._journal.run.checkpoints, progress.step, progress.best)
+        told = self._ranks.tell(None if best is None else [best.step, best.validation_loss])[0]
+        return None if told is None else BestStep(*told)
+
+    def _random_state(self) -> dict[str, Any]:
+        first, *others = self._ranks.tell(capture_random_state())
+        return {**first, "ranks": others} if others else dict(first)
+
+    def _restore_random_state(self, progress: Progress) -> None:
+        """Set the generators to this rank's state; where there were fewer ranks, to one of its own."""
+        others = [None, *progress.random.get("ranks", [])]
+        rank = self._ranks.rank
+        if not rank:
+            restore_random_state(progress.random)
+        elif rank < len(others):
+            restore_random_state(others[rank])
+        else:
+            seed_everything(self._config.train.seed + rank + self._ranks.size * progress.step)
 
     @property
     def ended_early(self) -> bool:
@@ -212,10 +240,9 @@ class Trainer:
         self._record(None)
         report = engine.step()
         self.step += 1
-        self.tokens_total += tokens
         loss_of_step = engine.device.fetch(torch.stack(losses).sum() / loss_tokens)
         step_s = time.perf_counter() - began
-        self._pending = _Pending(report, self.step, loss_of_step, tokens, step_s)
+        self._pending = _Pending(report, self.step, loss_of_step, loss_tokens, tokens, step_s)
         self._remaining.add(step_s)
 
     def _batch_loss(self, batch: Batch, device: Device) -> Tensor:
@@ -239,21 +266,27 @@ class Trainer:
         self._obey_control()
         if _due(self.step, config.sample.every) and not last:
             self._sample()
-        if self._requests.save or (self._save_is_due() and not last):
-            self._requests.save = False
+        if self._take_save_request() or (self._save_is_due() and not last):
             self._save()
         while self._paused and not self._interrupted():
             self._finish_step()
             self._journal.phase("paused")
             time.sleep(CONTROL_EVERY_S)
             self._obey_control()
-            if self._requests.save:
-                self._requests.save = False
+            if self._take_save_request():
                 self._save()
         self._journal.phase("training")
 
+    def _take_save_request(self) -> bool:
+        """Return whether a save was asked for, on whichever rank, and forget it."""
+        if self._ranks.size > 1:
+            asked, self._saves = self._saves, False
+        else:
+            asked, self._requests.save = self._requests.save, False
+        return asked
+
     def _interrupted(self) -> bool:
-        return self._requests.stop
+        return self._requests.stop if self._ranks.size == 1 else self._stops
 
     def _wait(self) -> None:
         """Let the engine finish the last step."""
@@ -280,13 +313,15 @@ class Trainer:
             return
         result = pending.report.result()
         self.skipped += result.skipped
+        loss, tokens = self._of_all_ranks(pending)
+        self.tokens_total += tokens
         steps = self._config.train.steps
         mfu = self._flops * pending.tokens / pending.step_s / self._peak if self._peak else None
         record = StepRecord(
             step=pending.step,
             total_steps=steps,
-            loss=pending.loss(),
-            tokens=pending.tokens,
+            loss=loss,
+            tokens=tokens,
             tokens_total=self.tokens_total,
             step_s=pending.step_s,
             mfu=mfu,
@@ -300,15 +335,49 @@ class Trainer:
         if pending.step % every == 0 or pending.step in (1, steps):
             print(record.line(result), flush=True)
 
+    def _of_all_ranks(self, pending: _Pending) -> tuple[float, int]:
+        """Return a step's loss and tokens."""
+        loss = pending.loss()
+        if self._ranks.size == 1:
+            return loss, pending.tokens
+        told = self._ranks.tell([loss * pending.loss_tokens, pending.loss_tokens, pending.tokens])
+        nats, counted, tokens = of_all(told)
+        return nats / counted, int(tokens)
+
     # Control
 
     def _obey_control(self) -> None:
+        if self._ranks.size > 1:
+            self._obey_together()
+            return
+        for command in self._commands():
+            self._control.acknowledge(command, self._obey(command))
+
+    def _commands(self) -> list[Command]:
         now = time.monotonic()
         if now - self._control_read < CONTROL_EVERY_S / 2:
-            return
+            return []
         self._control_read = now
-        for command in self._control.poll():
-            self._control.acknowledge(command, self._obey(command))
+        return list(self._control.poll())
+
+    def _obey_together(self) -> None:
+        """Do what any rank was asked for on all of them: signals reach each, lines the first."""
+        requests, commands = self._requests, self._commands()
+        save, requests.save = requests.save, False
+        told = self._ranks.tell([requests.stop_code, save, [command.verb for command in commands]])
+        for stop_code, asked, verbs in told:
+            if stop_code is not None:
+                requests.request_stop(stop_code)
+            self._saves |= asked or "save" in verbs
+            for verb in verbs:
+                if verb == "stop":
+                    requests.request_stop(EXIT_TERMINATED)
+                elif verb != "save":
+                    self._paused = verb == "pause"
+        self._stops = any(stop_code is not None or "stop" in verbs for stop_code, _, verbs in told)
+        for command in commands:
+            done = "saving" if command.verb == "save" else self._obey(command)
+            self._control.acknowledge(command, done)
 
     def _obey(self, command: Command) -> str:
         if command.verb == "stop":
@@ -359,6 +428,7 @@ class Trainer:
             device=self._engine.device,
             interrupted=self._interrupted,
             loss=self._loss,
+            ranks=self._ranks,
         )
 
     def _sample(self) -> None:
@@ -366,6 +436,8 @@ class Trainer:
         if not config.sample.tokens:
             return
         self._finish_step()
+        if self._ranks.rank:
+            return
         self._journal.phase("evaluating", "generating a sample")
         tokenizer = self._data.tokenizer
         prompt = tokenizer.encode(config.sample.prompt)
@@ -403,8 +475,9 @@ class Trainer:
         }
         if self._saved_step == self.step:
             if self._best is not None and not self._best_is_named:
-                name_best(root, self._best)
-                remove_old(root, self._removal, **keeping)
+                if not self._ranks.rank:
+                    name_best(root, self._best)
+                    remove_old(root, self._removal, **keeping)
                 self._best_is_named = True
             return root / checkpoint_name(self.step)
         self._journal.phase("saving")
@@ -418,11 +491,12 @@ class Trainer:
             progress=self.progress(),
             **keeping,
             removal=self._removal,
+            ranks=self._ranks,
         )
         self._saved_step = self.step
         self._best_is_named = True
         took = time.perf_counter() - began
-        place = str(path.relative_to(self._journal.run.path))
+        place = f"{root.name}/{path.name}"
         best = self._best is not None and self._best.step == self.step
         self._journal.event("checkpoint", step=self.step, path=place, seconds=took, best=best)
         print(f"checkpoint {path} | {took:.1f}s{' | the best so far' if best else ''}", flush=True)

@@ -26,15 +26,17 @@ from workbench.optimizer.reference import join_float32, split_float32
 from workbench.optimizer.state_conversion import fitted_moments, state_key
 from workbench.runs.checkpoints import DamagedFileError, SavedStep, check_model_files, check_state_files
 from workbench.training.checkpoints.state_files import read_tensors
+from workbench.training.ranks import ONE_RANK, RunRanks
 
 PIECE_ELEMENTS = (1 << 20) // ALIGNMENT * ALIGNMENT
 WEIGHT_KINDS = ("high", "low", "master", "working")
 
 
-def load_state(saved: SavedStep, engine: OffloadEngine) -> list[str]:
+def load_state(saved: SavedStep, engine: OffloadEngine, ranks: RunRanks = ONE_RANK) -> list[str]:
     """Read a checkpoint's state into the engine, once its model files were found to be whole.
 
-    Return what was converted, a sentence each; nothing where every byte is the same.
+    Return what was converted, a sentence each; nothing where every byte is the same. Of several ranks each keeps its
+    own part; what one finds damaged is so for all.
 
     Raises:
         ConfigurationError: it is the state of another model.
@@ -42,6 +44,21 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> list[str]:
             another checkpoint or initialisation must follow.
         DiskError: the engine's own disk tier does not take it.
     """
+    damaged: DamagedFileError | None = None
+    converted: list[str] = []
+    try:
+        converted = _read(saved, engine)
+    except DamagedFileError as error:
+        damaged = error
+    elsewhere = [message for message in ranks.tell(None if damaged is None else str(damaged)) if message]
+    if damaged is not None or elsewhere:
+        raise damaged or DamagedFileError(elsewhere[0])
+    engine.restore(saved.manifest.engine)
+    return converted
+
+
+def _read(saved: SavedStep, engine: OffloadEngine) -> list[str]:
+    """Fill the engine's state from a checkpoint. Returns and raises as `load_state` does."""
     files = saved.manifest.files
     check_model_files(saved)
     if {name: (dtype_name(tensor.dtype), tensor.numel()) for name, tensor in engine.state()} == {
@@ -51,11 +68,8 @@ def load_state(saved: SavedStep, engine: OffloadEngine) -> list[str]:
             (saved.path / "state" / files[name].file, tensor, files[name].crc32)
             for name, tensor in engine.state()
         )
-        converted = []
-    else:
-        converted = _convert(saved, engine)
-    engine.restore(saved.manifest.engine)
-    return converted
+        return []
+    return _convert(saved, engine)
 
 
 def check_same_parameters(saved: SavedStep, present: dict[str, int]) -> None:

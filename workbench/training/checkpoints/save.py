@@ -54,9 +54,10 @@ from workbench.runs.checkpoints import (
     step_of,
 )
 from workbench.runs.records import write_json
-from workbench.system.files import crc32, sync
+from workbench.system.files import crc32, crc32_combine, sync
 from workbench.training.checkpoints.load import unit_name
-from workbench.training.checkpoints.state_files import write_tensors
+from workbench.training.checkpoints.state_files import write_parts, write_tensors
+from workbench.training.ranks import ONE_RANK, RunRanks
 
 MARGIN_BYTES = 16 * MIB
 
@@ -73,29 +74,47 @@ def save_checkpoint(
     keep: int,
     keep_every: int = 0,
     best: BestStep | None = None,
+    ranks: RunRanks = ONE_RANK,
 ) -> Path:
     """Write the checkpoint of `step` under `root` and remove what need not stay: see `remove_old`.
 
     `best`: the checkpoint with the lowest validation loss, which may be this one. `removal` removes old checkpoints
-    beside the caller; the next save waits for it.
+    beside the caller; the next save waits for it. Of several `ranks` each writes its own part of the state at the same
+    time, and the first all else; one that fails fails all.
 
     Raises:
         WorkbenchError: the disk has no room or refuses; nothing that was there before is touched.
     """
     target = root / checkpoint_name(step)
     working = root / f".{checkpoint_name(step)}.partial"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        removal.wait()
-        remove_leftovers(root)
-        _check_room(root, target, engine, model)
-        (working / "state").mkdir(parents=True)
-        known: dict[str, Spans] = {}
-        files = _write_state(
-            working / "state",
-            engine.state(),
-            beside=lambda: known.update(save_model(model, engine.weights(), working)),
-        )
+    counters = engine.counters()
+    known: dict[str, Spans] = {}
+    first = ranks.rank == 0
+    with ranks.together(), _written(root, step, working):
+        if first:
+            root.mkdir(parents=True, exist_ok=True)
+            removal.wait()
+            remove_leftovers(root)
+            _check_room(root, target, engine, model)
+            (working / "state").mkdir(parents=True)
+
+    def save_weights() -> None:
+        known.update(save_model(model, engine.weights(), working))
+
+    parts: dict[str, list[list[int]]] = {}
+    files: dict[str, StateFile] = {}
+    with ranks.together(), _written(root, step, working):
+        if ranks.size == 1:
+            files = _write_state(working / "state", engine.state(), beside=save_weights)
+        else:
+            parts = write_parts(working / "state", engine.state())
+            if first:
+                save_weights()
+    if ranks.size > 1:
+        files = _joined(engine.state(), ranks.tell(parts))
+    with ranks.together(), _written(root, step, working):
+        if not first:
+            return target
         if tokenizer is not None:
             tokenizer.save_pretrained(working)
         model_files = sorted(path for path in working.iterdir() if path.is_file())
@@ -106,7 +125,7 @@ def save_checkpoint(
             dtype_name(engine.dtype),
             model_files={path.name: path.stat().st_size for path in model_files},
             model_checksums={path.name: list(known.get(path.name) or checksum(path)) for path in model_files},
-            engine=engine.counters(),
+            engine=counters,
             progress=progress,
         )
         text = manifest.to_json()
@@ -118,6 +137,17 @@ def save_checkpoint(
         sync(working)
         _put_in_place(working, target)
         sync(root)
+        if best is not None and best.step == step:
+            name_best(root, best)
+        remove_old(root, removal, keep=keep, keep_every=keep_every, best=best)
+        return target
+
+
+@contextlib.contextmanager
+def _written(root: Path, step: int, working: Path) -> Iterator[None]:
+    """Leave nothing behind where the disk refuses, and say so."""
+    try:
+        yield
     except (OSError, DiskError) as error:
         shutil.rmtree(working, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
@@ -125,10 +155,22 @@ def save_checkpoint(
             f"the checkpoint of step {step} could not be written to {root}: {reason}; "
             "checkpoints that were there before are untouched"
         ) from error
-    if best is not None and best.step == step:
-        name_best(root, best)
-    remove_old(root, removal, keep=keep, keep_every=keep_every, best=best)
-    return target
+
+
+def _joined(
+    state: Iterable[tuple[str, Tensor | StoredTensor]], told: list[dict[str, list[list[int]]]]
+) -> dict[str, StateFile]:
+    """Return the manifest's entries for files of which each rank has told the parts that it wrote."""
+    files = {}
+    for name, tensor in state:
+        file = name.replace("/", ".")
+        checksum = written = 0
+        for start, nbytes, crc in sorted(part for rank in told for part in rank[file]):
+            assert start == written, "every byte is one rank's"
+            checksum, written = crc32_combine(checksum, crc, nbytes), start + nbytes
+        assert written == tensor.numel() * tensor.element_size(), "every byte is one rank's"
+        files[name] = StateFile(file, dtype_name(tensor.dtype), tensor.numel(), checksum)
+    return files
 
 
 def remove_leftovers(root: Path) -> None:

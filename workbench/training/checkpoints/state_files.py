@@ -16,7 +16,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from workbench.engine.stored_tensor import StoredTensor
+from workbench.engine.stored_tensor import SharedTensor, StoredTensor
 from workbench.model.direct_file import DirectFile
 from workbench.runs.checkpoints import DamagedFileError
 from workbench.system.files import crc32
@@ -65,6 +65,38 @@ def write_tensors(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def write_parts(
+    folder: Path, tensors: Iterable[tuple[str, Tensor | StoredTensor]]
+) -> dict[str, list[list[int]]]:
+    """Write this rank's parts of `tensors` into the files that all ranks share, durably. Return of each file the parts:
+    where they begin, their bytes and their CRC-32.
+
+    Raises:
+        OSError: the disk does not take them.
+    """
+    written: dict[str, list[list[int]]] = {}
+    for name, tensor in tensors:
+        assert isinstance(tensor, SharedTensor), "ranks share the state"
+        file = name.replace("/", ".")
+        written[file] = []
+        number = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            for start, part in tensor.parts:
+                checksum, at = 0, start * tensor.element_size()
+                for first, last in _pieces(part):
+                    piece = part[first:last].cpu() if isinstance(part, Tensor) else part.read(first, last)
+                    view = _bytes_of(piece)
+                    checksum = crc32(view, checksum)
+                    done = 0
+                    while done < len(view):
+                        done += os.pwrite(number, view[done:], at + first * tensor.element_size() + done)
+                written[file].append([at, part.numel() * tensor.element_size(), checksum])
+            os.fsync(number)
+        finally:
+            os.close(number)
+    return written
 
 
 def read_tensors(tensors: Iterable[tuple[Path, Tensor | StoredTensor, int]]) -> None:
