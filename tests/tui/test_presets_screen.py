@@ -29,6 +29,7 @@ from workbench.tui.screens.presets import (
     match_score,
     preset_rows,
 )
+from workbench.tui.screens.row_table import begins_filter
 
 SIZES = [(80, 24), (60, 16)]
 
@@ -136,6 +137,16 @@ async def test_what_is_typed_filters_and_escape_gives_all_back(tmp_path: Path) -
         assert names(screen) == ["gpt2-10b", "quickstart"] and screen.preset_table.has_focus
 
 
+async def test_no_small_letter_acts_at_once_and_what_acts_is_a_capital(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
+        small = [key for key in screen.active_bindings if key.isalpha() and len(key) == 1 and key.islower()]
+        for key in (*"abcdefghijklmnopqrstuvwxyz", "0", "9"):
+            await pilot.press(key)
+            assert screen.query_one(Input).value == key and app.is_running and not app.asked
+            await pilot.press("escape")
+        assert all(begins_filter(key) for key in small)
+
+
 async def test_a_filter_begins_with_any_letter_after_a_slash(tmp_path: Path) -> None:
     async with shown(tmp_path) as (screen, pilot, app):
         await pilot.press("slash", "r")
@@ -156,15 +167,15 @@ async def test_enter_opens_the_preset_from_the_list_and_from_the_filter(tmp_path
 
 async def test_r_runs_what_fits_and_asks_about_what_does_not(tmp_path: Path) -> None:
     async with shown(tmp_path) as (_screen, pilot, app):
-        await pilot.press("down", "r")
+        await pilot.press("down", "R")
         (asked,) = app.asked
         assert isinstance(asked, StartRun)
         assert (asked.name, asked.text) == ("quickstart", SMALL.read_text())
-        await pilot.press("up", "r")
+        await pilot.press("up", "R")
         assert large_lacks() in " ".join(text_of(app).split())
         await pilot.press("enter")
         assert len(app.asked) == 1
-        await pilot.press("r")
+        await pilot.press("R")
         await pilot.press("y")
         assert len(app.asked) == 2
 
@@ -177,7 +188,7 @@ async def test_a_preset_with_errors_is_listed_with_them_not_run_and_can_be_opene
     async with shown(tmp_path) as (screen, pilot, app):
         assert here(screen) == "a-broken-one" and "✗ broken" in text_of(app)
         assert "model.architecture = 3" in text_of(app)
-        await pilot.press("r")
+        await pilot.press("R")
         assert not app.asked and "has errors" in app.told[0]
         await pilot.press("enter")
         assert isinstance(app.asked[0], OpenPreset)
@@ -185,7 +196,7 @@ async def test_a_preset_with_errors_is_listed_with_them_not_run_and_can_be_opene
 
 async def test_d_copies_into_the_users_folder_and_goes_to_the_copy(user: Path, tmp_path: Path) -> None:
     async with shown(tmp_path) as (screen, pilot, _app):
-        await pilot.press("down", "d")
+        await pilot.press("down", "D")
         assert (user / "quickstart-2.toml").read_text() == SMALL.read_text()
         assert here(screen) == "quickstart-2"
 
@@ -198,14 +209,14 @@ async def test_x_deletes_ones_own_after_a_question_and_nothing_of_the_house(
 
     async with shown(tmp_path) as (screen, pilot, app):
         assert here(screen) == "a-own"
-        await pilot.press("x")
+        await pilot.press("X")
         assert "cannot be undone" in text_of(app)
         await pilot.press("enter")  # the focus is on no
         assert own.exists()
-        await pilot.press("x")
+        await pilot.press("X")
         await pilot.press("y")
         assert not own.exists() and names(screen) == ["gpt2-10b", "quickstart"]
-        await pilot.press("x")
+        await pilot.press("X")
         assert app.screen is screen and "never deleted" in app.told[-1]
     assert (presets.shipped_folder() / "quickstart.toml").exists()
 
@@ -232,8 +243,8 @@ async def test_a_click_chooses_and_a_second_one_opens(tmp_path: Path) -> None:
 
 async def test_a_click_on_a_key_of_the_last_line_is_that_key(tmp_path: Path) -> None:
     async with shown(tmp_path) as (_screen, pilot, app):
-        last = text_of(app).splitlines()[-1]
-        await pilot.click(offset=(last.index("Open"), 23))
+        last = text_of(app).splitlines()[-2]
+        await pilot.click(offset=(last.index("Open"), 22))
         assert isinstance(app.asked[0], OpenPreset)
 
 

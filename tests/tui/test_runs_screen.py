@@ -174,6 +174,15 @@ async def test_what_is_wrong_with_a_run_is_told_in_its_detail(
         await until(pilot, lambda: told in host.text)
 
 
+async def test_a_letter_or_digit_begins_the_filter(zoo: dict[str, RunDirectory]) -> None:
+    async with shown(root_of(zoo)) as (host, pilot):
+        for key in "skxq2":
+            await pilot.press(key)
+            assert host.runs_screen.query_one(Input).value == key and host.screen is host.runs_screen
+            await pilot.press("escape")
+    assert not host.asked and not zoo["running"].control.exists()
+
+
 async def test_typing_after_a_slash_filters_and_escape_brings_all_back(zoo: dict[str, RunDirectory]) -> None:
     async with shown(root_of(zoo)) as (host, pilot):
         await pilot.press("slash", *"FAIL")
@@ -233,7 +242,7 @@ async def test_a_run_without_a_trainer_is_resumed_by_the_application(
     assert isinstance(message, ResumeRun) and message.run == zoo[kind]
 
 
-@pytest.mark.parametrize(("kind", "key"), [("stopped", "p"), ("died", "k"), ("failed", "s")])
+@pytest.mark.parametrize(("kind", "key"), [("stopped", "A"), ("died", "K"), ("failed", "S")])
 async def test_what_makes_no_sense_for_a_run_is_told_and_not_done(
     zoo: dict[str, RunDirectory], kind: str, key: str
 ) -> None:
@@ -248,11 +257,11 @@ async def test_what_makes_no_sense_for_a_run_is_told_and_not_done(
 @pytest.mark.parametrize(
     ("kind", "keys", "verb"),
     [
-        ("running", ["p"], "pause"),
-        ("paused", ["p"], "resume"),
+        ("running", ["A"], "pause"),
+        ("paused", ["A"], "resume"),
         ("paused", ["R"], "resume"),
-        ("running", ["k"], "save"),
-        ("running", ["s", "y"], "stop"),
+        ("running", ["K"], "save"),
+        ("running", ["S", "y"], "stop"),
     ],
 )
 async def test_a_living_run_is_steered_and_its_answer_told(
@@ -278,7 +287,7 @@ async def test_a_living_run_is_steered_and_its_answer_told(
 
 async def test_a_stop_that_is_not_confirmed_is_not_sent(zoo: dict[str, RunDirectory]) -> None:
     async with shown(root_of(zoo)) as (host, pilot):
-        await pilot.press("s")
+        await pilot.press("S")
         assert isinstance(host.screen, Confirm)
         await pilot.press("escape")
     assert not zoo["running"].control.exists()
@@ -288,26 +297,26 @@ async def test_leaving_does_not_wait_for_an_answer_that_is_outstanding(zoo: dict
     begun = time.monotonic()
 
     async with shown(root_of(zoo)) as (_, pilot):
-        await pilot.press("k")
+        await pilot.press("K")
         await until(pilot, zoo["running"].control.exists)
     assert time.monotonic() - begun < 20
 
 
 async def test_marked_runs_are_compared_in_the_order_of_the_list(zoo: dict[str, RunDirectory]) -> None:
     async with shown(root_of(zoo)) as (host, pilot):
-        await pilot.press("c")
+        await pilot.press("C")
         await until(pilot, lambda: bool(host.reports))
         await go_to(host, pilot, "failed")
         await pilot.press("space")
         assert host.here == zoo["died"]
         await go_to(host, pilot, "finished")
-        await pilot.press("space", "space", "up", "space", "c")
+        await pilot.press("space", "space", "up", "space", "C")
         await until(pilot, lambda: bool(host.asked))
         assert "2 marked" in host.text
         await go_to(host, pilot, "failed")
         await pilot.press("space")
         await go_to(host, pilot, "running")
-        await pilot.press("c")
+        await pilot.press("C")
         await until(pilot, lambda: len(host.asked) == 2)
     assert "two or more" in host.reports[0]
     assert [message.runs for message in host.asked] == [  # type: ignore[attr-defined]
@@ -324,13 +333,13 @@ async def test_deleting_asks_with_name_and_size_and_deletes_only_after_yes(
 
     async with shown(root) as (host, pilot):
         await go_to(host, pilot, "stopped")
-        await pilot.press("x")
+        await pilot.press("X")
         await until(pilot, lambda: isinstance(host.screen, Confirm))
         asked = " ".join(host.text.replace("│", " ").split())
         assert zoo["stopped"].name in asked and "3.0 MiB" in asked
         await pilot.press("enter")
         assert zoo["stopped"].path.is_dir()
-        await pilot.press("x")
+        await pilot.press("X")
         await until(pilot, lambda: isinstance(host.screen, Confirm))
         await pilot.press("y")
         await until(pilot, lambda: not zoo["stopped"].path.exists() and "is deleted" in "".join(host.reports))
@@ -345,7 +354,7 @@ async def test_what_may_not_be_deleted_is_not_even_asked_about(
 ) -> None:
     async with shown(root_of(zoo)) as (host, pilot):
         await go_to(host, pilot, kind)
-        await pilot.press("x")
+        await pilot.press("X")
         await until(pilot, lambda: bool(host.reports))
         assert not isinstance(host.screen, Confirm)
     assert "not a run" in host.reports[0] if kind == "foreign" else "stop it first" in host.reports[0]
@@ -367,7 +376,7 @@ async def test_e_exports_the_model_into_a_folder_that_is_asked_for(
     async with shown(root_of(zoo)) as (host, pilot):
         for kind, told in (("stopped", "Exported step 12"), ("failed", "it has no checkpoint")):
             await go_to(host, pilot, kind)
-            await pilot.press("e")
+            await pilot.press("E")
             await until(pilot, lambda: isinstance(host.screen, AskText))
             entry = host.screen.query_one(Input)
             assert zoo[kind].name in entry.value
@@ -378,7 +387,7 @@ async def test_e_exports_the_model_into_a_folder_that_is_asked_for(
             entry.value = str(tmp_path / "model")
             await pilot.press("enter")
             await until(pilot, lambda told=told: told in "".join(host.reports))  # type: ignore[misc]
-        await pilot.press("e")
+        await pilot.press("E")
         await until(pilot, lambda: isinstance(host.screen, AskText))
         await pilot.press("escape")
         await until(pilot, lambda: host.screen is host.runs_screen)
@@ -387,7 +396,7 @@ async def test_e_exports_the_model_into_a_folder_that_is_asked_for(
 
 async def test_y_copies_the_path(zoo: dict[str, RunDirectory]) -> None:
     async with shown(root_of(zoo)) as (host, pilot):
-        await pilot.press("down", "y")
+        await pilot.press("down", "Y")
     assert host.copied == [str(zoo["paused"].path)]
 
 
@@ -397,12 +406,12 @@ async def test_in_read_only_mode_nothing_is_changed_and_looking_still_works(
     async with shown(root_of(zoo), read_only=True, size=(160, 24)) as (host, pilot):
         for kind in ("running", "stopped"):
             await go_to(host, pilot, kind)
-            await pilot.press("p", "k", "s", "R", "e", "x")
+            await pilot.press("A", "K", "S", "R", "E", "X")
             assert host.screen is host.runs_screen
         assert not host.asked and not host.reports
         for text in ("Delete", "Stop", "Resume"):
             assert f" {text}" not in host.text
-        await pilot.press("enter", "y")
+        await pilot.press("enter", "Y")
         await until(pilot, lambda: bool(host.asked and host.copied))
     assert not zoo["running"].control.exists()
 
@@ -431,7 +440,7 @@ async def test_the_list_follows_the_folder_without_reading_what_has_not_changed(
 
 async def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
     async with shown(tmp_path / "nowhere", size=(200, 24)) as (host, pilot):
-        await pilot.press("enter", "x", "s", "R", "c", "y", "space", "up", "end")
+        await pilot.press("enter", "X", "S", "R", "C", "Y", "space", "up", "end")
         assert "There are no runs in" in host.text
     assert not host.asked
 

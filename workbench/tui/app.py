@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.tui.screens.top import TopScreen
 
 PARTS = ("presets", "runs", "top")
+LOOK_FOR_RUNS_S = 5.0
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the screen without a question. (Control-C is a key here, no signal.)"""
 
@@ -74,12 +75,12 @@ class WorkbenchApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("P", "show_part('presets')", "Presets", id="app.presets", show=False),
         Binding("H", "show_part('runs')", "Runs", id="app.runs", show=False),
-        Binding("M", "show_part('top')", "Monitor", id="app.top", show=False),
+        Binding("M", "show_part('top')", "Machine", id="app.top", show=False),
         Binding("question_mark", "help", "Help", key_display="?", id="app.help"),
         Binding("f1", "help", "Help", id="app.help_anywhere"),
         Binding("escape", "back", "Back", id="app.back", show=False),
-        Binding("q", "leave", "Quit", id="app.leave"),
-        Binding("ctrl+q", "quit", "Quit", id="app.quit", show=False, priority=True),
+        Binding("q", "leave", "Back, at last quit", id="app.leave", show=False),
+        Binding("ctrl+q", "quit", "Quit", id="app.quit", priority=True),
     ]
 
     def __init__(self, context: AppContext, *, part: str = "", run: RunDirectory | None = None) -> None:
@@ -154,8 +155,14 @@ class WorkbenchApp(App[None]):
         self._set_keys()
         self.context.monitor.start()
         self._watch_newest_run()
+        self.set_interval(LOOK_FOR_RUNS_S, self._look_for_runs)
 
-    @work(thread=True, group="watch", exit_on_error=False)
+    def _look_for_runs(self) -> None:
+        """Have the monitor follow a run that has begun while it is shown."""
+        if self.current_mode == "top":
+            self._watch_newest_run()
+
+    @work(thread=True, exclusive=True, group="watch", exit_on_error=False)
     def _watch_newest_run(self) -> None:
         """Have the monitor sample the newest run that trains here and the runs' disk, until a run is shown."""
         from workbench.runs.finding import newest_training
@@ -324,6 +331,11 @@ class WorkbenchApp(App[None]):
             if screen is not None and screen.is_attached and not await screen.may_quit():
                 return
         self.exit()
+
+    @property
+    def last_run(self) -> RunDirectory | None:
+        """The run that was looked at last."""
+        return None if self._run_screen is None else self._run_screen.run
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         from workbench.tui.palette import actions_of

@@ -80,6 +80,10 @@ def show(
         gc.enable()
     if errors.getvalue():
         raise ScreenError(_last_sentence(errors.getvalue())) from Exception(errors.getvalue())
+    if app.last_run is not None:
+        from workbench.runs.ending import ending
+
+        print(*ending(app.last_run).lines(), sep="\n")
     return app.return_code or EXIT_DONE
 
 

@@ -135,7 +135,7 @@ class Confirm(Dialog[bool]):
 
 
 class Choice(Dialog["str | None"]):
-    """A question with several answers; returns the name of one, or None. The first nine have their digit as key."""
+    """A question with several answers; returns the name of one, or None. The key of an answer is its first letter."""
 
     DEFAULT_CSS = """
     Choice {
@@ -148,17 +148,12 @@ class Choice(Dialog["str | None"]):
     def __init__(
         self, title: str, options: Sequence[tuple[str, str]], text: str = "", *, glyphs: Glyphs = BLOCKS
     ) -> None:
-        """`options`: (name, label) of each answer; `text`: sentences above them."""
+        """`options`: (name, label) of each answer, no two with one first letter; `text`: sentences above them."""
         super().__init__(title, text, glyphs=glyphs)
         self._options = tuple(options)
 
     def compose_inputs(self) -> ComposeResult:
-        yield OptionList(
-            *(
-                Option(Content(f"{number if number < 10 else ' '} {label}"), id=name)
-                for number, (name, label) in enumerate(self._options, start=1)
-            )
-        )
+        yield OptionList(*(Option(Content(f"{name[0]} {label}"), id=name) for name, label in self._options))
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()
@@ -168,9 +163,10 @@ class Choice(Dialog["str | None"]):
         self.dismiss(event.option.id)
 
     def on_key(self, event: events.Key) -> None:
-        if event.key.isdecimal() and 1 <= int(event.key) <= len(self._options):
+        answer = next((name for name, _ in self._options if event.key == name[0]), None)
+        if answer is not None:
             event.stop()
-            self.dismiss(self._options[int(event.key) - 1][0])
+            self.dismiss(answer)
 
 
 class AskText(Dialog["str | None"]):

@@ -16,6 +16,7 @@ from screen_host import text_of, until
 from settled_pilot import settled
 from whole_app import House
 
+from workbench.runs.ending import ending
 from workbench.tui import command
 from workbench.tui.app import ENDING, WorkbenchApp
 from workbench.tui.messages import OpenPreset, OpenRun
@@ -24,7 +25,7 @@ from workbench.tui.screens.presets import PresetTable
 
 
 @pytest.mark.parametrize("key", ["escape", "q"])
-async def test_a_key_goes_back_to_the_part_and_q_then_quits(house: House, key: str) -> None:
+async def test_a_key_goes_back_to_the_part_and_ctrl_q_then_quits(house: House, key: str) -> None:
     path = house.preset("tiny")
 
     async with house.shown() as (app, pilot):
@@ -37,14 +38,14 @@ async def test_a_key_goes_back_to_the_part_and_q_then_quits(house: House, key: s
         await pilot.press("escape")
         await settled(pilot)
         assert app.is_running and app.return_code is None
-        await pilot.press("q")
+        await pilot.press("ctrl+q")
         await until(pilot, lambda: app.return_code == 0)
 
 
-@pytest.mark.parametrize("part", ["presets", "runs", "top"])
-async def test_q_quits_from_every_part(house: House, part: str) -> None:
+@pytest.mark.parametrize(("part", "key"), [("presets", "ctrl+q"), ("runs", "ctrl+q"), ("top", "q")])
+async def test_a_key_quits_from_every_part(house: House, part: str, key: str) -> None:
     async with house.shown(part=part) as (app, pilot):
-        await pilot.press("q")
+        await pilot.press(key)
         await until(pilot, lambda: app.return_code == 0)
 
 
@@ -68,7 +69,7 @@ async def test_quitting_asks_where_a_living_run_is_watched_from_whatever_part(
         assert app.return_code is None
         await pilot.press(keys[-1])
         await until(pilot, lambda: app.shown == "Choice")
-        await pilot.press("1")  # detach
+        await pilot.press("d")
         await until(pilot, lambda: app.return_code == 0)
     assert not run.control.exists()
 
@@ -80,7 +81,7 @@ async def test_quitting_asks_nothing_where_the_run_has_ended_or_was_left(house: 
         if living:
             await pilot.press("escape")
             await until(pilot, lambda: app.shown == "Choice")
-            await pilot.press("1")
+            await pilot.press("d")
             await until(pilot, lambda: app.stack == ["RunsScreen"])
         await pilot.press("ctrl+q")
         await until(pilot, lambda: app.return_code == 0)
@@ -186,3 +187,16 @@ async def test_quitting_asks_where_a_form_has_changes_that_are_not_saved(
         await until(pilot, lambda: app.shown == "Confirm")
         await pilot.press("y")
         await until(pilot, lambda: app.return_code == 0)
+
+
+def test_leaving_the_screen_prints_how_the_run_stands_and_the_commands_that_come_next(
+    house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = house.run(living=False)
+    monkeypatch.setattr(WorkbenchApp, "run", lambda self: None)
+    monkeypatch.setattr(WorkbenchApp, "last_run", run)
+    assert command.show(house.runs) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines() == ending(run).lines() and printed.count("workbench ") >= 3
+    monkeypatch.setattr(WorkbenchApp, "last_run", None)
+    assert command.show(house.runs) == 0 and not capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from screen_host import until
+from screen_host import text_of, until
 from settled_pilot import settled
 from textual.widgets import Input, Static
 from whole_app import App, House
@@ -186,7 +186,7 @@ async def test_a_read_only_look_starts_and_resumes_nothing(
         app.screen.post_message(ResumeRun(run))
         await until(pilot, lambda: len(app.reports) == 2)
         await settled(pilot)
-        assert all("read-only" in said for said, _ in app.reports)
+        assert all("read-only" in said.lower() for said, _ in app.reports)
         assert app.stack == ["PresetsScreen"]
 
 
@@ -235,3 +235,54 @@ async def test_a_screen_that_is_covered_reads_nothing_until_it_can_be_seen(
                 if isinstance(each, LiveScreen) and each.is_attached:
                     each.tick()
             assert looks == expected[: len(app.screen_stack)], screen
+
+
+async def test_the_monitor_follows_a_run_that_begins_while_it_is_shown(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.tui.app.LOOK_FOR_RUNS_S", 0.05)
+    async with house.shown(part="top") as (app, pilot):
+        await until(pilot, lambda: house.monitor.begun == 1)
+        assert app._training is None
+        run = house.run(living=True)
+        await until(pilot, lambda: app._training == run)
+        assert app._top_screen is not None and app._top_screen._run is not None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 16)], ids=["high", "low"])
+async def test_every_screen_shows_the_parts_and_a_click_goes_to_one(
+    house: House, size: tuple[int, int]
+) -> None:
+    run = house.run()
+    high = size[1] == 24
+    async with house.shown(size=size) as (app, pilot):
+
+        def last() -> str:
+            return text_of(app).splitlines()[-1]
+
+        assert (" P Presets  H Runs  M Machine " if high else " P  H  M ") in last()
+        for message, shown in (
+            (OpenPreset(house.preset("tiny")), "ConfigureScreen"),
+            (OpenRun(run), "RunScreen"),
+        ):
+            await app.open(pilot, message, shown)
+            await settled(pilot)
+            assert ("M Machine" if high else " M ") in last()
+        await pilot.click(offset=(last().index(" M ") + 1, size[1] - 1))
+        await until(pilot, lambda: app.shown == "TopScreen")
+        await settled(pilot)
+        assert ("M Machine" if high else " M ") in last()
+
+
+async def test_the_last_line_has_the_keys_of_the_focused_panel_and_a_click_is_that_key(house: House) -> None:
+    async with house.shown(size=(120, 40)) as (app, pilot):
+        await app.open(pilot, OpenRun(house.run()), "RunScreen")
+        await pilot.press("4")
+        await settled(pilot)
+        last = text_of(app).splitlines()[-1]
+        assert "/ Search" in last and "g Go to step" in last and "Zoom" not in last
+        await pilot.click(offset=(last.index("g Go to step"), 39))
+        await until(pilot, lambda: "step _" in text_of(app))
+        await pilot.press("escape", "1")
+        await settled(pilot)
+        assert "Zoom in" in text_of(app).splitlines()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -98,6 +99,7 @@ class House:
             loss=3.25,
             elapsed_s=75.0,
             pid=pid,
+            host=socket.gethostname() if living else "",
             pid_started=(process_started(pid) or 0.0) if living else 0.0,
             exit_code=None if living else 0 if finished else 143,
         )

@@ -111,7 +111,47 @@ async def test_letters_typed_into_a_search_are_seen_and_are_no_commands(log: Pat
         assert "/fyenNo" in picture(view)[-1]
         assert view.following and view.level == "all"
         await press(pilot, "escape", "f")
-        assert not view.following and view.searched == ""
+        assert not view.following and view.searched is None
+
+
+async def test_a_search_is_a_regular_expression_and_its_lines_are_counted_as_they_come(log: Path) -> None:
+    steps(log, 300)
+    async with shown_log(log) as (pilot, view):
+        await press(pilot, "slash", *"STEP 0*(17|118)/", "enter")
+        assert view.current.startswith("step 000118/") and "2/2" in picture(view)[0]
+        await press(pilot, "n")
+        assert view.current.startswith("step 000017/") and "1/2" in picture(view)[0]
+        with log.open("a") as file:
+            file.write("another step 17/300\n")
+        await look(pilot, view)
+        assert "1/3" in picture(view)[0]
+        await press(pilot, "escape", "slash", *"step (", "enter")
+        assert "is no regular expression" in picture(view)[-1]
+
+
+async def test_what_was_found_is_counted_while_old_lines_go(log: Path) -> None:
+    steps(log, TAIL_LINES)
+    async with shown_log(log) as (pilot, view):
+        await press(pilot, "slash", *"step 0*(5|9000)/", "enter")
+        assert "2/2" in picture(view)[0]
+        steps(log, 100, TAIL_LINES)
+        await look(pilot, view)
+        assert view.current.startswith("step 009000/") and "1/1" in picture(view)[0]
+
+
+async def test_a_step_is_gone_to_or_the_next_one_that_is_there(log: Path) -> None:
+    steps(log, 300)
+    with log.open("a") as file:
+        file.write("step 400/100000 | loss 3.2\n")
+    async with shown_log(log) as (pilot, view):
+        for typed, current, foot in (
+            ("120", "step 000120/", "line"),
+            ("350", "step 400/", "line"),
+            ("401", "step 400/", "no step 401 or later"),
+            ("x", "step 400/", "type the number of a step"),
+        ):
+            await press(pilot, "g", *typed, "enter")
+            assert view.current.startswith(current) and foot in picture(view)[-1]
 
 
 async def test_levels_show_warnings_and_errors_alone(log: Path) -> None:

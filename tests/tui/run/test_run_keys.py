@@ -260,13 +260,15 @@ async def test_leaving_a_living_run_asks_and_staying_and_detaching_leave_it_alon
 ) -> None:
     run = new_run(tmp_path, live())
     async with shown(run) as (host, pilot):
-        for stay in ("3", "escape"):
+        for stay in ("r", "escape"):
             await dialog(host, pilot, key, Choice)
             # Asked again meanwhile, it does not ask twice.
             assert not await host.run_screen.may_quit()
             await back(host, pilot, stay)
         await dialog(host, pilot, key, Choice)
-        await pilot.press("1")
+        await pilot.press("2")  # a digit chooses a panel elsewhere, and answers nothing here
+        assert isinstance(host.screen, Choice)
+        await pilot.press("d")
         await left(host, pilot)
         assert asked(run) == []
 
@@ -278,12 +280,18 @@ async def test_stopping_asks_the_trainer_and_leaves_and_stays_where_it_cannot_be
     run.control.mkdir()
     async with shown(run) as (host, pilot):
         await dialog(host, pilot, "q", Choice)
-        await pilot.press("2")
+        await dialog(host, pilot, "s", Confirm)
+        await back(host, pilot, "n")
+        assert asked(run) == []
+        await dialog(host, pilot, "q", Choice)
+        await dialog(host, pilot, "s", Confirm)
+        await pilot.press("y")
         await until(pilot, lambda: bool(host.toasts))
         assert host.screen is host.run_screen and "control.jsonl" in host.toasts[0]
         run.control.rmdir()
         await dialog(host, pilot, "q", Choice)
-        await pilot.press("2")
+        await dialog(host, pilot, "s", Confirm)
+        await pilot.press("y")
         await left(host, pilot)
         assert asked(run) == ["stop"]
 

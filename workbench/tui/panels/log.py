@@ -7,9 +7,12 @@ lines are held, and a line longer than LONGEST_LINE is given in several parts.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -51,6 +54,7 @@ _ERRORS = (
     "segmentation fault",
 )
 TAIL_LINES = 10_000
+_STEP = re.compile(r"step 0*(\d+)/")
 _GUTTER = 2
 """Cells before a line: the pointer and the mark of its level."""
 _LEVEL_NAMES: dict[Level, str] = {"all": "", "warning": "warnings and errors", "error": "errors"}
@@ -140,8 +144,9 @@ class LogView(Log):
 The end of what the run has printed (`train.log`, its last 10,000 lines), the newest line at the bottom.
 
 - `f` follows the end of the log or stops; moving up stops, `end` follows again. Arrow keys scroll.
-- `/` searches: type a text and press enter. The search goes up from the end; `n` finds the next above,
-  `N` downwards. Case is ignored. `esc` ends the search.
+- `/` searches: type a regular expression and press enter. The search goes up from the end; `n` finds the next above,
+  `N` the next below. The title counts the matches (3/17). Case is ignored. `esc` ends the search.
+- `g` goes to a step: type its number and press enter.
 - `e` shows all lines, warnings and errors, or errors alone. A line counts as an error by its words (error,
   traceback, cannot, out of memory and the like); `!` and a cross in front of a line mark both.
 - `y` copies the line that was found or clicked, else the last one shown. `o` opens the whole file in `$PAGER`.
@@ -173,6 +178,7 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         Binding("slash", "search", "Search", id="log.search", show=False),
         Binding("n", "next(-1)", "Next above", id="log.next", show=False),
         Binding("N", "next(1)", "Next below", id="log.previous", show=False),
+        Binding("g", "step", "Go to step", id="log.step", show=False),
         Binding("e", "level", "Level", id="log.level", show=False),
         Binding("y", "copy", "Copy line", id="log.copy", show=False),
         Binding("o", "pager", "Whole log in $PAGER", id="log.pager", show=False),
@@ -192,8 +198,8 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         super().__init__(highlight=True, max_lines=TAIL_LINES, id=id, classes=names)
         self.highlighter = _Marks(self)
         self.glyphs = glyphs
-        self.searched = ""
-        """The text that is searched for; "" where none is."""
+        self.searched: re.Pattern[str] | None = None
+        """What is searched for."""
         self.level: Level = "all"
         self.chosen: int | None = None
         """The number of the line that was found or clicked."""
@@ -202,7 +208,10 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         self._held: deque[LogLine] = deque(maxlen=TAIL_LINES)
         """The lines of every level."""
         self._typed: str | None = None
-        """The search that is being typed; None where none is."""
+        """What is being typed, a search or a step; None where nothing is."""
+        self._types_step = False
+        self._hits: list[int] = []
+        """The numbers of the lines that hold what is searched for."""
         self._message = ""
 
     # What screens use.
@@ -264,12 +273,17 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
             self.scroll_to(y=max(0, self.scroll_offset.y - gone), animate=False, immediate=True)
         if gone > 0 and self.chosen is not None:
             self.chosen = max(0, self.chosen - gone)
+        if gone > 0:
+            self._hits = [place - gone for place in self._hits if place >= gone]
+        held = len(self.lines) - max(0, gone)
+        self._hits += self._found_in([line.text for line in shown], max(0, held))
         self.write_lines(f" {marks[line.level]}{clean(line.text, self.glyphs)}" for line in shown)
 
     def _show_all(self) -> None:
         """Show the lines of the level from the newest on."""
         self.chosen = None
         self.auto_scroll = True
+        self._hits = []
         self.clear()
         self._append(tuple(self._held))
         self.scroll_end(animate=False, immediate=True, x_axis=False)
@@ -289,12 +303,12 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         parts = [
             "Log following" if self.following else "Log",
             _LEVEL_NAMES[self.level],
-            f"/{clean(self.searched, self.glyphs)}" if self.searched else "",
+            f"/{clean(self.searched.pattern, self.glyphs)} {self._count()}" if self.searched else "",
         ]
         title = f" {self.glyphs.separator} ".join(filter(None, parts))
         foot = self._message
         if self._typed is not None:
-            foot = f"/{clean(self._typed, self.glyphs)}_"
+            foot = f"{'step ' if self._types_step else '/'}{clean(self._typed, self.glyphs)}_"
         elif not foot and self.lines:
             last = min(len(self.lines), self.scroll_offset.y + self.scrollable_content_region.height)
             foot = f"line {last:,} of {len(self.lines):,}"
@@ -376,7 +390,11 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         self.app.refresh()
 
     def action_search(self) -> None:
-        self._typed = ""
+        self._typed, self._types_step = "", False
+        self._say("")
+
+    def action_step(self) -> None:
+        self._typed, self._types_step = "", True
         self._say("")
 
     def action_end_search(self) -> None:
@@ -385,22 +403,51 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         self._search_for("")
 
     def action_next(self, direction: int) -> None:
-        """Go to the next line with the text, above (-1) the chosen one or below (1) it."""
+        """Go to the next line that was found, above (-1) the chosen one or below (1) it."""
         if not self.searched or not self.lines:
             return
-        wanted, count = self.searched.lower(), len(self.lines)
-        at = self.chosen if self.chosen is not None else count if direction < 0 else -1
-        places = range(at - 1, -1, -1) if direction < 0 else range(at + 1, count)
-        found = next((place for place in places if wanted in self.lines[place][_GUTTER:].lower()), None)
-        self._message = "" if found is not None else f"not found {'above' if direction < 0 else 'below'}"
-        if found is not None:
-            self._choose(found)
+        at = self.chosen if self.chosen is not None else len(self.lines) if direction < 0 else -1
+        place = bisect_left(self._hits, at) - 1 if direction < 0 else bisect_right(self._hits, at)
+        found = 0 <= place < len(self._hits)
+        self._message = "" if found else f"not found {'above' if direction < 0 else 'below'}"
+        if found:
+            self._choose(self._hits[place])
         self._write_titles()
 
+    def _found_in(self, texts: Sequence[str], first: int) -> list[int]:
+        """Return the numbers of the lines that hold what is searched for; `first` is that of the first text."""
+        searched = self.searched
+        return (
+            [] if searched is None else [first + n for n, text in enumerate(texts) if searched.search(text)]
+        )
+
+    def _count(self) -> str:
+        """Return how many lines were found, and which of them is chosen."""
+        if self.chosen not in self._hits:
+            return f"{len(self._hits):,}"
+        return f"{self._hits.index(self.chosen) + 1:,}/{len(self._hits):,}"
+
     def _search_for(self, text: str) -> None:
-        self.searched = text
+        try:
+            self.searched = re.compile(text, re.IGNORECASE) if text else None
+        except re.error as error:
+            self._say(f"{text}: is no regular expression: {error}")
+            return
+        self._hits = self._found_in([line[_GUTTER:] for line in self.lines], 0)
         self._say("")
         self.refresh()
+
+    def _go_to_step(self, text: str) -> None:
+        """Choose the line of a step, else that of the next one that is in the log."""
+        steps = ((place, _STEP.match(line[_GUTTER:])) for place, line in enumerate(self.lines))
+        wanted = int(text) if text.isdecimal() and len(text) < 19 else None
+        if wanted is None:
+            self._say("type the number of a step")
+            return
+        place = next((place for place, found in steps if found and int(found[1]) >= wanted), None)
+        self._say("" if place is not None else f"no step {wanted:,} or later is in these lines")
+        if place is not None:
+            self._choose(place)
 
     def _say(self, message: str) -> None:
         self._message = clean(message, self.glyphs)
@@ -416,8 +463,11 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         event.prevent_default()
         if event.key == "enter":
             typed, self._typed = self._typed, None
-            self._search_for(typed)
-            self.action_next(-1)
+            if self._types_step:
+                self._go_to_step(typed)
+            else:
+                self._search_for(typed)
+                self.action_next(-1)
         elif event.key == "escape":
             self._typed = None
         elif event.key in ("backspace", "ctrl+h"):
@@ -444,9 +494,5 @@ class _Marks(Highlighter):
         if mark in (view.glyphs.warning, view.glyphs.bad):
             name = "log--warning" if mark == view.glyphs.warning else "log--error"
             text.stylize(view.get_component_rich_style(name))
-        wanted, lower = view.searched.lower(), text.plain.lower()
-        if wanted and len(lower) == len(text.plain):
-            at = lower.find(wanted, _GUTTER)
-            while at >= 0:
-                text.stylize(Style(reverse=True), at, at + len(wanted))
-                at = lower.find(wanted, at + len(wanted))
+        for found in view.searched.finditer(text.plain, _GUTTER) if view.searched else ():
+            text.stylize(Style(reverse=True), *found.span())

@@ -5,10 +5,12 @@ Textual's footer is built anew, one widget a key, each time that the focus moves
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rich.segment import Segment
 from textual import events
+from textual.binding import Binding
 from textual.keys import key_to_character
 from textual.screen import Screen
 from textual.strip import Strip
@@ -34,6 +36,21 @@ _STATES: dict[str, str] = {
 }
 HELP = "help"
 """The action that is always shown."""
+SHOW_PART = "show_part("
+MOVES = frozenset(
+    ("up", "down", "left", "right", "home", "end", "pageup", "pagedown", "enter", "escape", "tab")
+)
+"""Keys of a panel that nobody has to be told."""
+
+
+class Key(NamedTuple):
+    """A key, how it is shown, what it does, and whether it does so now. `is_here`: of the part that is seen."""
+
+    key: str
+    shown: str
+    description: str
+    enabled: bool
+    is_here: bool = False
 
 
 class StatusLine(CanvasWidget):
@@ -171,17 +188,22 @@ finished, stopped, failed, died (its process ended without a message), stale (no
 
 
 class KeyLine(Widget):
-    """One line of keys. They are taken from the screen's active bindings that are to be shown.
+    """The keys that hold now: those of the screen, and beneath them the three parts of the application and the keys of
+    the focused panel. A low terminal has the screen's alone, and the letters of the parts at their end.
 
-    `unless`: keys that are not shown, another one for the same is: those that text fields take, where most are such.
+    They are taken from the active bindings; of the screen's, those that are to be shown. `unless`: keys that are not
+    shown, another one for the same is: those that text fields take, where most are such.
     """
 
     DEFAULT_CSS = """
     KeyLine { dock: bottom; height: 1; color: $footer-description-foreground; background: $footer-background; }
+    .-high KeyLine { height: 2; }
     KeyLine > .keys--key { color: $footer-key-foreground; background: $footer-key-background; text-style: bold; }
+    KeyLine > .keys--here { text-style: bold reverse; }
     KeyLine > .keys--off { color: $text-muted; }
     """
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"keys--key", "keys--off"}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"keys--key", "keys--here", "keys--off"}
+    SCOPED_CSS = False  # how high it is depends on the screen
     ALLOW_SELECT = False
 
     def __init__(
@@ -190,8 +212,9 @@ class KeyLine(Widget):
         super().__init__(id=id)
         self._unless = unless
         self.glyphs = glyphs
-        self._keys: tuple[tuple[str, str, str, bool], ...] = ()
-        """(key, as it is shown, what it does, whether it does so now)."""
+        self._keys: tuple[Key, ...] = ()
+        self._parts: tuple[Key, ...] = ()
+        self._of_panel: tuple[Key, ...] = ()
 
     def on_mount(self) -> None:
         self._read(self.screen)
@@ -200,49 +223,93 @@ class KeyLine(Widget):
     def _read(self, screen: Screen[object]) -> None:
         if not screen.is_active and self._keys:
             return
-        found: dict[str, tuple[str, str, str, bool]] = {}
+        found: dict[str, Key] = {}
+        of_panel: dict[str, Key] = {}
         focused = screen.focused
-        for _, binding, enabled, _ in screen.active_bindings.values():
+        active = screen.active_bindings.values()
+        moves = {each.binding.id for each in active if each.binding.key in MOVES}
+        for node, binding, enabled, _ in active:
             # What is typed into a field is no key of the screen's.
-            if focused is not None and focused.check_consume_key(binding.key, key_to_character(binding.key)):
+            if binding.key in self._unless or (
+                focused is not None and focused.check_consume_key(binding.key, key_to_character(binding.key))
+            ):
                 continue
-            if binding.show and binding.action not in found and binding.key not in self._unless:
-                shown = self.app.get_key_display(binding)
-                if self.glyphs.ascii and not shown.isascii():
-                    shown = binding.key
-                found[binding.action] = binding.key, shown, binding.description, enabled
+            key = Key(binding.key, self._shown(binding), binding.description, enabled)
+            if binding.show:
+                found.setdefault(binding.action, key)
+            elif node is focused and binding.id and binding.id not in moves:
+                of_panel.setdefault(binding.action, key)
         palette = screen.active_bindings.get(self.app.COMMAND_PALETTE_BINDING)
         if self.app.ENABLE_COMMAND_PALETTE and palette is not None:
             binding = palette.binding
-            shown = clean(self.app.get_key_display(binding), self.glyphs)
-            found["palette"] = binding.key, shown, binding.description, palette.enabled
+            name = clean(self.app.get_key_display(binding), self.glyphs)
+            found["palette"] = Key(binding.key, name, binding.description, palette.enabled)
         # Help comes first, so that it is there however many keys there are.
         keys = tuple(found[action] for action in sorted(found, key=lambda action: action != HELP))
-        if keys != self._keys:
-            self._keys = keys
+        shown = keys, self._parts_of(screen), tuple(of_panel.values())
+        if shown != (self._keys, self._parts, self._of_panel):
+            self._keys, self._parts, self._of_panel = shown
             self.refresh()
 
-    def _spans(self) -> list[tuple[int, int, tuple[str, str, str, bool]]]:
-        """(start, end, key) of those that fit."""
-        spans, at = [], 0
-        for key in self._keys:
-            end = at + len(key[1]) + len(key[2]) + 3
-            if end > self.size.width + 1:
-                continue
-            spans.append((at, end, key))
-            at = end
-        return spans
+    def _parts_of(self, screen: Screen[object]) -> tuple[Key, ...]:
+        """Return the keys of the application's parts; those that a text field takes are there too, but off."""
+        here = f"{SHOW_PART}{self.app.current_mode!r})"
+        active = screen.active_bindings
+        return tuple(
+            Key(
+                binding.key,
+                self._shown(binding),
+                binding.description,
+                binding.key in active and active[binding.key].binding.action == binding.action,
+                binding.action == here,
+            )
+            for binding in self.app.BINDINGS
+            if isinstance(binding, Binding) and binding.action.startswith(SHOW_PART)
+        )
+
+    def _shown(self, binding: Binding) -> str:
+        shown = self.app.get_key_display(binding)
+        return binding.key if self.glyphs.ascii and not shown.isascii() else shown
+
+    def _row(self, y: int) -> list[tuple[int, int, Key]]:
+        """(start, end, key) of those that fit into a row."""
+        if y:
+            return _fitting([*self._parts, *self._of_panel], self.size.width)
+        letters = [key._replace(description="") for key in self._parts] if self.size.height == 1 else []
+        ends = _fitting(letters, self.size.width)
+        room = self.size.width - (ends[-1][1] if ends else 0)
+        shift = [(start + room, end + room, key) for start, end, key in ends]
+        return [*_fitting(self._keys, room), *shift]
 
     def render_line(self, y: int) -> Strip:
         plain = self.rich_style
-        bold, off = self.get_component_rich_style("keys--key"), self.get_component_rich_style("keys--off")
-        line = []
-        for _, _, (_, shown, description, enabled) in self._spans():
-            line += [Segment(f" {shown}", bold if enabled else off)]
-            line += [Segment(f" {description} ", plain if enabled else off)]
+        bold, here, off = (self.get_component_rich_style(f"keys--{name}") for name in ("key", "here", "off"))
+        line: Line = []
+        at = 0
+        for start, end, key in self._row(y):
+            if start > at:
+                line.append(Segment(" " * (start - at), plain))
+            named = f" {key.description}" if key.description else ""
+            if key.is_here:
+                line.append(Segment(f" {key.shown}{named} ", here))
+            else:
+                line.append(Segment(f" {key.shown}", bold if key.enabled else off))
+                line.append(Segment(f"{named} ", plain if key.enabled else off))
+            at = end
         return Strip(line).adjust_cell_length(self.size.width, plain)
 
     def on_click(self, event: events.Click) -> None:
-        for start, end, (key, _, _, enabled) in self._spans():
-            if start <= event.x < end and enabled:
-                self.app.simulate_key(key)
+        for start, end, key in self._row(event.y):
+            if start <= event.x < end and key.enabled:
+                self.app.simulate_key(key.key)
+
+
+def _fitting(keys: Sequence[Key], width: int) -> list[tuple[int, int, Key]]:
+    """Return (start, end, key) of the keys that fit into `width` cells, one after the other."""
+    spans, at = [], 0
+    for key in keys:
+        end = at + len(key.shown) + len(key.description) + (3 if key.description else 2)
+        if end <= width + 1:
+            spans.append((at, end, key))
+            at = end
+    return spans

@@ -19,6 +19,7 @@ from textual.widget import Widget
 from workbench.tui.canvas import CachedLines
 from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.panel import clean
+from workbench.tui.screens.live_screen import HIGH
 
 Group = Literal["charts", "machine", "lanes", "log", "samples", "events"]
 GROUPS: tuple[Group, ...] = ("charts", "machine", "lanes", "log", "samples", "events")
@@ -155,7 +156,8 @@ class RunGroups(Container, CachedLines):
 
     def _place(self) -> None:
         # The screen's size: this widget's own is known only when it was laid out.
-        width, height = self.screen.size.width, max(1, self.screen.size.height - 3)
+        width, height = self.screen.size
+        height = max(1, height - (4 if height >= HIGH else 3))
         regions = arrange_groups(width, height, self.chosen, self.side)
         for group, widget in self.groups.items():
             region = regions.get(group)

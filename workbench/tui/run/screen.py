@@ -36,7 +36,7 @@ from workbench.tui.run.groups import GROUPS, Group, GroupLine, PanelGroup, RunGr
 from workbench.tui.run.machine import MachinePanels, RecordedPanel
 from workbench.tui.run.reading import RunLook, RunReader
 from workbench.tui.run.results import Outcome, SamplesView, SummaryPanel
-from workbench.tui.run.steering import GOES_ON, SteeringScreen, end_at_once
+from workbench.tui.run.steering import GOES_ON, SteeringScreen, end_at_once, stop_question
 
 _LOG_EVERY = 2
 """Ticks from one look at the log to the next."""
@@ -466,13 +466,15 @@ all are shown and the digits move the focus, on a small one the digits switch.
                 (
                     ("detach", "Detach: training goes on"),
                     ("stop", "Stop and save: finish the step, save, end"),
-                    ("stay", "Stay"),
+                    ("return", "Return to the run"),
                 ),
                 f"{self.run.name} is {'stopping' if self.stopping else 'training'}.",
                 glyphs=self.context.glyphs,
             )
             choice = await self.app.push_screen_wait(dialog)
             if choice == "stop":
+                if not await self.app.push_screen_wait(stop_question(self.run, self.context.glyphs)):
+                    return False
                 await asyncio.to_thread(send_control, self.run, "stop")
             return choice in ("detach", "stop")
         except WorkbenchError as error:

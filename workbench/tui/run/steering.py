@@ -62,6 +62,12 @@ def ask_changes(run: RunDirectory, done: int | None, glyphs: Glyphs) -> AskText:
     )
 
 
+def stop_question(run: RunDirectory, glyphs: Glyphs) -> Confirm:
+    """Return the question that comes before every stop."""
+    text = f"Stop {run.name}? It finishes its step, saves a checkpoint and ends; R resumes it from there."
+    return Confirm("Stop", text, "Stop and save", "Keep training", glyphs=glyphs)
+
+
 def overrides_in(text: str) -> list[str]:
     """Split what was typed as a shell does. Raises ValueError for a quote without an end."""
     return shlex.split(text)
@@ -131,9 +137,7 @@ class SteeringScreen(LiveScreen):
         return found[0] if found is not None and found[2] else None
 
     async def _confirm_stop(self, run: RunDirectory) -> None:
-        text = f"Stop {run.name}? It finishes its step, saves a checkpoint and ends; R resumes it from there."
-        dialog = Confirm("Stop", text, "Stop and save", "Keep training", glyphs=self.context.glyphs)
-        if await self.app.push_screen_wait(dialog):
+        if await self.app.push_screen_wait(stop_question(run, self.context.glyphs)):
             self.steer(run, "stop")
 
     def steer(self, run: RunDirectory, command: str) -> None:

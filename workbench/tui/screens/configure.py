@@ -55,9 +55,8 @@ class ConfigureScreen(WorkbenchScreen):
     TITLE = "Configure"
     CHANGING = ("start", "save", "measure")
     AUTO_FOCUS = ""
-    # Textual declares these two as an instance's.
+    # Textual declares it as an instance's.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (130, "-widest")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (22, "-high")]  # noqa: RUF012
     CSS = """
     ConfigureScreen #title { height: 1; color: $text; background: $panel; padding: 0 1; }
     ConfigureScreen #above { height: auto; max-height: 3; color: $error; padding: 0 1; display: none; }

@@ -13,6 +13,8 @@ from textual.screen import ModalScreen, Screen
 
 from workbench.tui.context import AppContext
 
+HIGH = 22
+"""Rows of a terminal from which screens have room for a second line of keys, and for more than the least."""
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -56,6 +58,8 @@ class WorkbenchScreen(Screen[None]):
     """A screen with its context. In read-only mode it leaves out the actions `CHANGING`."""
 
     CHANGING: ClassVar[Collection[str]] = ()
+    # Textual declares it as an instance's.
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (HIGH, "-high")]  # noqa: RUF012
 
     def __init__(self, context: AppContext) -> None:
         super().__init__(classes="-ascii" if context.glyphs.ascii else None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
@@ -205,15 +205,14 @@ class PresetsScreen(WorkbenchScreen, FilteredScreen):
 
     TITLE = "Presets"
     CHANGING = ("run", "duplicate", "delete")
-    # Textual declares these two as an instance's.
+    # Textual declares it as an instance's.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (22, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open", id="presets.open"),
-        Binding("r", "run", "Run", id="presets.run"),
+        Binding("R", "run", "Run", id="presets.run"),
         Binding("slash", "filter", "Filter", key_display="/", id="presets.filter"),
-        Binding("d", "duplicate", "Duplicate", id="presets.duplicate"),
-        Binding("x", "delete", "Delete", id="presets.delete"),
+        Binding("D", "duplicate", "Duplicate", id="presets.duplicate"),
+        Binding("X", "delete", "Delete", id="presets.delete"),
     ]
 
     def __init__(self, context: AppContext, machine: ThisMachine | None = None) -> None:
@@ -311,13 +310,6 @@ class PresetsScreen(WorkbenchScreen, FilteredScreen):
         self.query_one(FitMeter).show(None if row is None else row.plan, note)
 
     # Filtering
-
-    def on_key(self, event: events.Key) -> None:
-        """A letter that is no key begins a filter."""
-        is_bound = event.key in self.active_bindings  # bindings come after this
-        if self.preset_table.has_focus and event.is_printable and not is_bound and event.key != "space":
-            event.stop()
-            self.filter_field.open(event.character or "")
 
     @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from rich.text import Text
+from textual import events
 from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
@@ -183,6 +184,10 @@ class RowTable(DataTable[Text], Generic[Row], inherit_bindings=False):
             both = (before, self._marked)
             self.update(place for place, row in enumerate(self.shown) if self.identity(row) in both)
 
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        """Tell whether the key begins a filter: on a screen with one, every letter but capitals, and digits."""
+        return isinstance(self.screen, FilteredScreen) and begins_filter(character)
+
     # Drawing
 
     def mark(self, row: Row) -> str:
@@ -226,8 +231,15 @@ class FilterField(Input):
         self.remove_class("-shown")
 
 
+def begins_filter(character: str | None) -> bool:
+    return character is not None and (character.isalnum() or character in "-_.") and not character.isupper()
+
+
 class FilteredScreen(Screen[None]):
-    """A screen with a `FilterField` above one `RowTable`. A subclass binds the key of `filter`."""
+    """A screen with a `FilterField` above one `RowTable`. A subclass binds the key of `filter`.
+
+    What is typed goes into the filter, so that no small letter may be the key of anything else.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "clear_filter", "Clear filter", id="list.clear_filter", show=False),
@@ -237,6 +249,12 @@ class FilteredScreen(Screen[None]):
     @property
     def filter_field(self) -> FilterField:
         return self.query_one(FilterField)
+
+    def on_key(self, event: events.Key) -> None:
+        if self.query_one(RowTable).has_focus and begins_filter(event.character):
+            event.stop()  # a binding would come after this
+            event.prevent_default()
+            self.filter_field.open(event.character or "")
 
     def action_filter(self) -> None:
         self.filter_field.open()

@@ -246,13 +246,13 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         Binding("slash", "filter", "Filter", key_display="/", id="runs.filter"),
         Binding("R", "resume", "Resume", id="runs.resume"),
         Binding("space", "mark", "Mark", id="runs.mark"),
-        Binding("c", "compare", "Compare", id="runs.compare"),
-        Binding("p", "pause", "Pause/continue", id="runs.pause"),
-        Binding("k", "save", "Save now", id="runs.save"),
-        Binding("s", "stop", "Stop", id="runs.stop"),
-        Binding("e", "export", "Export", id="runs.export"),
-        Binding("x", "delete", "Delete", id="runs.delete"),
-        Binding("y", "copy_path", "Copy path", id="runs.copy_path"),
+        Binding("C", "compare", "Compare", id="runs.compare"),
+        Binding("A", "pause", "Pause/continue", id="runs.pause"),
+        Binding("K", "save", "Save now", id="runs.save"),
+        Binding("S", "stop", "Stop", id="runs.stop"),
+        Binding("E", "export", "Export", id="runs.export"),
+        Binding("X", "delete", "Delete", id="runs.delete"),
+        Binding("Y", "copy_path", "Copy path", id="runs.copy_path"),
     ]
 
     def __init__(self, context: AppContext) -> None:
@@ -279,9 +279,6 @@ class RunsScreen(SteeringScreen, FilteredScreen):
         self.run_list.focus()
         self.run_list.show((), "Reading the runs ...")
         self.look()
-
-    def on_resize(self) -> None:
-        self.set_class(self.size.height < 20, "-low")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if not super().check_action(action, parameters):
