@@ -170,6 +170,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     """
     shared = conditions.shared_memory
     delayed = conditions.overlap == "delayed"
+    partitioned = conditions.ranks > 1
     if delayed and placement.weights == "disk":
         raise ValueError("overlap = 'delayed' with weights = 'disk': the disk would have to hold them twice")
     storage = {region.dtype for region in unit.regions}
@@ -178,12 +179,11 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     on_device = placement.state == "device" and not shared
     comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
     streamed = comes and unit.kind == "block"
-    partitioned = conditions.ranks > 1
     if partitioned:
         check_shared_by_ranks(placement, delayed=delayed, streamed=streamed)
     aliased = not streamed and not converts and not delayed and (on_device or shared) and not partitioned
     several = conditions.gradient_accumulation > 1
-    waits_on_disk = placement.state == "disk" and (conditions.must_wait or several)
+    waits_on_disk = placement.state == "disk" and (conditions.must_wait or several) and not partitioned
     gradients: GradientMode
     if not (on_device or shared) or waits_on_disk or converts or partitioned:
         gradients = "bucketed"
@@ -225,12 +225,10 @@ def check_shared_by_ranks(placement: Placement, *, delayed: bool, streamed: bool
     """Raise ValueError where several ranks cannot share a unit's state."""
     if delayed:
         raise ValueError("overlap = 'delayed' on several ranks is not supported yet: use 'exact'")
-    for name, tier in (("weights", placement.weights), ("state", placement.state)):
-        if tier == "disk" or (name == "weights" and tier != "device"):
-            raise ValueError(
-                f"{name} = {tier!r} on several ranks is not supported yet: use weights = 'device' with state = 'host' "
-                "or 'device'"
-            )
+    if placement.weights != "device":
+        raise ValueError(
+            f"weights = {placement.weights!r} on several ranks is not supported yet: use weights = 'device'"
+        )
     if streamed:
         raise ValueError(
             "16-bit weights that a CPU computes in fp32 are not supported on several ranks yet: use precision = 'fp32'"

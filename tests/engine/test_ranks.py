@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from torch import Tensor, nn
 from workbench.engine import OffloadEngine
 from workbench.engine.devices.device import CpuDevice, Device
 from workbench.engine.non_finite import LossScaling
+from workbench.engine.rank_tasks import exact_total
+from workbench.engine.ranks import Ranks
 from workbench.layout import NORM_BLOCK
 from workbench.timeline import Kind
 
@@ -113,6 +117,8 @@ def train_ranks(
     rank: int, size: int, steps: list[list[Tensor]], memory: str, options: dict[str, Any]
 ) -> Outcome:
     seed = rank if options.pop("late", False) else None
+    if options.get("state") == "disk":
+        options["disk_path"] = tempfile.gettempdir()
     start = net(options.pop("seeds", [0, 0, 0])[rank])
     if options.pop("with_tokens", False):
         options["tokens"] = counted
@@ -127,6 +133,8 @@ def train_ranks(
 
 def train_one(steps: list[list[Tensor]], memory: str, options: dict[str, Any]) -> Outcome:
     options = {name: value for name, value in options.items() if name not in ("late", "seeds")}
+    if options.get("state") == "disk":
+        options["disk_path"] = tempfile.gettempdir()
     if options.pop("with_tokens", False):
         options["tokens"] = counted
     options["gradient_accumulation"] = len(steps[0])
@@ -164,6 +172,15 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         {"precision": "bf16", "compute": "same", "state_format": "half", "late": True},
     ),
     "fp16": ("one", {"precision": "fp16", "compute": "same", "with_tokens": True, "micro_batch_tokens": 22}),
+    "state disk": ("one", {"state": "disk"}),
+    "state disk, separate memory, clipped": (
+        "separate",
+        {"state": "disk", "gradient_clipping": 0.1, "late": True},
+    ),
+    "state disk, bf16, half": (
+        "separate",
+        {"state": "disk", "precision": "bf16", "compute": "same", "state_format": "half"},
+    ),
     "bf16, state device": ("separate", {"precision": "bf16", "compute": "same", "state": "device"}),
     "compact": ("separate", {"precision": "bf16", "compute": "same", "state_format": "compact"}),
 }
@@ -181,7 +198,8 @@ def test_a_micro_batch_on_each_rank_gives_the_bits_of_all_on_one(ranks: RankProc
 
 
 @pytest.mark.parametrize(
-    "way", ["one memory", "bf16, separate memory, half", "compact", "bf16, state device"]
+    "way",
+    ["one memory", "bf16, separate memory, half", "compact", "bf16, state device", "state disk, bf16, half"],
 )
 def test_the_state_of_all_ranks_together_has_the_bits_of_one(ranks: RankProcesses, way: str) -> None:
     memory, options = WAYS[way]
@@ -203,7 +221,9 @@ def joined(outcomes: list[Outcome]) -> dict[str, Tensor]:
     return whole
 
 
-@pytest.mark.parametrize("way", ["one memory, clipped", "fp16", "compact", "bf16, state device"])
+@pytest.mark.parametrize(
+    "way", ["one memory, clipped", "fp16", "compact", "bf16, state device", "state disk"]
+)
 def test_another_number_of_ranks_goes_on_with_the_same_bits(ranks: RankProcesses, way: str) -> None:
     """One rank's state after two steps is taken up by several, and theirs after two more by one."""
     memory, options = WAYS[way]
@@ -239,6 +259,8 @@ def go_on(
         "gradient_accumulation": len(mine[0]),
     }
     options.setdefault("precision", "fp32")
+    if options.get("state") == "disk":
+        options["disk_path"] = tempfile.gettempdir()
     model, outcome = net(rank), Outcome()
     with OffloadEngine(model, optimizer=SETTINGS, device=device_of(memory), **options) as engine:
         if saved is not None:
@@ -440,6 +462,24 @@ def train_deep(rank: int, size: int, steps: list[list[Tensor]], memory: str) -> 
     )
 
 
+def test_sums_over_ranks_are_rounded_once(ranks: RankProcesses) -> None:
+    """1 + 2**-53 on each rank is more than 1 on each, though no rank can say so in one number."""
+    mine = [1.0, 2.0**-53, 1e-300]
+    expected = math.fsum(mine * ranks.size)
+    assert expected > ranks.size
+    assert ranks.run(total_of, mine) == [(expected, True)] * ranks.size
+    assert ranks.run(total_of, [math.inf, 1.0]) == [(math.inf, True)] * ranks.size
+
+
+def total_of(rank: int, size: int, mine: list[float]) -> tuple[float, bool]:
+    together = Ranks(60.0)
+    together.connect()
+    try:
+        return exact_total(together, mine, written=rank == 1)
+    finally:
+        together.leave()
+
+
 # What is refused, and what fails
 
 
@@ -448,7 +488,6 @@ def train_deep(rank: int, size: int, steps: list[list[Tensor]], memory: str) -> 
     [
         ({"overlap": "delayed"}, "overlap = 'delayed' on several ranks is not supported yet"),
         ({"weights": "host"}, "weights = 'host' on several ranks is not supported yet"),
-        ({"state": "disk", "disk_path": "."}, "state = 'disk' on several ranks is not supported yet"),
         (
             {"precision": "fp16"},
             "16-bit weights that a CPU computes in fp32 are not supported on several ranks",

@@ -144,7 +144,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert_same_tensors(checkpoint(stays, 10), checkpoint(moves, 10))
 
 
-@pytest.mark.parametrize("change", ["offload.state=device", "offload.state_format=compact"])
+@pytest.mark.parametrize(
+    "change", ["offload.state=device", "offload.state_format=compact", "offload.state=disk"]
+)
 def test_ranks_resume_what_they_have_saved(
     pools: dict[int, RankProcesses], preset: Path, tmp_path: Path, change: str
 ) -> None:
@@ -155,7 +157,7 @@ def test_ranks_resume_what_they_have_saved(
     train(None, [str(preset), "--runs", str(tmp_path / "1")], *twice)
     one = new_run(tmp_path / "1")
     for ranks, each in ((pools[2], run), (None, one)):
-        train(ranks, ["--resume", str(each.path)], "train.steps=5", change)
+        train(ranks, ["--resume", str(each.path)], "train.steps=5", change, f"offload.disk_path={tmp_path}")
     assert_same_tensors(checkpoint(one, 5), checkpoint(run, 5))
 
 

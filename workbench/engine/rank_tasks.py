@@ -158,11 +158,7 @@ class RankTasks:
 
     def total(self, partials: list[float], *, written: bool) -> tuple[float, bool]:
         """Return the sum of all ranks' partial sums, with one rounding, and whether any of them has `written`."""
-        parts = exact_parts(partials)
-        told = self._ranks.tell(_PARTS.pack(written, len(parts), *parts, *[0.0] * (48 - len(parts))))
-        found = [_PARTS.unpack(message) for message in told]
-        total = math.fsum(value for _, count, *values in found for value in values[:count])
-        return total, any(wrote for wrote, *_ in found)
+        return exact_total(self._ranks, partials, written=written)
 
     def join(self, places: set[tuple[int, int]]) -> set[tuple[int, int]]:
         """Return the places, by unit and segment, that any rank has among its own."""
@@ -198,6 +194,15 @@ class RankTasks:
     def buffer_bytes(self) -> int:
         """Bytes of the buffers of gradients between ranks, on the device."""
         return self._received.nbytes + self._sums.nbytes
+
+
+def exact_total(ranks: Ranks, partials: list[float], *, written: bool) -> tuple[float, bool]:
+    """Return the sum of all ranks' numbers, with one rounding, and whether any of them has `written`."""
+    parts = exact_parts(partials)
+    told = ranks.tell(_PARTS.pack(written, len(parts), *parts, *[0.0] * (48 - len(parts))))
+    found = [_PARTS.unpack(message) for message in told]
+    total = math.fsum(value for _, count, *values in found for value in values[:count])
+    return total, any(wrote for wrote, *_ in found)
 
 
 def _joined(mean: Mean, told: list[bytes]) -> Mean:

@@ -330,7 +330,7 @@ class StepTasks:
     def read_state(self, task: Task) -> None:
         """State, and a gradient that waited, come from disk."""
         memory, chunk = self._pointers.place(task)
-        if self._applied.blocked:
+        if self._applied.blocked or not chunk.elements:
             return
         buffer = self._staging.take()
         self._staging.will_return()

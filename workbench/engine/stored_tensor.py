@@ -58,14 +58,15 @@ class MasterHalf(StoredTensor):
 
 
 class SharedTensor(StoredTensor):
-    """A tensor of which this rank has `parts` alone: where each begins, and what it is. The rest reads as zeros, and
-    what is written there is not kept."""
+    """A tensor of which this rank has `mine` alone, in `parts`: where each begins, its elements, and where in `mine` it
+    lies. The rest reads as zeros, and what is written there is not kept."""
 
     def __init__(
-        self, dtype: torch.dtype, elements: int, parts: Sequence[tuple[int, Tensor | StoredTensor]]
+        self, mine: Tensor | StoredTensor, elements: int, parts: Sequence[tuple[int, int, int]]
     ) -> None:
-        self.dtype = dtype
-        self.parts = [(start, part) for start, part in parts if part.numel()]
+        self.dtype = mine.dtype
+        self.parts = [part for part in parts if part[1]]
+        self._mine = mine
         self._elements = elements
 
     def numel(self) -> int:
@@ -73,23 +74,24 @@ class SharedTensor(StoredTensor):
 
     def read(self, start: int, stop: int) -> Tensor:
         found = torch.zeros(stop - start, dtype=self.dtype)
-        for part, first, last, at in self._within(start, stop):
-            here = part[first:last].cpu() if isinstance(part, Tensor) else part.read(first, last)
+        for at, first, last in self._within(start, stop):
+            mine = self._mine
+            here = mine[first:last].cpu() if isinstance(mine, Tensor) else mine.read(first, last)
             found[at : at + last - first] = here
         return found
 
     def write(self, start: int, values: Tensor) -> None:
-        for part, first, last, at in self._within(start, start + values.numel()):
+        for at, first, last in self._within(start, start + values.numel()):
             here = values[at : at + last - first]
-            if isinstance(part, Tensor):
-                part[first:last].copy_(here)
+            if isinstance(self._mine, Tensor):
+                self._mine[first:last].copy_(here)
             else:
-                part.write(first, here)
+                self._mine.write(first, here)
 
-    def _within(self, start: int, stop: int) -> Iterator[tuple[Tensor | StoredTensor, int, int, int]]:
-        """Return each part that reaches into elements `start` to `stop`, its own first and last of them, and where
-        these lie from `start` on."""
-        for begin, part in self.parts:
-            first, last = max(start, begin), min(stop, begin + part.numel())
+    def _within(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Return where each part that reaches into elements `start` to `stop` lies from `start` on, and its first and
+        last of them in `mine`."""
+        for begin, count, place in self.parts:
+            first, last = max(start, begin), min(stop, begin + count)
             if first < last:
-                yield part, first - begin, last - begin, first - start
+                yield first - start, place + first - begin, place + last - begin

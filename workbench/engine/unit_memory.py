@@ -190,7 +190,7 @@ class UnitMemory:
     def _create_files(self, disk: DiskTier) -> None:
         name = f"{self.unit.index:04d}-{self.unit.name}"
         lengths: dict[str, list[int]] = {}
-        for chunk in self.unit.chunks:
+        for chunk in self.chunks:
             for kind, (dtype, count) in self.filed_kinds(chunk).items():
                 lengths.setdefault(kind, [0] * len(self.unit.chunks))[chunk.index] = count * dtype.itemsize
         self.files = {kind: disk.create(f"{name}.{kind}", sizes) for kind, sizes in lengths.items()}
@@ -250,7 +250,7 @@ class UnitMemory:
                     staged[kind].zero_()
             for part, views in zip(chunk.slices, self.views(chunk, staged), strict=True):
                 _set_values(views, values[part.segment][part.start : part.start + part.count], arithmetic)
-            for kind, place in staged.items():
+            for kind, place in staged.items() if chunk.elements else ():
                 # Moments stay unwritten: such a record reads as zeros.
                 if kind in WEIGHT_KINDS:
                     self.files[kind].write(chunk.index, place)
@@ -421,16 +421,19 @@ class UnitMemory:
     def _shared(self, memory: RegionMemory, kind: str, dtype: torch.dtype, per: int) -> SharedTensor:
         """Return one kind of a region's state, of which this rank has its part of each chunk."""
         region = memory.region
-        parts: list[tuple[int, Tensor | StoredTensor]] = []
-        for chunk in self.chunks:
-            if self.unit.regions[chunk.region] is not region:
-                continue
-            place = self._places[chunk.index] // per
-            kept = memory.kept["master" if kind not in memory.kinds else kind]
-            part = kept[place : place - (-chunk.elements // per)]
-            half = None if kind in memory.kinds else MasterHalf(part, "high" if kind == "high" else "low")
-            parts.append(((chunk.start - region.start) // per, part if half is None else half))
-        return SharedTensor(dtype, -(-region.elements // per), parts)
+        parts = [
+            ((chunk.start - region.start) // per, -(-chunk.elements // per), self._places[chunk.index] // per)
+            for chunk in self.chunks
+            if self.unit.regions[chunk.region] is region
+        ]
+        mine: Tensor | StoredTensor
+        if kind in memory.kept:
+            mine = memory.kept[kind]
+        elif kind in memory.kinds:
+            mine = self._stored(region, kind, dtype, per)
+        else:
+            mine = MasterHalf(memory.kept["master"], "high" if kind == "high" else "low")
+        return SharedTensor(mine, -(-region.elements // per), parts)
 
     def stored(self, region: int, kind: str) -> StoredTensor:
         """Return one kind of a region's state that is on disk."""
@@ -438,7 +441,7 @@ class UnitMemory:
         return self._stored(place, kind, *state_kinds(place)[kind])
 
     def _stored(self, region: Region, kind: str, dtype: torch.dtype, per: int) -> StoredTensor:
-        mine = (c for c in self.unit.chunks if self.unit.regions[c.region] is region)
+        mine = (c for c in self.chunks if self.unit.regions[c.region] is region)
         records = [(chunk.index, -(-chunk.elements // per)) for chunk in mine]
         return FiledTensor(self.files[kind], dtype, records)
 

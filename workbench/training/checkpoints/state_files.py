@@ -83,16 +83,17 @@ def write_parts(
         written[file] = []
         number = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            for start, part in tensor.parts:
-                checksum, at = 0, start * tensor.element_size()
-                for first, last in _pieces(part):
-                    piece = part[first:last].cpu() if isinstance(part, Tensor) else part.read(first, last)
+            item = tensor.element_size()
+            for start, count, _ in tensor.parts:
+                checksum = 0
+                for first in range(start, start + count, PIECE_BYTES // item):
+                    piece = tensor.read(first, min(first + PIECE_BYTES // item, start + count))
                     view = _bytes_of(piece)
                     checksum = crc32(view, checksum)
                     done = 0
                     while done < len(view):
-                        done += os.pwrite(number, view[done:], at + first * tensor.element_size() + done)
-                written[file].append([at, part.numel() * tensor.element_size(), checksum])
+                        done += os.pwrite(number, view[done:], first * item + done)
+                written[file].append([start * item, count * item, checksum])
             os.fsync(number)
         finally:
             os.close(number)
