@@ -89,7 +89,7 @@ class Trainer:
         self._control = ControlReader(journal.run)
         self._ranks = ranks
         self._stops = self._saves = False
-        """What several ranks have agreed on."""
+        """The decision that all ranks share."""
         self._sampler = EveryNth(sampler or training_sampler(config, data), ranks)
         self._schedule = learning_rate_schedule(config)
         self._pending: _Pending | None = None
