@@ -199,7 +199,7 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         self.highlighter = _Marks(self)
         self.glyphs = glyphs
         self.searched: re.Pattern[str] | None = None
-        """The searched text."""
+        """The pattern of the search."""
         self.level: Level = "all"
         self.chosen: int | None = None
         """The number of the line that was found or clicked."""
@@ -208,7 +208,7 @@ The end of what the run has printed (`train.log`, its last 10,000 lines), the ne
         self._held: deque[LogLine] = deque(maxlen=TAIL_LINES)
         """The lines of every level."""
         self._typed: str | None = None
-        """The field being typed into, a search or a step; None if there is none."""
+        """The text being typed, a search or a step; None if there is none."""
         self._types_step = False
         self._hits: list[int] = []
         """The numbers of the lines that hold what is searched for."""
