@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -116,6 +117,8 @@ wheel zooms, and the pointer reads.
     def __init__(self, glyphs: Glyphs, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(glyphs, id=id, classes=classes)
         self._given: Lanes | None = None
+        self._seconds: tuple[int, float, Mapping[str, LaneSeconds]] | None = None
+        """A step, its seconds and those of its lanes, where they are drawn instead of spans."""
         self._sight = LaneSight()
         self._first_cell = 0
         """The cell of a line in which the timeline begins."""
@@ -125,8 +128,13 @@ wheel zooms, and the pointer reads.
         """Draw this step, as `workbench.runs.read_lanes` gives it."""
         if lanes == self._given:
             return
-        self._given = lanes
+        self._given, self._seconds = lanes, None
         self._sight.show(StepLanes(lanes))
+        self.changed()
+
+    def show_seconds(self, step: int, step_s: float, seconds: Mapping[str, LaneSeconds]) -> None:
+        """Draw the seconds of a step's lanes, whose spans are not known; `show_lanes` ends it."""
+        self._given, self._seconds = None, (step, step_s, seconds)
         self.changed()
 
     @property
@@ -140,6 +148,8 @@ wheel zooms, and the pointer reads.
         return self._sight.under_cursor
 
     def heading(self) -> tuple[str, ...]:
+        if self._seconds is not None:
+            return (f"of step {self._seconds[0]:,}{self.separator}{short(self._seconds[1])}",)
         lanes = self._sight.lanes
         if lanes is None or not lanes.duration_s:
             return ()
@@ -157,6 +167,8 @@ wheel zooms, and the pointer reads.
         return ""
 
     def lines(self, width: int, height: int) -> list[Line]:
+        if self._seconds is not None:
+            return self._draw_seconds(*self._seconds, width)
         lanes = self._sight.lanes
         if lanes is not None and lanes.duration_s:
             return self._draw_lanes(lanes, width, height)
@@ -192,6 +204,23 @@ wheel zooms, and the pointer reads.
                 out.append((None, self._seconds_line(lanes, name, width)))
         self._lane_of_line = [lane for lane, _ in out]
         return [line for _, line in out]
+
+    def _draw_seconds(
+        self, step: int, step_s: float, seconds: Mapping[str, LaneSeconds], width: int
+    ) -> list[Line]:
+        """Return a bar of each lane's share of the step; when it worked is not known."""
+        self._lane_of_line = []
+        cells = max(1, width - _LABEL - 2 * _NUMBER)
+        out = [self.write(" " * (_LABEL + cells) + f"{'busy':>{_NUMBER}}{'exposed':>{_NUMBER}}", "dim")]
+        full = _KINDS["forward"][self.glyphs.ascii]
+        for name, each in seconds.items():
+            filled = round(min(1.0, each.busy_s / step_s) * cells) if step_s else 0
+            line = self.write(f"{name[: _LABEL - 1]:{_LABEL}}")
+            line += self.write(f"{full * filled:{cells}}", "forward" if name == "compute" else "moves")
+            line += self.write(f"{short(each.busy_s):>{_NUMBER}}")
+            line += self.write(f"{short(each.exposed_s):>{_NUMBER}}", _exposed_pen(name, each, step_s))
+            out.append(crop(line, width, self.glyphs))
+        return [*out, self.write("Seconds of the step; spans are kept of the last step only.", "dim")]
 
     def _ruler(self, label: int, numbers: int) -> Line:
         """Return times at begin, middle and end, the cursor's place, and the headings of the numbers."""

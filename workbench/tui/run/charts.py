@@ -17,7 +17,7 @@ from textual.containers import Container
 from workbench.runs import Metrics
 from workbench.runs.metrics import DownsampledMetrics
 from workbench.tui.canvas import CachedLines
-from workbench.tui.charts.chart import Chart
+from workbench.tui.charts.chart import Chart, place_of
 from workbench.tui.charts.plot import Curve
 from workbench.tui.charts.scale import View
 from workbench.tui.charts.series import Floats, Positions, Series
@@ -243,6 +243,13 @@ class ChartGroup(Container, CachedLines):
             chart.styles.column_span = columns - place % columns if place == len(shown) - 1 else 1
         for chart in self.charts:
             chart.display = chart in shown
+
+    def read_out(self, point: int | None) -> None:
+        """Put the cursor of all charts on this point of the run; None: take it away."""
+        first = self.loss
+        place = None if point is None else place_of(self.curves.loss, point, first.view.axis)
+        first.cursor = place
+        first.view_changed()
 
     def next_chart(self) -> None:
         """Select and focus the next chart."""

@@ -129,6 +129,7 @@ class RunGroups(Container, CachedLines):
         self.chosen: Group = "charts"
         self.side: Group = "log"
         """The last chosen of the groups that take turns."""
+        self.lines_above = 2
 
     @property
     def seen(self) -> tuple[Group, ...]:
@@ -149,6 +150,11 @@ class RunGroups(Container, CachedLines):
         if inside and not any(each.has_focus for each in inside):
             inside[0].focus()
 
+    def leave_lines(self, lines: int) -> None:
+        """Leave so many lines of the screen free above."""
+        self.lines_above = lines
+        self._place()
+
     def show_aside(self, group: Group) -> None:
         """Show a group of those that take turns, where there is room for it beside the chosen one."""
         self.side = group
@@ -157,7 +163,7 @@ class RunGroups(Container, CachedLines):
     def _place(self) -> None:
         # The screen's size: this widget's own is known only when it was laid out.
         width, height = self.screen.size
-        height = max(1, height - (4 if height >= HIGH else 3))
+        height = max(1, height - self.lines_above - (2 if height >= HIGH else 1))
         regions = arrange_groups(width, height, self.chosen, self.side)
         for group, widget in self.groups.items():
             region = regions.get(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -176,6 +176,19 @@ run's time. `N/A`: never known.
         super().__init__(glyphs, id=id)
         self._recorded: Metrics | None = None
         self._series: dict[str, list[float | None]] = {}
+        self._at: float | None = None
+
+    def show_at(self, time: float | None) -> None:
+        """Show the sample of this moment, seconds since 1970, in the place of the last one; None: the last one."""
+        self._at = time
+        self.changed()
+
+    def _chosen(self, recorded: Metrics) -> Mapping[str, float]:
+        if self._at is None or not len(recorded):
+            return recorded.last()
+        # A record is of the time since the one before.
+        place = min(int(recorded.column("time").searchsorted(self._at)), len(recorded) - 1)
+        return {column.name: float(recorded.column(column.name)[place]) for column in recorded.columns}
 
     def show(self, recorded: Metrics) -> None:
         """Draw what `workbench.monitor.recording.read_system` returns."""
@@ -190,7 +203,9 @@ run's time. `N/A`: never known.
         self.changed()
 
     def heading(self) -> tuple[str, ...]:
-        last = self._recorded.last() if self._recorded else {}
+        last = self._chosen(self._recorded) if self._recorded else {}
+        if self._at is not None and "time" in last:
+            return (f"at {clock(last['time'])}",)
         return (f"ended {clock(last['time'])}",) if "time" in last else ()
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -201,8 +216,9 @@ run's time. `N/A`: never known.
             is_damaged = recorded.problem and "missing" not in recorded.problem
             problem = recorded.problem if is_damaged else "The machine was not recorded during this run."
             return self.note(clean(problem, self.glyphs), width)
-        last = recorded.last()
-        out = [self.write(f"{'':{_NAME}}{'last':>{_VALUE}}{'highest':>{_VALUE}}", "dim")]
+        last = self._chosen(recorded)
+        head = "last" if self._at is None else "then"
+        out = [self.write(f"{'':{_NAME}}{head:>{_VALUE}}{'highest':>{_VALUE}}", "dim")]
         room = width - _NAME - 2 * _VALUE - 2
         for name, label, form in _ROWS:
             values = self._series[name]

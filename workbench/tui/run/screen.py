@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,8 +36,10 @@ from workbench.tui.run.events import LEARNED, Alerts, EventsPanel, RunEvent, run
 from workbench.tui.run.groups import GROUPS, Group, GroupLine, PanelGroup, RunGroups
 from workbench.tui.run.machine import MachinePanels, RecordedPanel
 from workbench.tui.run.reading import RunLook, RunReader
+from workbench.tui.run.replay import StepRecord, StepSlider, read_step
 from workbench.tui.run.results import Outcome, SamplesView, SummaryPanel
 from workbench.tui.run.steering import GOES_ON, SteeringScreen, end_at_once, stop_question
+from workbench.tui.screens.live_screen import Reader
 
 _LOG_EVERY = 2
 """Ticks from one look at the log to the next."""
@@ -70,6 +73,7 @@ all are shown and the digits move the focus, on a small one the digits switch.
 
 `p` pauses and continues, `k` saves a checkpoint now, `s` stops (it saves first; press it again to end at once),
 `R` resumes a run that was stopped or failed, and adds steps to a finished one.
+`t` replays a run that has ended: a slider moves charts, lanes and the machine's sample to a step.
 `z` freezes the picture, not the training. `y` copies the run's folder.
 `q` and escape leave; an active run is never ended without asking.
 """
@@ -94,6 +98,7 @@ all are shown and the digits move the focus, on a small one the digits switch.
         Binding("v", "next_chart", "Next chart", id="run.next_chart"),
         Binding("m", "one_alone", "One chart", id="run.one_alone"),
         Binding("z", "freeze", "Freeze", id="run.freeze"),
+        Binding("t", "replay", "Replay", id="run.replay"),
         Binding("y", "copy_path", "Copy path", id="run.copy_path"),
     ]
 
@@ -133,6 +138,8 @@ all are shown and the digits move the focus, on a small one the digits switch.
         self.summary = SummaryPanel(glyphs, id="summary")
         self.events = EventsPanel(glyphs, id="events")
         self.group_line = GroupLine(glyphs, run.name, id="run-groups")
+        self.slider = StepSlider(glyphs, id="replay")
+        self._step_reader = Reader(self, partial(read_step, run), self._show_step)
         self.groups = RunGroups(
             {
                 "charts": self.charts,
@@ -148,6 +155,7 @@ all are shown and the digits move the focus, on a small one the digits switch.
     def compose(self) -> ComposeResult:
         yield self.line
         yield self.group_line
+        yield self.slider
         yield self.groups
         yield KeyLine(self.context.glyphs)
 
@@ -351,12 +359,50 @@ all are shown and the digits move the focus, on a small one the digits switch.
                     self._compared,
                 )
             )
+        if look.active and self.slider.display:
+            self._end_replay()
         if look.active and before is not None and not before.active and self.groups.chosen == "events":
             self.action_group("charts")  # it goes on: its summary is gone, its curves grow again
         elif not look.active and before is None:
             self.groups.show_aside("events")
         elif not look.active and before is not None and before.active:
             self._report_end(look)
+
+    # Replay.
+
+    def action_replay(self) -> None:
+        """Slide over the steps of a run that has ended, or end that."""
+        curves = self.charts.curves
+        if self.slider.display:
+            self._end_replay()
+        elif self.latest is None or self.latest.more or curves.of or not len(curves):
+            self.report("There is no step to show yet.", severity="warning")
+        else:
+            self.slider.display = True
+            self.groups.leave_lines(3)
+            self.slider.show(curves.positions.along("step"))
+            self.slider.focus()
+
+    def _end_replay(self) -> None:
+        self.slider.display = False
+        self.groups.leave_lines(2)
+        self.charts.read_out(None)
+        self.recorded.show_at(None)
+        self.lanes.show_lanes(self._last_lanes or Lanes())
+        self.groups.choose(self.groups.chosen)
+
+    def on_step_slider_moved(self, message: StepSlider.Moved) -> None:
+        self.charts.read_out(message.record)
+        self._step_reader.read(message.record)
+
+    def _show_step(self, found: StepRecord | None) -> None:
+        if found is None or not self.slider.display:
+            return
+        self.recorded.show_at(found.time)
+        if self._last_lanes is not None and found.step == self._last_lanes.step:
+            self.lanes.show_lanes(self._last_lanes)
+        else:
+            self.lanes.show_seconds(found.step, found.step_s, found.lanes)
 
     def _show_machine(self, *, now: bool) -> None:
         """Show the machine as it is now, or as it was during the run."""
@@ -389,6 +435,8 @@ all are shown and the digits move the focus, on a small one the digits switch.
         if not super().check_action(action, parameters):
             return False
         active = self.latest is None or self.latest.active
+        if action == "replay":
+            return not active
         if action == "resume":
             return self.latest is not None and (self.latest.state == "paused" or self.latest.state in GOES_ON)
         return active if action in _ASKED else True
