@@ -107,12 +107,14 @@ def _run_across_ranks(
     """Rank 0 chooses and prepares the run, the others join it; one message says why it failed."""
     try:
         if ranks.rank:
-            return _join(ranks, requests)
-        choice = choose()
-        if choice is None:
+            code = _join(ranks, requests)
+        elif (choice := choose()) is None:
             ranks.tell(None)
             return EXIT_DONE
-        return _start(_labelled(choice, labels), requests, detach=False, ranks=ranks)
+        else:
+            code = _start(_labelled(choice, labels), requests, detach=False, ranks=ranks)
+        # A run that was stopped and has saved: torchrun would take any other code for a failure, and restart it.
+        return EXIT_DONE if code == requests.stop_code else code
     except OtherRankError as error:
         ranks.leave(error)
         # The rank that failed says so itself.
