@@ -172,6 +172,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         {"precision": "bf16", "compute": "same", "state_format": "half", "late": True},
     ),
     "fp16": ("one", {"precision": "fp16", "compute": "same", "with_tokens": True, "micro_batch_tokens": 22}),
+    "first units on the device": ("separate", {"device_fraction": 0.5, "late": True}),
     "state disk": ("one", {"state": "disk"}),
     "state disk, separate memory, clipped": (
         "separate",
@@ -193,7 +194,8 @@ def test_a_micro_batch_on_each_rank_gives_the_bits_of_all_on_one(ranks: RankProc
     one = train_one(steps, memory, options)
     # A device sums squares in fp32, parameter by parameter: a rank that has a part of one rounds otherwise, at most at
     # each of its elements.
-    norms = WIDTH * INNER * 2.0**-24 if memory == "separate" and options.get("state") == "device" else 0.0
+    on_device = options.get("state") == "device" or "device_fraction" in options
+    norms = WIDTH * INNER * 2.0**-24 if memory == "separate" and on_device else 0.0
     assert_ranks_are_one(ranks.run(train_ranks, steps, memory, options), one, norms=norms)
 
 
