@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from workbench.commands.parser import build_parser
 from workbench.commands.table import COMMANDS, Command
@@ -74,6 +75,7 @@ def _guarded(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
+    _check_current_folder()
     spin_briefly()  # before anything imports torch, here or in a process that this one starts
     if words in ([], ["--ascii"]):  # before a parser is built: the first picture waits for it
         from workbench.commands.screen import is_terminal, screen
@@ -96,6 +98,13 @@ def _dispatch(words: list[str]) -> int:
         return code
     except SystemExit as stop:  # argparse has printed its help or the version
         return stop.code if isinstance(stop.code, int) else EXIT_DONE
+
+
+def _check_current_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigurationError("the current folder no longer exists; change to one that does") from error
 
 
 def _report(message: str) -> None:

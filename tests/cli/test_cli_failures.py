@@ -212,3 +212,24 @@ def test_a_detached_run_that_torchrun_starts_several_times_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["run", "any", "--detach"]) == 2
     assert "one of 2 processes that torchrun has started" in capsys.readouterr().err
+
+
+def test_a_python_file_in_the_current_folder_is_not_imported(tmp_path: Path) -> None:
+    for name in ("json", "token", "argparse"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(99)")
+    words = [*COMMAND, "runs", "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 99, done.stderr
+
+
+def test_a_current_folder_that_is_gone_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["presets"]) == 2
+    assert capsys.readouterr().err == (
+        "workbench: the current folder no longer exists; change to one that does\n"
+    )

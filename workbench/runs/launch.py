@@ -22,6 +22,7 @@ from workbench.runs.directory import RunDirectory
 from workbench.runs.ending import cause_of_death, death
 from workbench.runs.records import write_config
 from workbench.runs.status import ACTIVE, liveness, process_started, read_status, write_status
+from workbench.system.child_process import package_environment
 from workbench.system.oom_kills import oom_kills, own_cgroup
 
 _TAIL_BYTES = 64 << 10
@@ -114,7 +115,7 @@ def start_trainer(
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=package_environment(),
             )
     except OSError as error:
         raise WorkbenchError(f"run {run.name} could not be started: {error}") from error
