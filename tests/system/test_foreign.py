@@ -47,6 +47,7 @@ def test_json_out_of_bounds_is_a_value_error() -> None:
 
 def test_what_would_act_on_a_terminal_is_spelt_out() -> None:
     assert escaped("a\x1b[2J\x07\r\u202eb\x9b") == "a\\u001b[2J\\u0007\\u000d\\u202eb\\u009b"
+    assert escaped("half \ud83d of a pair, \udce9") == "half \\ud83d of a pair, \\udce9"
     assert escaped("tab\t, end\n, \x1b[31mred\x1b[0m, é😀\r\n") == "tab\t, end\n, \x1b[31mred\x1b[0m, é😀\r\n"
     assert len(error_text("x" * 9000)) == LONGEST_LINE
     stream = io.StringIO()

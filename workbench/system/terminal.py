@@ -14,9 +14,10 @@ from typing import Any, TextIO, cast
 LONGEST_LINE = 2000
 """Characters of a line of an error's message that are shown."""
 
-# Colours of this program's own are let through: they change nothing but the look of a word.
+# A lone surrogate is among them: a UTF-8 stream cannot write it. Colours of this program's own are let through: they
+# change nothing but the look of a word.
 _ACTS = re.compile(
-    "\x1b(?!\\[(?:0|1|3[1-6])m)|\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+    "\x1b(?!\\[(?:0|1|3[1-6])m)|\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 

@@ -118,7 +118,7 @@ def prepare_run(
         data = _tokens(config, start, directory, report, check_stop)
     sequences = config.train.steps * sequences_per_step(config)
     epochs = sequences / training_sampler(config, data).sequences_per_epoch()
-    report(f"{config.train.steps:,} steps read the data {epochs:,.3g} times")
+    report(f"{config.train.steps:,} steps are {epochs:,.3g} epochs of the data")
     give_token_ids(start, data.tokenizer.end_of_text)
     if weights is None:
         # Only now: a long download is for a run that can start.
