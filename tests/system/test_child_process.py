@@ -83,7 +83,7 @@ def test_a_refused_question_has_the_childs_message_and_the_next_one_is_answered(
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGKILL, "memory runs out"), (signal.SIGTERM, "was ended by signal 15: the last line")],
+    [(signal.SIGKILL, "memory ran out"), (signal.SIGTERM, "was ended by signal 15: the last line")],
 )
 def test_a_process_that_dies_is_reported_and_replaced(child: ChildProcess, number: int, words: str) -> None:
     with pytest.raises(ChildError, match=words):
