@@ -152,7 +152,7 @@ def test_windows_without_a_token_in_the_loss_are_left_out() -> None:
     assert all(batch.loss_tokens for batch in evaluation_batches(stream, LENGTH, 1, 10**6, separate=True))
     with pytest.raises(ConfigurationError, match="a token each"):
         WindowSampler(in_documents([1] * 80), LENGTH, 1, seed=4, separate=True).next()
-    with pytest.raises(ConfigurationError, match="nothing to learn"):
+    with pytest.raises(ConfigurationError, match="no tokens in the loss"):
         list(evaluation_batches(in_documents([1] * 80), LENGTH, 1, 10**6, separate=True))
 
 
@@ -286,11 +286,11 @@ def test_documents_without_an_answer_are_left_out_and_all_of_them_are_refused() 
     assert seen == set(range(0, 60, 3))
     only_first = [place == 0 for _ in range(60) for place in range(6)]
     for nothing in ([False] * 360, only_first):
-        with pytest.raises(ConfigurationError, match="nothing to learn"):
+        with pytest.raises(ConfigurationError, match="no tokens in the loss"):
             sampler_of(answered(lengths, nothing))
     # In the loss is only the token that the cut takes the context from.
     at_cut = [place == ROW for place in range(2 * ROW)]
-    with pytest.raises(ConfigurationError, match="nothing to learn"):
+    with pytest.raises(ConfigurationError, match="no tokens in the loss"):
         sampler_of(answered([2 * ROW], at_cut)).next()
 
 

@@ -175,7 +175,7 @@ def test_a_run_started_on_the_screen_outlives_it_and_is_stopped_on_another(
     again.expect_exact("exit code 143")
     again.send("q")  # back to the list of runs
     again.expect_exact("BEGUN")
-    again.send("q")
+    again.send("\x11")  # Control-Q: a letter begins a filter there
     again.expect(pexpect.EOF)
     again.wait()
     assert again.exitstatus == 0
@@ -204,7 +204,7 @@ sys.exit(main())
         (signal.SIGTERM, 143),
         *(
             pytest.param(how, code, marks=pytest.mark.slow)
-            for how, code in (("q", 0), (signal.SIGHUP, 129), (signal.SIGINT, 130))
+            for how, code in (("\x11", 0), (signal.SIGHUP, 129), (signal.SIGINT, 130))
         ),
     ],
     ids=str,

@@ -308,7 +308,7 @@ def test_smoothed_labels_are_torchs_in_training_alone(chunk_tokens: int) -> None
     assert torch.equal(loss(ids, labels), ChunkedLoss(model, chunk_tokens=chunk_tokens)(ids, labels))
     model.train()
     model.loss = lambda z, y: z.square().mean()
-    with pytest.raises(ValueError, match="the loss of Small is no cross entropy"):
+    with pytest.raises(ValueError, match="the loss of Small is not torch's cross entropy"):
         loss(ids, labels)
     assert functional.cross_entropy.__module__ == "torch.nn.functional"
 
@@ -356,7 +356,7 @@ def test_a_loss_that_is_none_of_the_heads_is_refused() -> None:
     model = Small(None, lambda logits, labels: model.learned * 1.0)
     chunked = ChunkedLoss(model)
     chunked.check(data()[0])
-    assert chunked.refusal is not None and "no cross entropy" in chunked.refusal
+    assert chunked.refusal is not None and "is not the cross entropy" in chunked.refusal
 
 
 @pytest.mark.parametrize(

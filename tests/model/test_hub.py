@@ -104,7 +104,7 @@ def refusal(kind: str, status: int) -> Exception:
         (refusal("GatedRepoError", 403), ConfigurationError, r"https://huggingface\.co/owner/model"),
         (refusal("RepositoryNotFoundError", 404), ConfigurationError, r"no such model on the hub"),
         (refusal("RevisionNotFoundError", 404), ConfigurationError, r'model\.revision = "v9"'),
-        (refusal("HfHubHTTPError", 401), ConfigurationError, r"does not let it be read \(401\)"),
+        (refusal("HfHubHTTPError", 401), ConfigurationError, r"the hub denies access \(401\)"),
         (errors.OfflineModeIsEnabled("offline"), WorkbenchError, r"HF_HUB_OFFLINE.*name a folder"),
         (
             {"config.json": 9, "model.safetensors": 10**15},

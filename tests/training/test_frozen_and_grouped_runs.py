@@ -72,7 +72,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path: Path, te
             'optimizer.learning_rate_scales={"x" = 2.0}',
             'learning_rate_scales: no parameter has a name like "x"',
         ),
-        ('optimizer.learning_rate_scales={"x" = 0.0}', "is no factor; must be a number above 0"),
+        ('optimizer.learning_rate_scales={"x" = 0.0}', "is not a factor; must be a number above 0"),
         ("optimizer.no_decay=x", "must be an array of patterns"),
     ],
 )

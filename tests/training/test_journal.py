@@ -252,7 +252,7 @@ def test_a_run_that_was_done_stays_done_when_the_preparation_to_go_on_fails(anno
             raise DoesNotFitError("12 GiB are missing")
         status = read_status(announced)
         assert (status.phase, status.step, status.total_steps, status.exit_code) == ("finished", 9, 9, 0)
-        assert "could not go on: 12 GiB are missing" in status.message
+        assert "could not continue: 12 GiB are missing" in status.message
     warnings = [event.fields["message"] for event in read_events(announced).events if event.kind == "warning"]
     assert len(warnings) == 2 and "12 GiB are missing" in warnings[-1]
     with Journal(announced, 20) as journal:

@@ -69,10 +69,10 @@ def test_data_without_an_answer_on_either_side_is_refused() -> None:
     good = tokens(40, range(0, 40, 5), [0, 0, 1, 1, 1] * 8)
     assert check_batches(configured(), good) == ()
     (told,) = check_batches(configured(), tokens(40, range(0, 40, 5), [0] * 15 + [0, 0, 1, 1, 1] * 5))
-    assert told.startswith("3 of 8 documents to train on have nothing to learn")
+    assert told.startswith("3 of 8 documents to train on have no tokens in the loss")
     none = torch.zeros(40, dtype=torch.uint8)
     for side in ("train_loss_mask", "validation_loss_mask"):
-        with pytest.raises(ConfigurationError, match="nothing to learn from"):
+        with pytest.raises(ConfigurationError, match="no tokens in the loss"):
             check_batches(configured(), replace(good, **{side: none}))
 
 

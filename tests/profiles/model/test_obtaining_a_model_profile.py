@@ -64,7 +64,7 @@ def test_a_real_helper_takes_the_same_model_profile(model_profile_of: Callable[[
 def test_what_is_kept_is_not_asked_for_again_and_the_first_time_is_told(asked: list[Any]) -> None:
     said: list[str] = []
     first = obtain_model_profile(TABLE, said.append)
-    assert said == ["profiling the model of llama, once"]
+    assert said == ["profiling llama, once"]
     assert obtain_model_profile(TABLE, said.append) == first
     assert len(asked) == len(said) == 1
 
