@@ -10,9 +10,10 @@ import chat_tokenizers as templates
 import pytest
 from chat_tokenizers import chat_tokenizer
 
-from workbench.data import RecordError
+from workbench.data import RecordError, chats
 from workbench.data.records import RecordEncoder
 from workbench.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from workbench.errors import ConfigurationError
 
 CHAT = [
     {"role": "user", "content": "what is it?"},
@@ -243,3 +244,26 @@ def test_what_is_said_of_a_folder_without_a_chat_template_mends_it(tmp_path: Pat
     Path(found[1]).write_text(templates.CHATML)
     expected = encoder(chat_tokenizer(templates.CHATML)).encode({"messages": CHAT})
     assert encoder(load_tokenizer(str(tmp_path))).encode({"messages": CHAT}) == expected
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        ENDLESS,
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}"
+        + ENDLESS
+        + "{% endif %}",
+        "{% if messages|length > 1 %}{{ raise_exception('one message') }}{% endif %}" + ENDLESS,
+        "{% for i in range(99999) %}{{ 'twenty characters or more' }}{% endfor %}",
+    ],
+    ids=["always", "in the header of an answer", "for one message", "long"],
+)
+def test_an_endless_template_is_refused_when_it_is_loaded(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "TEMPLATE_S", 0.2)
+    with pytest.raises(ConfigurationError, match="for a chat of three words; fix the template"):
+        encoder(chat_tokenizer(template))

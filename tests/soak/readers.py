@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.utils import logging
 
 from workbench.config import load_config
 from workbench.data import RecordError
@@ -38,6 +39,8 @@ from workbench.runs.records import read_events, read_lanes, read_plan
 from workbench.system.files import crc32
 from workbench.tui.keymap import places, read_keymap
 from workbench.tui.run.reading import read_config
+
+logging.set_verbosity_error()  # as the commands do
 
 REFUSALS = (WorkbenchError, RecordError, DamagedFileError)
 

@@ -76,7 +76,9 @@ class ChatEncoder:
 
 
 def _try_template(tokenizer: Tokenizer) -> None:
-    """Render a chat of three words once: a template that does not come to an end is refused before any thread waits.
+    """Render a chat of three words, with and without the header of an answer: an endless template is refused here.
+
+    A thread that waited for one later could not be interrupted.
 
     Only the main thread can be interrupted; elsewhere nothing is tried.
 
@@ -92,17 +94,24 @@ def _try_template(tokenizer: Tokenizer) -> None:
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S)
-    text = ""
+    longest = 0
     try:
-        text = tokenizer.backend.apply_chat_template(chat, tokenize=False)
+        for messages, header in ((chat, False), (chat[:1], True)):
+            try:
+                text = tokenizer.backend.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=header
+                )
+            except (MemoryError, OverflowError):
+                raise
+            except Exception:  # it may want another chat; each record gets its own message
+                continue
+            longest = max(longest, len(text))
     except (_TooLongError, MemoryError, OverflowError) as error:
         raise _endless(tokenizer.spec) from error
-    except Exception:  # it may want another chat; each record gets its own message
-        return
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    if len(text) > LONGEST_OF_THREE_WORDS:
+    if longest > LONGEST_OF_THREE_WORDS:
         raise _endless(tokenizer.spec)
 
 
