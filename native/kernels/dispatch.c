@@ -13,14 +13,23 @@
 static const wb_kernels scalar_kernels = TABLE(scalar);
 
 #if WB_BUILD_X86
+#include <cpuid.h>
+
 static const wb_kernels avx2_kernels = TABLE(avx2);
 static const wb_kernels avx512_kernels = TABLE(avx512);
 
-/* The compiler's run-time asks cpuid once per process, and whether the operating system saves the wide registers. */
+/* The compiler's run-time asks cpuid once per process, and whether the operating system saves the wide registers.
+ * Only the newest compilers know the name "f16c", which is a bit of cpuid's first page. */
+static int processor_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 static int processor_has_avx2(void)
 {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && processor_has_f16c();
 }
 
 static int processor_has_avx512(void)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.data.batches import Batch, Sampler, TokenStream, documents
+from workbench.data.batches import Batch, DamagedTokensError, Sampler, TokenStream, documents
 from workbench.data.batches.documents import DocumentSampler, pack
 from workbench.data.batches.sampling import WindowSampler, evaluation_batches, open_sampler
 from workbench.errors import ConfigurationError
@@ -46,6 +46,19 @@ def test_a_batch_is_whole_windows_of_consecutive_tokens() -> None:
 def test_large_ids_are_not_taken_for_negative(dtype: torch.dtype, largest: int) -> None:
     tokens = TokenStream(torch.full((20,), largest).to(dtype))
     assert WindowSampler(tokens, LENGTH, 1, seed=0).next().input_ids.eq(largest).all()
+
+
+def test_an_id_that_the_tokenizer_has_not_is_a_damaged_file() -> None:
+    tokens = torch.arange(40)
+    tokens[33] = 300
+    assert (
+        WindowSampler(TokenStream(tokens[:33], vocabulary_size=33), LENGTH, 4, seed=0).next().tokens
+        == 4 * LENGTH
+    )
+    with pytest.raises(
+        DamagedTokensError, match=r"id 300 is in their file, and the tokenizer has 257; delete the folder"
+    ):
+        WindowSampler(TokenStream(tokens, vocabulary_size=257), LENGTH, 5, seed=0).next()
 
 
 @pytest.mark.parametrize("count", [8, 9, 15, 16, 17, 100, 1003])

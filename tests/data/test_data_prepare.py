@@ -163,7 +163,7 @@ def test_the_fingerprint_follows_the_tokens_not_the_place_or_the_time(
     assert (len(data.train), len(data.validation)) == (3756, 617)
 
 
-@pytest.mark.parametrize("damage", ["short", "header", "missing", "file"])
+@pytest.mark.parametrize("damage", ["short", "header", "sizes", "documents", "missing", "file"])
 def test_a_damaged_cache_is_made_again(cache: Path, corpus: Path, damage: str) -> None:
     expected = small(corpus).train.tolist()
     (folder,) = cache.iterdir()
@@ -171,6 +171,15 @@ def test_a_damaged_cache_is_made_again(cache: Path, corpus: Path, damage: str) -
         os.truncate(folder / "train.tokens", 10)
     elif damage == "header":
         (folder / "tokens.json").write_text("{")
+    elif damage == "sizes":
+        header = json.loads((folder / "tokens.json").read_text())
+        (folder / "tokens.json").write_text(
+            json.dumps(header | {"train_tokens": header["train_tokens"] + 0.5})
+        )
+    elif damage == "documents":
+        with (folder / "train.documents").open("r+b") as file:
+            file.seek(16)
+            file.write(b"\xff" * 8)
     elif damage == "missing":
         (folder / "validation.tokens").unlink()
     else:

@@ -99,7 +99,7 @@ def test_memory_is_judged_by_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: str
 ) -> None:
     monkeypatch.setattr(host_checks, "free_host_bytes", lambda: free)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB, total=64 * GIB))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=4 * GIB, total=8 * GIB))
     monkeypatch.setattr(host_checks, "limits", lambda *_: [(tmp_path, 16 * GIB)])
     texts = {"enabled": "always madvise [never]", "overcommit_memory": "2\n"}

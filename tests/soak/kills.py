@@ -169,9 +169,13 @@ def kill(child: int) -> None:
     os.waitpid(child, 0)
 
 
+def finished(runs: Path) -> list[RunDirectory]:
+    return [run for run in RunDirectory.list(runs) if read_status(run).phase == "finished"]
+
+
 def outcome_of(runs: Path) -> dict[str, bytes]:
     """Return everything that has to be equal: the losses by step, and the newest checkpoint's state and weights."""
-    found = [run for run in RunDirectory.list(runs) if read_status(run).phase == "finished"]
+    found = finished(runs)
     assert len(found) == 1, f"{len(found)} finished runs in {[run.name for run in RunDirectory.list(runs)]}"
     (run,) = found
     metrics = read_run_metrics(run)
@@ -211,10 +215,10 @@ def train(case: History, folder: Path, text: Path, whole_s: float = 1.0) -> dict
         if code is None:
             kill(child)
             assert moment is not None and at_touch is None, "it did not end: " + tail(folder)
-        elif code == 0:
-            break
-        else:
+        elif code != 0:
             assert code == -signal.SIGKILL, f"exit status {code}: {tail(folder)}"
+        if code == 0 or finished(runs):  # killed after its last word, or on its way out
+            break
     found = outcome_of(runs)
     assert not list(disk.iterdir()), f"on the disk tier is left {[path.name for path in disk.iterdir()]}"
     assert not left_over(runs), f"left over: {left_over(runs)}"

@@ -14,9 +14,17 @@ from pathlib import Path
 
 import pytest
 
+import workbench
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.system import child_process
-from workbench.system.child_process import CancelledError, ChildError, ChildProcess, run_lines
+from workbench.system.child_process import (
+    CancelledError,
+    ChildError,
+    ChildProcess,
+    module_arguments,
+    package_environment,
+    run_lines,
+)
 
 SERVER = """
     import os, sys, time
@@ -192,3 +200,17 @@ def test_a_child_ends_with_its_parent_however_that_ends(modules: None, start: st
     parent.kill()
     parent.wait()
     assert wait_for_end(pid)
+
+
+@pytest.mark.parametrize("safe_path", [False, True])
+def test_a_child_runs_nothing_that_lies_in_the_current_folder(tmp_path: Path, safe_path: bool) -> None:
+    for name in ("runpy", "json", "torch", "types"):
+        (tmp_path / f"{name}.py").write_text(f"open('{name} was here', 'w')")
+    environment = package_environment()
+    if not safe_path:
+        del environment["PYTHONSAFEPATH"]  # as Python 3.10, which does not know it
+    arguments = module_arguments("workbench", safe_path=safe_path)
+    command = [sys.executable, *arguments, "--version"]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (0, f"workbench {workbench.__version__}\n"), found.stderr
+    assert not [path.name for path in tmp_path.glob("* was here")]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from workbench.errors import WorkbenchError
 from workbench.system import free_space as machine
 
 GIB = 1 << 30
@@ -16,7 +17,9 @@ GIB = 1 << 30
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 64 GiB available, whose cgroups lie in a folder of ours."""
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": 64 * GIB})())
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: type("M", (), {"available": 64 * GIB, "total": 64 * GIB})()
+    )
     return tmp_path
 
 
@@ -142,3 +145,14 @@ def test_the_deepest_mount_decides_and_the_later_of_two(monkeypatch: pytest.Monk
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)
     expected = {"/home": "ext4", "/data/a": "btrfs", "/data/fast disk/a": "nfs4", "/data": "btrfs"}
     assert {folder: machine.mount_of(Path(folder)).kind for folder in expected} == expected
+
+
+@pytest.mark.parametrize("content", [None, "", "MemFree: 1 kB\n"])
+def test_a_machine_that_hides_its_memory_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "meminfo").write_text(content)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    with pytest.raises(WorkbenchError, match=f"memory it has: {tmp_path}/meminfo cannot be read"):
+        machine.free_host_bytes()

@@ -28,7 +28,7 @@ from workbench.data.split import Sides, choose_sides
 from workbench.data.tokenizers import Tokenizer
 from workbench.errors import ConfigurationError
 from workbench.system.files import sync, write_atomically
-from workbench.system.foreign import parse_json
+from workbench.system.foreign import as_kind, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -301,19 +301,28 @@ def _write_header(folder: Path, header: Header) -> None:
 
 
 def read_header(folder: Path) -> Header | None:
-    """Return the header of a prepared folder; None if there is none or the sizes of the files do not match it."""
+    """Return the header of a prepared folder; None if there is none, or sizes or documents do not match it."""
     try:
-        header = Header(**parse_json((folder / "tokens.json").read_bytes()))
+        header = as_kind(Header, parse_json((folder / "tokens.json").read_bytes()))
         is_whole = (
             header.version == FORMAT_VERSION
             and header.byte_order == "little"
             and header.dtype in _DTYPES.values()
-            and isinstance(header.fingerprint, str)
             and all((folder / name).stat().st_size == size for name, size in header.sizes().items())
+            and all(_are_in_order(folder, header, side) for side in SIDES)
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
     return header if is_whole else None
+
+
+def _are_in_order(folder: Path, header: Header, side: str) -> bool:
+    """Return whether a side's documents begin at its first token and one after the other. Raises OSError."""
+    starts = np.fromfile(folder / f"{side}.documents", "<u8")
+    tokens: int = getattr(header, f"{side}_tokens")
+    if not tokens:
+        return not len(starts)
+    return bool(len(starts) and starts[0] == 0 and (starts[1:] > starts[:-1]).all() and starts[-1] < tokens)
 
 
 def map_side(folder: Path, header: Header, side: str) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -25,7 +25,14 @@ from workbench.doctor import Context, Finding, failure, ok, warning
 from workbench.formatting import GIB, MIB, amount
 from workbench.system.folders import cache_folder
 from workbench.system.foreign import parse_json
-from workbench.system.free_space import IN_MEMORY, NOT_TOLD, free_host_bytes, mount_of, nearest_folder
+from workbench.system.free_space import (
+    IN_MEMORY,
+    NOT_TOLD,
+    free_host_bytes,
+    host_memory,
+    mount_of,
+    nearest_folder,
+)
 from workbench.system.processor import affinity, cgroup_quota, limits, number, usable_cpus
 
 TOO_LITTLE_BYTES, LITTLE_BYTES = 512 * MIB, 2 * GIB
@@ -117,7 +124,8 @@ def check_memory(context: Context) -> Iterator[Finding]:
     """Yield the line of free host memory, and one for an overcommit setting that refuses large mappings."""
     import psutil
 
-    free, total, swap = free_host_bytes(), psutil.virtual_memory().total, psutil.swap_memory()
+    free, swap = free_host_bytes(), psutil.swap_memory()
+    _, total = host_memory()
     parts = [f"{amount(free)} free of {amount(total)}"]
     memory_limits = limits(Path("/"), "memory", ("memory.max", "memory.limit_in_bytes"))
     limit = min((size for _, size in memory_limits), default=total)

@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.doctor import Outcome, one_line
 from workbench.errors import WorkbenchError
-from workbench.system.child_process import CancelledError, ChildProcess, Report, serve
+from workbench.system.child_process import CancelledError, ChildProcess, Report, module_arguments, serve
 
 LIMIT_S = 90.0
 """For all stages; torch from a slow disk on a server of eight GPUs takes most of a minute."""
@@ -29,7 +29,7 @@ class Trial:
 
     def __init__(self, *arguments: str, limit_s: float = LIMIT_S) -> None:
         """`arguments`: another program to ask, as Python's own arguments."""
-        self._child = ChildProcess(*(arguments or ("-m", "workbench.doctor.trial")))
+        self._child = ChildProcess(*(arguments or module_arguments("workbench.doctor.trial")))
         self._limit_s = limit_s
         self._late = threading.Event()
         self._timer = threading.Timer(limit_s, self._late.set)

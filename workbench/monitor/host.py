@@ -83,7 +83,7 @@ class HostReader:
         """Add the memory of the machine, or of the cgroup that leaves less, and the swap."""
         try:
             memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError):  # psutil, where /proc is hidden
             return sample
         # Shared memory counts as cached in /proc/meminfo, and cannot be dropped.
         cached = max(0, memory.buffers + memory.cached - memory.shared)

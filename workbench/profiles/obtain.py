@@ -27,7 +27,7 @@ from workbench.profiles.model_profile import (
     model_profile_key,
 )
 from workbench.profiles.this_machine import resolved_device, version_of
-from workbench.system.child_process import ChildError, ChildProcess, Report
+from workbench.system.child_process import ChildError, ChildProcess, Report, module_arguments
 from workbench.system.folders import cache_folder, read_cached, write_cached
 
 BUILDERS = ("torch", "transformers")
@@ -39,7 +39,7 @@ Ask = Callable[[Mapping[str, Any], Report], Any]
 
 def profiling_process(*, warm: bool = False) -> ChildProcess:
     """Return a process that measures models. `warm`: it imports what questions need at once."""
-    return ChildProcess("-m", "workbench.profiles.block_times", *(["warm"] if warm else []))
+    return ChildProcess(*module_arguments("workbench.profiles.block_times"), *(["warm"] if warm else []))
 
 
 def ask_once(question: Mapping[str, Any], report: Report) -> Any:

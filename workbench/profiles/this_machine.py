@@ -26,7 +26,7 @@ from workbench.formatting import GIB
 from workbench.optimizer import missing_extension
 from workbench.profiles.machine_profile import DiskProfile, MachineProfile, parse_profile, profile_text
 from workbench.system.folders import read_cached, write_cached
-from workbench.system.free_space import free_disk_bytes, free_host_bytes, mount_of
+from workbench.system.free_space import free_disk_bytes, free_host_bytes, host_memory, mount_of
 from workbench.system.processor import usable_cpus
 
 PROBE_VERSION = 3
@@ -167,9 +167,7 @@ def instruction_set() -> str:
 
 def total_memory_bytes() -> int:
     """Return the bytes of the host's memory."""
-    import psutil
-
-    return int(psutil.virtual_memory().total)
+    return host_memory()[1]
 
 
 def _facts(device: str) -> dict[str, str | int]:

@@ -18,7 +18,7 @@ from workbench.runs.directory import RunDirectory
 from workbench.runs.records import read_json
 from workbench.runs.status import read_status
 from workbench.system.files import crc32
-from workbench.system.foreign import parse_json
+from workbench.system.foreign import as_kind, parse_json
 
 FORMAT_VERSION = 1
 BEST_FILE = "best.json"
@@ -130,19 +130,12 @@ class Manifest:
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
         """Raise ValueError where `text` is no manifest, DamagedFileError where it is another version's."""
-        from pydantic import TypeAdapter, ValidationError
-
         value = parse_json(text)
         if value["version"] != FORMAT_VERSION:
             raise DamagedFileError(
                 f"it has format {value['version']!r:.20}; this Workbench reads {FORMAT_VERSION}"
             )
-        try:
-            manifest = TypeAdapter(cls).validate_python(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"manifest.json: {place[:200]}: {first['msg']}") from None
+        manifest = as_kind(cls, value)
         for name in (*manifest.model_files, *(entry.file for entry in manifest.files.values())):
             if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
                 raise ValueError(f"manifest.json names {name!r:.200}, which is outside of the checkpoint")

@@ -22,7 +22,7 @@ from workbench.runs.directory import RunDirectory
 from workbench.runs.ending import cause_of_death, death
 from workbench.runs.records import write_config
 from workbench.runs.status import ACTIVE, liveness, process_started, read_status, write_status
-from workbench.system.child_process import package_environment
+from workbench.system.child_process import module_arguments, package_environment
 from workbench.system.oom_kills import oom_kills, own_cgroup
 
 _TAIL_BYTES = 64 << 10
@@ -126,7 +126,7 @@ def start_trainer(
 
 def trainer_command(run: RunDirectory, *, resuming: bool, overrides: Sequence[str] = ()) -> list[str]:
     """Return the command line of the process that trains `run`."""
-    command = [sys.executable, "-m", "workbench", "run", "--run-directory", str(run.path)]
+    command = [sys.executable, *module_arguments("workbench"), "run", "--run-directory", str(run.path)]
     if resuming:
         command += ["--resume", "auto", *(f"--set={override}" for override in overrides)]
     return command

@@ -62,6 +62,17 @@ def package_environment() -> dict[str, str]:
     }
 
 
+def module_arguments(module: str, *, safe_path: bool = sys.version_info >= (3, 11)) -> tuple[str, ...]:
+    """Return Python's arguments that run `module` as a program without the current folder on the import path.
+
+    With `safe_path` PYTHONSAFEPATH keeps it off; Python 3.10 does not know that, and has it as the first entry.
+    """
+    if safe_path:
+        return ("-m", module)
+    run = f"run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return ("-c", f"import sys; del sys.path[0]; from runpy import run_module; {run}")
+
+
 class ChildProcess:
     """A process that answers questions with `serve`. The first question starts it, or `start` ahead of that.
 
@@ -70,7 +81,7 @@ class ChildProcess:
     """
 
     def __init__(self, *arguments: str) -> None:
-        """`arguments`: Python's own, such as "-m", "workbench.profiles.block_times"."""
+        """`arguments`: Python's own, such as those of `module_arguments`."""
         self._arguments = arguments
         self._turn = threading.Lock()
         """Held while a question is being answered."""
@@ -177,7 +188,7 @@ def run_lines(arguments: tuple[str, ...], cancelled: threading.Event) -> Iterato
     """
     if cancelled.is_set():
         raise CancelledError
-    running = _Running(("-m", __name__, *arguments), merged=True)
+    running = _Running((*module_arguments(__name__), *arguments), merged=True)
     try:
         while (line := running.next_line(cancelled)) is not None:
             yield line

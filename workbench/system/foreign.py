@@ -9,12 +9,14 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+T = TypeVar("T")
 
 LONGEST_TOML = 1 << 20
 """Characters; the longest preset has some 3,000."""
@@ -59,6 +61,21 @@ def parse_json(text: str | bytes, *, longest: int = LONGEST_JSON) -> Any:
     if len(text) > longest:
         raise ForeignTextError(f"it has {len(text):,} bytes; at most {longest:,} are read")
     return _shallow(lambda: json.loads(text))
+
+
+def as_kind(kind: type[T], value: Any) -> T:
+    """Return parsed JSON as the dataclass `kind`, every field of its own type; unknown fields are ignored.
+
+    Raises ValueError that names the first field that does not fit.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place[:LONGEST_WORD]}: {first['msg']}") from None
 
 
 def _shallow(parse: Callable[[], Any]) -> Any:

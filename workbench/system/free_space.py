@@ -6,20 +6,36 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from workbench.errors import WorkbenchError
 from workbench.system.processor import folders, number
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 NOT_TOLD = "N/A"
 
 
-def free_host_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that a new process can take without swapping: MemAvailable, or less where a cgroup limits it.
+def host_memory() -> tuple[int, int]:
+    """Return the host's memory in bytes: what a new process can take without swapping, and all.
 
-    `root`: the folder that `proc` and `sys` lie in (tests bring their own).
+    Raises WorkbenchError where the machine does not tell, as a container that hides /proc.
     """
     import psutil
 
-    free = int(psutil.virtual_memory().available)
+    try:
+        memory = psutil.virtual_memory()
+    except (OSError, ValueError, KeyError) as error:
+        raise WorkbenchError(
+            f"the machine does not say how much memory it has: {psutil.PROCFS_PATH}/meminfo cannot be read; "
+            "a container must not hide /proc"
+        ) from error
+    return int(memory.available), int(memory.total)
+
+
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that a new process can take without swapping: MemAvailable, or less where a cgroup limits it.
+
+    `root`: the folder that `proc` and `sys` lie in (tests bring their own). Raises as `host_memory`.
+    """
+    free = host_memory()[0]
     for limit, used in _cgroup_limits(root):
         free = min(free, max(0, limit - used))
     return free

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.system.folders import cache_folder
 
 IGNORED = -100
 
@@ -53,6 +54,10 @@ class Row:
     tokens: int
 
 
+class DamagedTokensError(WorkbenchError):
+    """A file of prepared tokens holds what no tokenizer has written."""
+
+
 class TokenStream:
     """The tokens of one side with their document starts and loss mask.
 
@@ -60,11 +65,17 @@ class TokenStream:
         tokens: ids [tokens] of any integer dtype, memory-mapped or not.
         documents: int64 or uint64 [documents], the first token of each, ascending from 0; None for a single document.
         loss_mask: uint8 or bool [tokens], 1 for a token in the loss; None if every token is.
+        vocabulary_size: ids are below it; None leaves them unchecked.
     """
 
     def __init__(
-        self, tokens: Tensor, documents: Tensor | None = None, loss_mask: Tensor | None = None
+        self,
+        tokens: Tensor,
+        documents: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        vocabulary_size: int | None = None,
     ) -> None:
+        self._vocabulary_size = vocabulary_size
         self.ids = tokens.numpy()
         # Bisecting mixed integer types would turn all of them to floating point.
         self.starts = np.zeros(1, np.int64) if documents is None else documents.view(torch.int64).numpy()
@@ -90,6 +101,9 @@ class TokenStream:
 
         The first token of a span is not predicted from the span before it. With `separate`, documents inside a span are
         kept apart in the same way.
+
+        Raises:
+            DamagedTokensError: an id is none of the vocabulary's; on a GPU the embedding would fail without a word.
         """
         input_ids = np.full(length, padding, np.int64)
         labels = np.full(length, IGNORED, np.int64)
@@ -110,6 +124,15 @@ class TokenStream:
                 begins[inside] = True
                 labels[inside] = IGNORED
             at = here.stop
+        if (
+            self._vocabulary_size is not None
+            and at
+            and (largest := input_ids[:at].max()) >= self._vocabulary_size
+        ):
+            raise DamagedTokensError(
+                f"the prepared tokens are damaged: id {largest:,} is in their file, and the tokenizer has "
+                f"{self._vocabulary_size:,}; delete the folder {cache_folder() / 'tokens'}, and they are made again"
+            )
         if at < length:
             begins[at] = True
         positions = None

@@ -140,8 +140,10 @@ def _windows(stream: TokenStream, length: int, count: int, separate: bool) -> It
 
 
 def training_stream(data: TokenData) -> TokenStream:
-    return TokenStream(data.train, data.train_documents, data.train_loss_mask)
+    return TokenStream(data.train, data.train_documents, data.train_loss_mask, data.tokenizer.vocabulary_size)
 
 
 def validation_stream(data: TokenData) -> TokenStream:
-    return TokenStream(data.validation, data.validation_documents, data.validation_loss_mask)
+    return TokenStream(
+        data.validation, data.validation_documents, data.validation_loss_mask, data.tokenizer.vocabulary_size
+    )
