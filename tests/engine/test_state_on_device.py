@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from workbench.engine import AdamW, NonFiniteGradientsError, OffloadEngine, device_arithmetic, unit_memory
 from workbench.engine.arithmetic import StateViews
-from workbench.engine.device_arithmetic import DeviceArithmetic
+from workbench.engine.device_arithmetic import DeviceArithmetic, DeviceTable
 from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.engine.step_tasks import StepTasks
 from workbench.optimizer.reference import ReferenceParameter
@@ -84,7 +84,7 @@ def counted_updates(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
     # norm, kernel; in 16 bits also gradients made wide and masters made narrow
     [("fp32", 4 + 32), ("bf16", 2 + 6 + 32 + 6), ("fp16", 2 + 6 + 32 + 6)],
 )
-def test_a_step_of_a_whole_model_takes_twelve_launches(
+def test_a_step_of_a_whole_model_takes_thirteen_launches(
     monkeypatch: pytest.MonkeyPatch, precision: Any, per_parameter: int, accumulation: int, clipping: float
 ) -> None:
     model = MODELS["gpt2"](layers=3)
@@ -111,10 +111,10 @@ def test_a_step_of_a_whole_model_takes_twelve_launches(
         with counter:
             assert not report.result().skipped
     assert len(counter.launches) - before <= 1, "one number is copied down"
-    assert len(counter.launches) <= 12, counter.launches
+    assert len(counter.launches) <= 13, counter.launches
     if accumulation > 1 and precision != "fp32":
         per_parameter += 2 - 6  # the sums are wide
-    small = 200 * len(model.state_dict())  # norms of parameters, steps
+    small = 240 * len(model.state_dict())  # norms of parameters, steps
     assert counter.nbytes <= per_parameter * parameters + small
 
 
@@ -330,3 +330,14 @@ def test_state_has_the_same_names_and_values_in_every_tier(monkeypatch: pytest.M
     assert states["device"].keys() == states["host"].keys()
     for name, tensor in states["device"].items():
         assert tensor.dtype == states["host"][name].dtype and torch.equal(tensor, states["host"][name]), name
+
+
+def test_the_norm_is_right_to_fp32s_last_digits_and_for_gradients_whose_squares_overflow() -> None:
+    gradients = [torch.randn(3_000_001, generator=torch.Generator().manual_seed(n)) * 1e20 for n in range(2)]
+    empty = torch.zeros(0)
+    table = DeviceTable([StateViews(False, 1.0, "exact", 0, 0, empty, empty) for _ in gradients])
+    table.set_gradients(gradients)
+    DeviceArithmetic(SeparateMemory()).sum_of_squares(table)
+    right = torch.stack([g.double().square().sum() for g in gradients]).sum().sqrt()
+    assert table.norm is not None and table.norm.dtype == torch.float32
+    assert abs(table.norm.double() / right - 1) < 2.0**-23

@@ -1,6 +1,6 @@
 """Norm, check and AdamW of state on a device of its own, in few calls of torch's functions over lists of tensors.
 
-A whole model takes twelve of them a step, however many parameters it has; four more for every further
+A whole model takes thirteen of them a step, however many parameters it has; four more for every further
 `UPDATE_SCRATCH_BYTES` of 16-bit gradients in fp32, and one or two for every further learning rate. Nothing here waits
 for the device: that a step is left out, and how far it is clipped, are decided there (`Verdict`), and the host reads
 the norm later.
@@ -90,15 +90,18 @@ class DeviceArithmetic(TorchCopies):
 
     @torch.no_grad()
     def sum_of_squares(self, table: DeviceTable) -> None:
-        """Find the norm of each gradient and of all, in fp32 as torch's clipping does."""
+        """Find the norm of each gradient and of all, summed in float64.
+
+        A CPU's sum of millions of squares in fp32 is wrong in the sixth digit, and infinite for gradients of 1e20.
+        """
         table.norms, table.norm = {}, None
         dtypes = dict.fromkeys(g.dtype for g in table.gradients if g is not None)
         for dtype in dtypes:
             alike = {i: g for i, g in enumerate(table.gradients) if g is not None and g.dtype == dtype}
-            norms = torch._foreach_norm(list(alike.values()), 2, torch.float32)
+            norms = torch._foreach_norm(list(alike.values()), 2, torch.float64)
             table.norms.update(zip(alike, norms, strict=True))
         if table.norms:
-            table.norm = torch.linalg.vector_norm(torch.stack(list(table.norms.values())))
+            table.norm = torch.linalg.vector_norm(torch.stack(list(table.norms.values()))).float()
 
     @torch.no_grad()
     def judge(self, table: DeviceTable, unscale: float, clipping: float) -> Verdict:
