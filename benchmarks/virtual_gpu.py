@@ -71,7 +71,6 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     """Train in virtual time up to the forward that follows `STEPS` steps, and return what the last of them took."""
     import torch
 
-    import workbench.profiles
     from workbench.config import load_config
     from workbench.data.batches import Batch
     from workbench.engine import OffloadEngine
@@ -80,13 +79,13 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     from workbench.model.build import build_on_meta, model_config
     from workbench.plan.machine import planned_machine
     from workbench.presets import find_preset
-    from workbench.profiles.machine_profile import load_profile
+    from workbench.profiles.named_machines import load_profile
     from workbench.training.evaluation import batch_loss
     from workbench.training.prepare import engine_options
     from workbench.virtual_cuda import VirtualCuda
 
     case = CASES[title]
-    machine = load_profile(Path(workbench.profiles.__file__).parent / "machines" / f"{machine_name}.toml")
+    machine = load_profile(Path(machine_name))
     config = load_config(find_preset(case.preset), ["train.device=cuda", *case.options])
     architecture, settings = case.shape or (config.model.architecture, config.model.config)
     shape = model_config(architecture, settings)

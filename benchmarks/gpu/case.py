@@ -21,7 +21,7 @@ from benchmarks.engine.shapes import SEED, Shape
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.trainers import Engine, Trained, make_trained
 from benchmarks.gpu.watch import DeviceClock, HostWatch
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 from workbench.training.measurements import flops_per_token, peak_host_bytes
 from workbench.virtual_cuda import VirtualCuda
 from workbench.virtual_cuda.clock import VirtualClock

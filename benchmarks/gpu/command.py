@@ -24,7 +24,7 @@ from benchmarks.gpu.results import Results, ResultsFileError
 from benchmarks.host_optimizer.report import as_markdown, as_text
 from workbench.errors import ConfigurationError
 from workbench.plan.machine import Free, Machine, planned_machine
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.this_machine import cached_profile
 
 PACKAGE = "benchmarks.gpu"

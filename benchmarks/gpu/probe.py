@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.engine.machine import GIB
 from benchmarks.host_optimizer.machine import cpu_model
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 from workbench.system.processor import usable_cpus
 
 

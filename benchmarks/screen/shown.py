@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.screen.forged import ForgedMonitor
 from workbench.plan.machine import Machine, planned_machine
 from workbench.presets import shipped_folder
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 from workbench.runs import RunDirectory
 from workbench.tui.app import WorkbenchApp
 from workbench.tui.context import AppContext

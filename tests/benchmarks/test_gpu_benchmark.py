@@ -28,8 +28,8 @@ from benchmarks.gpu.watch import idle_share_of
 from workbench.config import load_config
 from workbench.plan.machine import Free, Machine, planned_machine
 from workbench.presets import find_preset
-from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import model_table
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.obtain import read_shipped
 from workbench.virtual_cuda import VirtualCuda
 

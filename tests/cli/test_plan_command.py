@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from workbench.cli import main
 from workbench.config import load_config
 from workbench.presets import find_preset
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 
 
 def test_the_large_preset_does_not_fit_a_24_gb_card_and_the_exit_code_says_so(
@@ -64,6 +66,15 @@ def test_the_tutorials_case_fits_in_compact_and_says_why_exact_does_not(
         (["--keep", "offload.state"], "--keep: needs --fit"),
         (["--machine", "server-80gb", "--set", "train.device=cpu"], 'train.device = "cpu"'),
         (["--machine", "server-80gb", "--fit", "--keep", "train.steps"], "--keep train.steps"),
+        (["--memory", "64G"], "--memory: needs --gpu too"),
+        (["--gpu", "RTX-4090"], "--gpu: needs --memory too"),
+        (["--gpu", "RTX-4095", "--memory", "64G"], "did you mean RTX-4090"),
+        (
+            ["--gpu", "T4", "--memory", "64G", "--machine", "server-80gb"],
+            "described by --gpu too; leave one out",
+        ),
+        (["--gpu", "T4", "--memory", "64G", "--channels", "0"], "--channels 0: expected 1 to 64"),
+        (["--gpu", "none", "--memory", "8G", "--set", "train.device=cuda"], 'train.device = "cuda"'),
         (["--fit", "--keep", "offload.stat"], "did you mean offload.state?"),
         (["--fit", "--write", "/dev/null"], "--write /dev/null: already exists"),
         (["--fit", "--write", "/nowhere/x.toml"], "--write /nowhere/x.toml: there is no folder /nowhere"),
@@ -83,6 +94,46 @@ def test_what_makes_no_sense_is_refused_in_one_message_before_anything_is_measur
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+DGX2 = ["--gpu", "V100-32GB", "--memory", "1.5T", "--channels", "12", "--ddr", "2666", "--pcie", "3x16"]
+
+
+def test_a_described_machine_is_planned_as_the_known_one_of_the_same_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`machine new` writes what `plan` takes."""
+
+    def planned(*arguments: str) -> Any:
+        assert main(["plan", "gpt2-10b", *arguments, "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        return data["memory"]["tiers"][:2], data["time"]
+
+    known = planned("--machine", "server-v100-32gb")
+    assert planned(*DGX2) == known
+    mine = tmp_path / "mine.toml"
+    assert main(["machine", "new", str(mine), *DGX2]) == 0
+    assert f"written: {mine}" in capsys.readouterr().err
+    written = planned("--machine", str(mine))
+    assert written == known
+    slower = planned(*DGX2, "--rate", "host.read_bytes_per_s=20e9")
+    assert slower[1]["step_s"] > 1.3 * known[1]["step_s"]
+    assert main(["machine", "new", str(mine), *DGX2]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert main(["machine", "new"]) == 2
+    assert "describe the machine, for example --gpu" in capsys.readouterr().err
+
+
+def test_machines_and_cards_are_listed_with_their_figures_and_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["machine", "list"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"server-80gb +A100-80GB +512 GiB, 8 x DDR-3200", said)
+    assert re.search(r"V100-32GB +32 +900 +125 +- +- +15.7 +3x16", said)
+    assert main(["machine", "list", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["sources"][data["cards"]["T4"]["source"]] == "NVIDIA T4 Tensor Core GPU data sheet"
 
 
 def test_a_damaged_profile_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from forged_machine import GIB, around, only
 
 from workbench.doctor import Context, Finding, Outcome, host_checks
 from workbench.doctor.host_checks import check_cache, check_disk, check_profile, check_runs, takes_direct
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.this_machine import cache_profile, machine_fingerprint
 from workbench.system.free_space import Mount
 

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.plan.rates import Rates
 from workbench.plan.sharing import shared_speeds
-from workbench.profiles.machine_profile import load_profile, shipped_profiles
+from workbench.profiles.named_machines import known_machines, load_profile
 from workbench.virtual_cuda.fluid_time import FluidTime, Work
 from workbench.virtual_cuda.host_threads import HostThreads
 
@@ -101,7 +101,7 @@ def the_long_way(works: list[tuple[int, Work]]) -> list[float]:
     return [ends[number] for number in range(len(works))]
 
 
-@pytest.mark.parametrize("name", shipped_profiles())
+@pytest.mark.parametrize("name", known_machines())
 def test_copies_both_ways_run_side_by_side_at_the_profiles_speed(name: str) -> None:
     machine = load_profile(Path(name))
     rates = Rates(machine, "auto")

@@ -26,17 +26,16 @@ from small_models import CHUNK_BYTES, VOCABULARY, batches
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import workbench.profiles
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks import activation_offload
 from workbench.engine.devices import cuda_device, pinned
-from workbench.profiles.machine_profile import MachineProfile, load_profile
+from workbench.profiles.machine_profile import MachineProfile
+from workbench.profiles.named_machines import load_profile
 from workbench.sizes import RINGS_BYTES
 from workbench.timeline import Lane
 from workbench.virtual_cuda import Order, VirtualCuda
 
 WIDTH, BLOCKS, STEPS = 48, 6, 3
-MACHINES = Path(workbench.profiles.__file__).parent / "machines"
 SLOWER = 1e-5
 SMALL_RING = (2, 1024)
 """Buffers of a link, and bytes of each."""
@@ -331,7 +330,7 @@ ELSEWHERE = {
 @functools.cache
 def machine(slow: str) -> MachineProfile:
     """A machine of which one part, `host` with its link or `device`, is so slow that all others wait for it."""
-    known = load_profile(MACHINES / "desktop-24gb.toml").model_dump()
+    known = load_profile(Path("desktop-24gb")).model_dump()
 
     def slowed(name: str, rate: Any) -> Any:
         if isinstance(rate, dict):

@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-import workbench.profiles
 from workbench.engine import AdamW, OffloadEngine, StepResult
 from workbench.engine.devices.cuda_device import CudaDevice
 from workbench.engine.execution import Span
 from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.plan.rates import TASK_S, Rates
-from workbench.profiles.machine_profile import MachineProfile, load_profile
+from workbench.profiles.machine_profile import MachineProfile
+from workbench.profiles.named_machines import load_profile
 from workbench.timeline import Lane
 from workbench.virtual_cuda import VirtualCuda
 from workbench.virtual_cuda.host_threads import DeadlockError, HostThreads
 
-MACHINES = Path(workbench.profiles.__file__).parent / "machines"
 STEPS, SETTLED = 3, 2
 CHUNK_BYTES = 4 << 20
 PARAMETERS_OF_TWELVE_LAYERS = 91_740_672
@@ -31,7 +30,7 @@ TICK_S = 200e-6
 
 @pytest.fixture(scope="module")
 def machine() -> MachineProfile:
-    return load_profile(MACHINES / "desktop-24gb.toml")
+    return load_profile(Path("desktop-24gb"))
 
 
 def large_model(layers: int) -> Any:
@@ -210,7 +209,7 @@ def test_a_step_that_waits_for_the_link_keeps_it_busy(machine: MachineProfile, l
 
 def test_a_delayed_step_with_weights_on_the_host_is_not_held_up_by_copying_them() -> None:
     """The copy precedes the next forward: on one thread it took longer than all that a delayed update hides."""
-    server = load_profile(MACHINES / "server-80gb.toml")
+    server = load_profile(Path("server-80gb"))
     exact, delayed = (
         train(server, layers=12, sequences=6, weights="host", gradient_clipping=1.0, **options)
         for options in ({}, {"overlap": "delayed", "delay_warmup": 1})

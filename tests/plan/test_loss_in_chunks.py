@@ -12,8 +12,8 @@ from workbench.plan.rates import Rates
 from workbench.plan.step_time import compute_times
 from workbench.plan.workload import workload
 from workbench.presets import find_preset
-from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import model_table
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.obtain import read_shipped
 
 

@@ -66,7 +66,7 @@ SMALL_BATCHES = ("train.micro_batch_size=1", "data.sequence_length=64", "train.g
         (32, SMALL_BATCHES, "device"),
         (32, (*SMALL_BATCHES, "offload.gradient_sums=host"), "host"),
         (32, SMALL_BATCHES[:2], "auto"),  # a single micro-batch is no sum
-        (1, SMALL_BATCHES, "auto"),  # there is no room
+        (1.25, SMALL_BATCHES, "auto"),  # there is no room
     ],
 )
 def test_micro_batches_are_summed_on_the_device_where_that_fits_and_is_faster(

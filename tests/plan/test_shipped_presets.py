@@ -11,8 +11,8 @@ from workbench.config import RunConfig, load_config
 from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.presets import shipped_folder
-from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import ModelProfile, model_table
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.obtain import read_shipped
 
 PRESETS = {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}

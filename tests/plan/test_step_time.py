@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +15,24 @@ from workbench.plan import two_steps
 from workbench.plan.rates import TASK_S, Rates
 from workbench.plan.step_time import StepTime, step_time
 from workbench.plan.two_steps import MOST_GROUPS, group_layout
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.described import described_machine
+from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.model_profile import KindTimes, ModelProfile, ModelTimes
+from workbench.profiles.named_machines import known_machines
 from workbench.timeline import Lane
 
 MODEL = gpt2(24, 2048)
 
 
 def predict(
-    *, gpu: bool = True, times: ModelTimes | None = None, model: ModelProfile = MODEL, **changes: Any
+    *,
+    gpu: bool = True,
+    times: ModelTimes | None = None,
+    model: ModelProfile = MODEL,
+    profile: MachineProfile | None = None,
+    **changes: Any,
 ) -> StepTime:
-    profile = machine(gpu_gib=32 if gpu else None)
+    profile = profile or machine(gpu_gib=32 if gpu else None)
     if not gpu:
         changes = {"shared_memory": True, "precision": "float32", **changes}
     work = workload(**changes)
@@ -180,6 +186,27 @@ def test_masks_that_keep_documents_apart_take_attention_through_all_pairs(
     assert apart - together == pytest.approx(24 * (forwards + 2) * masked_s)
 
 
+@pytest.mark.parametrize(("checkpointing", "forwards"), [(True, 2), (False, 1)])
+def test_attention_takes_its_own_speed_for_the_pairs_that_it_goes_through(
+    checkpointing: bool, forwards: int
+) -> None:
+    """Half of all pairs forward, 2.5 times that backward; all of them with a mask that keeps documents apart."""
+    sizes = {"micro_batch_size": 4, "sequence_length": 1024, "activation_checkpointing": checkpointing}
+    known = machine()
+    device = known.device.model_copy(update={"attention_flops_per_s": {"bfloat16": 1e12}})
+
+    def busy_s(profile: MachineProfile, apart: bool) -> float:
+        found = predict(profile=profile, state="device", separate_documents=apart, **sizes)
+        return found.lanes[Lane.COMPUTE].busy_s
+
+    slow = known.model_copy(update={"device": device})
+    half_s = 0.5 * MODEL.kinds[0].flops.per_token_pair * 4 * 1024**2 / 1e12
+    product_s = half_s * 1e12 / (0.5 * known.device.matrix_flops_per_s["bfloat16"])
+    assert busy_s(slow, True) - busy_s(slow, False) == pytest.approx(24 * (forwards + 2.5) * half_s)
+    gained = busy_s(slow, False) - busy_s(known, False)
+    assert gained == pytest.approx(24 * (forwards + 2.5) * (half_s - product_s), rel=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_units_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
@@ -208,14 +235,15 @@ def test_units_that_are_taken_for_alike_take_the_same(seed: int, monkeypatch: py
     assert predict(**changes) == together
 
 
-@pytest.mark.parametrize("name", ["server-h200", "server-80gb"])
+@pytest.mark.parametrize(("name", "host"), [("server-h200", 357e9), ("server-80gb", 159e9)])
 @pytest.mark.parametrize("clipping", [0.0, 1.0])
 def test_blocks_that_are_played_as_one_take_what_they_take_one_by_one(
-    name: str, clipping: float, monkeypatch: pytest.MonkeyPatch
+    name: str, host: float, clipping: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the fast ones the update of the whole model ends just after backward: the next forward waits for its first
-    blocks, whatever the lanes are busy with then."""
-    model, rates = gpt2(50, 4096), Rates(load_profile(Path(name)), "auto")
+    """With all of the sheet's memory the update of the whole model ends just after backward: the next forward waits for
+    its first blocks, whatever the lanes are busy with then."""
+    fast = replace(known_machines()[name], rates={"host.read_bytes_per_s": host})
+    model, rates = gpt2(50, 4096), Rates(described_machine(fast), "auto")
     work = workload(gradient_clipping=clipping, all_gradients_wait=not clipping, micro_batch_size=10)
     layout = model.layout(work.precision, work.chunk_bytes, work.state_format, work.device_fraction)
     together = step_time(layout, model, work, rates).step_s

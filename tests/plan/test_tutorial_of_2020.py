@@ -13,8 +13,8 @@ from workbench.config import load_config
 from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
 from workbench.presets import find_preset
-from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import model_table
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.obtain import read_shipped
 from workbench.timeline import Lane
 

@@ -29,7 +29,8 @@ from workbench.model.hub import read_index
 from workbench.model.pretrained import files_in, pretrained_config
 from workbench.model.safetensors_files import SafetensorsFiles, mapped_files, stored_tensors
 from workbench.presets import shipped_folder
-from workbench.profiles.machine_profile import load_profile, shipped_profiles
+from workbench.profiles.described import described_text
+from workbench.profiles.named_machines import known_machines, load_profile
 from workbench.runs import RunDirectory, read_run_metrics, read_status
 from workbench.runs.checkpoints import DamagedFileError, open_checkpoint
 from workbench.runs.comparing import config_differences
@@ -199,7 +200,9 @@ PRESET = (shipped_folder() / "gpt2-10b.toml").read_text(encoding="utf-8")
 
 READERS = {
     "preset": Reader(_text("preset.toml", PRESET), load_config),
-    "machine profile": Reader(_text("m.toml", next(iter(shipped_profiles().values()))), load_profile),
+    "machine profile": Reader(
+        _text("m.toml", described_text(known_machines()["desktop-24gb"])), load_profile
+    ),
     "keymap": Reader(
         _text("keys.toml", '[keys]\n"runs.stop" = "S"\n'), lambda path: read_keymap(path, places())
     ),

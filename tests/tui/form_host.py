@@ -20,8 +20,8 @@ from workbench.errors import WorkbenchError
 from workbench.plan.machine import Machine, planned_machine
 from workbench.plan.planner import Plan, Planner
 from workbench.presets import shipped_folder
-from workbench.profiles.machine_profile import load_profile
 from workbench.profiles.model_profile import ModelProfile
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.obtain import read_shipped
 from workbench.system.child_process import CancelledError
 from workbench.tui.app import WorkbenchApp

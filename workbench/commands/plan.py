@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.commands import report
+from workbench.commands.machine import describe
 from workbench.config import RunConfig, load_config
 from workbench.config.references import OF_THE_PLAN
 from workbench.config.rules import warnings
@@ -24,8 +25,9 @@ from workbench.plan.machine import MeasuredTimes, planned_machine, this_machine
 from workbench.plan.planner import Planner, TimesOf, check_positions
 from workbench.plan.report import fit_text, plan_text
 from workbench.presets import changed_preset, find_preset
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.described import described_machine
 from workbench.profiles.model_profile import model_table
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.obtain import obtain_model_profile
 from workbench.runs import runs_root
 from workbench.system.folders import expanded
@@ -41,10 +43,12 @@ def plan(
     write: Path | None,
     runs: Path | None,
     as_json: bool,
+    **parts: Any,
 ) -> int:
     """Print the plan of `preset` and return the exit code.
 
-    `machine`: a profile's file or a shipped one's name; None: this machine, measured first where it has not been.
+    `machine`: a profile's file or a known one's name; None: this machine, measured first where it has not been, or the
+    one that `parts` describe (see `workbench.commands.machine`).
     `search`: find what fits (`--fit`), without changing the fields `keep`. `write`: where to put the preset with the
     changes that a search found.
 
@@ -61,7 +65,12 @@ def plan(
     check_keep(config, frozenset(keep))
     if write is not None:
         _check_target(write)
-    profile = None if machine is None else load_profile(machine)
+    described = describe(parts)
+    if described is not None and machine is not None:
+        raise ConfigurationError(f"--machine {machine}: a machine is described by --gpu too; leave one out")
+    profile = (
+        described_machine(described) if described else None if machine is None else load_profile(machine)
+    )
     if profile is not None:
         target = planned_machine(profile)
         target.check_device(config)

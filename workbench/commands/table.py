@@ -103,7 +103,36 @@ CHECK_HELP = "load what was written and compare its logits with the run's (defau
 JSON = flag("--json", "print JSON", dest="as_json")
 ASCII = flag("--ascii", "draw with ASCII characters only", dest="plain")
 
-GROUPS = {"config": "show, check and explain configurations"}
+MACHINE_PARTS = (
+    argument(
+        "--gpu",
+        "CARD",
+        'describe the machine: its card, such as V100-32GB (`machine list` has them), or "none"',
+    ),
+    argument("--memory", "SIZE", "with --gpu: the host's memory, such as 64G or 1.5T"),
+    argument("--channels", "N", "with --gpu: memory channels of all sockets (default: 2)", type=int),
+    argument("--ddr", "MT/S", "with --gpu: their transfers, such as 2666 or 5600 (default: 3200)", type=int),
+    argument("--pcie", "GENxLANES", "with --gpu: the card's slot, such as 3x16 (default: the card's own)"),
+    argument(
+        "--cores", "N", "with --gpu: physical cores (default: as usual with so many channels)", type=int
+    ),
+    argument(
+        "--disk", "SIZE", "with --gpu: free room on an NVMe disk, such as 2T (default: no disk is planned)"
+    ),
+    argument("--processor", "NAME", "with --gpu none: avx2, avx512, avx512-bf16 or amx (default: avx2)"),
+    repeated(
+        "--rate",
+        "TABLE.KEY=NUMBER",
+        "with --gpu: a figure of the profile, such as link.up_bytes_per_s=11e9 or host.read_bytes_per_s=85e9",
+        dest="rates",
+    ),
+)
+"""Describe a machine that is not here."""
+
+GROUPS = {
+    "config": "show, check and explain configurations",
+    "machine": "list the machines and cards that plans know, and describe others",
+}
 """Words that are followed by another word, with their help."""
 
 COMMANDS: tuple[Command, ...] = (
@@ -146,6 +175,7 @@ COMMANDS: tuple[Command, ...] = (
                 "desktop-24gb, desktop-32gb, server-80gb, server-h200, server-v100-32gb",
                 type=Path,
             ),
+            *MACHINE_PARTS,
             RUNS,
             JSON,
         ),
@@ -159,10 +189,6 @@ COMMANDS: tuple[Command, ...] = (
             argument("--disk", "DIR", "measure the disk of this folder too", dest="disk_path", type=Path),
             flag("--fresh", "measure again, even if nothing has changed"),
             flag("--quick", "take about ten seconds; less accurate"),
-            flag(
-                "--template",
-                "measure nothing: print a profile to edit, every rate explained, for `plan --machine`",
-            ),
             JSON,
         ),
         "workbench.profiles.probe_command:probe",
@@ -350,6 +376,21 @@ COMMANDS: tuple[Command, ...] = (
             JSON,
         ),
         "workbench.commands.import_:import_",
+    ),
+    Command(
+        "machine list",
+        "list the machines and the cards that plans know, with their figures",
+        (JSON,),
+        "workbench.commands.machine:list_",
+    ),
+    Command(
+        "machine new",
+        "write a machine's profile from data sheets, every figure explained, to edit and to plan with",
+        (
+            argument("file", "FILE", "write it here (default: print it)", nargs="?", type=Path),
+            *MACHINE_PARTS,
+        ),
+        "workbench.commands.machine:new",
     ),
     Command("presets", "list the presets", (JSON,), "workbench.commands.config:presets"),
     Command(

@@ -34,11 +34,13 @@ from workbench.sizes import (
 )
 
 HOST_RUNTIME_BYTES = 400 << 20
-"""Python, torch and transformers with their threads and the text: measured on a run of a tiny model."""
+"""Python, torch and transformers with their threads and the text: measured on a run of a tiny model on a CPU."""
+CUDA_HOST_RUNTIME_BYTES = 2 << 30
+"""The same with CUDA's driver and libraries: 1.5 to 3 GiB on the machines of users."""
 WORKSPACE_BYTES = 24 << 20
 """Buffers of the host's matrix products, and the stacks of threads: so much with larger models."""
-DEVICE_RUNTIME_BYTES = 256 << 20
-"""Workspaces of the matrix library."""
+DEVICE_RUNTIME_BYTES = 512 << 20
+"""The process's context and the workspaces of the matrix library: 0.4 to 0.6 GiB on the machines of users."""
 RESERVE_SHARE = 50
 """One part in so many of the device's memory is what its allocator holds beside what is asked of it. Planned."""
 HEAP_BLOCK_BYTES = 32 << 20
@@ -125,7 +127,8 @@ def plan_memory(layout: Layout, model_profile: ModelProfile, work: Workload, fre
     # Units are built in fp32, one at a time, on the host and before there are activations.
     largest = 4 * max((unit.parameters for unit, _, _ in needs.units), default=0)
     building = largest - sum((model["device"] if free.device is None else model["host"]).values())
-    on_host = {"building": max(0, building), "workspaces": WORKSPACE_BYTES, "runtime": HOST_RUNTIME_BYTES}
+    runtime = HOST_RUNTIME_BYTES if free.device is None else CUDA_HOST_RUNTIME_BYTES
+    on_host = {"building": max(0, building), "workspaces": WORKSPACE_BYTES, "runtime": runtime}
     if free.device is None:
         heap = {"allocator reserve": heap_reserve(model_profile, work, gradients)}
         one = _together(engine["device"], engine["host"], model["device"], model["host"], heap, on_host)

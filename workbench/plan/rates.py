@@ -24,6 +24,8 @@ FUSED_BYTES = 2 * 4 * 4
 (the kernel writes the gradients that it scales)."""
 COPY_BYTES = 4 + 2
 """Those of a change between fp32 and 16 bits: of the gradient before, of the master to the working copy after."""
+ATTENTION_SHARE = 0.5
+"""Of the speed of products, that of attention where the profile does not say: about flash attention's on an A100."""
 
 
 class Rates:
@@ -181,6 +183,11 @@ class Rates:
         speed = speeds.get("tf32") if tf32 and dtype == "float32" else None
         speed = speed or speeds.get(dtype) or next(iter(speeds.values()))  # type: ignore[call-overload]
         return float(flops / speed)
+
+    def attention_s(self, flops: float, dtype: str) -> float:
+        """Return the seconds of fused attention that takes `flops` for the pairs of tokens that it goes through."""
+        speed = self.machine.device.attention_flops_per_s.get(dtype)  # type: ignore[call-overload]
+        return flops / float(speed) if speed else self.matrix_s(flops / ATTENTION_SHARE, dtype)
 
     def elements_s(self, nbytes: float) -> float:
         """Return the seconds of operations on elements that read and write so many bytes."""

@@ -22,6 +22,7 @@ from workbench.plan.sharing import Demand
 from workbench.plan.simulation import play
 from workbench.plan.two_steps import LANES, Fetch, Piece, TwoSteps, two_steps
 from workbench.plan.workload import Workload, saves
+from workbench.profiles.machine_profile import ATTENTION_BACKWARD
 from workbench.profiles.model_profile import BlockKind, ModelProfile, ModelTimes
 from workbench.timeline import Kind, Lane, Task
 
@@ -346,11 +347,15 @@ def _block(
     """Return the times of a block's forward, of what a checkpoint computes of it again, and of its backward."""
     sequences, tokens = work.micro_batch_size, work.sequence_length
     cost = cost_of(kind, model_profile, dtype, on_cpu=rates.shared)
-    matrix = rates.matrix_s(kind.flops.at(sequences, tokens), dtype, tf32=work.tf32)
+    pairs = kind.flops.per_token_pair * sequences * tokens**2
+    matrix = rates.matrix_s(kind.flops.at(sequences, tokens) - pairs, dtype, tf32=work.tf32)
+    # A token looks back only, at half of all pairs; with a mask kernels go through the others too.
+    attention = rates.attention_s(pairs * (1.0 if work.separate_documents else 0.5), dtype)
     ahead = rates.elements_s(cost.element_bytes.at(sequences, tokens))
     back = rates.elements_s(cost.backward_element_bytes.at(sequences, tokens))
     # A frozen matrix gets no gradient, which is half of a matrix's products in backward.
-    products = (2 - kind.frozen_share) * matrix
+    products = (2 - kind.frozen_share) * matrix + ATTENTION_BACKWARD * attention
+    matrix += attention
     less = rates.matrix_s(cost.left_out_flops.at(sequences, tokens), dtype)
     less += rates.elements_s(cost.left_out_element_bytes.at(sequences, tokens))
     launch, launch_back = cost.operations * rates.launch_s, cost.backward_operations * rates.launch_s

@@ -1,6 +1,6 @@
 """The machine profile: what a machine has and how fast it is, measured by `workbench probe` or written by hand.
 
-A TOML file, the same for a measured machine (in the cache) and for a planned one (shipped in `machines/`).
+A TOML file, the same for a measured machine (in the cache) and for a planned one (`described.py`).
 Invariant: every rate is one that a machine may have, so that a plan's seconds are finite; and a profile says itself
 whether it was measured or planned.
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -31,6 +29,8 @@ ByThreads = tuple[Rate, ...]
 """One figure for each entry of `host.threads`."""
 UPDATES = tuple(f"{dtype}-{state_format}" for dtype in get_args(Dtype) for state_format in MOMENTS)
 """Updates by the dtype of working weights and the format of the state."""
+ATTENTION_BACKWARD = 2.5
+"""Operations of fused attention's backward by those of its forward: five products of matrices, which were two."""
 LONGEST_SHOWN = 60
 """Characters of a wrong value."""
 
@@ -90,6 +90,8 @@ class DeviceProfile(_Part):
 
     `matrix_flops_per_s`: by dtype, of large products (a multiplication and an addition are two operations); "tf32"
     where the device can round fp32 to it.
+    `attention_flops_per_s`: by dtype, of causal attention, forward and backward together, of the pairs of tokens that
+    it looks at (Dao, FlashAttention-2, 2023, section 4); empty where it is not known.
     `memory_bytes_per_s`: what operations on elements read and write. `launch_s`: the least time of one operation.
     `has_bfloat16`: bf16 arithmetic runs in hardware; None: the matrix speeds decide.
     """
@@ -99,6 +101,7 @@ class DeviceProfile(_Part):
     memory_bytes: Bytes = 0
     free_bytes: Bytes = 0
     matrix_flops_per_s: Annotated[dict[Product, Rate], Field(min_length=1)]
+    attention_flops_per_s: dict[Dtype, Rate] = {}
     memory_bytes_per_s: Rate
     launch_s: Annotated[float, Field(gt=0, le=1)]
     has_bfloat16: bool | None = None
@@ -188,36 +191,6 @@ def parse_profile(text: str, source: str) -> MachineProfile:
     except ValidationError as error:
         problems = "\n".join(_sentences(error))
         raise ConfigurationError(f"{source}: is not a machine profile:\n{problems}") from error
-
-
-def load_profile(path: Path) -> MachineProfile:
-    """Return the profile in the file `path`, or the shipped one of that name.
-
-    Raises:
-        ConfigurationError: there is none, or it is wrong.
-    """
-    if not path.is_file() and len(path.parts) == 1 and str(path) in shipped_profiles():
-        return parse_profile(shipped_profiles()[str(path)], f"{path} (shipped)")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        names = ", ".join(shipped_profiles())
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(
-            f"machine {path}: cannot be read: {reason}; expected a file, or one of {names}"
-        ) from error
-    return parse_profile(text, str(path))
-
-
-def shipped_profiles() -> dict[str, str]:
-    """Return the texts of the profiles that come with Workbench, by name: planned figures, not measured ones."""
-    folder = resources.files("workbench.profiles") / "machines"
-    found = {
-        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    }
-    return dict(sorted(found.items()))
 
 
 def profile_text(profile: MachineProfile) -> str:

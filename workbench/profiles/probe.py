@@ -35,7 +35,9 @@ from workbench.profiles.host_speeds import (
     measure_optimizer,
 )
 from workbench.profiles.machine_profile import (
+    ATTENTION_BACKWARD,
     DeviceProfile,
+    Dtype,
     HostProfile,
     LinkProfile,
     MachineProfile,
@@ -56,6 +58,7 @@ SMALLEST, LARGEST = 64, 16384
 """Sides of the matrices."""
 TRIES = 3
 BATCH = 100
+HEAD_TOKENS, HEAD_WIDTH, MOST_HEADS = 1024, 64, 256
 TF32_CAPABILITY = 8, 0
 """Of Ampere, the first GPUs that round fp32 to TF32."""
 """Small operations that are issued in a row."""
@@ -148,6 +151,10 @@ def _measure_device(device: Device, host: HostProfile, report: Report, budget: B
     nbytes = buffer_bytes(budget, room, ELEMENT_BUFFERS, cache_bytes() if device.shared_memory else 0)
     where, wait = device.torch_device, device.synchronize
     flops = measure_products(where, wait, room, budget)
+    computed = [n for n in flops if n != "tf32" and (n == "float32" or not device.shared_memory)]
+    if device.shared_memory and has_bfloat16(device):  # a CPU computes other 16-bit weights in fp32
+        computed.append("bfloat16")
+    attention = measure_attention(where, wait, computed, budget)
     element_bytes, launch_s = measure_elements(where, wait, nbytes, budget)
     return DeviceProfile(
         name=name,
@@ -155,6 +162,7 @@ def _measure_device(device: Device, host: HostProfile, report: Report, budget: B
         memory_bytes=total,
         free_bytes=free,
         matrix_flops_per_s=flops,
+        attention_flops_per_s=attention,
         memory_bytes_per_s=element_bytes,
         launch_s=launch_s,
         has_bfloat16=has_bfloat16(device),
@@ -199,6 +207,28 @@ def measure_products(
         products["tf32"], sides["tf32"] = _in_tf32(products["float32"]), sides["float32"]
     seconds = median_seconds(products, budget)
     return {name: 2 * sides[name] ** 3 / seconds[name] for name in products}
+
+
+def measure_attention(
+    device: torch.device, wait: Wait, dtypes: Iterable[Dtype], budget: Budget
+) -> dict[Dtype, float]:
+    """Return operations a second of causal attention and its backward; a dtype that torch refuses is left out."""
+    works: dict[Dtype, Work] = {}
+    flops: dict[Dtype, float] = {}
+    for name in dtypes:
+        heads = 1
+        try:
+            while (
+                heads < MOST_HEADS
+                and _least_s(_attention(device, DTYPES[name], wait, heads)) < budget.product_s / 4
+            ):
+                heads *= 2
+        except RuntimeError:
+            continue
+        works[name] = _attention(device, DTYPES[name], wait, heads)
+        flops[name] = (1 + ATTENTION_BACKWARD) * 0.5 * 4 * heads * HEAD_TOKENS**2 * HEAD_WIDTH
+    seconds = median_seconds(works, budget)
+    return {name: flops[name] / seconds[name] for name in works}
 
 
 def measure_elements(device: torch.device, wait: Wait, nbytes: int, budget: Budget) -> tuple[float, float]:
@@ -252,6 +282,23 @@ def _product(device: torch.device, dtype: torch.dtype, wait: Wait, side: int) ->
 
     def work() -> None:
         torch.mm(one, other, out=result)
+        wait()
+
+    return work
+
+
+def _attention(device: torch.device, dtype: torch.dtype, wait: Wait, heads: int) -> Work:
+    generator = torch.Generator(device=device).manual_seed(heads)
+    query, key, value, gradient = (
+        torch.randn(1, heads, HEAD_TOKENS, HEAD_WIDTH, generator=generator, device=device).to(dtype)
+        for _ in range(4)
+    )
+    inputs = [each.requires_grad_() for each in (query, key, value)]
+
+    def work() -> None:
+        with torch.enable_grad():
+            result = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            torch.autograd.grad(result, inputs, gradient)
         wait()
 
     return work

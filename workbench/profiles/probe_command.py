@@ -9,7 +9,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 
 from workbench.errors import EXIT_DONE
@@ -22,22 +21,15 @@ from workbench.profiles.this_machine import cache_profile, cached_profile, folde
 QUICK_NOTE = "quick"
 
 
-def probe(
-    *, device: str, disk_path: Path | None, as_json: bool, fresh: bool, quick: bool, template: bool = False
-) -> int:
+def probe(*, device: str, disk_path: Path | None, as_json: bool, fresh: bool, quick: bool) -> int:
     """Print the profile of this machine with `device` and the disk under `disk_path`, measured where it has to be.
 
     `fresh`: measured in any case. `quick`: in a few seconds, less exactly. A probe that is not quick measures again
     what a quick one measured, or what was measured while other programs kept the machine busy. `as_json`: as JSON.
-    `template`: print a profile to edit instead, with every rate explained.
 
     Raises:
         ConfigurationError: there is no such device, or the folder cannot be written.
     """
-    if template:
-        text = resources.files("workbench.profiles").joinpath("template.toml").read_text(encoding="utf-8")
-        print(text, end="")
-        return EXIT_DONE
     profile = measured_machine(device, disk_path, fresh=fresh, quick=quick, idle=not quick)
     print(profile.model_dump_json(indent=2) if as_json else "\n".join(profile_lines(profile)))
     return EXIT_DONE
@@ -107,6 +99,9 @@ def profile_lines(profile: MachineProfile) -> Iterator[str]:
     )
     yield f"device  {device.name}: {memory}"
     products = ", ".join(f"{dtype} {_tera(flops)}" for dtype, flops in device.matrix_flops_per_s.items())
+    attention = ", ".join(f"{dtype} {_tera(flops)}" for dtype, flops in device.attention_flops_per_s.items())
+    if attention:
+        yield f"  attention {attention} TFLOP/s"
     yield (
         f"  products {products} TFLOP/s; elements {_gb(device.memory_bytes_per_s)} GB/s; "
         f"one operation {device.launch_s * 1e6:.1f} us"

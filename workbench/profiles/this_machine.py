@@ -29,7 +29,7 @@ from workbench.system.folders import read_cached, write_cached
 from workbench.system.free_space import free_disk_bytes, free_host_bytes, host_memory, mount_of
 from workbench.system.processor import usable_cpus
 
-PROBE_VERSION = 3
+PROBE_VERSION = 4
 """Counts up with every change of what is measured, or of what the figures mean."""
 UNKNOWN = "N/A"
 

@@ -80,16 +80,17 @@ class VirtualClock:
         """Return the seconds of an operation on the device that reads and writes `nbytes`."""
         self.kernels += 1
         self.device_bytes += nbytes
-        flops = 0.0
+        dtype = str(next((x.dtype for x in args if isinstance(x, Tensor)), torch.float32)).removeprefix(
+            "torch."
+        )
         count = flop_registry.get(func.overloadpacket)
+        arithmetic_s = 0.0
         if func.overloadpacket in ATTENTION:
             flops = _attention_flops(*ATTENTION[func.overloadpacket], args, kwargs)
+            arithmetic_s = self.rates.attention_s(flops, dtype)
         elif count is not None:
-            flops = float(count(*args, **kwargs, out_val=results))
-        dtype = next((x.dtype for x in args if isinstance(x, Tensor)), torch.float32)
-        return max(
-            self.rates.matrix_s(flops, str(dtype).removeprefix("torch.")), self.rates.elements_s(nbytes)
-        )
+            arithmetic_s = self.rates.matrix_s(float(count(*args, **kwargs, out_val=results)), dtype)
+        return max(arithmetic_s, self.rates.elements_s(nbytes))
 
     def copy_s(self, name: str, nbytes: int) -> float:
         """Return the seconds of a copy within the device, or over the link."""

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 
 import pytest
 from tiny_probe import ON_CPU, ON_GPU, disk_at, profile_on
 
-from workbench.errors import EXIT_DONE, ConfigurationError
-from workbench.profiles.machine_profile import (
-    MachineProfile,
-    load_profile,
-    parse_profile,
-    profile_text,
-)
-from workbench.profiles.probe_command import probe
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+from workbench.errors import ConfigurationError
+from workbench.profiles.machine_profile import parse_profile, profile_text
+from workbench.profiles.named_machines import load_profile
 
 PLANNED = ("desktop-24gb", "desktop-32gb", "server-80gb", "server-h200", "server-v100-32gb")
 
@@ -49,11 +37,11 @@ def test_a_profile_is_read_back_as_it_was_written(profile: object, tmp_path: Pat
         ("[host]", "[host", "is not TOML: "),
         ("[link]", "[cable]", "cable: there is no such key; there are name, source,"),
         ("threads = [1, 2, 4, 8, 16]", "threads = [1, 2, 4, 16, 8]", "host: threads must rise"),
-        ("bfloat16-half = [0.672, ", "bfloat16-half = [", "optimizer_ns.bfloat16-half has 4 figures for 5"),
+        ("bfloat16-half = [0.6723, ", "bfloat16-half = [", "optimizer_ns.bfloat16-half has 4 figures for 5"),
         ("bfloat16-half = [", "bfloat16-hal = [", "unknown update; did you mean bfloat16-half?"),
         ("launch_s = 5e-06", "launch_s = nan", "device.launch_s = nan: input should be a finite number"),
-        ("up_bytes_per_s = 25000000000.0", "up_bytes_per_s = 5e-324", "link.up_bytes_per_s = 5e-324"),
-        ("memory_bytes = 25757220864", "memory_bytes = 0", "device: a device with memory of its own needs"),
+        ("\nup_bytes_per_s = 25200000000.0", "\nup_bytes_per_s = 5e-324", "link.up_bytes_per_s = 5e-324"),
+        ("memory_bytes = 25653839659", "memory_bytes = 0", "device: a device with memory of its own needs"),
     ],
 )
 def test_what_is_wrong_in_a_profile_is_named_with_its_file_key_and_value(
@@ -100,23 +88,3 @@ def test_a_shipped_profile_says_that_it_was_planned_and_holds_together(name: str
     assert link.both_up_bytes_per_s <= link.up_bytes_per_s <= host.read_bytes_per_s[-1]
     assert link.unpinned_up_bytes_per_s <= link.up_bytes_per_s
     assert disk.checked_read_bytes_per_s <= disk.read_bytes_per_s
-
-
-def test_the_template_is_a_profile_whose_every_figure_is_explained(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = {"device": "cpu", "disk_path": None, "as_json": False, "fresh": False, "quick": False}
-    assert probe(**given, template=True) == EXIT_DONE
-    text = capsys.readouterr().out
-    profile = parse_profile(text, "the template")
-    assert profile.source == "planned" and profile.link and profile.disk
-    for line in text.splitlines():
-        if "=" in line.split("#")[0]:
-            key, comment = line.split(" = ")[0], line.partition("#")[2]
-            assert comment.strip(), f"{key} is not explained"
-            if key.endswith("_per_s") or "-" in key:
-                assert re.search("a second|ns a parameter", comment), f"{key} has no unit"
-    assert (
-        set(MachineProfile.model_fields) - {"measured_at", "fingerprint", "busy_cores"}
-        <= tomllib.loads(text).keys()
-    )

@@ -59,6 +59,9 @@ def test_a_measured_machine_is_whole_and_each_part_is_told() -> None:
     assert 1e8 < host.norm_bytes_per_s["float32"][0] < 1e12
     assert 1e8 < host.accumulate_bytes_per_s["float32"][0] < 1e12
     assert 1e8 < device.matrix_flops_per_s["float32"] < 1e14
+    computed = {"float32", "bfloat16"} if device.has_bfloat16 else {"float32"}
+    assert set(device.attention_flops_per_s) == computed
+    assert 1e7 < device.attention_flops_per_s["float32"] < 1e14
     assert 1e8 < device.memory_bytes_per_s < 1e13 and 1e-8 < device.launch_s < 1e-2
     assert told == ["the host's memory", "the host optimizer", "the device that the model computes on"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.profiles.machine_profile import DeviceProfile, DiskProfile, MachineProfile, load_profile
+from workbench.profiles.machine_profile import DeviceProfile, DiskProfile, MachineProfile
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.sampling import MIB, Budget
 
 TINY = Budget(

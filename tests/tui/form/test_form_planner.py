@@ -16,7 +16,7 @@ from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.plan.fit import fit, with_field
 from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 from workbench.profiles.this_machine import Gpu
 from workbench.system.child_process import CancelledError, ChildProcess
 from workbench.tui.form import planner as planning

@@ -20,7 +20,7 @@ from workbench.config import load_config, to_toml
 from workbench.monitor.recording import SYSTEM_COLUMNS
 from workbench.plan.machine import planned_machine
 from workbench.plan.planner import Planner
-from workbench.profiles.machine_profile import load_profile
+from workbench.profiles.named_machines import load_profile
 from workbench.runs import (
     MetricsWriter,
     RunDirectory,
