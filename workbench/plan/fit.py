@@ -1,7 +1,8 @@
 """`--fit`: the fastest configuration that fits and trains the same model; where none does, the nearest and what would.
 
-Searched are the placement, the state format, activation checkpointing, where activations wait, and how the step's
-sequences are cut into micro-batches. What changes results (the state format) is said beside the change.
+Searched are the placement, the state format, activation checkpointing, where activations wait, how the step's
+sequences are cut into micro-batches, and fp16 on a GPU without bf16. What changes results (state format, precision) is
+said beside the change, and is taken only where it makes a step shorter by `REAL_GAIN`, or where nothing else fits.
 
 Invariant: what comes out breaks no rule of the configuration, has the same sequences a step, and every field that
 differs is named.
@@ -31,8 +32,12 @@ FIELDS = (
     "train.activation_checkpointing",
     "train.micro_batch_size",
     "train.gradient_accumulation",
+    "train.precision",
 )
 """The fields that a fit may change."""
+CHANGE_RESULTS = ("offload.state_format", "train.precision")
+REAL_GAIN = 0.03
+"""Of a step's time, what a field of `CHANGE_RESULTS` has to save."""
 MOST_SPLITS = 16
 FEWER_SEQUENCES = (
     "changes results: fewer sequences make a step, unless train.gradient_accumulation rises as much"
@@ -82,8 +87,9 @@ def fit(planner: Planner, config: RunConfig, keep: frozenset[str] = frozenset())
     formats = (own, *(f for f in MOMENTS if f != own))
     tried = [
         planner.plan_fixed(variant, timed=False)
+        for precision in (config.train.precision, *_other_precisions(planner, config))
         for state_format in formats
-        for variant in _variants(planner, config, state_format)
+        for variant in _variants(planner, with_field(config, "train.precision", precision), state_format)
         if _keeps(config, variant, keep)
     ]
     if not tried:
@@ -112,15 +118,18 @@ def check_keep(config: RunConfig, keep: frozenset[str]) -> None:
                 f"--keep {field}: a search does not change it; "
                 + (f"did you mean {near[0]}?" if near else f"it changes {', '.join(FIELDS)}")
             )
-        if get_field(config, field) == "auto":
+        if get_field(config, field) == "auto" and field != "train.precision":
             raise ConfigurationError(
                 f'--keep {field}: it is "auto", which a search chooses; give it a value with --set {field}=VALUE'
             )
 
 
 def remedies(planner: Planner, config: RunConfig) -> list[str]:
-    """Return single changes with which `config`, whose placement is chosen, would fit, and if they change results."""
-    found = []
+    """Return single changes with which `config`, whose placement is chosen, would fit.
+
+    Those that change results, which is said, only where none of the others is enough.
+    """
+    found: dict[bool, list[str]] = {False: [], True: []}
     for field, values in _single_changes(planner, config):
         for value in values:
             variant = with_field(config, field, value)
@@ -128,9 +137,9 @@ def remedies(planner: Planner, config: RunConfig) -> list[str]:
                 continue
             if planner.plan_fixed(variant, timed=False).fits:
                 note = FEWER_SEQUENCES if field == "train.micro_batch_size" else _note(field, variant)
-                found.append(f"{field} = {_toml(value)}{f' ({note})' if note else ''}")
+                found[bool(note)].append(f"{field} = {_toml(value)}{f' ({note})' if note else ''}")
                 break
-    return found
+    return found[False] or found[True]
 
 
 def why_not(plan: Plan) -> list[str]:
@@ -180,6 +189,8 @@ def _note(field: str, after: RunConfig) -> str:
         return "changes results: the optimizer's moments are rounded differently"
     if field == "offload.device_fraction" and after.offload.state_format != "exact":
         return "changes results: the state that stays on the device is kept exact"
+    if field == "train.precision":
+        return "changes results: weights and activations are fp16, and the loss is scaled"
     if field == "train.micro_batch_size":
         return "the same sequences make a step; sums are rounded in another order"
     return ""
@@ -208,6 +219,13 @@ def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) ->
                 yield from (
                     v for v in _placed(planner, variant) if not _broken(v) and planner.machine.computes(v)
                 )
+
+
+def _other_precisions(planner: Planner, config: RunConfig) -> list[str]:
+    """Return fp16 for a GPU that has no bf16, where `config` asks for another precision."""
+    machine = planner.machine
+    emulated = not machine.shared_memory and not machine.has_bfloat16
+    return ["fp16"] if emulated and config.train.precision in ("bf16", "fp32") else []
 
 
 def _splits(sequences: int, own: int) -> list[int]:
@@ -245,29 +263,47 @@ def _broken(config: RunConfig) -> bool:
 
 
 def _fastest(planner: Planner, config: RunConfig, fitting: list[Plan]) -> Plan:
-    """Return the fastest, of equals the one with the fewest changes; without a measured machine the first, as usual."""
+    """Return the fastest, of equals the one with the fewest changes; without a measured machine the first, as usual.
+
+    One more field of `CHANGE_RESULTS` is changed only for `REAL_GAIN`.
+    """
     timed = [planner.plan_fixed(p.config) for p in fitting]
-    known = [p for p in timed if p.time is not None]
+    known = [(p.time.step_s, p) for p in timed if p.time is not None]
     if not known:
         return timed[0]
-    return min(known, key=lambda p: (p.time.step_s if p.time else 0.0, len(changes(config, p.config))))
+    best: tuple[float, Plan] | None = None
+    for count in range(len(CHANGE_RESULTS) + 1):
+        alike = [each for each in known if _results_changed(config, each[1].config) == count]
+        if alike:
+            fastest = min(alike, key=lambda each: (each[0], len(changes(config, each[1].config))))
+            if best is None or fastest[0] <= (1 - REAL_GAIN) * best[0]:
+                best = fastest
+    assert best is not None, "each of them has some count"
+    return best[1]
+
+
+def _results_changed(before: RunConfig, after: RunConfig) -> int:
+    return sum(get_field(before, field) != get_field(after, field) for field in CHANGE_RESULTS)
 
 
 def _as_it_is(planner: Planner, config: RunConfig, best: Plan, fitting: list[Plan]) -> tuple[str, ...]:
-    """Return a sentence about the configured state format where `best` has another: its cost, or that nothing fits."""
-    own = config.offload.state_format
-    if best.config.offload.state_format == own:
-        return ()
-    same = [p for p in fitting if p.config.offload.state_format == own]
-    if not same:
-        return (f'with offload.state_format = "{own}" nothing fits',)
-    kept = _fastest(planner, config, same)
-    if kept.time is None or best.time is None:
-        return ()
-    return (
-        f'with offload.state_format = "{own}" the fastest that fits takes {kept.time.step_s:,.3g} s a step instead of '
-        f"{best.time.step_s:,.3g} s: {_in_words(kept.config, config)} (--keep offload.state_format stays with it)",
-    )
+    """Return a sentence for each field of `CHANGE_RESULTS` that `best` changes: what it saves, or that nothing fits."""
+    sentences = []
+    for field in CHANGE_RESULTS:
+        own = get_field(config, field)
+        if get_field(best.config, field) == own:
+            continue
+        same = [p for p in fitting if get_field(p.config, field) == own]
+        if not same:
+            sentences.append(f'with {field} = "{own}" nothing fits')
+            continue
+        kept = _fastest(planner, config, same)
+        if kept.time is not None and best.time is not None:
+            sentences.append(
+                f'with {field} = "{own}" the fastest that fits takes {kept.time.step_s:,.3g} s a step instead of '
+                f"{best.time.step_s:,.3g} s: {_in_words(kept.config, config)} (--keep {field} stays with it)"
+            )
+    return tuple(sentences)
 
 
 # Where nothing fits
@@ -327,6 +363,7 @@ def _single_changes(planner: Planner, config: RunConfig) -> Iterator[tuple[str, 
         "offload.state_format",
         ["half", "compact"] if config.offload.state_format == "exact" else ["compact"],
     )
+    yield "train.precision", _other_precisions(planner, config)
     size = config.train.micro_batch_size
     smaller = []
     while size > 1:
