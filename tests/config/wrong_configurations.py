@@ -115,6 +115,10 @@ WRONG: dict[str, Wrong] = {
     "activations without checkpointing": by_set(
         "offload.activations=host", "train.activation_checkpointing=false", at="--set: offload.activations"
     ),
+    "several GPUs and one that is named": by_set(
+        "parallel.gpus=2", "train.device=cuda:1", at="--set: parallel.gpus"
+    ),
+    "no number of GPUs": by_set("parallel.gpus=0", at="--set: parallel.gpus"),
     "loss scale below its minimum": by_set(
         "loss_scale.minimum=128", "loss_scale.initial_power=6", at="--set: loss_scale.minimum"
     ),

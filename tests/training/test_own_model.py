@@ -112,6 +112,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 
 
 def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="this process trains by itself"):
+        train(Regression(), batches(), {"parallel": {"gpus": 2}}, **options(tmp_path))
     with pytest.raises(ConfigurationError, match=r"config: train.steps: is too small"):
         train(Regression(), batches(), {"train": {"steps": 0}}, **options(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -56,6 +56,8 @@ def run(
     run_directory: Path | None,
     name: str | None = None,
     tags: Sequence[str] = (),
+    gpus: str | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Train and return the exit code; see `workbench.training.command.run`.
 
@@ -81,12 +83,13 @@ def run(
 
     return train(
         preset=preset,
-        overrides=overrides,
+        overrides=[*overrides, *([] if gpus is None else [f"parallel.gpus={gpus}"])],
         resume=resume if resume in (None, "auto") else Path(resume),
         detach=detach,
         runs=runs,
         run_directory=run_directory,
         labels=([] if name is None else [name]) + list(tags),
+        max_restarts=max_restarts,
     )
 
 

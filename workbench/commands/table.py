@@ -151,6 +151,18 @@ COMMANDS: tuple[Command, ...] = (
                 const="auto",
             ),
             flag("--detach", "train in the background and return at once"),
+            argument(
+                "--gpus",
+                "N|auto",
+                "train on so many GPUs of this machine, a process each; without a GPU, on so many CPU processes",
+            ),
+            argument(
+                "--max-restarts",
+                "N",
+                "with several GPUs: continue from the last checkpoint, at most N times, when a process fails",
+                type=int,
+                default=0,
+            ),
             argument("--name", "NAME", "a name of your own for the run, by which other commands find it"),
             repeated("--tag", "TAG", "a mark for the run, by which `runs TAG` lists it", dest="tags"),
             RUNS,

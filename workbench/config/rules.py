@@ -122,6 +122,12 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         'must be "device", or train.activation_checkpointing = true',
     ),
     Contradiction(
+        ("parallel.gpus", "train.device"),
+        lambda run: run.parallel.gpus != 1 and run.train.device.startswith("cuda:"),
+        "train.device names one GPU",
+        'must be 1, or train.device = "cuda"',
+    ),
+    Contradiction(
         ("loss_scale.minimum", "loss_scale.initial_power"),
         lambda run: run.loss_scale.minimum > 2.0**run.loss_scale.initial_power,
         "the scale would start below its minimum",

@@ -285,6 +285,18 @@ class OffloadConfig(Table):
     )
 
 
+class ParallelConfig(Table):
+    """The processes that train one model together."""
+
+    gpus: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = documented(
+        1,
+        'GPUs of this machine that train together, a process each: "auto" takes all; without a GPU, processes on the '
+        "CPU.",
+        unit="GPUs",
+        must_be='"auto" or a whole number from 1 to 4,096',
+    )
+
+
 class EvaluateConfig(Table):
     """When the validation loss is measured."""
 
@@ -366,6 +378,7 @@ class RunConfig(Table):
     schedule: ScheduleConfig = ScheduleConfig()
     loss_scale: LossScaleConfig = LossScaleConfig()
     offload: OffloadConfig = OffloadConfig()
+    parallel: ParallelConfig = ParallelConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -381,6 +394,7 @@ TABLES: dict[str, type[Table]] = {
     "schedule": ScheduleConfig,
     "loss_scale": LossScaleConfig,
     "offload": OffloadConfig,
+    "parallel": ParallelConfig,
     "evaluate": EvaluateConfig,
     "sample": SampleConfig,
     "checkpoint": CheckpointConfig,

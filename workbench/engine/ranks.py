@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,10 +23,17 @@ from torch import Tensor
 
 FAILED = "failed"
 LONGEST_REASON = 500
+ANSWER_S = 3.0
+"""For the others to say that they have waited in vain, too."""
 
 
 class RankFailedError(RuntimeError):
-    """Another rank has failed, or has gone; the message says which one and why, where it has told."""
+    """Another rank has failed, or has gone; the message says which one and why, where it has told.
+
+    `find_silent`: where none has told, a function that asks, for seconds, which ranks did not wait in vain as well.
+    """
+
+    find_silent: Callable[[], list[int]] | None = None
 
 
 def open_ranks(process_group: Any, limit_s: float) -> Ranks | None:
@@ -138,13 +146,30 @@ class Ranks:
         try:
             yield group
         except RuntimeError as error:
-            raise RankFailedError(f"{self._who_failed()} ({_first_words(error)})") from error
+            reason = self._told_reason()
+            failed = RankFailedError(
+                f"{reason or 'another rank ended, or kept this one waiting for too long'} ({_first_words(error)})"
+            )
+            if not reason:
+                failed.find_silent = self._silent
+            raise failed from error
 
-    def _who_failed(self) -> str:
+    def _told_reason(self) -> str:
         with contextlib.suppress(Exception):
             if self._store.check([FAILED]):
                 return bytes(self._store.get(FAILED)).decode(errors="replace")
-        return "another rank ended, or kept this one waiting for too long"
+        return ""
+
+    def _silent(self) -> list[int]:
+        """Return the ranks that do not say, as this one does, that they have waited in vain."""
+        silent = list(range(self.size))
+        with contextlib.suppress(Exception):
+            self._store.set(f"waited-{self.rank}", "")
+            until = time.monotonic() + ANSWER_S
+            while silent and time.monotonic() < until:
+                silent = [rank for rank in silent if not self._store.check([f"waited-{rank}"])]
+                time.sleep(0.1)
+        return silent
 
 
 def _first_words(error: BaseException) -> str:

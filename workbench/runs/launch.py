@@ -97,7 +97,12 @@ def resume(run: RunDirectory, overrides: Sequence[str] = ()) -> None:
 
 
 def start_trainer(
-    run: RunDirectory, *, total_steps: int, resuming: bool = False, overrides: Sequence[str] = ()
+    run: RunDirectory,
+    *,
+    total_steps: int,
+    resuming: bool = False,
+    overrides: Sequence[str] = (),
+    max_restarts: int = 0,
 ) -> int:
     """Start the process that trains `run`, whose `config.toml` is there and which nobody holds; return its pid.
 
@@ -107,6 +112,8 @@ def start_trainer(
     Raises WorkbenchError where it cannot be started.
     """
     command = trainer_command(run, resuming=resuming, overrides=overrides)
+    if max_restarts:
+        command.append(f"--max-restarts={max_restarts}")
     try:
         with run.log.open("ab") as log:
             child = subprocess.Popen(
@@ -119,7 +126,7 @@ def start_trainer(
             )
     except OSError as error:
         raise WorkbenchError(f"run {run.name} could not be started: {error}") from error
-    _announce(run, child.pid, total_steps)
+    announce(run, child.pid, total_steps)
     threading.Thread(target=_collect, args=(run, child), name="trainer-exit", daemon=True).start()
     return child.pid
 
@@ -154,7 +161,7 @@ def tail(path: Path, lines: int) -> tuple[str, ...]:
     return tuple(whole[-lines:]) if lines > 0 else ()
 
 
-def _announce(run: RunDirectory, pid: int, total_steps: int) -> None:
+def announce(run: RunDirectory, pid: int, total_steps: int) -> None:
     """Name the new trainer in the status at once: it takes seconds to get there, and may be steered or die before."""
     before = read_status(run)
     if before.pid == pid:  # it was quicker

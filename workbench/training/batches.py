@@ -22,7 +22,7 @@ from workbench.data.batches.sampling import (
 )
 from workbench.data.prepare import TokenData
 from workbench.errors import ConfigurationError
-from workbench.training.ranks import started_by_torchrun
+from workbench.training.ranks import ranks_of
 
 MOST_STEPS = 1_000_000_000
 
@@ -87,7 +87,7 @@ def check_batches(config: RunConfig, data: TokenData) -> tuple[str, ...]:
 
 def sequences_per_step(config: RunConfig) -> int:
     """Return the sequences of a step, those of all ranks."""
-    return config.train.micro_batch_size * config.train.gradient_accumulation * started_by_torchrun()
+    return config.train.micro_batch_size * config.train.gradient_accumulation * ranks_of(config)
 
 
 def with_steps(config: RunConfig, data: TokenData) -> RunConfig:

@@ -14,6 +14,7 @@ from workbench.config import RunConfig, load_config, parse_config, to_toml
 from workbench.config.references import OF_THE_MODEL, REFERENCES, with_absolute_paths
 from workbench.errors import EXIT_DONE, ConfigurationError, WorkbenchError
 from workbench.presets import find_preset
+from workbench.profiles.this_machine import resolved_device
 from workbench.runs import (
     ACTIVE,
     LogTee,
@@ -23,8 +24,10 @@ from workbench.runs import (
     read_status,
     runs_root,
     write_config,
+    write_status,
 )
 from workbench.runs.checkpoints import check_resumable, step_folders
+from workbench.runs.deleting import delete_run
 from workbench.runs.directory import check_labels
 from workbench.runs.ending import ending
 from workbench.runs.launch import start_trainer
@@ -37,6 +40,8 @@ from workbench.training.ranks import (
     SeveralRanks,
     check_one_rank,
     check_supported,
+    is_restarted,
+    ranks_of,
     started_by_torchrun,
 )
 from workbench.training.resume_check import check_resume, check_same_model, check_steps_left
@@ -52,12 +57,14 @@ def run(
     runs: Path | None = None,
     run_directory: Path | None = None,
     labels: Sequence[str] = (),
+    max_restarts: int = 0,
 ) -> int:
     """Train `preset` and return the exit code.
 
     `resume`: a run's folder, or "auto" for this preset's latest run that is not finished (a new one where there is
     none). `run_directory`: the folder that a detached run was given by the process that started it. `labels`: the name
-    and the tags of a new run. Where torchrun has started several processes, they train one run together.
+    and the tags of a new run. Where torchrun has started several processes, they train one run together; where
+    [parallel] asks for several, torchrun's launcher starts them, and again at most `max_restarts` times.
 
     Raises:
         WorkbenchError: with the exit code that its kind has.
@@ -77,7 +84,10 @@ def run(
             choice = choose_run(preset, overrides, resume, runs_root(runs), run_directory, _report)
             if choice is None:
                 return EXIT_DONE
-            return _start(_labelled(choice, labels), requests, detach=detach)
+            choice = _labelled(choice, labels)
+            number = _number_of_ranks(choice.config, max_restarts)
+            if number == 1 or detach:
+                return _start(choice, requests, detach=detach, max_restarts=max_restarts)
         except StopBeforeTraining as stop:
             _report(str(stop))
             return stop.exit_code
@@ -87,6 +97,44 @@ def run(
                 raise
             _report(str(StopBeforeTraining(requests.stop_code)))
             return requests.stop_code
+    return _launch(choice, number, max_restarts)
+
+
+def _number_of_ranks(config: RunConfig, max_restarts: int) -> int:
+    """Return `ranks_of`; say so where they are no GPUs."""
+    number = ranks_of(config)
+    if max_restarts < 0 or (max_restarts and number == 1):
+        raise ConfigurationError(
+            f"--max-restarts {max_restarts}: expected a number from 0, with several GPUs (--gpus)"
+        )
+    if number > 1 and resolved_device(config.train.device) == "cpu":
+        _report(f"parallel.gpus = {number}: {number} processes train on the CPU, and share its cores")
+    return number
+
+
+def _launch(choice: RunChoice, number: int, max_restarts: int) -> int:
+    """Start the ranks of `choice` and wait for their end; a new run that could not begin leaves no folder."""
+    from workbench.training.launcher import launch_ranks
+
+    directory = choice.directory
+    if directory is None:
+        directory = RunDirectory.create(choice.root, choice.name, choice.labels)
+        write_config(directory, to_toml(choice.config))
+    directory.acquire(choice.announced_at)
+    directory.release()
+    code = launch_ranks(
+        directory,
+        number,
+        total_steps=choice.config.train.steps,
+        resuming=choice.resuming,
+        overrides=choice.overrides,
+        max_restarts=max_restarts,
+        report=_report,
+    )
+    if choice.directory is None and not directory.plan.exists():
+        with contextlib.suppress(WorkbenchError):
+            delete_run(directory)
+    return code
 
 
 def _labelled(choice: RunChoice, labels: Sequence[str]) -> RunChoice:
@@ -169,7 +217,14 @@ def use_expandable_segments() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def _start(choice: RunChoice, requests: Requests, *, detach: bool, ranks: RunRanks = ONE_RANK) -> int:
+def _start(
+    choice: RunChoice,
+    requests: Requests,
+    *,
+    detach: bool,
+    ranks: RunRanks = ONE_RANK,
+    max_restarts: int = 0,
+) -> int:
     if choice.directory is None:
         RunDirectory.check_root(choice.root)
     directory = choice.directory
@@ -198,7 +253,7 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool, ranks: RunRan
                 choice.config, choice.root, startup.report, directory, requests.raise_if_stopped
             )
             requests.raise_if_stopped()
-            if ranks.size > 1:
+            if ranks_of(prepared.config) > 1:
                 check_supported(prepared)
             if directory is not None and choice.resuming:
                 check_steps_left(directory, prepared.config)
@@ -209,7 +264,7 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool, ranks: RunRan
         if not choice.resuming:
             write_config(directory, to_toml(prepared.config))
         if detach:
-            return _detach(directory, choice, prepared.config.train.steps)
+            return _detach(directory, choice, prepared.config.train.steps, max_restarts)
         with LogTee(directory.log):
             print(f"run {directory.path}", flush=True)
             try:
@@ -224,6 +279,12 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool, ranks: RunRan
                 code = train_session(directory, prepared, requests, resuming=choice.resuming, ranks=ranks)
             except OtherRankError as error:
                 _report(str(error))
+                status = read_status(directory)
+                if status.exit_code is None:  # it had not begun to train
+                    ended = replace(
+                        status, phase="failed", exit_code=error.exit_code, message=str(error), pid=0
+                    )
+                    write_status(directory, ended)
                 raise
             except WorkbenchError as error:
                 # Reported while the log still gets it; nothing is left for the command line to report.
@@ -236,7 +297,7 @@ def _start(choice: RunChoice, requests: Requests, *, detach: bool, ranks: RunRan
             directory.release()
 
 
-def _detach(directory: RunDirectory, choice: RunChoice, total_steps: int) -> int:
+def _detach(directory: RunDirectory, choice: RunChoice, total_steps: int, max_restarts: int) -> int:
     """Start the same run in a session of its own, with no terminal and no pipe that could end it."""
     directory.release()
     if choice.resuming and not step_folders(directory.checkpoints):
@@ -246,6 +307,7 @@ def _detach(directory: RunDirectory, choice: RunChoice, total_steps: int) -> int
         total_steps=total_steps,
         resuming=choice.resuming,
         overrides=choice.overrides,
+        max_restarts=max_restarts,
     )
     print(directory.path)
     _report(
@@ -297,9 +359,10 @@ def choose_run(
             stored_config(directory, overrides),
             directory.path.parent,
             directory,
-            resume is not None,
+            resume is not None or is_restarted(),
             tuple(overrides),
-            announced_at=status.heartbeat if status.pid == os.getpid() else None,
+            # torchrun's launcher was announced where it has started this process.
+            announced_at=status.heartbeat if status.pid in (os.getpid(), os.getppid()) else None,
         )
     if resume is not None and str(resume) != "auto":
         return _resumed(find_run(root, str(resume)), overrides, report)

@@ -34,10 +34,13 @@ class EngineFailedError(WorkbenchError):
     """The engine could not go on; its own error is chained as the cause."""
 
 
-def explain(error: BaseException, held: Breakdown | None, checkpoints: Path) -> EngineFailedError | None:
+def explain(
+    error: BaseException, held: Breakdown | None, checkpoints: Path, lost_rank: str = ""
+) -> EngineFailedError | None:
     """Return the error to end the run with, or None where `error` is of another kind.
 
     `held` is what the engine held when it happened, None where it was still being built. `checkpoints`: the run's.
+    `lost_rank`: which rank is gone and why, where that is known.
     """
     chain = list(_causes(error))
     # The innermost: the engine's own error holds the memory breakdown already.
@@ -57,7 +60,7 @@ def explain(error: BaseException, held: Breakdown | None, checkpoints: Path) -> 
         )
     other = next((cause for cause in chain if isinstance(cause, RankFailedError)), None)
     if other is not None:
-        return EngineFailedError(f"{_first_line(other)}. {_newest_checkpoint(checkpoints)}")
+        return EngineFailedError(f"{lost_rank or _first_line(other)}. {_newest_checkpoint(checkpoints)}")
     lane = next((cause for cause in chain if isinstance(cause, LaneError)), None)
     if lane is not None:
         return EngineFailedError(f"{_first_line(lane)}. {_newest_checkpoint(checkpoints)}")

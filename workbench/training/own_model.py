@@ -243,4 +243,6 @@ def _checked(config: Mapping[str, Mapping[str, Any]]) -> RunConfig:
         raise ConfigurationError(
             "\n".join(f"config: {'.'.join(map(str, p.path))}: {p.wrong}; {p.right}" for p in wrong)
         )
+    if checked.parallel.gpus != 1:
+        raise ConfigurationError("config: parallel.gpus: this process trains by itself; leave it out")
     return checked

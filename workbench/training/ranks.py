@@ -10,26 +10,39 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import EXIT_ERROR, ConfigurationError, WorkbenchError
 from workbench.layout import Placement
+from workbench.profiles.this_machine import resolved_device, visible_gpus
 from workbench.runs.directory import Entry, RunDirectory
+from workbench.runs.ending import cause_of_death
+from workbench.runs.status import Status, process_started, read_status
 from workbench.sizes import check_shared_by_ranks
 
 if TYPE_CHECKING:
+    from workbench.config import RunConfig
     from workbench.data.batches import Batch, Sampler
     from workbench.training.prepare import Prepared
 
 LONGEST_WAIT = timedelta(days=2)
 """For a rank that prepares a text, or waits in a paused run; one that ends is noticed at once."""
 
+_ENDS_WITHIN_S = 1.0
+"""A process closes its connections before it is gone."""
+
 
 class OtherRankError(WorkbenchError):
-    """Another rank has failed, which reports it."""
+    """Another rank has failed, which reports it; it ends with `exit_code`."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_ERROR) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class RunRanks:
@@ -50,12 +63,12 @@ class RunRanks:
 
     def agree(self, error: WorkbenchError | None) -> None:
         """Raise `error`, or where another rank has one, its message: all go on, or none."""
-        messages = self.tell(None if error is None else str(error))
+        messages = self.tell(None if error is None else [str(error), error.exit_code])
         if error is not None:
             raise error
         for rank, message in enumerate(messages):
             if message is not None:
-                raise OtherRankError(f"rank {rank}: {message}")
+                raise OtherRankError(f"rank {rank}: {message[0]}", message[1])
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -119,6 +132,32 @@ def started_by_torchrun() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
+def is_restarted() -> bool:
+    """Return True where torchrun has started this process in the place of one that failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def ranks_of(config: RunConfig) -> int:
+    """Return how many ranks train `config`: those that torchrun has started, else as many as [parallel] asks for here.
+
+    Raises:
+        ConfigurationError: this machine has fewer GPUs.
+    """
+    wanted = config.parallel.gpus
+    if "RANK" in os.environ:
+        return started_by_torchrun()
+    if wanted == 1:
+        return 1
+    if resolved_device(config.train.device) == "cpu":
+        return 1 if wanted == "auto" else wanted
+    there = len(visible_gpus())
+    if wanted != "auto" and wanted > there:
+        raise ConfigurationError(
+            f'parallel.gpus = {wanted}: this machine shows {there} {"GPU" if there == 1 else "GPUs"}; "auto" takes all'
+        )
+    return max(1, there) if wanted == "auto" else wanted
+
+
 def check_one_rank(what: str) -> None:
     """Raise ConfigurationError where this process is one of several: each would do `what` by itself."""
     ranks = started_by_torchrun()
@@ -148,6 +187,34 @@ def check_supported(prepared: Prepared) -> None:
         )
     except ValueError as error:
         raise ConfigurationError(f"[offload] {error}") from error
+
+
+def lost_rank(error: BaseException, run: RunDirectory, ranks: RunRanks) -> str:
+    """Return which rank is gone or hangs, and why, where that is behind `error` and the rank could not say so itself;
+    else an empty text. `run`: this rank's folder."""
+    root = run.path.parents[1] if ranks.rank else run.path
+    others = {rank: RunDirectory(root / "ranks" / str(rank)) for rank in range(1, ranks.size)}
+    others = {rank: at for rank, at in {0: RunDirectory(root), **others}.items() if rank != ranks.rank}
+    cause: BaseException | None = error
+    while cause is not None:
+        find_silent = getattr(cause, "find_silent", None)
+        if find_silent is not None:
+            until = time.monotonic() + _ENDS_WITHIN_S
+            while time.monotonic() < until:
+                for rank, directory in others.items():
+                    if _is_gone(status := read_status(directory)):
+                        return f"rank {rank}: {cause_of_death(status)}"
+                time.sleep(0.1)
+            silent = find_silent()
+            return f"rank {' or '.join(map(str, silent))} hangs, or cannot be reached" if silent else ""
+        cause = cause.__cause__
+    return ""
+
+
+def _is_gone(status: Status) -> bool:
+    """Return True where a rank's process ended on this machine, without a word."""
+    ended = status.exit_code is None and status.host == socket.gethostname()
+    return ended and process_started(status.pid) is None
 
 
 class _EntryOfAll(Entry):

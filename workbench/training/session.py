@@ -40,7 +40,7 @@ from workbench.training.failures import EngineFailedError, explain
 from workbench.training.journal import Journal
 from workbench.training.measurements import SKIPPED_FIRST_STEPS, forget_peak, peak_host_bytes
 from workbench.training.prepare import Prepared, check_extension, engine_options
-from workbench.training.ranks import ONE_RANK, RunRanks
+from workbench.training.ranks import ONE_RANK, RunRanks, lost_rank
 from workbench.training.resume_check import changed_settings, resume_line
 from workbench.training.signals import Requests, StopBeforeTraining
 from workbench.training.trainer import Trainer, seed_everything
@@ -146,12 +146,12 @@ def _train(
             code = trainer.train()
             _report_disk_wear(engine, journal)
             return code, trainer.step, engine.memory(), trainer.ended_early
-    except WorkbenchError as error:
-        ranks.leave(error)
-        raise
     except Exception as error:
         ranks.leave(error)
-        failure = explain(error, None if engine is None else engine.memory(), run.checkpoints)
+        lost = lost_rank(error, run, ranks)
+        if isinstance(error, WorkbenchError) and not lost:
+            raise
+        failure = explain(error, None if engine is None else engine.memory(), run.checkpoints, lost)
         if failure is None:
             raise
         raise failure from error
