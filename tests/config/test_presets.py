@@ -243,7 +243,7 @@ def test_the_presets_used_last_come_first_and_a_cache_that_cannot_be_used_forget
 
 def test_an_edit_changes_its_value_and_nothing_else() -> None:
     text = (shipped_folder() / "quickstart.toml").read_text()
-    changed = edited_preset(text, {"train.steps": 5, "schedule.warmup_steps": None, "log.tensorboard": False})
+    changed = edited_preset(text, {"train.steps": 5, "schedule.warmup_steps": None, "log.tracker": []})
     lines, before = changed.splitlines(), text.splitlines()
     assert "steps = 5" in lines and "steps = 750" in before
     assert {line for line in before if line not in lines} == {

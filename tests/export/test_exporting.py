@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -48,6 +48,74 @@ def merged_by_peft(base: Path, checkpoint: Path) -> Any:
     load: Any = AutoModelForCausalLM.from_pretrained
     adapted = peft.PeftModel.from_pretrained(load(base, dtype=torch.float32), str(checkpoint))
     return adapted.merge_and_unload().eval()
+
+
+class Hub:
+    """The functions of HfApi that are called; it refuses where `refusal` is not empty."""
+
+    refusal = ""
+    had: ClassVar[list[Any]] = []
+
+    def create_repo(self, name: str, **options: Any) -> str:
+        if self.refusal:
+            raise OSError(self.refusal)
+        self.had.append((name, options))
+        return f"https://hub/{name}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        self.had.append((repo_id, sorted(path.name for path in folder_path.iterdir()), commit_message))
+
+
+def test_a_model_is_sent_to_the_hub_where_that_is_asked_for_and_is_private(
+    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "a token")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(Hub, "had", [])
+    assert main(["export", str(whole.path), str(tmp_path / "kept"), "--no-check"]) == 0 and Hub.had == [], (
+        "not where nobody asks"
+    )
+    assert main(["export", str(whole.path), str(tmp_path / "sent"), "--no-check", "--push", "me/model"]) == 0
+    made, sent = Hub.had
+    assert made == ("me/model", {"private": True, "exist_ok": True})
+    assert sent == (
+        "me/model",
+        sorted(path.name for path in (tmp_path / "sent").iterdir()),
+        f"Step 4 of {whole.name}",
+    )
+    assert "sent to https://hub/me/model" in capsys.readouterr().err
+    monkeypatch.setattr(Hub, "refusal", "no answer")
+    assert main(["export", str(whole.path), str(tmp_path / "stays"), "--no-check", "--push", "me/model"]) == 1
+    said = capsys.readouterr().err
+    assert f"--push me/model: no answer; the model is in {tmp_path / 'stays'}, and `hf upload" in said
+    assert (tmp_path / "stays" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "offline", "said"),
+    [
+        ("model", "t", False, "expected USER/NAME, such as me/model"),
+        ("me/mo del", "t", False, "is not a hub id"),
+        ("me/model", None, False, "nobody is logged in; run hf auth login"),
+        ("me/model", "t", True, "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_anything_is_written(
+    name: str,
+    token: str | None,
+    offline: bool,
+    said: str,
+    whole: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    assert main(["export", str(whole.path), str(tmp_path / "model"), "--push", name]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 def saved_steps(run: RunDirectory) -> list[Any]:

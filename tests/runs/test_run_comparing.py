@@ -24,7 +24,7 @@ def test_only_the_fields_that_differ_are_told_in_the_order_of_the_configuration(
     runs = [
         run_with(tmp_path, "train.seed=1", "model.config.n_layer=4"),
         run_with(tmp_path, "train.seed=2", "optimizer.learning_rate=1e-4", "data.source=['a', 'b']"),
-        run_with(tmp_path, "train.seed=1", "model.config.n_layer=6", "log.tensorboard=false"),
+        run_with(tmp_path, "train.seed=1", "model.config.n_layer=6", "log.tracker=[]"),
     ]
     differences = config_differences(runs)
     assert differences.problems == ()

@@ -14,6 +14,8 @@ from workbench.errors import EXIT_DONE
 from workbench.export.export import ExportOptions, parse_size, wanted_step, with_whole_checkpoint
 from workbench.export.export import export as export_model
 from workbench.export.generate import SamplingParams, generate
+from workbench.export.push import check_push
+from workbench.export.push import push as push_model
 from workbench.runs import find_run, runs_root
 from workbench.runs.checkpoints import SavedStep
 
@@ -29,24 +31,30 @@ def export(
     merge: bool = False,
     max_shard_size: str | None = None,
     check: bool = True,
+    push: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Export the run named `run` into the folder `target`, which is printed.
+    """Export the run named `run` into the folder `target`, which is printed. `push`: a hub repository to send it to.
 
     Raises:
         ConfigurationError: the run, the checkpoint, the folder or an option is wrong.
-        WorkbenchError: the model cannot be written, or its logits differ from the run's.
+        WorkbenchError: the model cannot be written or sent, or its logits differ from the run's.
     """
+    if push is not None:
+        check_push(push)
     largest = None if max_shard_size is None else parse_size(max_shard_size)
     options = ExportOptions(dtype=dtype, merge=merge, largest_file_bytes=largest, check=check)
     directory = find_run(runs_root(runs), run)
     step = wanted_step(directory, step, best=best, command="export")
     exported = export_model(directory, target, step=step, options=options, log=report)
+    sent = push and push_model(exported.path, push, f"Step {exported.step} of {directory.name}")
     if as_json:
-        print(json.dumps({**asdict(exported), "path": str(exported.path)}))
+        print(json.dumps({**asdict(exported), "path": str(exported.path), "pushed": sent}))
     else:
         print(exported.path)
         report(f"the model of step {exported.step:,}, {exported.bytes / 2**20:,.1f} MiB; {exported.checked}")
+        if sent:
+            report(f"sent to {sent}")
     return EXIT_DONE
 
 

@@ -277,6 +277,7 @@ COMMANDS: tuple[Command, ...] = (
             Argument(
                 "--check", {"action": argparse.BooleanOptionalAction, "default": True, "help": CHECK_HELP}
             ),
+            argument("--push", "USER/NAME", "upload it to the Hugging Face hub too, private if it is new"),
             RUNS,
             JSON,
         ),

@@ -207,13 +207,14 @@ def _path_problems(
         yield Problem(at, wrong, "change its permissions, or name another")
 
 
-def _tensorboard(config: RunConfig) -> Iterator[Problem]:
-    if config.log.tensorboard and not _is_installed("tensorboard"):
-        yield Problem(
-            ("log", "tensorboard"),
-            "tensorboard is not installed",
-            'pip install "workbench[tensorboard]", or set it to false',
-        )
+def _trackers(config: RunConfig) -> Iterator[Problem]:
+    for name in config.log.tracker:
+        if not _is_installed(name):
+            yield Problem(
+                ("log", "tracker"),
+                f"{name} is not installed",
+                f'pip install "workbench[{name}]", or leave it out',
+            )
 
 
 def _adapter(config: RunConfig) -> Iterator[Problem]:
@@ -304,7 +305,7 @@ REFERENCES: dict[str, Callable[[RunConfig], Iterator[Problem]]] = {
     "data.tokenizer": _tokenizer,
     "evaluate": _evaluated,
     "offload.disk_path": _disk_path,
-    "log.tensorboard": _tensorboard,
+    "log.tracker": _trackers,
     "adapter": _adapter,
     "model.config.vocab_size": _vocabulary,
     "data.sequence_length": _positions,

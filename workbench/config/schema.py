@@ -350,7 +350,11 @@ class LogConfig(Table):
     """Progress lines and metrics."""
 
     every: int = step_count(1, "Steps between progress lines.", least=1)
-    tensorboard: bool = documented(False, "Also write metrics as TensorBoard events.")
+    tracker: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = documented(
+        [],
+        "Programs that get the metrics too, written on this machine (wandb: until `wandb sync`).",
+        must_be='a list of "tensorboard", "wandb", "trackio", "mlflow"',
+    )
 
 
 class AdapterConfig(Table):

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from workbench.runs import (
 )
 from workbench.runs.metrics import HOST_LANES
 from workbench.training.signals import StopBeforeTraining
-from workbench.training.tensorboard import FOLDER, TensorBoard
+from workbench.training.trackers import Trackers
 
 if TYPE_CHECKING:
     from workbench.engine import Span, StepResult
@@ -185,7 +185,7 @@ class StepRecord:
 class Journal:
     """Writes one run's directory. A full disk ends the run; it never leaves a half-written file behind."""
 
-    def __init__(self, run: RunDirectory, total_steps: int, *, tensorboard: bool = False) -> None:
+    def __init__(self, run: RunDirectory, total_steps: int, *, trackers: Sequence[str] = ()) -> None:
         before = read_status(run)
         self.run = run
         self.metrics = MetricsWriter(run.metrics)
@@ -200,7 +200,7 @@ class Journal:
                 elapsed_s=before.elapsed_s,
             ),
         )
-        self._board = TensorBoard(run.path / FOLDER, self.warn) if tensorboard else None
+        self._trackers = Trackers(run, trackers, self.warn)
         self._loss_scale: float | None = None
 
     def __enter__(self) -> Journal:
@@ -211,8 +211,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.heartbeat.__exit__()
         self.metrics.close()
-        if self._board is not None:
-            self._board.close()
+        self._trackers.close()
 
     def phase(self, phase: str, progress: str = "") -> None:
         """Enter a phase; a change of it is an event."""
@@ -231,8 +230,7 @@ class Journal:
         """Begin training after `step`."""
         self.heartbeat.stays_finished = False
         self.heartbeat.update(durable=True, step=step)
-        if self._board is not None:
-            self._board.open(step)
+        self._trackers.begin()
 
     def step(self, record: StepRecord, result: StepResult, validation_loss: float | None) -> None:
         """Record a finished step."""
@@ -256,8 +254,6 @@ class Journal:
             **_lane_metrics(result),
         }
         self.metrics.append(**values)
-        if self._board is not None:
-            self._board.step({name: value for name, value in values.items() if value is not None})
         scale = result.loss_scale
         if self._loss_scale is not None and scale != self._loss_scale:
             self.event("loss_scale", step=record.step, scale=scale)
@@ -281,13 +277,9 @@ class Journal:
         """Record a validation loss, nats a token."""
         append_event(self.run, "evaluation", step=step, loss=loss, perplexity=perplexity, seconds=seconds)
         self.heartbeat.update(validation_loss=loss)
-        if self._board is not None:
-            self._board.evaluation(step, loss, perplexity)
 
     def event(self, kind: str, **fields: object) -> None:
         append_event(self.run, kind, **fields)
-        if kind == "checkpoint" and self._board is not None:
-            self._board.flush()
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr, and keep it as an event."""

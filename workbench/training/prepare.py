@@ -43,7 +43,7 @@ from workbench.training.fitting import (
     free_bytes,
 )
 from workbench.training.starting_model import Materialize, StartingModel, give_token_ids, starting_model
-from workbench.training.tensorboard import check_tensorboard
+from workbench.training.trackers import check_trackers
 
 _PROGRESS_EVERY_S = 5.0
 
@@ -77,7 +77,7 @@ def prepare_run(
         DoesNotFitError: a tier has too little; the message holds the table.
     """
     _quiet_transformers()
-    check_tensorboard(config)
+    check_trackers(config)
     start = starting_model(config, directory, report)
     check_positions(start.shape, config.data.sequence_length)
     check_extension(config)

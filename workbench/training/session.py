@@ -62,7 +62,7 @@ def train_session(
         StopBeforeTraining: it was stopped before its first step; likewise.
     """
     config = prepared.config
-    with Journal(run, config.train.steps, tensorboard=config.log.tensorboard) as journal:
+    with Journal(run, config.train.steps, trackers=() if ranks.rank else config.log.tracker) as journal:
         plan: dict[str, Any] = prepared.plan.as_dict()
         try:
             if not resuming:

@@ -121,7 +121,7 @@ def _read_logging(found: Findings) -> None:
             found.put("log.every", steps, key, "steps between progress lines")
     section = found.members.get(("tensorboard",))
     if section is not None and isinstance(section.value, dict) and found.switch(events) is True:
-        found.put("log.tensorboard", True, events, "metrics are also written as TensorBoard events")
+        found.put("log.tracker", ["tensorboard"], events, "metrics are also written as TensorBoard events")
     else:
         found.judge(events, "meaningless here", "no events are written, as by default")
 

@@ -115,7 +115,7 @@ gradient accumulation is always Workbench's own
     top: managed_gradient_accumulation
 time, memory and speed of every lane are always recorded; `workbench attach` shows them
     top: wall_clock_breakdown memory_breakdown flops_profiler.* timers.* dump_state log_level
-metrics are in the run's folder; `workbench metrics` prints them, and log.tensorboard writes events
+metrics are in the run's folder; `workbench metrics` prints them, and log.tracker hands them on
     top: wandb.* comet.* csv_monitor.* tensorboard.* monitor_config.*
 checkpoints are Hugging Face folders with Workbench's own state; [checkpoint] says when
     top: checkpoint.* nebula.* datastates.* datastates_ckpt.* use_node_local_storage load_universal_checkpoint
