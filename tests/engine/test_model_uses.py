@@ -15,6 +15,7 @@ from plain_torch import SETTINGS, assert_went_the_same_way, engine_weights
 from small_models import clone, torch_adamw
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
 
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks.discovery import find_blocks, find_units
@@ -138,13 +139,35 @@ def assert_trains_as_torch(
         )
 
 
+class Caching(Stack):
+    """Gives its blocks a cache by position, as XLM does: each adds what it sees, and reads all that was added."""
+
+    class Block(Block):
+        def forward(self, x: Tensor, cache: DynamicCache | None, layer: int) -> Tensor:
+            seen = x if cache is None else cache.update(x[None, None], x[None, None], layer)[0][0, 0]
+            out: Tensor = x + self.b(torch.tanh(self.a(seen)))
+            return out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = DynamicCache()
+        for layer, block in enumerate(self.blocks):
+            x = block(x, cache, layer)
+        return x
+
+
 def made(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return make()
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("make", [Lists, shared, Checkpointed, with_codes], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [Lists, shared, Checkpointed, Caching, with_codes], ids=lambda make: make.__name__
+)
 def test_a_model_written_another_way_trains_as_torch_does(
     make: Callable[[], nn.Module], way: str, tmp_path: Path
 ) -> None:

@@ -16,11 +16,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from soak.families import try_families
+from soak.growth import try_growth
 from soak.kills import try_kills
 from soak.mutated_files import try_files
 
 Part = Callable[[Iterator[int], float, Callable[[str], None]], Counter[str]]
-PARTS: dict[str, Part] = {"files": try_files, "kills": try_kills, "families": try_families}
+PARTS: dict[str, Part] = {
+    "files": try_files,
+    "kills": try_kills,
+    "families": try_families,
+    "growth": try_growth,
+}
 """Each tries the seeds that it is given until a moment on the monotonic clock, and reports what went wrong."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,23 @@ from torch import Tensor
 
 from workbench.engine import AdamW, OffloadEngine
 from workbench.verify.checks import check_clipping, check_resume
-from workbench.verify.comparison import compare_numbers, compare_tensors, distance
-from workbench.verify.plain_torch import Numbers, Recipe, as_kept, counted_tokens, loss_of, train_plain
+from workbench.verify.comparison import (
+    LABELS,
+    Comparison,
+    Verdict,
+    compare_numbers,
+    compare_tensors,
+    distance,
+)
+from workbench.verify.plain_torch import (
+    Numbers,
+    Outcome,
+    Recipe,
+    as_kept,
+    counted_tokens,
+    loss_of,
+    train_plain,
+)
 from workbench.verify.shrunken_model import Subject, shrunken_subject
 from workbench.verify.trial import deterministic, open_trial
 
@@ -249,3 +265,21 @@ def test_a_gpu_is_strictly_deterministic_or_by_plain_attention_with_a_note() -> 
 
 def fails() -> None:
     raise RuntimeError("something else")
+
+
+def test_rounding_is_looked_at_more_often_before_a_training_is_too_far() -> None:
+    start = {"w": torch.ones(4)}
+    plain, ours = Outcome(losses=[1.0], norms=[1.0]), Outcome(losses=[1.0 + 1e-4], norms=[1.0])
+    seeds: list[int] = []
+
+    def shaken(by: float, seed: int) -> Outcome:
+        seeds.append(seed)
+        return Outcome(losses=[1.0 + by * seed], norms=[1.0])
+
+    def verdict(by: float) -> Verdict:
+        errors = {field: {"": 0.0} for field in LABELS}
+        return Comparison(start, plain, errors, partial(shaken, by)).verdicts(ours, "losses")["loss"]
+
+    assert verdict(1e-5 / 4).holds and seeds == [3, 4]
+    seeds.clear()
+    assert not verdict(1e-7).holds and seeds == [3, 4, 5, 6]

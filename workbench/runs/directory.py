@@ -178,8 +178,9 @@ class RunDirectory:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock_descriptor = descriptor
-        with contextlib.suppress(OSError):
-            remove_unfinished(self.path)
+        for folder in (self.path, self.samples):
+            with contextlib.suppress(OSError):
+                remove_unfinished(folder)
         self.acquired_at = time.time() if announced_at is None else announced_at
 
     def release(self) -> None:

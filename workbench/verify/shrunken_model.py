@@ -283,7 +283,10 @@ def _own_name(shape: Any, name: str) -> str:
 
 
 def _number(shape: Any, name: str) -> int | None:
-    value = getattr(shape, name, None)
+    try:
+        value = getattr(shape, name, None)
+    except RuntimeError:  # transformers': the layers differ in it
+        return None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 

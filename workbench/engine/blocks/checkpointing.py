@@ -99,15 +99,19 @@ def _forward(
     if not torch.is_grad_enabled() or not recomputes:
         return run(*args, **kwargs)
     # A key-value cache would be written a second time on recompute; training never reads it.
-    for name in CACHES:
-        if kwargs.get(name) is not None:
-            kwargs[name] = None
+    args = tuple(None if _is_cache(value) else value for value in args)
+    kwargs = {name: None if name in CACHES or _is_cache(value) else value for name, value in kwargs.items()}
     if kwargs.get("use_cache"):
         kwargs["use_cache"] = False
     # Only what a checkpoint is given by position passes through the hooks around it, watched for changes in place.
     call = functools.partial(_by_name, run, len(args), tuple(kwargs))
     with around():
         return checkpoint(call, *args, *kwargs.values(), use_reentrant=False)
+
+
+def _is_cache(value: object) -> bool:
+    """Return True for transformers' caches, which no import here names."""
+    return hasattr(value, "get_seq_length") and hasattr(value, "reorder_cache")
 
 
 def _by_name(run: Callable[..., Any], positional: int, names: tuple[str, ...], *values: Any) -> Any:
