@@ -30,6 +30,7 @@ typedef struct {
     uintptr_t exp_avg_sq;       /* float32, bfloat16 or uint8 codes */
     uintptr_t exp_avg_scale;    /* compact: float32, one for each 256 elements; else 0 */
     uintptr_t exp_avg_sq_scale; /* likewise */
+    uintptr_t records;          /* of updates that may be undone: one for each 2,048 elements, or 0; at a multiple of 64 */
     int32_t gradient_type;      /* enum wb_type */
     int32_t emit_type;          /* WB_BFLOAT16 or WB_FLOAT16 */
     int32_t state_format;       /* enum wb_state_format */
@@ -45,6 +46,7 @@ typedef struct {
     double weight_decay;
     float gradient_scale;   /* unscaling and clipping in one factor */
     int32_t coupled_decay;  /* Adam: weight_decay times the parameter is added to the gradient */
+    float speculated_scale; /* the gradient_scale of the update that is undone, where there is one */
 } wb_adamw;
 
 typedef struct wb_pool wb_pool;
@@ -62,6 +64,17 @@ void wb_pool_free(wb_pool *pool);
  * finite are left untouched. */
 int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
                   double *partials);
+/* What is done ahead of a verdict, and after it. */
+enum wb_speculation {
+    WB_SPECULATE = 0, /* update what can be undone */
+    WB_COMPLETE = 1,  /* update the rest: nothing is undone any more */
+    WB_UNDO = 2,      /* give back the bits that were there before, by the same gradients and settings */
+    WB_REDO = 3       /* undo, and update all with another gradient_scale */
+};
+/* Pieces without records, or of another state_format than exact, wait for the verdict; so do all with coupled decay or
+ * a beta1 up to 0.5. `left`: the elements of pieces with a gradient that are not updated yet when WB_SPECULATE is done. */
+int64_t wb_speculation(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
+                       int action, int64_t *left);
 /* One float64 partial per 65,536 elements of each piece, in table order; 0 for a piece without a gradient. */
 int64_t wb_sum_of_squares(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, double *partials);
 

@@ -11,6 +11,7 @@
  * the element's place in its parameter.
  */
 #include <math.h>
+#include <stdatomic.h>
 
 #include "pool.h"
 
@@ -25,6 +26,7 @@ typedef struct {
     const wb_piece *piece;
     int64_t start;
     wb_adamw_factors factors;
+    wb_adamw_factors speculated; /* of the update that is undone */
 } update_item;
 
 typedef struct {
@@ -35,7 +37,11 @@ typedef struct {
     int64_t elements;
     int64_t slice_length;
     double *partials; /* where the gradients' sums of squares go, or NULL */
+    int action;       /* enum wb_speculation, or PLAIN_UPDATE */
+    atomic_llong *left;
 } update_call;
+
+#define PLAIN_UPDATE (-1)
 
 /* As torch.optim.AdamW folds them in Python: all in double, rounded where they meet a tensor. */
 static wb_adamw_factors factors_of(const wb_adamw *settings, const wb_piece *piece)
@@ -126,27 +132,42 @@ static wb_range range_of(const wb_piece *piece, int64_t begin, int64_t count)
     return range;
 }
 
-static void update_range(const update_call *call, const update_item *item, int64_t begin, int64_t count)
+/* The same with the gradient as the kernels read it: where that is not as it lies, in `prepared`. */
+static wb_range prepared_range(const update_call *call, const update_item *item, int64_t begin, int64_t count,
+                               float scale, float *prepared)
 {
     const wb_piece *piece = item->piece;
     const wb_adamw *settings = call->settings;
     wb_range range = range_of(piece, begin, count);
-    float prepared[PREPARED_ELEMENTS];
     if (needs_preparation(piece, settings)) {
         float decay = piece->decay && settings->coupled_decay ? (float)settings->weight_decay : 0.0f;
-        call->kernels->prepare(prepared, range.gradient, range.gradient_type, settings->gradient_scale, decay,
-                               range.master, range.high, range.low, count);
+        call->kernels->prepare(prepared, range.gradient, range.gradient_type, scale, decay, range.master, range.high,
+                               range.low, count);
         range.gradient = prepared;
         range.gradient_type = WB_FLOAT32;
     }
+    return range;
+}
+
+/* Writes the 16-bit working weights of elements whose master is new. */
+static void emit_range(const update_call *call, const wb_piece *piece, int64_t begin, int64_t count)
+{
+    if (!piece->emit)
+        return;
+    uint16_t *emit = (uint16_t *)piece->emit + begin;
+    const float *master = (const float *)piece->master + begin;
+    if (piece->emit_type == WB_FLOAT16)
+        call->kernels->narrow(emit, WB_FLOAT16, master, count);
+    else
+        call->kernels->upper_half(emit, master, count);
+}
+
+static void update_range(const update_call *call, const update_item *item, int64_t begin, int64_t count)
+{
+    float prepared[PREPARED_ELEMENTS];
+    wb_range range = prepared_range(call, item, begin, count, call->settings->gradient_scale, prepared);
     call->kernels->adamw(&range, &item->factors);
-    if (piece->emit) {
-        uint16_t *emit = (uint16_t *)piece->emit + begin;
-        if (piece->emit_type == WB_FLOAT16)
-            call->kernels->narrow(emit, WB_FLOAT16, range.master, count);
-        else
-            call->kernels->upper_half(emit, range.master, count);
-    }
+    emit_range(call, item->piece, begin, count);
 }
 
 /* The most elements of an item that one range may have. */
@@ -187,6 +208,62 @@ static void measure_and_update(const update_call *call, const update_item *item,
     }
 }
 
+/* ---- Ahead of a verdict, and after it ---- */
+
+static int can_be_undone(const wb_piece *piece, const wb_adamw *settings)
+{
+    return piece->records && piece->state_format == WB_EXACT && !settings->coupled_decay &&
+           (float)(1.0 - settings->beta1) < 0.5f;
+}
+
+static void speculate_record(const update_call *call, const update_item *item, int64_t first, int64_t count)
+{
+    const wb_piece *piece = item->piece;
+    const wb_adamw *settings = call->settings;
+    if (!can_be_undone(piece, settings)) {
+        if (call->action == WB_SPECULATE)
+            atomic_fetch_add_explicit(call->left, count, memory_order_relaxed);
+        else if (call->action != WB_UNDO)
+            update_elements(call, item, first, first + count);
+        return;
+    }
+    wb_record *record = (wb_record *)piece->records + first / WB_RECORD_ELEMENTS;
+    float prepared[PREPARED_ELEMENTS];
+    if (call->action == WB_SPECULATE) {
+        wb_range range = prepared_range(call, item, first, count, settings->gradient_scale, prepared);
+        range.record = record;
+        call->kernels->speculate(&range, &item->factors);
+        emit_range(call, piece, first, record->done);
+        if (record->done < count)
+            atomic_fetch_add_explicit(call->left, count - record->done, memory_order_relaxed);
+        return;
+    }
+    const int64_t done = record->done;
+    if (call->action == WB_COMPLETE) {
+        if (done < count)
+            update_range(call, item, first + done, count - done);
+        return;
+    }
+    if (done > 0) {
+        wb_range range = prepared_range(call, item, first, done, settings->speculated_scale, prepared);
+        range.record = record;
+        call->kernels->undo(&range, &item->speculated);
+    }
+    if (call->action == WB_REDO)
+        update_range(call, item, first, count);
+    else
+        emit_range(call, piece, first, done);
+}
+
+/* The records that begin between `begin` and `end`, elements of an item. */
+static void speculate_elements(const update_call *call, const update_item *item, int64_t begin, int64_t end)
+{
+    int64_t count = item->piece->count;
+    int64_t first = (begin + WB_RECORD_ELEMENTS - 1) / WB_RECORD_ELEMENTS * WB_RECORD_ELEMENTS;
+    for (; first < smaller(count, end); first += WB_RECORD_ELEMENTS)
+        speculate_record(call, item, first, smaller(WB_RECORD_ELEMENTS, count - first));
+}
+
 static void update_slice(void *context, int64_t slice)
 {
     const update_call *call = context;
@@ -205,16 +282,26 @@ static void update_slice(void *context, int64_t slice)
         if (item->start >= end)
             break;
         int64_t from = begin > item->start ? begin - item->start : 0;
-        if (call->partials)
+        if (call->action != PLAIN_UPDATE)
+            speculate_elements(call, item, from, end - item->start);
+        else if (call->partials)
             measure_and_update(call, item, from, end - item->start);
         else
             update_elements(call, item, from, smaller(item->piece->count, end - item->start));
     }
 }
 
-int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
-                  double *partials)
+/* The factors of a piece's update, by the scale of `settings`. */
+static wb_adamw_factors usual_factors(const wb_adamw *settings, const wb_piece *piece)
 {
+    return needs_preparation(piece, settings) ? prepared_factors(settings, piece) : factors_of(settings, piece);
+}
+
+/* `call` says what is done; its kernels, items and slices are found here. */
+static int64_t run_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, update_call call)
+{
+    const wb_adamw *settings = call.settings;
+    double *partials = call.partials;
     for (int64_t i = 0; i < piece_count; i++)
         if (pieces[i].gradient && pieces[i].step < 1)
             return i + 1;
@@ -242,19 +329,44 @@ int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, co
         const wb_piece *before = item_count > 0 ? item[-1].piece : NULL;
         if (before && before->step == piece->step && before->decay == piece->decay &&
             before->learning_rate_scale == piece->learning_rate_scale && before->state_format == piece->state_format &&
-            needs_preparation(before, settings) == needs_preparation(piece, settings))
+            needs_preparation(before, settings) == needs_preparation(piece, settings)) {
             item->factors = item[-1].factors;
-        else
-            item->factors =
-                needs_preparation(piece, settings) ? prepared_factors(settings, piece) : factors_of(settings, piece);
+            item->speculated = item[-1].speculated;
+        } else {
+            wb_adamw speculated = *settings;
+            speculated.gradient_scale = settings->speculated_scale;
+            item->factors = usual_factors(settings, piece);
+            item->speculated = usual_factors(&speculated, piece);
+        }
         item_count++;
         elements += (piece->count + POOL_GRAIN - 1) / POOL_GRAIN * POOL_GRAIN;
     }
     if (elements > 0) {
         int64_t length = pool_slice_length(elements, pool_slices(pool, elements));
-        update_call call = {pool_kernels(pool), settings, items, item_count, elements, length, partials};
+        call.kernels = pool_kernels(pool);
+        call.items = items;
+        call.item_count = item_count;
+        call.elements = elements;
+        call.slice_length = length;
         pool_run(pool, (elements + length - 1) / length, update_slice, &call);
     }
     pool_leave(pool);
     return WB_OK;
+}
+
+int64_t wb_update(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
+                  double *partials)
+{
+    update_call call = {.settings = settings, .partials = partials, .action = PLAIN_UPDATE};
+    return run_update(pool, pieces, piece_count, call);
+}
+
+int64_t wb_speculation(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
+                       int action, int64_t *left)
+{
+    atomic_llong counted = 0;
+    update_call call = {.settings = settings, .action = action, .left = &counted};
+    int64_t result = run_update(pool, pieces, piece_count, call);
+    *left = atomic_load(&counted);
+    return result;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -248,3 +249,28 @@ def test_what_ranks_do_together_has_one_order(overlap: str, global_quantity: boo
         assert gathered in timeline.ready[unit]
         verdict = timeline.find(Kind.VERDICT, 0)
         assert (verdict in ancestors(timeline, timeline.find(Kind.UPDATE, 0, unit, chunk))) == global_quantity
+
+
+@pytest.mark.parametrize("uploads", [True, False], ids=["resident", "streamed"])
+def test_an_update_ahead_waits_for_its_gradient_alone_and_where_weights_are_fetched_for_its_backward(
+    uploads: bool,
+) -> None:
+    made = layout()
+    unit_flow = replace(
+        flow("host", one_memory=False, accumulates=False, waits_on_disk=False),
+        uploads=uploads,
+        speculates=True,
+    )
+    shape = StepShape(1, (unit_flow,) * 3, global_quantity=True, overlap="exact", speculates=True)
+    timeline = build_timeline(made, shape)
+    usual = build_timeline(made, replace(shape, speculates=False))
+    assert timeline.tasks[: len(usual.tasks)] == usual.tasks, "they are the last: they keep nothing waiting"
+    assert timeline.ready == usual.ready
+    verdict = timeline.find(Kind.VERDICT, 0)
+    for unit, chunk in made.chunks():
+        ahead = timeline.find(Kind.SPECULATE, 0, unit.index, chunk.index)
+        assert timeline.tasks[ahead].lane is timeline.tasks[verdict].lane is Lane.UPDATE
+        before = ancestors(timeline, ahead)
+        assert timeline.find(Kind.NORM, 0, unit.index, chunk.index) in before
+        assert verdict not in before and not timeline.followers[ahead]
+        assert (timeline.find(Kind.BACKWARD, 0, unit.index) in before) is not uploads

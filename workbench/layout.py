@@ -38,6 +38,10 @@ StateFormat = Literal["exact", "half", "compact"]
 BLOCK = 256
 """Elements that share a scale in the state format `compact`."""
 
+RECORD_ELEMENTS, RECORD_BYTES = 2048, 8320
+"""Elements and bytes of a record, by which an update can be undone (native/native.h): 4 bytes an element, 1/16 for
+those that need more."""
+
 
 class StateTensor(NamedTuple):
     """One tensor of the state: an element of `dtype` for each `elements` of the parameter."""
@@ -82,6 +86,16 @@ MOMENTS: dict[StateFormat, tuple[StateTensor, ...]] = {
 def moment_bytes(state_format: StateFormat, parameters: int) -> int:
     """Return the bytes of both moments of so many parameters, scales included."""
     return sum(tensor.bytes(parameters) for tensor in MOMENTS[state_format])
+
+
+def record_bytes(parameters: int) -> int:
+    """Return the bytes of the records by which an update of so many parameters in one piece can be undone."""
+    return -(-parameters // RECORD_ELEMENTS) * RECORD_BYTES
+
+
+def chunk_record_bytes(chunk: Chunk) -> int:
+    """Return the bytes of the records of a chunk."""
+    return sum(record_bytes(part.count) for part in chunk.slices)
 
 
 def padded(nbytes: int) -> int:
@@ -339,10 +353,12 @@ def _aligned(elements: int) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """The tiers of one unit's working weights and of its optimizer state."""
+    """The tiers of one unit's working weights and of its optimizer state. `speculated`: there are records by which its
+    update can be undone, so that it need not wait for the norm of all gradients."""
 
     weights: Tier
     state: Tier
+    speculated: bool = False
 
 
 def stay_on_device(trainable: Sequence[int], device_fraction: float) -> list[bool]:
@@ -354,26 +370,36 @@ def stay_on_device(trainable: Sequence[int], device_fraction: float) -> list[boo
     return [device_fraction > 0 and passed <= limit for passed in accumulate(trainable)]
 
 
-def place(layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0.0) -> tuple[Placement, ...]:
+def place(
+    layout: Layout, weights: Tier, state: Tier, device_fraction: float = 0.0, speculation: float = 0.0
+) -> tuple[Placement, ...]:
     """Return the placement of every unit of `layout`.
 
     Units outside the blocks keep their weights on the device: they are read at any moment of a step. The first
     units in forward order, as many as fit in `device_fraction` of the trainable parameters, stay on the device whole.
+    The last ones, as many as fit in `speculation` of them, have records where their state is on the host, as their
+    gradients come first.
 
     Raises:
-        ValueError: the tiers contradict each other, or the fraction is not between 0 and 1.
+        ValueError: the tiers contradict each other, or a fraction is not between 0 and 1.
     """
+    if not 0 <= speculation <= 1:
+        raise ValueError(f"speculation = {speculation}: expected 0 to 1")
     if not 0 <= device_fraction <= 1:
         raise ValueError(f"device_fraction = {device_fraction}: expected 0 to 1")
     if state == "device" and weights != "device":
         raise ValueError(f"weights = {weights!r} with state = 'device': the state is larger than the weights")
     if weights == "disk" and state != "disk":
         raise ValueError(f"weights = 'disk' with state = {state!r}: the state has to be on disk as well")
-    stay = stay_on_device([unit.trainable_parameters for unit in layout.units], device_fraction)
+    trainable = [unit.trainable_parameters for unit in layout.units]
+    stay = stay_on_device(trainable, device_fraction)
+    speculated = reversed(stay_on_device(trainable[::-1], speculation))
     placements: list[Placement] = []
-    for unit, stays in zip(layout.units, stay, strict=True):
+    for unit, stays, ahead in zip(layout.units, stay, speculated, strict=True):
         if state == "device" or stays:
             placements.append(Placement("device", "device"))
         else:
-            placements.append(Placement(weights if unit.kind == "block" else "device", state))
+            tier = weights if unit.kind == "block" else "device"
+            exact = all(region.state_format == "exact" for region in unit.regions)
+            placements.append(Placement(tier, state, ahead and state == "host" and exact))
     return tuple(placements)

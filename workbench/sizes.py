@@ -22,6 +22,7 @@ from workbench.layout import (
     Region,
     StateTensor,
     Unit,
+    chunk_record_bytes,
     moment_tensors,
     padded,
     state_tensors,
@@ -110,7 +111,8 @@ class UnitRoute:
     them in fp32, `sums_on_device`: on the device, from where the sums come down once. `waiting`: where they are until
     the update. `update_on_compute`: no lane does it. `partitioned`: ranks own a share each of the state; gradients are
     summed over micro-batches where backward leaves them, then over ranks, in fp32: `reduced_in_place` where the update
-    reads that sum there, and no copy goes down.
+    reads that sum there, and no copy goes down. `speculates`: it may be updated before the norm of all gradients is
+    known, and has records by which that can be undone.
     """
 
     placement: Placement
@@ -125,6 +127,7 @@ class UnitRoute:
     sums_on_device: bool = False
     partitioned: bool = False
     reduced_in_place: bool = False
+    speculates: bool = False
 
     @property
     def wide_gradients(self) -> bool:
@@ -159,6 +162,7 @@ class UnitRoute:
             gradients_on_disk=self.waiting == "disk",
             uploads=self.uploads,
             after_backward=self.after_backward,
+            speculates=self.speculates,
         )
 
 
@@ -218,6 +222,11 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
         and (partitioned or (conditions.sums_on_device and not shared and placement.state == "host")),
         partitioned=partitioned,
         reduced_in_place=partitioned and (shared or on_device),
+        # In one memory an update takes compute's own cores and bandwidth, and writes weights that a forward reads.
+        speculates=placement.speculated
+        and not (shared or partitioned)
+        and conditions.overlap == "exact"
+        and conditions.must_wait,
     )
 
 
@@ -378,6 +387,8 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
             add(found, "device", "gradients", region.elements * 4)
     if route.waiting == "disk":
         add(found, "disk", "gradients", sets * sum(padded(waiting_bytes(c, route)) for c in unit.chunks))
+    if route.speculates:
+        add(found, "host", "records to undo", sum(map(chunk_record_bytes, unit.chunks)))
     for spec in unit.frozen:
         item = ITEM_BYTES[spec.dtype]
         if not route.streamed:

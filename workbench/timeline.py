@@ -41,6 +41,8 @@ class Kind(str, Enum):
     A `REDUCE` gives each rank the sum of its share of a chunk's gradient, a `GATHER` every rank all new weights of a
     chunk. An `ACCUMULATE`, a `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an
     update that waits for no verdict is their `NORM` as well.
+    A `SPECULATE` does an `UPDATE` ahead of the verdict, which then has less or nothing left to do; after the verdict it
+    does nothing itself.
     `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
     """
 
@@ -53,6 +55,7 @@ class Kind(str, Enum):
     ACCUMULATE = "accumulate"
     NORM = "norm"
     WRITE_GRADIENT = "write gradient"
+    SPECULATE = "speculate"
     VERDICT = "verdict"
     READ_STATE = "read state"
     UPDATE = "update"
@@ -84,7 +87,8 @@ class UnitFlow:
     tensors, down to the host. `accumulates`: the engine sums them over micro-batches in fp32. `gradients_on_disk`: they
     wait for the update there. `uploads`: new weights are copied to where the forward reads them. `after_backward`:
     gradients are found when backward has ended; norm and update of all such units are one task each. `sums_on_device`:
-    they are summed where backward leaves them, and only the sums go down, with the last micro-batch.
+    they are summed where backward leaves them, and only the sums go down, with the last micro-batch. `speculates`: an
+    update can be undone.
     """
 
     state: Tier
@@ -95,6 +99,7 @@ class UnitFlow:
     uploads: bool
     after_backward: bool = False
     sums_on_device: bool = False
+    speculates: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class StepShape:
 
     `global_quantity`: the update needs something that is known only when backward has ended (the norm for clipping).
     `overlap`: of this step. `applies_last`: a delayed step begins with the update by the last step's gradients.
+    `speculates`: units whose updates can be undone are updated ahead of the verdict where there is time.
     `ranks`: those that share every chunk's state; all have the same tasks, of which the `COMMUNICATE` lane's follow
     each other in one order, whatever order gradients come in.
     """
@@ -112,6 +118,7 @@ class StepShape:
     global_quantity: bool
     overlap: Overlap
     applies_last: bool = True
+    speculates: bool = False
     ranks: int = 1
 
 
@@ -305,6 +312,19 @@ class _Builder:
             done.append(updated)
         return done
 
+    def add_speculation(self, stored: dict[tuple[int, int], int]) -> None:
+        """Add updates ahead of the verdict. As the last tasks: of what is ready, the update lane takes the first."""
+        for unit in self.layout.units:
+            flow = self.shape.flows[unit.index]
+            for chunk in unit.chunks if flow.speculates else ():
+                waits = [stored[unit.index, chunk.index]]
+                if not flow.uploads:
+                    # What an update writes is what the unit's own backward may still fetch.
+                    waits.append(self.index[Kind.BACKWARD, self.last, unit.index, None])
+                self.add(
+                    Lane.UPDATE, Kind.SPECULATE, self.last, unit, chunk, _moved_bytes(unit, chunk), waits
+                )
+
     def add_unit_gather(self, unit: Unit, waits: Sequence[int]) -> list[int]:
         """Add the exchange of a unit's new weights between ranks, chunk by chunk."""
         return [
@@ -336,8 +356,9 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
     Then the update: after the verdict over all chunks where it needs a global quantity, else as soon as the unit's
     own backward is over; and the new weights go up. Between ranks a chunk's gradient is reduced before it goes down,
     and its weights are gathered after they have gone up, when the verdict is known. `serial` holds all updates back
-    until backward has ended. A `delayed` step begins with the update by the last step's gradients and ends with its
-    own verdict.
+    until backward has ended. Where a step speculates, an update may have been done ahead of the verdict: a `SPECULATE`
+    and the `UPDATE` of its chunk are one lane's, and the second does what the first has left. A `delayed` step begins
+    with the update by the last step's gradients and ends with its own verdict.
     """
     builder = _Builder(layout, shape)
     if shape.overlap == "delayed":
@@ -379,6 +400,8 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
             ready.append(tuple(done))
     if verdict is None:
         builder.add_verdict(measured)
+    if shape.speculates:
+        builder.add_speculation(stored)
     return Timeline(tuple(builder.tasks), tuple(ready), (), builder.index)
 
 

@@ -10,6 +10,16 @@ WB_TARGET_AVX2 void wb_adamw_avx2(const wb_range *range, const wb_adamw_factors 
 {
     adamw_kernel(range, factors);
 }
+
+WB_TARGET_AVX2 void wb_speculate_avx2(const wb_range *range, const wb_adamw_factors *factors)
+{
+    speculate_kernel(range, factors);
+}
+
+WB_TARGET_AVX2 void wb_undo_avx2(const wb_range *range, const wb_adamw_factors *factors)
+{
+    undo_kernel(range, factors);
+}
 #else
 typedef int wb_nothing_to_build_here;
 #endif

@@ -10,6 +10,16 @@ WB_TARGET_AVX512 void wb_adamw_avx512(const wb_range *range, const wb_adamw_fact
 {
     adamw_kernel(range, factors);
 }
+
+WB_TARGET_AVX512 void wb_speculate_avx512(const wb_range *range, const wb_adamw_factors *factors)
+{
+    speculate_kernel(range, factors);
+}
+
+WB_TARGET_AVX512 void wb_undo_avx512(const wb_range *range, const wb_adamw_factors *factors)
+{
+    undo_kernel(range, factors);
+}
 #else
 typedef int wb_nothing_to_build_here;
 #endif

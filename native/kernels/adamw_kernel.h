@@ -65,11 +65,16 @@ FUNCTION vector new_exp_avg_sq(vector exp_avg_sq, vector gradient, const vector_
 }
 
 /* `root` is the root of exp_avg_sq. Beyond `exact`, its bias correction is folded into eps and step_size. */
-FUNCTION vector new_parameter(vector parameter, vector exp_avg, vector root, const vector_factors *f, choices c)
+FUNCTION vector change_of(vector exp_avg, vector root, const vector_factors *f, choices c)
 {
     if (c.format == WB_EXACT)
         root = v_div(root, f->bias_correction2_sqrt);
-    vector change = v_div(v_mul(f->step_size, exp_avg), v_add(root, f->eps));
+    return v_div(v_mul(f->step_size, exp_avg), v_add(root, f->eps));
+}
+
+FUNCTION vector new_parameter(vector parameter, vector exp_avg, vector root, const vector_factors *f, choices c)
+{
+    vector change = change_of(exp_avg, root, f, c);
     return c.format == WB_EXACT ? v_add(v_mul(parameter, f->decay_factor), change)
                                 : v_fma(parameter, f->decay_factor, change);
 }
@@ -272,6 +277,7 @@ FUNCTION void adamw_loop(const wb_range *r, const wb_adamw_factors *factors, cho
 }
 
 #include "compact_kernel.h"
+#include "speculation_kernel.h"
 
 /* ---- One function for each combination ---- */
 
@@ -315,6 +321,20 @@ FUNCTION void adamw_kernel(const wb_range *r, const wb_adamw_factors *factors)
         function = choose(r, exact_plain_float32_from_gradient, exact_split_float32_from_gradient,
                           exact_split_bfloat16_from_gradient);
     function(r, factors);
+}
+
+SPECULATION(plain_float32, WB_FLOAT32, MASTER_PLAIN)
+SPECULATION(split_float32, WB_FLOAT32, MASTER_SPLIT)
+SPECULATION(split_bfloat16, WB_BFLOAT16, MASTER_SPLIT)
+
+FUNCTION void speculate_kernel(const wb_range *r, const wb_adamw_factors *factors)
+{
+    choose(r, speculate_plain_float32, speculate_split_float32, speculate_split_bfloat16)(r, factors);
+}
+
+FUNCTION void undo_kernel(const wb_range *r, const wb_adamw_factors *factors)
+{
+    choose(r, undo_plain_float32, undo_split_float32, undo_split_bfloat16)(r, factors);
 }
 
 #endif

@@ -7,3 +7,13 @@ void wb_adamw_scalar(const wb_range *range, const wb_adamw_factors *factors)
 {
     adamw_kernel(range, factors);
 }
+
+void wb_speculate_scalar(const wb_range *range, const wb_adamw_factors *factors)
+{
+    speculate_kernel(range, factors);
+}
+
+void wb_undo_scalar(const wb_range *range, const wb_adamw_factors *factors)
+{
+    undo_kernel(range, factors);
+}

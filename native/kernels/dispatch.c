@@ -5,7 +5,8 @@
 
 #define TABLE(suffix)                                                                                                  \
     {                                                                                                                  \
-        .adamw = wb_adamw_##suffix, .prepare = wb_prepare_##suffix, .sum_of_squares = wb_sum_of_squares_##suffix,      \
+        .adamw = wb_adamw_##suffix, .speculate = wb_speculate_##suffix, .undo = wb_undo_##suffix,                     \
+        .prepare = wb_prepare_##suffix, .sum_of_squares = wb_sum_of_squares_##suffix,                                  \
         .accumulate = wb_accumulate_##suffix, .narrow = wb_narrow_##suffix, .upper_half = wb_upper_half_##suffix,      \
         .split = wb_split_##suffix, .join = wb_join_##suffix,                                                          \
     }

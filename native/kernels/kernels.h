@@ -39,6 +39,16 @@
 #define WB_RANDOM_STRIDE 0x9E3779B1u
 #define WB_MOMENT_BYTES(format) ((format) == WB_EXACT ? 4 : (format) == WB_HALF ? 2 : 1)
 
+/* What undoes an update that was made ahead of its verdict, of consecutive elements of a piece. Of those, the first
+ * `done` were updated. `residues`: what the inverse formula misses of each one's old exp_avg (16 bits), exp_avg_sq and
+ * master (8 bits each), in units of the last place; `old`: the state of those of which it misses more. */
+typedef struct {
+    uint32_t residues[WB_RECORD_ELEMENTS];
+    uint32_t done, escapes, unused[2];
+    struct { uint32_t element, exp_avg, exp_avg_sq, master; } old[WB_ESCAPES];
+} wb_record;
+_Static_assert(sizeof(wb_record) == WB_RECORD_BYTES, "what Python allocates");
+
 /* Consecutive elements to be updated: a part of a piece, its pointers at the part's first element. */
 typedef struct {
     int64_t count;
@@ -53,6 +63,7 @@ typedef struct {
     float *exp_avg_scale; /* compact: one a block, the range begins with a block */
     float *exp_avg_sq_scale;
     uint32_t random_key; /* the first element's random word */
+    wb_record *record; /* of an update that may be undone; the range begins with it */
 } wb_range;
 
 /* The factors of one piece's update, each folded in double and rounded once. Where two meanings are given, the second
@@ -71,6 +82,11 @@ typedef struct {
 
 typedef struct {
     void (*adamw)(const wb_range *range, const wb_adamw_factors *factors);
+    /* `adamw` of exact state with beta1 above 0.5, on at most WB_RECORD_ELEMENTS elements, that writes the record: as
+     * far as there is room in it. */
+    void (*speculate)(const wb_range *range, const wb_adamw_factors *factors);
+    /* Gives the first `done` of these elements the bits that they had, by the same gradient and factors. */
+    void (*undo)(const wb_range *range, const wb_adamw_factors *factors);
     /* gradient * scale + decay * parameter in float32: what an update starts from where the kernels above do not read
      * the gradient as it is. The parameter is `master`, or where that is NULL, `high` and `low`. */
     void (*prepare)(float *destination, const void *gradient, int type, float scale, float decay,
@@ -90,6 +106,8 @@ const wb_kernels *wb_kernels_for(int instruction_set);
 
 #define WB_DECLARE(suffix)                                                                                             \
     void wb_adamw_##suffix(const wb_range *range, const wb_adamw_factors *factors);                                    \
+    void wb_speculate_##suffix(const wb_range *range, const wb_adamw_factors *factors);                                \
+    void wb_undo_##suffix(const wb_range *range, const wb_adamw_factors *factors);                                     \
     void wb_prepare_##suffix(float *destination, const void *gradient, int type, float scale, float decay,             \
                              const float *master, const uint16_t *high, const int16_t *low, int64_t count);            \
     double wb_sum_of_squares_##suffix(const void *values, int type, int64_t count);                                    \

@@ -37,6 +37,7 @@ FUNCTION vector v_div(vector x, vector y) { return _mm256_div_ps(x, y); }
 FUNCTION vector v_max(vector x, vector y) { return _mm256_max_ps(x, y); }
 FUNCTION vector v_min(vector x, vector y) { return _mm256_min_ps(x, y); }
 FUNCTION vector v_fma(vector x, vector y, vector z) { return _mm256_fmadd_ps(x, y, z); }
+FUNCTION vector v_fnma(vector x, vector y, vector z) { return _mm256_fnmadd_ps(x, y, z); }
 FUNCTION vector v_sqrt(vector x) { return _mm256_sqrt_ps(x); }
 FUNCTION vector v_abs(vector x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 FUNCTION ivector v_bits(vector x) { return _mm256_castps_si256(x); }
@@ -51,7 +52,14 @@ FUNCTION vector v_unit_interval(ivector random)
 
 FUNCTION ivector i_set(uint32_t x) { return _mm256_set1_epi32((int)x); }
 FUNCTION ivector i_add(ivector x, ivector y) { return _mm256_add_epi32(x, y); }
+FUNCTION ivector i_sub(ivector x, ivector y) { return _mm256_sub_epi32(x, y); }
 FUNCTION ivector i_mul(ivector x, ivector y) { return _mm256_mullo_epi32(x, y); }
+FUNCTION ivector i_or(ivector x, ivector y) { return _mm256_or_si256(x, y); }
+FUNCTION ivector i_left(ivector x, int bits) { return _mm256_slli_epi32(x, bits); }
+FUNCTION ivector i_right(ivector x, int bits) { return _mm256_srli_epi32(x, bits); }
+FUNCTION vector i_as_vector(ivector x) { return _mm256_castsi256_ps(x); }
+FUNCTION ivector v_nan(vector x) { return _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
+FUNCTION int i_any(ivector x) { return !_mm256_testz_si256(x, x); }
 FUNCTION ivector i_lower(ivector x) { return _mm256_and_si256(x, _mm256_set1_epi32(0xffff)); }
 FUNCTION ivector i_upper(ivector x) { return _mm256_srli_epi32(x, 16); }
 
@@ -109,6 +117,19 @@ FUNCTION void store_float32(float *to, row x)
     _mm256_storeu_ps(to, x.a);
     _mm256_storeu_ps(to + 8, x.b);
 }
+
+FUNCTION irow load_words(const uint32_t *from)
+{
+    return (irow){_mm256_loadu_si256((const __m256i *)(from)), _mm256_loadu_si256((const __m256i *)(from + 8))};
+}
+
+FUNCTION void stream_words(uint32_t *to, irow x)
+{
+    _mm256_stream_si256((__m256i *)(to), x.a);
+    _mm256_stream_si256((__m256i *)(to + 8), x.b);
+}
+
+FUNCTION void end_stream(void) { }
 
 FUNCTION row load_bfloat16(const uint16_t *from, enum row_order order)
 {

@@ -33,6 +33,7 @@ FUNCTION vector v_div(vector x, vector y) { return _mm512_div_ps(x, y); }
 FUNCTION vector v_max(vector x, vector y) { return _mm512_max_ps(x, y); }
 FUNCTION vector v_min(vector x, vector y) { return _mm512_min_ps(x, y); }
 FUNCTION vector v_fma(vector x, vector y, vector z) { return _mm512_fmadd_ps(x, y, z); }
+FUNCTION vector v_fnma(vector x, vector y, vector z) { return _mm512_fnmadd_ps(x, y, z); }
 FUNCTION vector v_sqrt(vector x) { return _mm512_sqrt_ps(x); }
 FUNCTION vector v_abs(vector x) { return _mm512_abs_ps(x); }
 FUNCTION ivector v_bits(vector x) { return _mm512_castps_si512(x); }
@@ -47,7 +48,14 @@ FUNCTION vector v_unit_interval(ivector random)
 
 FUNCTION ivector i_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
 FUNCTION ivector i_add(ivector x, ivector y) { return _mm512_add_epi32(x, y); }
+FUNCTION ivector i_sub(ivector x, ivector y) { return _mm512_sub_epi32(x, y); }
 FUNCTION ivector i_mul(ivector x, ivector y) { return _mm512_mullo_epi32(x, y); }
+FUNCTION ivector i_or(ivector x, ivector y) { return _mm512_or_si512(x, y); }
+FUNCTION ivector i_left(ivector x, unsigned bits) { return _mm512_slli_epi32(x, bits); }
+FUNCTION ivector i_right(ivector x, unsigned bits) { return _mm512_srli_epi32(x, bits); }
+FUNCTION vector i_as_vector(ivector x) { return _mm512_castsi512_ps(x); }
+FUNCTION ivector v_nan(vector x) { return _mm512_movm_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q)); }
+FUNCTION int i_any(ivector x) { return _mm512_test_epi32_mask(x, x) != 0; }
 FUNCTION ivector i_lower(ivector x) { return _mm512_and_si512(x, _mm512_set1_epi32(0xffff)); }
 FUNCTION ivector i_upper(ivector x) { return _mm512_srli_epi32(x, 16); }
 
@@ -109,6 +117,19 @@ FUNCTION void store_float32(float *to, row x)
     _mm512_storeu_ps(to, x.a);
     _mm512_storeu_ps(to + 16, x.b);
 }
+
+FUNCTION irow load_words(const uint32_t *from)
+{
+    return (irow){_mm512_loadu_si512(from), _mm512_loadu_si512(from + 16)};
+}
+
+FUNCTION void stream_words(uint32_t *to, irow x)
+{
+    _mm512_stream_si512((__m512i *)(to), x.a);
+    _mm512_stream_si512((__m512i *)(to + 16), x.b);
+}
+
+FUNCTION void end_stream(void) { }
 
 FUNCTION row load_bfloat16(const uint16_t *from, enum row_order order)
 {

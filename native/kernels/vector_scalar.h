@@ -39,6 +39,8 @@ FUNCTION vector v_div(vector x, vector y) { return x / y; }
 FUNCTION vector v_max(vector x, vector y) { return x > y ? x : y; }
 FUNCTION vector v_min(vector x, vector y) { return x < y ? x : y; }
 FUNCTION vector v_fma(vector x, vector y, vector z) { return fmaf(x, y, z); }
+/* z - x * y */
+FUNCTION vector v_fnma(vector x, vector y, vector z) { return fmaf(-x, y, z); }
 FUNCTION vector v_sqrt(vector x) { return sqrtf(x); }
 FUNCTION vector v_abs(vector x) { return fabsf(x); }
 FUNCTION ivector v_bits(vector x) { return bits_from_float(x); }
@@ -50,7 +52,16 @@ FUNCTION vector i_float(ivector x) { return (float)(int32_t)x; }
 FUNCTION vector v_unit_interval(ivector random) { return float_from_bits(random >> 9 | 0x3f800000) - 1.0f; }
 FUNCTION ivector i_set(uint32_t x) { return x; }
 FUNCTION ivector i_add(ivector x, ivector y) { return x + y; }
+FUNCTION ivector i_sub(ivector x, ivector y) { return x - y; }
 FUNCTION ivector i_mul(ivector x, ivector y) { return x * y; }
+FUNCTION ivector i_or(ivector x, ivector y) { return x | y; }
+FUNCTION ivector i_left(ivector x, int bits) { return x << bits; }
+FUNCTION ivector i_right(ivector x, int bits) { return x >> bits; }
+FUNCTION vector i_as_vector(ivector x) { return float_from_bits(x); }
+/* All bits of an element that is a NaN, none of another. */
+FUNCTION ivector v_nan(vector x) { return x == x ? 0 : 0xffffffffu; }
+/* Whether any element is not 0. */
+FUNCTION int i_any(ivector x) { return x != 0; }
 /* The lower and the upper 16 bits. */
 FUNCTION ivector i_lower(ivector x) { return x & 0xffff; }
 FUNCTION ivector i_upper(ivector x) { return x >> 16; }
@@ -79,6 +90,21 @@ FUNCTION void store_float32(float *to, row x)
     to[0] = x.a;
     to[1] = x.b;
 }
+
+FUNCTION irow load_words(const uint32_t *from)
+{
+    return (irow){from[0], from[1]};
+}
+
+/* Past the caches where the processor can; `to` begins at a whole row. */
+FUNCTION void stream_words(uint32_t *to, irow x)
+{
+    to[0] = x.a;
+    to[1] = x.b;
+}
+
+/* Other threads see what was streamed before. */
+FUNCTION void end_stream(void) {}
 
 FUNCTION row load_bfloat16(const uint16_t *from, enum row_order order)
 {

@@ -26,6 +26,7 @@ from small_models import CHUNK_BYTES, VOCABULARY, batches
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from workbench import timeline
 from workbench.engine import OffloadEngine
 from workbench.engine.blocks import activation_offload
 from workbench.engine.devices import cuda_device, pinned
@@ -212,6 +213,9 @@ class Situation:
 
 
 CLIPPED = {"gradient_clipping": 0.5}
+AHEAD = {"gradient_clipping": 1000.0, "speculation": 1.0}
+CLIPPED_BY_THE_LAST = {"gradient_clipping": 2.385}
+"""Between the norm of all gradients and that of all but the embedding's, which comes last, in the first two steps."""
 DELAYED = {"overlap": "delayed", "delay_warmup": 1}
 ON_HOST = {"weights": "host"}
 ACTIVATIONS = {"activations": "host", "activation_checkpointing": True}
@@ -251,6 +255,13 @@ SITUATIONS = {
     "number fetched": Situation(after_step=fetch_a_number),
     "device dropped": Situation(after_step=drop_a_device),
     "weights sent up": Situation(CLIPPED, after_step=send_weights_up),
+    "updated ahead": Situation(AHEAD),
+    "updated ahead, undone": Situation(AHEAD | CLIPPED_BY_THE_LAST),
+    "updated ahead, accumulated": Situation(AHEAD, rows=(2, 2)),
+    "updated ahead, weights on the host": Situation(AHEAD | ON_HOST),
+    "updated ahead, weights on the host, undone": Situation(
+        AHEAD | CLIPPED_BY_THE_LAST | ON_HOST, CheckpointsItself
+    ),
 }
 
 
@@ -401,6 +412,22 @@ def wanted() -> Callable[[str], Values]:
         return known[name]
 
     return of
+
+
+@pytest.mark.parametrize("situation", [name for name in SITUATIONS if name.startswith("updated ahead")])
+def test_an_update_ahead_of_its_verdict_waits_for_its_gradient(
+    situation: str, wanted: Callable[[str], Values], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, add = wanted(situation), timeline._Builder.add
+
+    def without_the_first_wait(builder: Any, lane: Any, kind: Any, *place: Any, **more: Any) -> int:
+        if kind is timeline.Kind.SPECULATE:
+            place = (*place[:-1], place[-1][1:])
+        return add(builder, lane, kind, *place, **more)
+
+    monkeypatch.setattr(timeline._Builder, "add", without_the_first_wait)
+    cuda = virtual(SITUATIONS[situation])
+    assert not same(train(SITUATIONS[situation], cuda), usual) or cuda.races
 
 
 def same(one: Values, other: Values) -> bool:

@@ -86,6 +86,7 @@ def needs(plan: MemoryPlan) -> dict[str, dict[str, int]]:
         {"precision": "bf16", "gradient_clipping": 1.0, "compute": "same"},
         {"precision": "bf16", "overlap": "serial", "device_fraction": 0.5},
         {"precision": "bf16", "all_gradients_wait": True},
+        {"precision": "bf16", "gradient_clipping": 1.0, "speculation": 0.5, "compute": "same"},
         {"precision": "bf16", "state_format": "compact", "device_fraction": 0.6, "compute": "same"},
         {"precision": "fp16", "state_format": "half", "gradient_accumulation": 2, "overlap": "delayed"},
         {"precision": "bf16", "gradient_accumulation": 2, "gradient_sums": "device", "compute": "same"},

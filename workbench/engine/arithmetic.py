@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class StateViews(NamedTuple):
     """The state of one slice of a parameter, 1-D views: `master` fp32, or `high` bf16 and `low` int16.
 
-    `working`: fp16 working weights beside a master, which an update writes.
+    `working`: fp16 working weights beside a master, which an update writes. `records`: of updates that may be undone.
     `offset` is the slice's first element in the parameter, `random_stream` the parameter's number (see `Piece`).
     """
 
@@ -45,6 +45,7 @@ class StateViews(NamedTuple):
     working: Tensor | None = None
     exp_avg_scale: Tensor | None = None
     exp_avg_sq_scale: Tensor | None = None
+    records: Tensor | None = None
 
 
 class Table(Protocol):
@@ -121,6 +122,21 @@ class HostArithmetic:
 
     def update(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> None:
         self._host.update(table, settings, gradient_scale)
+
+    def speculate(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> int:
+        """See `HostOptimizer.speculate`, and for what follows it the methods of the same names."""
+        return self._host.speculate(table, settings, gradient_scale)
+
+    def complete(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> None:
+        self._host.complete(table, settings, gradient_scale)
+
+    def undo(self, table: PieceTable, settings: AdamW, speculated_scale: float) -> None:
+        self._host.undo(table, settings, speculated_scale)
+
+    def redo(
+        self, table: PieceTable, settings: AdamW, speculated_scale: float, gradient_scale: float
+    ) -> None:
+        self._host.redo(table, settings, speculated_scale, gradient_scale)
 
     def measure_and_update(self, table: PieceTable, settings: AdamW, gradient_scale: float) -> bool:
         self._host.measure_and_update(table, settings, gradient_scale)

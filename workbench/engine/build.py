@@ -92,7 +92,9 @@ def plan_units(
     layout = lay_out(
         found, storage, config.chunk_bytes, config.state_format, config.device_fraction, config.optimizer
     )
-    placements = place(layout, config.weights, config.state, config.device_fraction)
+    can_undo = config.optimizer.can_be_undone and missing_extension() is None
+    speculation = config.speculation if can_undo else 0.0
+    placements = place(layout, config.weights, config.state, config.device_fraction, speculation)
     computed_in = compute_dtypes(config.compute, device)
     global_quantity = config.gradient_clipping > 0 or config.loss_scaling(storage) is not None
     conditions = Conditions(

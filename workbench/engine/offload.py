@@ -257,7 +257,7 @@ class OffloadEngine:
         """Return what the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""
         self.wait()
         return {
-            "steps": self.steps,
+            **self._scheduler.counters(),
             **self._non_finite.as_dict(),
             "parameter_steps": self._runtime.units.parameter_steps(),
         }
@@ -273,8 +273,7 @@ class OffloadEngine:
         if known.keys() != given.keys():
             odd = sorted(known.keys() ^ given.keys())
             raise ValueError(f"the counters are of another model: {odd[0]} is in only one of the two")
-        self._scheduler.drop_begun()
-        self._scheduler.steps = int(counters["steps"])
+        self._scheduler.restore(counters)
         self._non_finite.load(counters)
         self._runtime.refresh(given)
 

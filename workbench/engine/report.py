@@ -6,12 +6,13 @@ import bisect
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
 from workbench.engine.devices.device import Device, Moment
 from workbench.engine.execution import Span
+from workbench.engine.speculation import Speculation
 from workbench.timeline import Kind, Lane
 
 HOST_WORK = (Kind.ACCUMULATE, Kind.NORM, Kind.UPDATE)
@@ -39,6 +40,7 @@ class StepResult:
     In one memory the update lane has all updates, whichever thread did them. Of the compute lane they are the step's
     own forwards and backwards, while `spans` has the next step's first forward too, beside which its lanes worked.
     There are thousands of spans: they are there until the next step is finished, and none from then on.
+    `speculation`: what was updated ahead of the verdict, and what became of it.
     `exposed_s`: seconds in which the model waited, for whatever lane. `loss_scale`: that its backward had, 1 unless
     fp16; `scale_can_fall`: it is searched for, and not at its minimum, so that an overflow is a part of that search.
     """
@@ -55,6 +57,7 @@ class StepResult:
     scale_can_fall: bool = False
     update_threads: int = 0
     """Threads of the host's arithmetic, the calling one counted."""
+    speculation: Speculation = field(default_factory=Speculation)
 
     def forget_spans(self) -> None:
         """Let go of the spans; called by the engine."""

@@ -48,6 +48,11 @@ class GradientSet:
     summed: set[tuple[int, int]] = field(default_factory=set)
     verdict: Verdict | None = None
 
+    @property
+    def as_it_is(self) -> bool:
+        """The gradients, which are checked, are applied as they are: all finite, and not clipped."""
+        return not self.blocked and self.scale == self.unscale
+
 
 class StatePointers:
     """The tables of `memories`, and the arithmetic of each: `on_host` where the state is in host memory or on disk,

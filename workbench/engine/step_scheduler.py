@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from workbench.engine.build import EngineRuntime, UnitPlan
 from workbench.engine.config import EngineConfig
@@ -26,6 +27,7 @@ from workbench.engine.report import (
     on_update_lane,
     total_seconds,
 )
+from workbench.engine.speculation import SpeculationRule
 from workbench.engine.state_pointers import GradientSet
 from workbench.timeline import Kind, Overlap, Timeline, build_timeline
 
@@ -44,7 +46,8 @@ class StepScheduler:
         self._plan = plan
         self._config = config
         self._non_finite = non_finite
-        self._timelines: dict[tuple[Overlap, bool], Timeline] = {}
+        self._timelines: dict[tuple[Overlap, bool, bool], Timeline] = {}
+        self._rule = SpeculationRule(possible=any(route.speculates for route in plan.routes))
         self._execution: StepExecution | None = None
         self._report: StepReport | None = None
         self._last: StepResult | None = None
@@ -90,10 +93,21 @@ class StepScheduler:
     def _timeline(self, delayed: bool, applies_last: bool) -> Timeline:
         shape = self._plan.shape
         overlap: Overlap = "delayed" if delayed else shape.overlap
-        if (overlap, applies_last) not in self._timelines:
-            shape = replace(shape, overlap=overlap, applies_last=applies_last)
-            self._timelines[overlap, applies_last] = build_timeline(self._plan.layout, shape)
-        return self._timelines[overlap, applies_last]
+        key = overlap, applies_last, self._rule.speculates
+        if key not in self._timelines:
+            shape = replace(shape, overlap=overlap, applies_last=applies_last, speculates=key[-1])
+            self._timelines[key] = build_timeline(self._plan.layout, shape)
+        return self._timelines[key]
+
+    def counters(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the steps that have ended."""
+        return {"steps": self.steps, **self._rule.as_dict()}
+
+    def restore(self, counters: dict[str, Any]) -> None:
+        """Go on after the steps of `counters`."""
+        self.drop_begun()
+        self.steps = int(counters["steps"])
+        self._rule.load(counters)
 
     def _new_execution(self, *, delayed: bool, applies: GradientSet | None) -> StepExecution:
         runtime = self._runtime
@@ -184,6 +198,7 @@ class StepScheduler:
         else:
             tasks.count_steps()
         self._runtime.grad_hooks.end_step()
+        self._rule.after(tasks.applied_as_it_is)
         scale, can_fall = self._non_finite.loss_scale, self._non_finite.scale_can_fall
         self._non_finite.after(self.steps, check)
         own, spans, waits = clock.take()
@@ -206,6 +221,7 @@ class StepScheduler:
             spans=tuple(sorted(spans, key=lambda span: span.start_s)),
             scale_can_fall=can_fall,
             update_threads=self._runtime.host.threads,
+            speculation=tasks.speculation,
         )
 
     def _count_update(self) -> None:

@@ -1,25 +1,28 @@
 """The work of one step's tasks on memory, in the order in which a chunk's gradient lives through them:
 
-down from the device, summed, measured, put on disk; the check over all of them; state from disk, AdamW, state back to
-disk, new weights up. Which task waits for which is in `workbench/timeline.py`, which thread runs it in `execution.py`.
+down from the device, summed, measured, put on disk, or applied ahead; the check over all of them; state from disk,
+AdamW, state back to disk, new weights up. Which task waits for which is in `workbench/timeline.py`, which thread runs
+it in `execution.py`.
 
-Invariant: nothing is written to a unit for a step whose check is not finite. Where updates run before the check (no
-global quantity is needed), nothing is written from the first chunk on that is not finite, and the step is
-`partially_applied`. A chunk's buffers belong to this object between the tasks of the chunk, and to nobody else; to a
-copy that has been begun until its task has landed.
+Invariant: nothing is written to a unit for a step whose check is not finite, but what is undone when that is known,
+before its weights are read. Where updates run before the check (no global quantity is needed), nothing is written from
+the first chunk on that is not finite, and the step is `partially_applied`. A chunk's buffers belong to this
+object between the tasks of the chunk, and to nobody else; to a copy that has been begun until its task has landed.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.engine.arithmetic import Arithmetic
+from workbench.engine.arithmetic import Arithmetic, HostArithmetic
 from workbench.engine.device_arithmetic import NORM_EPSILON, DeviceArithmetic
 from workbench.engine.devices.buffers import SlotPool, page_aligned
 from workbench.engine.devices.device import Device, Landing
@@ -27,6 +30,7 @@ from workbench.engine.grad_hooks import GradientHooks
 from workbench.engine.precision import DTYPES
 from workbench.engine.rank_tasks import Mean, RankTasks
 from workbench.engine.report import GradCheck
+from workbench.engine.speculation import Speculation, is_against
 from workbench.engine.state_pointers import GradientSet, StatePointers, UnitsOnDevice
 from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Chunk, padded
@@ -88,6 +92,11 @@ class StepTasks:
         self._sums: dict[Place, tuple[Tensor, SlotPool]] = {}
         """Sums that wait on disk, with the pool that their buffer is of."""
         self._staged: dict[Place, _Staged] = {}
+        self._speculated: dict[Place, int] = {}
+        """Chunks that were updated ahead of the verdict, each with how many of its elements were left."""
+        self._squares = 0.0
+        """The sum of the squares of what was measured so far."""
+        self.speculation = Speculation()
         self._current = self._applied = GradientSet(0, AdamW())
         self._perform: dict[Kind, Callable[[Task], Landing | None]] = {
             Kind.REDUCE: self.reduce,
@@ -96,6 +105,7 @@ class StepTasks:
             Kind.ACCUMULATE: self.accumulate,
             Kind.NORM: self.measure,
             Kind.WRITE_GRADIENT: self.write_gradient,
+            Kind.SPECULATE: self.speculate,
             Kind.VERDICT: self.check_overflow,
             Kind.READ_STATE: self.read_state,
             Kind.UPDATE: self.update,
@@ -118,6 +128,10 @@ class StepTasks:
         if delayed:
             self._applied = applies or GradientSet(1, settings, blocked=True)
         self._unread = [list(counts) for counts in self._slice_counts]
+        assert not self._speculated, (
+            "a step begins where updates of the last one are neither confirmed nor undone"
+        )
+        self._squares, self.speculation = 0.0, Speculation()
         self._summed = {
             (m.unit.index, c.index): [False] * len(c.slices)
             for m in self._memories
@@ -268,6 +282,8 @@ class StepTasks:
         arithmetic, table = self._pointers.of(memory, chunk)
         self._pointers.set_gradients(memory, chunk, self._whole(memory, chunk), self._current)
         arithmetic.sum_of_squares(table)
+        if memory.route.speculates:
+            self._squares += math.fsum(arithmetic.read_partials([table]))
         if memory.route.waiting == "disk" or memory.route.delayed:
             # The update finds them elsewhere, or later.
             table.release_gradients()
@@ -327,6 +343,40 @@ class StepTasks:
 
     # A chunk's update
 
+    def speculate(self, task: Task) -> None:
+        """Apply AdamW to a chunk ahead of the verdict, unless that is known, or known to be against it."""
+        memory, chunk = self._pointers.place(task)
+        current = self._current
+        if current.check is not None or is_against(self._squares, current.unscale, self._clipping):
+            return
+        arithmetic, table = self._host_table(memory, chunk)
+        table.set_steps([memory.steps[part.segment] + 1 for part in chunk.slices])
+        left = arithmetic.speculate(table, current.settings, current.unscale)
+        self._speculated[memory.unit.index, chunk.index] = left
+        self.speculation.speculated += chunk.elements - left
+
+    def _host_table(self, memory: UnitMemory, chunk: Chunk) -> tuple[HostArithmetic, Any]:
+        """Return a chunk's arithmetic and table, which are the native ones where units speculate."""
+        arithmetic, table = self._pointers.of(memory, chunk)
+        assert isinstance(arithmetic, HostArithmetic)
+        return arithmetic, table
+
+    def _settle(self, memory: UnitMemory, chunk: Chunk, left: int) -> None:
+        """Confirm the update that was ahead of the verdict, or undo it, and do it as the verdict has it."""
+        applied = self._applied
+        arithmetic, table = self._host_table(memory, chunk)
+        if applied.as_it_is:
+            if left:
+                arithmetic.complete(table, applied.settings, applied.unscale)
+            return
+        began = time.perf_counter()
+        if applied.blocked:
+            arithmetic.undo(table, applied.settings, applied.unscale)
+        else:
+            arithmetic.redo(table, applied.settings, applied.unscale, applied.scale)
+        self.speculation.undone += chunk.elements - left
+        self.speculation.seconds += time.perf_counter() - began
+
     def read_state(self, task: Task) -> None:
         """State, and a gradient that waited, come from disk."""
         memory, chunk = self._pointers.place(task)
@@ -352,7 +402,10 @@ class StepTasks:
         staged = self._staged.get(place)
         if applied is self._current and applied.check is None and not applied.blocked:
             applied.blocked = not math.isfinite(math.fsum(arithmetic.read_partials([table])))
-        if not applied.blocked:
+        left = self._speculated.pop(place, None)
+        if left is not None:
+            self._settle(memory, chunk, left)
+        elif not applied.blocked:
             applied.written = True
             self._point_to_state(memory, chunk, staged)
             table.set_steps([memory.steps[part.segment] + 1 for part in chunk.slices])
@@ -473,6 +526,11 @@ class StepTasks:
                 current.blocked = True
                 current.check = replace(current.check, where=self._pointers.not_finite())
         return current.check
+
+    @property
+    def applied_as_it_is(self) -> bool:
+        """This step's gradients, which are checked, were all finite, and not clipped."""
+        return self._current.as_it_is
 
     @property
     def learning_rate(self) -> float:

@@ -38,7 +38,9 @@ from workbench.layout import (
     Slice,
     StateTensor,
     Unit,
+    chunk_record_bytes,
     padded,
+    record_bytes,
     state_tensors,
 )
 from workbench.sizes import (
@@ -130,6 +132,11 @@ class UnitMemory:
         """The files in which gradients wait on disk, one set or two."""
         self._device = device
         self._places = self._place_chunks()
+        self._records = {
+            chunk.index: zeros(chunk_record_bytes(chunk), torch.uint8)
+            for chunk in self.chunks
+            if route.speculates
+        }
         for number, region in enumerate(unit.regions):
             mine = (c for c in self.chunks if c.region == number)
             elements = sum(c.elements for c in mine) if route.partitioned else region.elements
@@ -350,8 +357,11 @@ class UnitMemory:
     def views(self, chunk: Chunk, staged: dict[str, Tensor]) -> list[StateViews]:
         """Return the state of a chunk, slice by slice; `staged` are the places of its kinds on disk."""
         memory = self.regions[chunk.region]
+        sizes = [record_bytes(part.count) for part in chunk.slices]
+        of_chunk = self._records.get(chunk.index)
+        records = [None] * len(sizes) if of_chunk is None else of_chunk.split(sizes)
         views = []
-        for part in chunk.slices:
+        for part, record in zip(chunk.slices, records, strict=True):
             segment = self.unit.segments[part.segment]
             tensors = {}
             for kind, (_, per) in memory.kinds.items():
@@ -367,6 +377,7 @@ class UnitMemory:
                     state_format=memory.region.state_format,
                     offset=part.start,
                     random_stream=(self.unit.index << 32) + part.segment,
+                    records=record,
                     **tensors,
                 )
             )
@@ -482,6 +493,7 @@ class UnitMemory:
                 add(found, tier, "gradients", gradient.nbytes)
             if memory.sums is not None:
                 add(found, "device", "gradients", memory.sums.nbytes)
+        add(found, "host", "records to undo", sum(records.nbytes for records in self._records.values()))
         for kind, file in self.files.items():
             add(found, "disk", name_of(kind), file.nbytes)
         for file in self.gradient_files:

@@ -47,6 +47,11 @@ class AdamW:
             if not (0.0 <= beta < 1.0):
                 raise ValueError(f"betas[{index}] must be at least 0 and below 1, not {beta!r}")
 
+    @property
+    def can_be_undone(self) -> bool:
+        """Return whether an update by these numbers can be undone (see docs/host-optimizer.md)."""
+        return not self.coupled_decay and self.betas[0] > 0.5
+
     def decays(self, name: str, dimensions: int) -> bool:
         """Return True where weight decay applies to the parameter `name`."""
         return dimensions >= 2 and not any(fnmatchcase(name, pattern) for pattern in self.no_decay)

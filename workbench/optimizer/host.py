@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.layout import MOMENTS, StateFormat
+from workbench.layout import MOMENTS, StateFormat, record_bytes
 from workbench.optimizer import AdamW, candidates, fastest_thread_count, load_extension
 from workbench.system.processor import usable_cpus
 
@@ -51,7 +51,9 @@ NATIVE_FORMATS: dict[StateFormat, int] = {
     "half": lib.WB_HALF,
     "compact": lib.WB_COMPACT,
 }
-ADDRESSES = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "master", "high", "low", "emit")
+STATE = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "master", "high", "low", "emit")
+ADDRESSES = (*STATE, "records")
+RECORD_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Piece:
     offset: int = 0  # of the first element in its parameter: a multiple of 65,536
     state_format: StateFormat = "exact"
     random_stream: int = 0  # which parameter this is, for its random bits: from 0 to 2^63 - 1
+    records: Tensor | None = None  # uint8, for `HostOptimizer.speculate`: `record_bytes` of them
 
     def __post_init__(self) -> None:
         if self.master is None and (self.high is None or self.low is None):
@@ -112,6 +115,10 @@ class Piece:
             check_tensor(name, tensor, dtype, elements)
             if tensor.dim() != 1:
                 raise ValueError(f"{name} must have one dimension, not {tensor.dim()}")
+        if self.records is not None:
+            check_tensor("records", self.records, torch.uint8, record_bytes(count))
+            if self.records.data_ptr() % RECORD_ALIGNMENT:
+                raise ValueError(f"records must begin at a multiple of {RECORD_ALIGNMENT} bytes")
 
     @property
     def count(self) -> int:
@@ -162,7 +169,7 @@ class PieceTable:
     @property
     def state(self) -> list[Tensor]:
         """The tensors that an update writes."""
-        tensors = (getattr(piece, name) for piece in self._pieces for name in ADDRESSES)
+        tensors = (getattr(piece, name) for piece in self._pieces for name in STATE)
         return [tensor for tensor in tensors if tensor is not None]
 
     @property
@@ -329,21 +336,43 @@ class HostOptimizer:
         self._update(table, settings, gradient_scale, ffi.cast("double *", table._partials_address))
 
     def _update(self, table: PieceTable, settings: AdamW, gradient_scale: float, partials: Any) -> None:
-        if not abs(gradient_scale) <= LARGEST_FLOAT32:
-            raise ValueError(f"gradient_scale must be a finite float32, not {gradient_scale!r}")
-        native = ffi.new(
-            "wb_adamw *",
-            (
-                settings.lr,
-                settings.betas[0],
-                settings.betas[1],
-                settings.eps,
-                settings.weight_decay,
-                gradient_scale,
-                settings.coupled_decay,
-            ),
-        )
+        native = _native_settings(settings, gradient_scale)
         self._check(lib.wb_update(self._alive(), table._native, len(table), native, partials))
+
+    def speculate(self, table: PieceTable, settings: AdamW, gradient_scale: float = 1.0) -> int:
+        """Do `update` before it is known whether it stays; return how many elements it left as they were.
+
+        It leaves those that it could not undo (see `wb_speculation` in native/interface.h). What follows, with the
+        same gradients, steps and settings, is one of `complete`, `undo` and `redo`.
+        """
+        return self._speculation(lib.WB_SPECULATE, table, settings, gradient_scale)
+
+    def complete(self, table: PieceTable, settings: AdamW, gradient_scale: float = 1.0) -> None:
+        """Update the elements that `speculate` left: the update stays."""
+        self._speculation(lib.WB_COMPLETE, table, settings, gradient_scale)
+
+    def undo(self, table: PieceTable, settings: AdamW, speculated_scale: float = 1.0) -> None:
+        """Give the state the bits that it had before `speculate`."""
+        self._speculation(lib.WB_UNDO, table, settings, 1.0, speculated_scale)
+
+    def redo(
+        self, table: PieceTable, settings: AdamW, speculated_scale: float, gradient_scale: float
+    ) -> None:
+        """Do `undo`, and then `update` with another scale."""
+        self._speculation(lib.WB_REDO, table, settings, gradient_scale, speculated_scale)
+
+    def _speculation(
+        self,
+        action: int,
+        table: PieceTable,
+        settings: AdamW,
+        gradient_scale: float,
+        speculated_scale: float = 1.0,
+    ) -> int:
+        native = _native_settings(settings, gradient_scale, speculated_scale)
+        left = ffi.new("int64_t *")
+        self._check(lib.wb_speculation(self._alive(), table._native, len(table), native, action, left))
+        return int(left[0])
 
     def sum_of_squares(self, table: PieceTable) -> None:
         """Fill `table.partials` from the gradients as they are, unscaled, in float64.
@@ -425,6 +454,25 @@ class HostOptimizer:
             raise MemoryError("no memory for the host optimizer's table of work")
         if result != lib.WB_OK:
             raise ValueError(f"piece {result - 1} has a gradient and step 0: set_step comes first, from 1 on")
+
+
+def _native_settings(settings: AdamW, gradient_scale: float, speculated_scale: float = 1.0) -> Any:
+    for scale in (gradient_scale, speculated_scale):
+        if not abs(scale) <= LARGEST_FLOAT32:
+            raise ValueError(f"gradient_scale must be a finite float32, not {scale!r}")
+    return ffi.new(
+        "wb_adamw *",
+        (
+            settings.lr,
+            settings.betas[0],
+            settings.betas[1],
+            settings.eps,
+            settings.weight_decay,
+            gradient_scale,
+            settings.coupled_decay,
+            speculated_scale,
+        ),
+    )
 
 
 def choose_instruction_set(requested: str = "") -> str:

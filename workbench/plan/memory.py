@@ -175,7 +175,7 @@ class EngineNeeds:
     def __init__(self, layout: Layout, work: Workload) -> None:
         self.work = work
         self.conditions = work.conditions(sum(len(alike) * alike[0].weight_bytes for alike in layout.alike))
-        placements = place(layout, work.weights, work.state, work.device_fraction)
+        placements = place(layout, work.weights, work.state, work.device_fraction, work.speculation)
         self.units: list[UnitCount] = [
             (alike[0], route_unit(alike[0], placement, self.conditions), count)
             for alike in layout.alike

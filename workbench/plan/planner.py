@@ -50,7 +50,8 @@ class Plan:
     """The memory and time of `config`, its placement chosen. `time`: None where `no_time` says why.
 
     `busy`: a warning where the machine was busy when its speeds were measured; else empty. `all_gradients_wait`: the
-    host has room for the gradients of all units, which the engine is told.
+    host has room for the gradients of all units; `speculation`: for records of so much of them, by which their updates
+    can be undone. Both are for the engine to know.
     """
 
     config: RunConfig
@@ -62,6 +63,7 @@ class Plan:
     no_time: str = ""
     busy: str = ""
     all_gradients_wait: bool = False
+    speculation: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -78,6 +80,7 @@ class Plan:
                 "device_fraction": self.config.offload.device_fraction,
             },
             "all_gradients_wait": self.all_gradients_wait,
+            "speculation": self.speculation,
             "memory": self.memory.as_dict(),
             "time": None if self.time is None else self.time.as_dict(),
             "run": None if self.run is None else self.run.as_dict(),
@@ -153,17 +156,21 @@ class Planner:
         precision = machine.precision(config)
         work = workload(config, precision, shared_memory=machine.shared_memory)
         layout = self._layout(work)
-        waiting = replace(work, all_gradients_wait=not (work.must_wait or work.several or work.shared_memory))
-        memory = plan_memory(layout, model_profile, waiting, machine.free)
-        if memory.fits:
-            work = waiting
+        for roomier in _with_more_room(work):
+            memory = plan_memory(layout, model_profile, roomier, machine.free)
+            if memory.fits:
+                work = roomier
+                break
         else:
             memory = plan_memory(layout, model_profile, work, machine.free)
-        room = work.all_gradients_wait
+        room: dict[str, Any] = {
+            "all_gradients_wait": work.all_gradients_wait,
+            "speculation": work.speculation,
+        }
         no_time = _why_no_time(machine.profile, work)
         if not timed or no_time or machine.profile is None:
             why = no_time if timed else ""
-            return Plan(config, machine.name, memory, precision, None, None, why, all_gradients_wait=room)
+            return Plan(config, machine.name, memory, precision, None, None, why, **room)
         times: ModelTimes | None = None
         if memory.fits and self._times_of is not None:  # which may have to be measured first
             times = self._times_of(work.micro_batch_size, work.sequence_length, work.compute_dtype)
@@ -172,7 +179,7 @@ class Planner:
         disk_rate = None if disk is None else disk.write_bytes_per_s
         run = run_time(config, time, checkpoint_bytes(layout, work), disk_rate)
         busy = machine.profile.busy_warning
-        return Plan(config, machine.name, memory, precision, time, run, busy=busy, all_gradients_wait=room)
+        return Plan(config, machine.name, memory, precision, time, run, busy=busy, **room)
 
     def _layout(self, work: Workload) -> Layout:
         key = work.precision, work.chunk_bytes, work.state_format, work.device_fraction
@@ -182,6 +189,14 @@ class Planner:
                 self._layouts.clear()
             layout = self._layouts[key] = self.model_profile.layout(*key)
         return layout
+
+
+def _with_more_room(work: Workload) -> Iterator[Workload]:
+    """Yield `work` with what is faster where the host has room for it, the most first."""
+    if not (work.must_wait or work.several or work.shared_memory):
+        yield replace(work, all_gradients_wait=True)
+    for eighths in range(FRACTIONS, 0, -1) if work.could_speculate else ():
+        yield replace(work, speculation=eighths / FRACTIONS)
 
 
 def check_positions(config: RunConfig, model_profile: ModelProfile) -> None:

@@ -23,7 +23,8 @@ IDLE = -1
 
 class Order:
     """Tasks on `count` lanes and what each waits for: numbers of earlier tasks. `alike`: tasks of one number take the
-    same. `by_number`: lanes other than 0 that take what is ready in the order of its numbers.
+    same. `by_number`: lanes other than 0 that take what is ready in the order of its numbers. `instead`: pairs of tasks
+    of one lane, of which the one that begins first does the work of both.
 
     Raises:
         ValueError: a task waits for itself or a later one.
@@ -36,6 +37,7 @@ class Order:
         waits: Sequence[Sequence[int]],
         alike: Sequence[int],
         by_number: Collection[int] = (),
+        instead: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.count = count
         self.by_number = frozenset({0, *by_number})
@@ -49,6 +51,7 @@ class Order:
                 followers[earlier].append(number)
         self.followers = tuple(map(tuple, followers))
         self.waited_for = tuple(map(len, waits))
+        self.partners = {**dict(instead), **{second: first for first, second in instead}}
         self.first = tuple(number for number, count in enumerate(self.waited_for) if not count)
 
 
@@ -68,18 +71,20 @@ def play(
     seconds: Sequence[float],
     demands: Sequence[Demand],
     *,
+    settled_s: Sequence[float] = (),
     begin: int = 0,
     end: int | None = None,
 ) -> Played:
     """Run the tasks of `order`, which alone on the machine take `seconds` and, of what is shared, `demands`.
 
-    Both are by the order's numbers of what is alike.
+    Both are by the order's numbers of what is alike. `settled_s`: seconds of one whose partner has done its work.
 
     Busy, exposed and waited seconds are those after task `begin - 1` has ended (0: from the start) until task `end`
     ends (None: until all have); nothing is played beyond.
     """
     lanes, followers, alike = order.lanes, order.followers, order.alike
-    by_number = order.by_number
+    by_number, partners = order.by_number, order.partners
+    begun: set[int] = set()
     missing = list(order.waited_for)
     queues: list[list[tuple[float, int]]] = [[] for _ in range(order.count)]
     for number in order.first:
@@ -107,7 +112,11 @@ def play(
                 running.append(lane)
                 wanted.append(place_of[kind])
                 left.append(seconds[kind])
-                if not seconds[kind]:
+                if number in partners:
+                    begun.add(number)
+                    if partners[number] in begun:
+                        left[-1] = settled_s[kind]
+                if not left[-1]:
                     at_once = True
         if not at_once:
             key = tuple(wanted)

@@ -17,7 +17,7 @@ from workbench import formatting as figures
 from workbench.config import RunConfig
 from workbench.layout import ITEM_BYTES, Layout, Unit
 from workbench.plan.memory import cost_of, loss_chunk_bytes
-from workbench.plan.rates import TASK_S, Rates
+from workbench.plan.rates import SPECULATED, TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.plan.simulation import play
 from workbench.plan.two_steps import LANES, Fetch, Piece, TwoSteps, two_steps
@@ -124,7 +124,8 @@ def _predict(steps: TwoSteps, costs: _Costs, work: Workload) -> StepTime:
     alone = [costs.of(piece) for piece in steps.pieces]
     seconds, demands = [cost[0] for cost in alone], [cost[1] for cost in alone]
     lanes, alike_to = steps.order.lanes, steps.order.alike
-    played = play(steps.order, seconds, demands, begin=steps.begin, end=steps.end)
+    settled = [costs.settled_s(piece) for piece in steps.pieces]
+    played = play(steps.order, seconds, demands, settled_s=settled, begin=steps.begin, end=steps.end)
     ends = played.ends
     step_s = ends[steps.end] - ends[steps.begin - 1] + STEP_S
     busy, exposed, waited = played.busy, played.exposed, played.waited
@@ -168,6 +169,13 @@ class _Costs:
             return 0.0, ()
         return self._fetch(piece) if isinstance(piece, Fetch) else self._task(piece)
 
+    def settled_s(self, piece: Piece | None) -> float:
+        """Return the seconds of an update that has been done ahead, which is confirmed; else 0."""
+        if not isinstance(piece, Task) or piece.kind is not Kind.UPDATE or piece.unit is None:
+            return 0.0
+        chunks, parts = self.groups[piece.unit].chunks, len(self.units[piece.unit].chunks)
+        return TASK_S * max(1.0, chunks / parts)
+
     def _fetch(self, fetch: Fetch) -> tuple[float, Demand]:
         stored = self.units[fetch.unit].weight_bytes
         group = self.groups[fetch.unit]
@@ -193,6 +201,9 @@ class _Costs:
         group = self.groups[task.unit]
         # A lane hands a copy over while the one before it travels.
         overhead = TASK_S * max(1.0, group.chunks / max(1, len(unit.chunks)))
+        if task.kind is Kind.SPECULATE:
+            update_s = rates.update_s(chunk.elements, region.dtype, region.state_format)
+            return SPECULATED * update_s + overhead, rates.host_demand
         if task.kind is Kind.UPDATE:
             if on_device:
                 summed = self.routes[task.unit].accumulates

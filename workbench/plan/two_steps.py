@@ -202,6 +202,7 @@ class TwoSteps:
         self._lanes: list[int] = []
         self._waits: list[tuple[int, ...]] = []
         self._pieces: list[int] = []
+        self._pairs: list[tuple[int, int]] = []
         self._numbers: dict[object, int] = {}
         self.pieces: list[Piece | None] = []
         flows: tuple[UnitFlow, ...] = tuple(route.flow() for route in self.routes)
@@ -209,7 +210,13 @@ class TwoSteps:
         before, timeline = (
             build_timeline(
                 layout,
-                StepShape(count, flows, global_quantity=work.needs_global_quantity, overlap=work.overlap),
+                StepShape(
+                    count,
+                    flows,
+                    global_quantity=work.needs_global_quantity,
+                    overlap=work.overlap,
+                    speculates=any(flow.speculates for flow in flows),
+                ),
             )
             for count in (1, micro_batches)
         )
@@ -220,7 +227,7 @@ class TwoSteps:
         self.end = self.backward_ends[-1]
         # See engine/execution.py: updates go in forward order, whatever came first.
         by_number = () if work.overlap == "delayed" else (LANES.index(Lane.UPDATE),)
-        self.order = Order(len(LANES), self._lanes, self._waits, self._pieces, by_number)
+        self.order = Order(len(LANES), self._lanes, self._waits, self._pieces, by_number, self._pairs)
         tasks = timeline.tasks
         self.forwards = [last[t.index] for t in tasks if t.kind is Kind.FORWARD and t.micro_batch == 0]
         self.middle = [last[t.index] for t in tasks if t.micro_batch == 1]
@@ -260,6 +267,9 @@ class TwoSteps:
             numbers.append(self._add(task, waits))
             if task.unit is not None and task.kind in (Kind.FORWARD, Kind.BACKWARD):
                 ends[task.kind, task.micro_batch, task.unit] = numbers[-1]
+            if task.kind is Kind.SPECULATE:
+                update = timeline.find(Kind.UPDATE, task.micro_batch, task.unit, task.chunk)
+                self._pairs.append((numbers[update], numbers[-1]))
         return numbers
 
     def _after(
@@ -331,7 +341,7 @@ def two_steps(layout: Layout, model_profile: ModelProfile, work: Workload) -> Tw
     Raises:
         ValueError: the placement contradicts itself.
     """
-    placement = (work.weights, work.state, work.device_fraction)
+    placement = (work.weights, work.state, work.device_fraction, work.speculation)
     key = (
         _SameObject(layout),
         placement,

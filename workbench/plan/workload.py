@@ -9,6 +9,7 @@ from typing import Literal
 
 from workbench.config import RunConfig
 from workbench.layout import StateFormat, Tier
+from workbench.optimizer import AdamW
 from workbench.plan.machine import WeightDtypes
 from workbench.sizes import Conditions, lanes_pay
 from workbench.timeline import Overlap
@@ -20,7 +21,8 @@ class Workload:
 
     `compute_dtypes`: what weights of a storage dtype are computed in, where that differs. `precision`: the dtype that
     weights are stored in. `shared_memory`: the device computes in the host's memory. `separate_documents`: attention is
-    given a mask. `all_gradients_wait`: see `Conditions`. `tf32`: fp32 matrix products are rounded to TF32.
+    given a mask. `all_gradients_wait`: see `Conditions`. `speculation`: see `EngineConfig`. `tf32`: fp32 matrix
+    products are rounded to TF32. `can_be_undone`: an update by the optimizer's numbers.
     """
 
     weights: Tier
@@ -42,8 +44,10 @@ class Workload:
     threads: int | Literal["auto"] = "auto"
     separate_documents: bool = False
     all_gradients_wait: bool = False
+    speculation: float = 0.0
     gradient_sums: Literal["device", "host"] = "host"
     tf32: bool = False
+    can_be_undone: bool = True
 
     @property
     def several(self) -> bool:
@@ -53,6 +57,18 @@ class Workload:
     def needs_global_quantity(self) -> bool:
         """True where the update needs the norm of all gradients, or their verdict."""
         return self.gradient_clipping > 0 or self.precision == "float16"
+
+    @property
+    def could_speculate(self) -> bool:
+        """True where updates ahead of the verdict hide something, if there is room to undo them by."""
+        return (
+            self.state == "host"
+            and self.state_format == "exact"
+            and not self.shared_memory
+            and self.overlap == "exact"
+            and self.needs_global_quantity
+            and self.can_be_undone
+        )
 
     @property
     def must_wait(self) -> bool:
@@ -111,6 +127,9 @@ def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool)
         chunk_bytes=offload.chunk_mib << 20,
         separate_documents=config.data.separate_documents,
         tf32=train.tf32,
+        can_be_undone=AdamW(
+            betas=config.optimizer.betas, coupled_decay=config.optimizer.type == "adam"
+        ).can_be_undone,
         gradient_sums="host" if offload.gradient_sums == "auto" else offload.gradient_sums,
     )
 

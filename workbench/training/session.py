@@ -193,8 +193,13 @@ def _engine(config: RunConfig, prepared: Prepared, journal: Journal, ranks: RunR
         journal.progress(f"unit {done} of {units}")
         prepared.weights(unit)
 
-    room = prepared.plan.all_gradients_wait
-    options = engine_options(config, device=prepared.device, all_gradients_wait=room)
+    plan = prepared.plan
+    options = engine_options(
+        config,
+        device=prepared.device,
+        all_gradients_wait=plan.all_gradients_wait,
+        speculation=plan.speculation,
+    )
     if options["threads"] == "auto" and ranks.local_size > 1:
         options["threads"] = max(1, usable_cpus() // ranks.local_size)
     # The most that a micro-batch can have: weights above 1 could overflow in fp16.

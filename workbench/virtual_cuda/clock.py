@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from workbench.engine import arithmetic
 from workbench.engine.devices import pinned  # the engine imports `cuda_device` when it opens one
 from workbench.engine.devices.host_copier import HostCopier
-from workbench.plan.rates import TASK_S, Rates
+from workbench.plan.rates import REDONE, SPECULATED, TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.virtual_cuda.fluid_time import Work
@@ -118,11 +118,9 @@ class VirtualClock:
                             )
             for method, seconds in self._host_work().items():
                 inner = getattr(arithmetic.HostArithmetic, method)
-                stack.enter_context(
-                    mock.patch.object(
-                        arithmetic.HostArithmetic, method, self._timed(inner, seconds, self.rates.host_demand)
-                    )
-                )
+                # Nothing is left of an update ahead of its verdict.
+                timed = self._timed(inner, seconds, self.rates.host_demand, method != "speculate")
+                stack.enter_context(mock.patch.object(arithmetic.HostArithmetic, method, timed))
             stack.enter_context(
                 mock.patch.object(
                     arithmetic.HostArithmetic, "table", self._table(arithmetic.HostArithmetic.table)
@@ -136,9 +134,15 @@ class VirtualClock:
     def _host_work(self) -> dict[str, Callable[..., float]]:
         rates = self.rates
 
-        def update(arith: Any, table: Any, settings: Any, scale: float) -> float:
+        def update(arith: Any, table: Any, settings: Any, *scales: float) -> float:
             elements, dtype, state_format = self._tables[table]
             return rates.update_s(elements, dtype, state_format)
+
+        def speculate(*args: Any) -> float:
+            return SPECULATED * update(*args)
+
+        def redo(*args: Any) -> float:
+            return REDONE * update(*args)
 
         def measure(arith: Any, table: Any) -> float:
             elements, dtype, _ = self._tables[table]
@@ -150,6 +154,10 @@ class VirtualClock:
         return {
             "update": update,
             "measure_and_update": update,
+            "speculate": speculate,
+            "complete": lambda *args: 0.0,
+            "undo": speculate,
+            "redo": redo,
             "sum_of_squares": measure,
             "accumulate": accumulate,
             "split": lambda arith, source, high, low: 0.0,
@@ -168,10 +176,14 @@ class VirtualClock:
         )
 
     def _timed(
-        self, inner: Callable[..., Any], seconds: Callable[..., float], demand: Demand
+        self,
+        inner: Callable[..., Any],
+        seconds: Callable[..., float],
+        demand: Demand,
+        without_values: Any = True,
     ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = inner(*args, **kwargs) if self._values else True
+            result = inner(*args, **kwargs) if self._values else without_values
             self.host.advance(TASK_S if self.host.on_a_lane else 0.0)
             self.host.work(seconds(*args, **kwargs), demand)
             return result

@@ -46,6 +46,10 @@ def watched(pinned: PinnedMemory, queues: Queues) -> Iterator[None]:
         for holder, name, touched in (
             (host, "update", _update),
             (host, "measure_and_update", _update),
+            (host, "speculate", _update),
+            (host, "complete", _update),
+            (host, "undo", _update),
+            (host, "redo", _update),
             (host, "sum_of_squares", lambda host, table: (table.gradients, [])),
             (host, "accumulate", _accumulate),
             (host, "split", lambda host, source, high, low: ([source], [high, low])),
@@ -59,7 +63,7 @@ def watched(pinned: PinnedMemory, queues: Queues) -> Iterator[None]:
         yield
 
 
-def _update(host: Any, table: Any, settings: Any, gradient_scale: float) -> Touched:
+def _update(host: Any, table: Any, settings: Any, *scales: float) -> Touched:
     return table.gradients, table.state
 
 
