@@ -14,6 +14,7 @@ int64_t check_large(const options *chosen);
 int64_t check_threads(const options *chosen);
 int64_t check_forks(const options *chosen);
 int64_t check_leaks(const options *chosen);
+int64_t check_speculation(const options *chosen);
 
 /* Does on purpose what a sanitizer is there to report: "overrun", "leak", "race", "undefined" or "uninitialized". */
 int commit_fault(const char *name);

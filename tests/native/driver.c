@@ -1,6 +1,6 @@
 /* Exercises every call of native/interface.h without Python, so that sanitizers and valgrind see nothing else.
  *
- *     driver tails|notfinite|conversions|large|threads|forks|leaks|all ... [--sets scalar,avx2] [--stride 7]
+ *     driver tails|notfinite|conversions|large|threads|forks|leaks|speculation|all ... [--sets scalar,avx2] [--stride 7]
  *            [--repeats 6] [--updates 1000000] [--no-fork]
  *     driver sets          the instruction sets of this processor and build
  *     driver fault NAME    a fault on purpose
@@ -24,7 +24,7 @@ static const struct {
 } checks[] = {
     {"tails", check_tails}, {"notfinite", check_not_finite}, {"conversions", check_conversions},
     {"large", check_large}, {"threads", check_threads},      {"forks", check_forks},
-    {"leaks", check_leaks},
+    {"leaks", check_leaks}, {"speculation", check_speculation},
 };
 
 #define CHECKS ((int)(sizeof checks / sizeof *checks))
@@ -104,7 +104,7 @@ int main(int count, char **words)
             fflush(stdout);
         }
     if (!any)
-        fail("name a check: tails, notfinite, conversions, large, threads, forks, leaks, all");
+        fail("name a check: tails, notfinite, conversions, large, threads, forks, leaks, speculation, all");
     putchar('\n');
     return 0;
 }

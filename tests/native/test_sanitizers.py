@@ -12,7 +12,7 @@ from native_builds import Build, Builds
 # clang, and every sanitizer but one, are worth minutes, not every run's seconds.
 COMPILERS = ["gcc", pytest.param("clang", marks=pytest.mark.slow)]
 VALGRIND = "valgrind -q --error-exitcode=9 --leak-check=full"
-ALL_BUT_LEAKS = "tails notfinite conversions large threads forks"
+ALL_BUT_LEAKS = "tails notfinite conversions large threads forks speculation"
 
 
 @pytest.fixture(scope="module")

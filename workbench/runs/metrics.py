@@ -71,6 +71,9 @@ METRIC_COLUMNS = (
     Column("skipped", "1"),
     Column("loss_scale", "1"),
     Column("update_threads", "threads"),
+    Column("speculated", "parameters"),
+    Column("undone", "parameters"),
+    Column("undo_s", "s"),
 )
 """The columns of a run's metrics.
 
@@ -79,7 +82,8 @@ that calls it itself waits for all of that), of which the model waited `<lane>_e
 compute. `compute_s`: the step's own forwards and backwards, and so within `step_s`; its lanes are waited for in the
 next step's forward too. `exposed_s`: seconds in which the model waited for any lane. `skipped`: 1 where the optimizer
 step was left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
-`update_threads`: threads of the host optimizer, the calling one counted.
+`update_threads`: threads of the host optimizer, the calling one counted. `speculated`: parameters updated ahead of the
+verdict on the step's gradients; `undone`: of those, where it was against them, in `undo_s` (updating again included).
 """
 
 

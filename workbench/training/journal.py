@@ -251,6 +251,9 @@ class Journal:
             "skipped": float(result.skipped),
             "loss_scale": result.loss_scale,
             "update_threads": result.update_threads,
+            "speculated": result.speculation.speculated,
+            "undone": result.speculation.undone,
+            "undo_s": result.speculation.seconds,
             **_lane_metrics(result),
         }
         self.metrics.append(**values)

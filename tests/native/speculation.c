@@ -1,0 +1,89 @@
+/* Updates ahead of a verdict: undone they leave the bits that were there, redone and completed those of one update. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "checks.h"
+#include "parameters.h"
+
+#define OTHER_SCALE 0.11f
+
+/* Records begin at whole cache lines, and end where their memory does. */
+static char *records_make(int64_t count)
+{
+    size_t bytes = (size_t)((count + WB_RECORD_ELEMENTS - 1) / WB_RECORD_ELEMENTS) * WB_RECORD_BYTES;
+    char *records = bytes ? aligned_alloc(64, bytes) : NULL;
+    if (bytes && !records)
+        fail("no memory for records");
+    return records;
+}
+
+static void speculation(wb_pool *pool, parameter *p, const wb_adamw *settings, int action)
+{
+    int64_t left = -1;
+    int64_t result = wb_speculation(pool, &p->piece, 1, settings, action, &left);
+    if (result != WB_OK || left < 0 || left > p->piece.count)
+        fail("wb_speculation returned %d, and left %d", (int)result, (int)left);
+}
+
+static void check_one(wb_pool *pool, combination of, int64_t count, uint64_t seed, int spoiled, const char *who)
+{
+    wb_adamw settings = settings_of(seed, seed % 11 == 0), other = settings;
+    other.gradient_scale = OTHER_SCALE;
+    other.speculated_scale = settings.speculated_scale = settings.gradient_scale;
+    parameter p = parameter_make(of, count, (int)(seed % 4)), kept = parameter_make(of, count, 0);
+    char *records = records_make(count);
+    p.piece.records = (uintptr_t)records;
+    parameter_fill(&p, seed);
+    if (spoiled)
+        parameter_spoil_gradient(&p);
+    kept.piece.step = p.piece.step;
+    kept.piece.random_stream = p.piece.random_stream;
+    /* The first time brings the emitted weights in line with their master. */
+    for (int time = 0; time < 2; time++) {
+        parameter_copy(&kept, &p);
+        speculation(pool, &p, &settings, WB_SPECULATE);
+        speculation(pool, &p, &settings, WB_UNDO);
+        if (time || !kept.fields[EMIT].bytes)
+            expect_equal(&p, &kept, settings.coupled_decay, who);
+    }
+    if (!spoiled) {
+        parameter start = parameter_make(of, count, 0);
+        parameter_copy(&start, &kept);
+        if (wb_update(pool, &kept.piece, 1, &other, NULL) != WB_OK)
+            fail("wb_update failed");
+        speculation(pool, &p, &settings, WB_SPECULATE);
+        speculation(pool, &p, &other, WB_REDO);
+        expect_equal(&p, &kept, settings.coupled_decay, who);
+        parameter_copy(&p, &start);
+        parameter_copy(&kept, &start);
+        wb_update(pool, &kept.piece, 1, &settings, NULL);
+        speculation(pool, &p, &settings, WB_SPECULATE);
+        speculation(pool, &p, &settings, WB_COMPLETE);
+        expect_equal(&p, &kept, settings.coupled_decay, who);
+        parameter_free(&start);
+    }
+    free(records);
+    parameter_free(&p);
+    parameter_free(&kept);
+}
+
+int64_t check_speculation(const options *chosen)
+{
+    int64_t checked = 0;
+    for (int set = 0; set < INSTRUCTION_SETS; set++) {
+        if (!chosen->use_set[set])
+            continue;
+        wb_pool *pool = pool_of(1 + set % 2, set);
+        /* Around the ends of rows, of a record and of two. */
+        for (int64_t around = 0; around <= 2 * WB_RECORD_ELEMENTS; around += WB_RECORD_ELEMENTS)
+            for (int64_t count = around < 70 ? 0 : around - 70; count <= around + 70; count++)
+                for (int64_t index = count % chosen->stride; index < COMBINATIONS; index += chosen->stride) {
+                    check_one(pool, combination_at(index), count, (uint64_t)(count * COMBINATIONS + index),
+                              count % 5 == 4, set_names[set]);
+                    checked++;
+                }
+        wb_pool_free(pool);
+    }
+    return checked;
+}
