@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/*.c native/*.h native/*.py)
 
-.PHONY: run test test-all soak check screenshots setup clean
+.PHONY: run test test-all soak check screenshots wheels image setup clean
 
 run: setup
 	$(BIN)/workbench run presets/quickstart.toml
@@ -35,6 +35,15 @@ check: setup
 # The pictures in docs/screens, from the scenes of the tests; PNGs where rsvg-convert is installed.
 screenshots: setup
 	$(BIN)/python docs/screens/make.py
+
+# What is released, in dist/: an sdist and wheels for x86-64 and aarch64, checked and tried. See CONTRIBUTING.md.
+# `make wheels WHEELS=--no-trial` installs nothing.
+wheels:
+	$(PYTHON) release/wheels.py $(WHEELS)
+
+# dist/Containerfile, an image with a wheel of dist/.
+image:
+	$(PYTHON) release/containerfile.py
 
 setup: $(STAMP)
 
