@@ -70,7 +70,7 @@ def test_the_default_is_a_logarithm_over_1000_steps_to_the_optimizers_rate() -> 
 
 def test_warmupdecaylr_falls_to_zero_within_what_is_told() -> None:
     warmup, total = 20, 120
-    made = imported("WarmupDecayLR", warmup_num_steps=warmup, total_num_steps=total)
+    made = imported("WarmupDecayLR", warmup_num_steps=warmup, total_num_steps=total, warmup_max_lr=LR)
     run = config_of(made)
     wanted = [
         deepspeeds(step, warmup, 0, LR, False, (total - step) / (total - warmup)) for step in range(total + 1)
@@ -139,3 +139,10 @@ def test_without_a_scheduler_the_rate_stays() -> None:
 )
 def test_a_schedule_that_cannot_be_had_is_refused(kind: str, params: dict[str, Any], reason: str) -> None:
     assert any(reason in sentence for sentence in imported(kind, **params).refused)
+
+
+def test_warmupdecaylr_has_a_rate_of_its_own() -> None:
+    made = imported("WarmupDecayLR", total_num_steps=2000)
+    assert config_of(made).optimizer.learning_rate == 1e-3 != LR
+    (verdict,) = [each for each in made.verdicts if each.key == "optimizer.params.lr"]
+    assert verdict.judgement == "meaningless here" and "0.001" in verdict.reason

@@ -92,7 +92,7 @@ def test_a_key_that_can_be_honoured_or_changes_nothing_does_not_stop_the_import(
         ("fp16 initial_scale_power", 33, "from 0 to 32"),
         ("fp16 consecutive_hysteresis", True, "not by every good step"),
         ("fp16 loss_scale_windw", 5, 'did you mean "loss_scale_window"?'),
-        ("bf16 bf16_master_weights_and_grads", True, "lossless fp32"),
+        ("fp16 fp16_master_weights_and_grads", True, "always lossless"),
         ("amp", {"enabled": True}, "Apex"),
         ("curriculum_learning", {"enabled": True}, "sequences"),
         ("lr", 1e-4, "belongs in optimizer.params"),
@@ -167,11 +167,25 @@ def test_a_preset_that_config_check_would_refuse_is_never_given(monkeypatch: pyt
 # Optimizer and number formats
 
 
-def test_adam_has_deepspeeds_defaults_and_not_workbenchs() -> None:
-    run = config_of(imported(optimizer={"type": "AdamW"}))
-    assert run.optimizer.model_dump() == {
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {},
+        {"optimizer": {"type": "AdamW"}},
+        {
+            "optimizer.params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto"),
+            "optimizer.type": "AdamW",
+        },
+    ],
+    ids=["none", "bare", "auto"],
+)
+def test_what_is_not_written_is_the_trainers_default(optimizer: dict[str, Any]) -> None:
+    made = imported(**optimizer)
+    told = [*(each.reason for each in made.assumed), *(each.reason for each in made.verdicts)]
+    assert sum("the Hugging Face Trainer's default" in reason for reason in told) == 4
+    assert config_of(made).optimizer.model_dump() == {
         "type": "adamw",
-        "learning_rate": 1e-3,
+        "learning_rate": 5e-5,
         "betas": (0.9, 0.999),
         "eps": 1e-8,
         "weight_decay": 0.0,
@@ -252,7 +266,7 @@ def test_what_says_auto_is_filled_in_and_told() -> None:
     )
     run = config_of(made)
     assert run.optimizer.learning_rate == 2e-4
-    assert run.optimizer.weight_decay == RunConfig().optimizer.weight_decay
+    assert run.optimizer.weight_decay == 0
     assert run.train.gradient_clipping == RunConfig().train.gradient_clipping
     for key in ("optimizer.params.weight_decay", "gradient_clipping", "scheduler.params.warmup_num_steps"):
         judgement, reason = verdict_on(made, key)
@@ -282,3 +296,63 @@ def test_a_whole_that_is_wrapped_or_cut_out_is_read() -> None:
     inside = import_text('"stage": 2, "offload_optimizer": {"device": "cpu"}', "ds.json", architecture="gpt2")
     assert config_of(inside).offload.state == "host"
     assert any("the inside of" in repair.what for repair in inside.repairs)
+
+
+def test_keys_of_other_rules_and_schedules_are_known_though_the_rules_are_refused() -> None:
+    params = dict.fromkeys(
+        ("var_freeze_step", "coeff_beta", "factor_max", "local_step_scaler", "ns_method"), 1
+    )
+    schedule = {
+        "cycle_min_lr": 0.1,
+        "lr_range_test_min_lr": 0.1,
+        "decay_lr_rate": 0.1,
+        "cycle_first_stair_count": 1,
+    }
+    made = imported(
+        optimizer={"type": "ZeroOneAdam", "params": params},
+        scheduler={"type": "OneCycle", "params": schedule},
+    )
+    assert [line.split(": ")[1].split(" = ")[0] for line in made.refused] == [
+        "optimizer.type",
+        "scheduler.type",
+    ]
+    for key in (
+        *(f"optimizer.params.{name}" for name in params),
+        *(f"scheduler.params.{name}" for name in schedule),
+    ):
+        assert verdict_on(made, key)[0] == "meaningless here", key
+
+
+@pytest.mark.parametrize("section", ["bf16", "bfloat16"])
+@pytest.mark.parametrize("key", ["bf16_master_weights_and_grads", "bf16_optimizer_states"])
+def test_a_state_in_bf16_is_half(section: str, key: str) -> None:
+    made = imported(
+        **{
+            f"{section}.enabled": True,
+            f"{section}.{key}": True,
+            f"{ZERO}.cpu_offload": True,
+            f"{ZERO}.stage": 2,
+        }
+    )
+    assert config_of(made).offload.state_format == "half"
+    assert verdict_on(made, f"{section}.{key}")[0] == "mapped"
+    assert (
+        config_of(imported(**{f"{section}.enabled": True, f"{section}.{key}": False})).offload.state_format
+        == "exact"
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "tiers"), [("offload_optimizer", ("device", "host")), ("offload_param", ("host", "host"))]
+)
+def test_offloading_without_a_stage_is_meant(section: str, tiers: tuple[str, str]) -> None:
+    made = imported(**{f"{ZERO}.{section}.device": "cpu"})
+    offload = config_of(made).offload
+    assert (offload.weights, offload.state) == tiers
+    assert any("it is meant" in each.reason for each in made.assumed)
+
+
+@pytest.mark.parametrize("steps", [2**31, 10**12])
+def test_a_progress_line_that_never_comes_is_no_mistake(steps: int) -> None:
+    made = imported(steps_per_print=steps)
+    assert verdict_on(made, "steps_per_print")[0] == "meaningless here" and made.preset

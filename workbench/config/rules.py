@@ -294,9 +294,26 @@ def field_warnings(config: RunConfig) -> Iterator[FieldWarning]:
     """Yield `warnings` without the options that do nothing, which a plan knows better."""
     if not config.train.epochs:
         yield from _short_run(config)
+    yield from _scratch_rate(config)
     sentence = vocabulary_warning(config, named_size(config, "vocab_size"), made_size(config.data.tokenizer))
     if sentence:
         yield FieldWarning("model.config", sentence, sentence)
+
+
+def scratch_rate(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence where pretrained weights would get the rate of a training from scratch, which nobody wrote."""
+    yield from (each.sentence for each in _scratch_rate(config))
+
+
+def _scratch_rate(config: RunConfig) -> Iterator[FieldWarning]:
+    field = "optimizer.learning_rate"
+    if (
+        config.model.pretrained
+        and not config.adapter
+        and "learning_rate" not in config.optimizer.model_fields_set
+    ):
+        words = "the default is for training from scratch; fine-tuning takes 1e-5 to 5e-5"
+        yield FieldWarning(field, words, f"{field} = {config.optimizer.learning_rate:g}: {words}")
 
 
 def short_run(config: RunConfig) -> Iterator[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from workbench.config import DataConfig, RunConfig
-from workbench.config.rules import rounded_up, short_run, vocabulary_warning, without_effect
+from workbench.config.rules import rounded_up, scratch_rate, short_run, vocabulary_warning, without_effect
 from workbench.config.tokenizers import made_size
 from workbench.data.prepare import TokenData, prepare, with_evaluation
 from workbench.data.tokenizers import load_tokenizer
@@ -107,7 +107,7 @@ def prepare_run(
         epochs = config.train.epochs
         config = with_steps(config, data)
         report(f"train.epochs = {epochs:g}: {config.train.steps:,} steps")
-    _warn(report, *short_run(config))
+    _warn(report, *short_run(config), *scratch_rate(config))
     free = free_bytes(config, device, root, directory)
     plan = fit(config, start.model, device, free, report, start.table(config))
     if folder is not None and "disk" in (plan.config.offload.weights, plan.config.offload.state):

@@ -111,8 +111,10 @@ def _read_logging(found: Findings) -> None:
     """Set [log] from steps_per_print and TensorBoard."""
     key, events = "steps_per_print", "tensorboard.enabled"
     member = found.get(key)
-    if member is not None and member.value == float("inf"):
-        found.judge(key, "meaningless here", "never: log.every says at least a progress line for every step")
+    if member is not None and isinstance(member.value, (int, float)) and member.value > 10**6:
+        found.judge(
+            key, "meaningless here", "never in a run's length; log.every says how often a line is printed"
+        )
     else:
         steps = found.whole(key)
         if isinstance(steps, Auto):

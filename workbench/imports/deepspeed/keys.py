@@ -20,6 +20,9 @@ OFFLOAD_OPTIMIZER = f"{ZERO}.offload_optimizer"
 OFFLOAD_PARAM = f"{ZERO}.offload_param"
 
 
+BF16_STATE = "bf16_master_weights_and_grads bf16_optimizer_states"
+
+
 def _in(section: str, names: str) -> list[str]:
     return [f"{section}.{name}" if section else name for name in names.split()]
 
@@ -35,8 +38,11 @@ DECIDING = frozenset(
         *_in("scheduler.params", "warmup_min_ratio cos_min_ratio last_batch_iteration"),
         *_in("fp16", "enabled loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale"),
         *_in("fp16", "consecutive_hysteresis"),
-        *_in("bf16", "enabled check_grad_overflow"),
-        *_in("bfloat16", "enabled check_grad_overflow"),
+        *(
+            key
+            for name in ("bf16", "bfloat16")
+            for key in _in(name, f"enabled check_grad_overflow {BF16_STATE}")
+        ),
         *_in("data_types", "grad_accum_dtype param_dtype"),
         *_in(ZERO, "stage overlap_comm cpu_offload cpu_offload_param cpu_offload_params"),
         *_in(OFFLOAD_OPTIMIZER, "device nvme_path ratio pin_memory"),
@@ -51,7 +57,7 @@ it is about work between GPUs, and there is one
     top: prescale_gradients gradient_predivide_factor gradient_allreduce_op fp32_allreduce disable_allgather
     top: comms_logger.* sequence_parallel_size tensor_parallel.* expert_parallel.* allgather_size local_rank
     top: use_data_before_expert_parallelism distributed_backend pipeline.*
-    zero_optimization: contiguous_gradients reduce_scatter reduce_bucket_size allgather_partitions legacy_stage1
+    zero_optimization: reduce_scatter reduce_bucket_size allgather_partitions legacy_stage1
     zero_optimization: allgather_bucket_size use_multi_rank_bucket_allreduce round_robin_gradients
     zero_optimization: zero_hpz_partition_size mics_shard_size mics_hierarchical_params_gather
     zero_optimization: stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential
@@ -67,6 +73,8 @@ Workbench sizes its own buffers: offload.chunk_mib, and as many as the work need
     zero_optimization: sub_group_size
     zero_optimization.offload_optimizer: buffer_count buffer_size
     zero_optimization.offload_param: buffer_count buffer_size max_in_cpu
+gradients have buffers of their own, made once: nothing is left to fragment
+    zero_optimization: contiguous_gradients
 units are found in the module tree, whatever the modules are
     zero_optimization: leaf_module.*
 it is about DeepSpeed's internals
@@ -104,6 +112,13 @@ another implementation of the same update
     fp16: fused_mode
 it belongs to another rule than Adam
     optimizer.params: freeze_step cuda_aware comm_backend_name max_coeff min_coeff momentum
+    optimizer.params: var_freeze_step var_update_scaler local_step_scaler local_step_clipper coeff_beta
+    optimizer.params: factor_max factor_min factor_threshold muon_lr adam_lr ns_method dampening nesterov
+it belongs to another schedule than a warm-up
+    scheduler.params: lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase
+    scheduler.params: cycle_min_lr cycle_max_lr cycle_first_step_size cycle_second_step_size
+    scheduler.params: cycle_first_stair_count cycle_second_stair_count cycle_momentum cycle_min_mom cycle_max_mom
+    scheduler.params: decay_step_size decay_lr_rate decay_mom_rate
 tokens are whole numbers and are not cast
     fp16: auto_cast
 gradients join their unit as they are final
@@ -175,8 +190,7 @@ class Harm(NamedTuple):
 _ON = (True, None, "auto")
 _QUANTIZED = Harm("weights or gradients would be rounded to fewer bits on their way; leave it out")
 _EXACT_STATE = Harm(
-    'master weights are always lossless fp32 here; write false, and offload.state_format = "half" keeps the moments '
-    "in bf16",
+    "master weights in fp16 lose the smallest updates; write false, as they are always lossless here",
     used="master weights, gradients in sum and state are kept exact",
 )
 
@@ -197,14 +211,6 @@ HARMFUL: dict[str, Harm] = {
         (None,),
     ),
     "fp16.fp16_master_weights_and_grads": _EXACT_STATE,
-    **dict.fromkeys(
-        (
-            f"{section}.{key}"
-            for section in ("bf16", "bfloat16")
-            for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states")
-        ),
-        _EXACT_STATE,
-    ),
     "sparse_gradients": Harm("gradients of embeddings are dense here; write false"),
     f"{ZERO}.zenflow": Harm(
         "ZenFlow updates the larger gradients at once and the others late, which is not AdamW; leave it out "

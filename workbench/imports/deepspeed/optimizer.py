@@ -21,6 +21,10 @@ import math
 from workbench.imports.deepspeed.keys import DECIDING, PARAMS
 from workbench.imports.findings import AUTO, DOCUMENTED, Auto, Findings
 
+TRAINERS_RATE, TRAINERS_BETAS = 5e-5, (0.9, 0.999)
+"""The Hugging Face Trainer's, which fills in what a file leaves open or calls "auto"; its weight decay is 0."""
+_TRAINERS = "the Hugging Face Trainer's default"
+_OLD_RATE = 1e-3
 _SCHEDULER = "scheduler.params"
 _RATE = "optimizer.learning_rate"
 _DEFAULT_WARMUP = 1000
@@ -41,26 +45,41 @@ def read_optimizer(found: Findings) -> None:
     if rule is not None:
         _read_type(found, rule)
     elif not found.is_refused("optimizer.type"):
-        found.assume("optimizer", "the file names none, so it is Workbench's own AdamW with its own defaults")
+        found.assume("optimizer", "the file names none, so it is AdamW")
         if has_params:
             found.refuse(
                 found.inside(PARAMS)[0],
                 'belongs to no optimizer; add "type": "AdamW" to the section optimizer',
             )
+    if found.is_refused(PARAMS):
+        return
     # Of a rule that is refused too: what takes its place is AdamW, and has these.
-    if (rule is not None or has_params) and not found.is_refused(PARAMS):
-        found.number_field(
-            "optimizer.learning_rate", f"{PARAMS}.lr", "the learning rate at its highest", default=1e-3
-        )
-        _read_betas(found)
-        found.number_field("optimizer.eps", f"{PARAMS}.eps", "added to the denominator", default=1e-8)
-        found.number_field(
-            "optimizer.weight_decay",
-            f"{PARAMS}.weight_decay",
-            "parameters of one dimension (biases, norms) are not decayed here, and DeepSpeed decays all it is given",
-            default=0.0,
-            judgement="mapped",
-        )
+    found.number_field(
+        _RATE,
+        f"{PARAMS}.lr",
+        "the learning rate at its highest",
+        default=TRAINERS_RATE,
+        default_reason=_TRAINERS,
+        auto=TRAINERS_RATE,
+    )
+    _read_betas(found)
+    found.number_field(
+        "optimizer.eps",
+        f"{PARAMS}.eps",
+        "added to the denominator",
+        default=1e-8,
+        default_reason=_TRAINERS,
+        auto=1e-8,
+    )
+    found.number_field(
+        "optimizer.weight_decay",
+        f"{PARAMS}.weight_decay",
+        "parameters of one dimension (biases, norms) are not decayed here, and DeepSpeed decays all it is given",
+        default=0.0,
+        default_reason=_TRAINERS,
+        auto=0.0,
+        judgement="mapped",
+    )
 
 
 def _read_type(found: Findings, rule: str) -> None:
@@ -84,11 +103,11 @@ def _read_betas(found: Findings) -> None:
     key, field = f"{PARAMS}.betas", "optimizer.betas"
     member = found.get(key)
     if member is None:
-        found.fill(field, key, "DeepSpeed's default", (0.9, 0.999))
+        found.fill(field, key, _TRAINERS, TRAINERS_BETAS)
         return
     value = member.value
     if value == "auto":
-        found.auto(field, key)
+        found.auto(field, key, _TRAINERS, TRAINERS_BETAS)
     elif (
         isinstance(value, list)
         and len(value) == 2
@@ -224,8 +243,15 @@ def _read_rates(found: Findings, name: str) -> None:
         if before is not None and before.value != float(high):
             found.judge("optimizer.params.lr", "meaningless here", f"the scheduler's {high_key} replaces it")
     elif not found.is_refused(high_key):
-        older = "; older versions of WarmupDecayLR took 0.001" if name == "WarmupDecayLR" else ""
-        found.assume(high_key, f"the optimizer's learning rate{older}: {_rate(found):g}")
+        if name == "WarmupDecayLR":
+            found.fill(
+                _RATE, high_key, "WarmupDecayLR's default, whatever the optimizer's rate is", _OLD_RATE
+            )
+            found.judge(
+                f"{PARAMS}.lr", "meaningless here", "WarmupDecayLR without warmup_max_lr replaces it by 0.001"
+            )
+        else:
+            found.assume(high_key, f"the optimizer's learning rate: {_rate(found):g}")
     low = found.number(low_key)
     ratio = "schedule.warmup_ratio"
     if isinstance(low, Auto):

@@ -62,6 +62,13 @@ def _read_stage(found: Findings) -> int:
         found.judge(key, "mapped", '"auto" becomes 0, DeepSpeed\'s default')
         return 0
     if stage is None:
+        wanted = next(
+            (each for each in (OFFLOAD_PARAM, OFFLOAD_OPTIMIZER) if found.get(each) is not None), None
+        )
+        if wanted is not None:
+            stage = 3 if wanted == OFFLOAD_PARAM else 2
+            found.assume(key, f"DeepSpeed's default is 0 and ignores {wanted}; it is meant, so stage {stage}")
+            return stage
         found.assume(key, "DeepSpeed's default is 0, which offloads nothing")
         return 0
     if not 0 <= stage <= 3:

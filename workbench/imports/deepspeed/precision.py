@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from workbench.imports.deepspeed.keys import is_known
+from workbench.imports.deepspeed.keys import BF16_STATE, is_known
 from workbench.imports.findings import AUTO, Auto, Findings
 
 
@@ -64,6 +64,7 @@ def read_precision(found: Findings) -> None:
             _read_fp16(found)
         else:
             _read_overflow_check(found, f"{section}.check_grad_overflow")
+            _read_state_format(found, section)
     if found.has_section("data_types"):
         _read_data_types(found)
     found.number_field(
@@ -143,6 +144,17 @@ def _read_overflow_check(found: Findings, key: str) -> None:
         found.judge(key, "used", skipped)
     elif not found.is_refused(key):
         found.assume(key, f"true, DeepSpeed's default since 2026-06-26 (before that false): {skipped}")
+
+
+def _read_state_format(found: Findings, section: str) -> None:
+    for name in BF16_STATE.split():
+        key = f"{section}.{name}"
+        wanted = found.switch(key)
+        if wanted is True:
+            reason = "moments in bf16, rounded so that they do not stall; master weights stay lossless"
+            found.put("offload.state_format", "half", key, reason)
+        elif wanted is not None:
+            found.judge(key, "used", "master weights, gradients in sum and state are kept exact")
 
 
 def _read_data_types(found: Findings) -> None:
