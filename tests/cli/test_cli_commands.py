@@ -39,6 +39,7 @@ RUN: dict[str, Any] = {
     "runs": None,
     "run_directory": None,
     "labels": [],
+    "max_restarts": 0,
 }
 STEER: dict[str, Any] = {"run": None, "runs": None}
 LIST: dict[str, Any] = {"runs": None, "as_json": False, "plan": False, "name": None}
