@@ -31,7 +31,9 @@ class RankProcesses:
 
     def __init__(self, size: int, folder: Path) -> None:
         self.size = size
-        context = multiprocessing.get_context("spawn")
+        # A server that has imported torch starts them: each would take seconds for it.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "workbench.engine", "workbench.virtual_cuda"])
         self._processes = []
         self._pipes = []
         for rank in range(size):

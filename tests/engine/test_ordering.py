@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 import torch
+from ordering_between_ranks import BETWEEN_RANKS
 from ordering_places import places, without
 from plain_torch import SETTINGS
 from small_models import CHUNK_BYTES, VOCABULARY, batches
@@ -333,7 +334,6 @@ ELSEWHERE = {
     "CudaDevice.empty: record_event": "test_cuda_memory.py",
     "CudaDevice.empty: wait": "test_cuda_memory.py",
     "StepScheduler.end: wait": "test_engine_failures.py",
-    "Ranks.gather: wait": "test_ranks.py",
 }
 """Promises that no training's bits need: the file whose tests miss them."""
 
@@ -438,7 +438,7 @@ def same(one: Values, other: Values) -> bool:
 
 
 def test_every_place_where_the_engine_orders_something_is_in_one_of_the_tables() -> None:
-    assert places().keys() == RACES.keys() | THREADS.keys() | ELSEWHERE.keys()
+    assert places().keys() == RACES.keys() | THREADS.keys() | BETWEEN_RANKS.keys() | ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

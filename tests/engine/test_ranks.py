@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,12 +25,13 @@ from small_models import SeparateMemory
 from torch import Tensor, nn
 
 from workbench.engine import OffloadEngine
-from workbench.engine.devices.device import CpuDevice, Device
+from workbench.engine.devices.device import CpuDevice, Device, open_device
 from workbench.engine.non_finite import LossScaling
 from workbench.engine.rank_tasks import exact_total
 from workbench.engine.ranks import Ranks
 from workbench.layout import NORM_BLOCK
 from workbench.timeline import Kind
+from workbench.virtual_cuda import Order, VirtualCuda
 
 WIDTH = 48
 INNER = 2000
@@ -110,7 +112,20 @@ def counted(ids: Tensor) -> int:
 
 
 def device_of(memory: str, seed: int | None = None) -> Device:
+    if memory == "virtual":
+        return open_device("cuda")
     return CpuDevice() if memory == "one" else SeparateMemory(seed, longest_s=0.001)
+
+
+def train_virtual(
+    rank: int, size: int, steps: list[list[Tensor]], memory: str, options: dict[str, Any], order: Order
+) -> tuple[Outcome, list[str]]:
+    """On a virtual GPU; with what the checker of races has found."""
+    cuda = VirtualCuda(order, seed=rank)
+    with cuda:
+        sent = [[ids.to("cuda") for ids in step] for step in steps]
+        outcome = train_ranks(rank, size, sent, "virtual", options)
+    return outcome, [str(race) for race in cuda.races] + cuda.faults
 
 
 def train_ranks(
@@ -197,6 +212,31 @@ def test_a_micro_batch_on_each_rank_gives_the_bits_of_all_on_one(ranks: RankProc
     on_device = options.get("state") == "device" or "device_fraction" in options
     norms = WIDTH * INNER * 2.0**-24 if memory == "separate" and on_device else 0.0
     assert_ranks_are_one(ranks.run(train_ranks, steps, memory, options), one, norms=norms)
+
+
+GPU_WAYS = {
+    "lazy": (Order.LAZY, "separate memory, late lanes"),
+    "clipped": (Order.RANDOM, "separate memory, clipped, late lanes"),
+    "tokens": (Order.COPIES_FIRST, "fp16"),
+    "state device": (Order.RANDOM, "separate memory, state device"),
+    "state on both": (Order.LAZY, "first units on the device"),
+    "state disk": (Order.COMPUTE_FIRST, "state disk, bf16, half"),
+    "bf16, state device": (Order.LAZY, "bf16, state device"),
+    "compact": (Order.RANDOM, "compact"),
+}
+
+
+@pytest.mark.parametrize("gpu_way", GPU_WAYS)
+def test_gpus_give_the_bits_of_cpus(ranks: RankProcesses, gpu_way: str) -> None:
+    order, way = GPU_WAYS[gpu_way]
+    _, options = WAYS[way]
+    options = {**options, "gradient_accumulation": 2} if gpu_way == "clipped" else options
+    steps = data(2, ranks.size * options.get("gradient_accumulation", 1), uneven="with_tokens" in options)
+    on_cpus = ranks.run(train_ranks, steps, "separate", options)
+    on_gpus = ranks.run(train_virtual, steps, "virtual", options, order)
+    assert [found for _, found in on_gpus] == [[]] * ranks.size
+    for (gpu, _), cpu in zip(on_gpus, on_cpus, strict=True):
+        assert_same_bits(gpu, cpu)
 
 
 @pytest.mark.parametrize(
@@ -568,6 +608,26 @@ def test_a_rank_whose_process_ends_ends_the_others(tmp_path: Path) -> None:
         processes.kill()
     assert raised.value.errors[1] == "ended"
     assert "another rank ended" in raised.value.errors[0]
+
+
+def test_ranks_on_the_same_gpu_are_refused(ranks: RankProcesses) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks.run(share_a_gpu)
+    assert all("ranks 0 and 1 have the same GPU" in error for error in raised.value.errors.values())
+
+
+def share_a_gpu(rank: int, size: int) -> None:
+    with mock.patch.object(os, "getpid", lambda: 1), VirtualCuda():
+        OffloadEngine(net(), threads=1, device="cuda").close()
+
+
+def test_each_process_of_torchrun_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match=r"'cuda:2 of local rank 2': torch sees 2 CUDA device"):
+        open_device("cuda")
+    with pytest.raises(ValueError, match="'cuda:3': torch sees 2"):
+        open_device("cuda:3")
 
 
 def train_and_end(rank: int, size: int, steps: list[list[Tensor]]) -> None:

@@ -127,14 +127,10 @@ def plan_units(
     sizes = buffer_sizes(each_unit(layout, routes), conditions, config.chunk_bytes)
     shares = None
     if ranks is not None:
-        if device.torch_device.type != "cpu":
-            raise ValueError(
-                f"device {str(device.torch_device)!r} on several ranks is not supported yet: use 'cpu'"
-            )
         shares = partition(layout, ranks.size)
         received, reduced = reduce_buffers(layout, routes, shares, ranks.rank)
         sizes = replace(sizes, received=received, reduced=reduced)
-        ranks.connect()
+        ranks.connect(device.torch_device if device.torch_device.type == "cuda" else None)
         ranks.check_alike(f"{layout}, {shape}, {storage}, {config.optimizer}, {config.gradient_clipping}")
     return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape, shares)
 
@@ -312,7 +308,10 @@ def build_runtime(
         grad_hooks = GradientHooks(units.memories, units.parameters, device, clock, sizes)
         between_ranks: RankTasks | None = None
         if ranks is not None and plan.partition is not None:
-            between_ranks = RankTasks(ranks, plan.partition, units.memories, grad_hooks, device, host, sizes)
+            summing = host if device.shared_memory else on_device
+            between_ranks = RankTasks(
+                ranks, plan.partition, units.memories, grad_hooks, device, summing, sizes
+            )
             between_ranks.gather_all()
         tasks = StepTasks(
             units.memories,

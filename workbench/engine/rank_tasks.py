@@ -20,7 +20,7 @@ from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic, exact_parts
 from workbench.engine.devices.buffers import SlotPool
-from workbench.engine.devices.device import Device
+from workbench.engine.devices.device import Device, Event
 from workbench.engine.grad_hooks import FullSlot, GradientHooks
 from workbench.engine.precision import DTYPES
 from workbench.engine.ranks import Ranks
@@ -68,6 +68,7 @@ class RankTasks:
         sizes: BufferSizes,
     ) -> None:
         self._ranks = ranks
+        self._device = device
         self._partition = partition
         self._memories = memories
         self._grad_hooks = grad_hooks
@@ -84,9 +85,18 @@ class RankTasks:
     # A chunk's gradient
 
     def reduce(
-        self, memory: UnitMemory, whole: Chunk, final: FullSlot | None, gradients: GradientSet, mean: Mean
+        self,
+        memory: UnitMemory,
+        whole: Chunk,
+        final: FullSlot | None,
+        gradients: GradientSet,
+        mean: Mean,
+        after: Event,
     ) -> None:
-        """Sum this rank's share of a chunk's gradient over the ranks. `mean`: of this rank's micro-batches alone."""
+        """Sum this rank's share of a chunk's gradient over the ranks. `mean`: of this rank's micro-batches alone.
+
+        `after`: of what compute has written into `final`, and of the update that read the last sum.
+        """
         unit = memory.unit.index
         here = self._grad_hooks.has_gradient[unit]
         flags = bytes(here[part.segment] for part in whole.slices)
@@ -95,7 +105,9 @@ class RankTasks:
         brought = [message[_COUNTS.size :] for message in told]
         for part, flag in zip(whole.slices, map(any, zip(*brought, strict=True)), strict=True):
             gradients.has_gradient[unit][part.segment] |= flag
-        self._exchange(memory, whole, final if any(flags) else None, brought, gradients)
+        with self._device.communicating(after) as land:
+            self._exchange(memory, whole, final if any(flags) else None, brought, gradients)
+        self._ranks.wait(land)
         if final is not None and not memory.route.sums_on_device:
             self._grad_hooks.device_slots.give_back(final.slot)
 
@@ -170,18 +182,22 @@ class RankTasks:
 
     # New weights
 
-    def gather(self, memory: UnitMemory, whole: Chunk) -> None:
-        """Give all ranks the new weights of a chunk, of which each has put its own share in place."""
+    def gather(self, memory: UnitMemory, whole: Chunk, after: Event) -> None:
+        """Give all ranks the new weights of a chunk, of which each has put its own share in place: by `after`, when
+        also nobody reads the old ones any more."""
         weights = memory.regions[whole.region].weights
         assert weights is not None
         here = memory.of_chunk(weights, whole)
-        self._ranks.gather(here.split(self._partition.sizes(memory.unit.index, whole.index)))
+        with self._device.communicating(after) as land:
+            self._ranks.gather(here.split(self._partition.sizes(memory.unit.index, whole.index)))
+        self._ranks.wait(land)
 
     def gather_all(self) -> None:
         """Do `gather` for all chunks, while no step is under way."""
+        after = self._device.record_event()
         for memory in self._memories:
             for chunk in memory.unit.chunks:
-                self.gather(memory, chunk)
+                self.gather(memory, chunk, after)
 
     # The end
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -61,21 +62,37 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._limit = timedelta(seconds=limit_s) if limit_s > 0 else None
         self._group: dist.ProcessGroup | None = None
+        self._on_device: dist.ProcessGroup | None = None
+        """The same ranks, for tensors on a device of its own."""
         self._store: Any = None
 
     # What all take part in
 
-    def connect(self) -> None:
-        """Connect this rank with all others: what any of them may refuse by itself comes before.
+    def connect(self, gpu: torch.device | None = None) -> None:
+        """Connect this rank with all others: what any of them may refuse by itself comes before. `gpu`: where its
+        tensors are, if they are on a GPU.
 
         Raises:
             RankFailedError: one of them is not there.
+            ValueError: two of them have the same GPU.
         """
         try:
             self._group = dist.new_group(backend="gloo", timeout=self._limit)
         except RuntimeError as error:
             raise RankFailedError(f"another rank could not be reached ({_first_words(error)})") from error
         self._store = self._group.get_group_store()
+        if gpu is not None:
+            self._check_apart(f"{torch.cuda.get_device_properties(gpu).uuid} of {socket.gethostname()}")
+            self._on_device = dist.new_group(backend="nccl", timeout=self._limit)
+
+    def _check_apart(self, gpu: str) -> None:
+        digests = self.tell(hashlib.sha256(gpu.encode()).digest())
+        for rank, digest in enumerate(digests):
+            if digest in digests[:rank]:
+                raise ValueError(
+                    f"ranks {digests.index(digest)} and {rank} have the same GPU: each needs one of its own, as "
+                    'device = "cuda" gives it under torchrun'
+                )
 
     def tell(self, message: bytes) -> list[bytes]:
         """Return the messages of all ranks, in their order. All are of one length."""
@@ -90,15 +107,18 @@ class Ranks:
     ) -> None:
         """Send each rank its part of `sent`, and fill `received` with what they send: bytes, in the order of ranks.
 
-        Returns when this rank's buffers may be used again.
+        Returns when this rank's buffers may be used again; on a GPU, by what comes later on the current stream.
         """
         sent, received = sent[: sum(sent_bytes)], received[: sum(received_bytes)]
-        with self._among() as group:
+        with self._among(received) as group:
             dist.all_to_all_single(received, sent, list(received_bytes), list(sent_bytes), group=group)
 
     def gather(self, parts: Sequence[Tensor]) -> None:
-        """Give all ranks every part, of which each owns the one of its number: contiguous, empty where it has none."""
-        with self._among() as group:
+        """Give all ranks every part, of which each owns the one of its number: contiguous, empty where it has none.
+
+        It returns as `exchange` does.
+        """
+        with self._among(parts[0]) as group:
             works = [
                 dist.broadcast(part.view(torch.uint8), group_src=rank, group=group, async_op=True)
                 for rank, part in enumerate(parts)
@@ -110,7 +130,7 @@ class Ranks:
     def take_first(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by that of the first rank."""
         if tensor.numel():
-            with self._among() as group:
+            with self._among(tensor) as group:
                 dist.broadcast(tensor.view(-1).view(torch.uint8), group_src=0, group=group)
 
     def check_alike(self, description: str) -> None:
@@ -127,20 +147,32 @@ class Ranks:
 
     def leave(self, reason: BaseException | None = None) -> None:
         """Take no part any more, because of `reason`: whoever waits for this rank meets an error. Idempotent."""
-        group, self._group = self._group, None
-        if group is None:
+        groups = [group for group in (self._on_device, self._group) if group is not None]
+        self._on_device = self._group = None
+        if not groups:
             return
         if reason is not None and not _is_of_another(reason):
             with contextlib.suppress(Exception):
                 if not self._store.check([FAILED]):
                     self._store.set(FAILED, f"rank {self.rank}: {reason}"[:LONGEST_REASON])
         # The last reference: connections close with it, once a function that is under way has ended.
-        dist.destroy_process_group(group)
+        for group in groups:
+            dist.destroy_process_group(group)
+
+    def wait(self, landing: Callable[[], None]) -> None:
+        """Wait for the end of what was begun on a device.
+
+        Raises:
+            RankFailedError: another rank has failed meanwhile.
+        """
+        with self._among():
+            landing()
 
     @contextlib.contextmanager
-    def _among(self) -> Iterator[dist.ProcessGroup]:
-        """Raise what became of the rank for which this one waited in vain."""
-        group = self._group
+    def _among(self, tensor: Tensor | None = None) -> Iterator[dist.ProcessGroup]:
+        """Return the group for a tensor, or for messages; raise what became of the rank for which this one waited in
+        vain."""
+        group = self._group if tensor is None or tensor.device.type == "cpu" else self._on_device
         if group is None:
             raise RankFailedError("this rank has left the others")
         try:

@@ -165,7 +165,8 @@ class StepTasks:
         assert self._between_ranks is not None
         final = self._grad_hooks.take_slot(task.micro_batch, memory.unit.index, chunk.index)
         whole = memory.unit.chunks[chunk.index]
-        self._between_ranks.reduce(memory, whole, final, self._current, self._mean)
+        after = self._begun if final is None else final.event
+        self._between_ranks.reduce(memory, whole, final, self._current, self._mean, after)
 
     def download(self, task: Task) -> Landing | None:
         """A bucketed chunk sets out for the host; where memory is one, it is there in the slot of its bucket."""
@@ -209,7 +210,7 @@ class StepTasks:
         waiting = memory.waiting_gradient(chunk, self._current.number)
         assert waiting is not None
         source = slot.view(torch.float32)[: chunk.elements]
-        # The ranks have waited for compute, and for the sum: nothing is left to come before the copy.
+        # The lane between ranks has waited for the sum: nothing is left to come before the copy.
         arrive = self._device.begin_copy(Lane.DOWNLOAD, waiting, source, after=None)
 
         def land() -> None:
@@ -479,7 +480,10 @@ class StepTasks:
         if not self._applied.blocked:
             memory, chunk = self._pointers.place(task)
             assert self._between_ranks is not None
-            self._between_ranks.gather(memory, memory.unit.chunks[chunk.index])
+            # On a device compute has copied them; else forwards and backwards of before may still read the old ones.
+            over = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
+            after = self._device.record_event() if memory.route.on_device else over
+            self._between_ranks.gather(memory, memory.unit.chunks[chunk.index], after)
 
     # The end of a step
 

@@ -173,10 +173,6 @@ def check_supported(prepared: Prepared) -> None:
     from workbench.training.prepare import stored_precision
 
     config, device = prepared.config, prepared.device
-    if device.torch_device.type != "cpu":
-        raise ConfigurationError(
-            f'train.device = "{config.train.device}": several ranks train on CPUs alone yet; use "cpu"'
-        )
     stored, computed = stored_precision(config, device)
     offload = config.offload
     try:

@@ -25,6 +25,7 @@ from workbench.engine.devices.host_copier import HostCopier
 from workbench.plan.rates import REDONE, SPECULATED, TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import MachineProfile
+from workbench.virtual_cuda.collectives import NAMES as COLLECTIVES
 from workbench.virtual_cuda.fluid_time import Work
 from workbench.virtual_cuda.host_threads import HostThreads
 from workbench.virtual_cuda.streams import Operation
@@ -64,7 +65,9 @@ class VirtualClock:
         if operation.work is not None:
             self.host.advance(TASK_S if on_link and self.host.on_a_lane else self.rates.launch_s)
         demand: Demand = ()
-        if on_link:
+        if operation.name in COLLECTIVES:
+            demand = self.rates.up_demand
+        elif on_link:
             demand = self.rates.up_demand if operation.name == "upload" else self.rates.down_demand
         after = None if operation.waits is None else operation.waits.timed
         operation.timed = Work(seconds, demand, after)
@@ -100,6 +103,11 @@ class VirtualClock:
             return self.rates.elements_s(2 * nbytes)
         self.link_bytes[name] += nbytes
         return self.rates.up_s(nbytes) if name == "upload" else self.rates.down_s(nbytes)
+
+    def collective_s(self, nbytes: int) -> float:
+        """Return the seconds in which `nbytes` go to other ranks, or come from them: over the same link, as between
+        GPUs that have none of their own."""
+        return self.rates.up_s(nbytes)
 
     # The host
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.virtual_cuda.clock import VirtualClock
+from workbench.virtual_cuda.collectives import Collectives
 from workbench.virtual_cuda.host_work import watched
 from workbench.virtual_cuda.memory import DeviceMemory
 from workbench.virtual_cuda.operations import DeviceOperations, Modes, PinnedMemory
@@ -57,6 +59,7 @@ class VirtualCuda:
         self.operations = DeviceOperations(self.memory, self.queues, self.pinned)
         self.faults: list[str] = []
         """Uses of the runtime whose outcome CUDA does not define."""
+        self.collectives = Collectives(self.memory, self.queues)
         self._modes = Modes(self.operations)
         self._registered_most = registered_bytes
         self._made = 0
@@ -74,6 +77,9 @@ class VirtualCuda:
         self._patches.enter_context(
             mock.patch.object(torch.accelerator, "current_stream", lambda device=None: self.queues.current)
         )
+        for name in ("new_group", "all_to_all_single", "broadcast"):
+            stand_in = getattr(self.collectives, name)
+            self._patches.enter_context(mock.patch.object(torch.distributed, name, stand_in))
         if self.clock is not None:
             self._patches.enter_context(self.clock.in_the_engine())
         if self.queues.values:
@@ -103,7 +109,7 @@ class VirtualCuda:
             major=8,
             minor=0,
             multi_processor_count=1,
-            uuid="virtual",
+            uuid=f"virtual of process {os.getpid()}",  # each has its own
         )
         return {
             "is_available": lambda: True,

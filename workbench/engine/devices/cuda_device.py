@@ -15,7 +15,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -178,6 +178,20 @@ class CudaDevice(Device):
 
     def moment_s(self, moment: Moment) -> float | None:
         return self._times.seconds(moment)
+
+    @functools.cached_property
+    def _between_ranks(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    @contextlib.contextmanager
+    def communicating(self, after: Event) -> Iterator[Landing]:
+        stream = self._between_ranks
+        if after is not None:
+            stream.wait_event(after)
+        end = torch.cuda.Event(blocking=True)
+        with torch.cuda.stream(stream):
+            yield lambda: end.synchronize()
+        end.record(stream)
 
     def computing(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._compute_stream)

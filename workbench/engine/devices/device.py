@@ -9,6 +9,7 @@ stands for either.
 from __future__ import annotations
 
 import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -123,6 +124,11 @@ class Device(ABC):
     def warn_if_not_pinned(self) -> None:  # noqa: B027 - most devices hold nothing
         """Warn, once, where less host memory could be pinned than is copied."""
 
+    def communicating(self, after: Event) -> AbstractContextManager[Landing]:
+        """Entered by the lane between ranks around its work on device memory, which comes after `after`. It gives what
+        waits for the end of that work, to be called when the context was left."""
+        return nullcontext(_nothing_to_wait_for)
+
     def computing(self) -> AbstractContextManager[object]:
         """Entered by a lane's thread around operations that belong on the stream of compute."""
         return nullcontext()
@@ -181,8 +187,13 @@ class CpuDevice(Device):
         self._copier.close()
 
 
+def _nothing_to_wait_for() -> None: ...
+
+
 def open_device(device: str | torch.device | Device) -> Device:
     """Return the device named `device`: "cpu", "cuda", "cuda:1", or "auto" (CUDA where there is one).
+
+    Of the processes that torchrun starts on a machine each gets a GPU of its own by "cuda", unless it sees only one.
 
     Raises:
         ValueError: the name is unknown, or torch sees no such device.
@@ -201,6 +212,9 @@ def open_device(device: str | torch.device | Device) -> Device:
     if wanted.type != "cuda":
         raise ValueError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count()
+    if ":" not in name and "LOCAL_RANK" in os.environ and count != 1:
+        wanted = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        name = f"{wanted} of local rank {wanted.index}"
     if (wanted.index or 0) >= count:
         raise ValueError(f"device {name!r}: torch sees {count} CUDA device(s) on this machine")
     from workbench.engine.devices.cuda_device import CudaDevice

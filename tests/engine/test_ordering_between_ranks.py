@@ -1,0 +1,67 @@
+"""A test of the tests, as `test_ordering.py`, of what the lane between ranks orders: on two virtual GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from ordering_between_ranks import BETWEEN_RANKS
+from ordering_places import without
+from rank_processes import RankError, RankProcesses
+from test_ordering import CLIPPED, Model, ReadsItsWeightBesides, Situation, train, virtual
+from torch import Tensor
+
+
+class FirstBlockIsReadLast(Model):
+    """No gradient becomes final after the last time that backward reads a weight: that of the first unit, all of which
+    one rank owns, so that the other one uploads nothing before it is gathered."""
+
+    def __init__(self) -> None:
+        super().__init__(ReadsItsWeightBesides)
+        self.embedding.requires_grad_(False)
+        for block in self.blocks:
+            block.inner.bias = None
+
+    def through(self, x: Tensor) -> Tensor:
+        return super().through(x.requires_grad_())
+
+
+SITUATIONS = {
+    "ranks": Situation(CLIPPED),
+    "ranks, weight read last": Situation(CLIPPED, FirstBlockIsReadLast, slow="device"),
+    "ranks, state on the device": Situation({"state": "device"}),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+    processes = RankProcesses(2, tmp_path_factory.mktemp("ranks"))
+    yield processes
+    processes.kill()
+
+
+def races_of(rank: int, size: int, name: str, place: str | None) -> list[str]:
+    """What the checker finds in a situation, without a place."""
+    cuda = virtual(SITUATIONS[name])
+    if place is None:
+        train(SITUATIONS[name], cuda)
+    else:
+        with without(place):
+            try:
+                train(SITUATIONS[name], cuda)
+            except Exception:
+                assert cuda.races
+    return [str(race) for race in cuda.races]
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_situation_has_an_order(ranks: RankProcesses, name: str) -> None:
+    assert ranks.run(races_of, name, None) == [[], []]
+
+
+@pytest.mark.parametrize("place", BETWEEN_RANKS)
+def test_a_place_that_is_taken_away_is_missed(ranks: RankProcesses, place: str) -> None:
+    try:
+        assert any(ranks.run(races_of, BETWEEN_RANKS[place], place))
+    except RankError as error:
+        pytest.fail(str(error))
