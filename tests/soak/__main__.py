@@ -19,11 +19,13 @@ from soak.families import try_families
 from soak.growth import try_growth
 from soak.kills import try_kills
 from soak.mutated_files import try_files
+from soak.rank_kills import try_rank_kills
 
 Part = Callable[[Iterator[int], float, Callable[[str], None]], Counter[str]]
 PARTS: dict[str, Part] = {
     "files": try_files,
     "kills": try_kills,
+    "rank-kills": try_rank_kills,
     "families": try_families,
     "growth": try_growth,
 }

@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from workbench import cli
@@ -119,8 +120,15 @@ def history(seed: int) -> History:
     return History(settings, kills)
 
 
-def start(words: list[str], folder: Path, at_touch: int | None) -> int:
-    """Fork a process that runs the command line `words`; it kills itself at touch `at_touch` of a file in `folder`."""
+def start(
+    words: list[str],
+    folder: Path,
+    at_touch: int | None,
+    touched_in: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Fork a process that runs the command line `words`; it kills itself at touch `at_touch` of a file in `folder`, of
+    one whose path has `touched_in`."""
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -133,12 +141,14 @@ def start(words: list[str], folder: Path, at_touch: int | None) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(folder)
+        os.environ.update(environment)
         left = at_touch or 0
         inside = str(folder)
 
         def touched(event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal left
-            if left and event in TOUCHES and inside in str(arguments[:2]):
+            paths = str(arguments[:2])
+            if left and event in TOUCHES and inside in paths and touched_in in paths:
                 left -= 1
                 if not left:
                     os.kill(os.getpid(), signal.SIGKILL)
