@@ -462,20 +462,42 @@ def train_frozen(rank: int, size: int, steps: list[list[Tensor]]) -> dict[str, T
     ).parameters
 
 
-def test_no_rank_holds_more_of_the_state_than_its_part_and_a_chunk(ranks: RankProcesses) -> None:
-    """Master weights, moments and gradients in fp32, 16 bytes a parameter."""
-    found = ranks.run(memory_of)
-    elements = found[0][1]
-    held = [sum(host.values()) for host, _ in found]
-    assert sum(held) == 16 * elements
-    assert max(held) <= 16 * (elements / ranks.size + NORM_BLOCK)
+STATE_BYTES = {
+    "exact": ({}, 16),
+    "clipped": ({"gradient_clipping": 1.0, "gradient_accumulation": 2}, 16),
+    "state device": ({"state": "device"}, 16),
+    "state disk": ({"state": "disk", "disk_path": tempfile.gettempdir()}, 16),
+    "bf16": ({"precision": "bf16", "compute": "same"}, 16),
+}
+"""Of a parameter: its master weight, its moments, and its gradient that waits in fp32."""
 
 
-def memory_of(rank: int, size: int) -> tuple[dict[str, int], int]:
-    with OffloadEngine(net(layers=6), device=SeparateMemory(), chunk_bytes=1, threads=1) as engine:
-        held = engine.memory()
-        assert held["device"]["weights"] == 4 * sum(unit.elements for unit in engine.layout.units)
-        return held["host"], sum(unit.elements for unit in engine.layout.units)
+@pytest.mark.parametrize("way", STATE_BYTES)
+def test_no_rank_holds_more_of_the_state_than_its_part_and_a_chunk(ranks: RankProcesses, way: str) -> None:
+    options, per = STATE_BYTES[way]
+    found = ranks.run(memory_of, options)
+    _, elements, chunks = found[0]
+    held = [of_state for of_state, *_ in found]
+    pages = 4096 * 3 * chunks if way == "state disk" else 0
+    assert per * elements <= sum(held) <= per * elements + pages * ranks.size
+    # A chunk is one block of the norm here.
+    assert max(held) <= per * (elements / ranks.size + NORM_BLOCK) + pages
+
+
+def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[int, int, int]:
+    """What a rank holds of the state and of gradients that wait, in every tier; elements and chunks of the model."""
+    options = {"precision": "fp32", **options}
+    with OffloadEngine(net(layers=6), device=SeparateMemory(), chunk_bytes=1, threads=1, **options) as engine:
+        units, held = engine.layout.units, engine.memory()
+        elements, item = sum(unit.elements for unit in units), engine.dtype.itemsize
+        assert held["device"].pop("weights") == item * elements
+        of_state = ("master weights", "exp_avg and exp_avg_sq", "gradients")
+        # Sums over a rank's own micro-batches are of the whole model, where the model is.
+        sums = 4 * elements if options.get("gradient_accumulation", 1) > 1 else 0
+        found = sum(named.get(name, 0) for named in held.values() for name in of_state)
+        others = {name for name in held["host"] if name not in of_state}
+        assert others <= ({"staging", "gradient slots"} if options.get("state") == "disk" else set())
+        return found - sums, elements, sum(len(unit.chunks) for unit in units)
 
 
 def test_all_ranks_begin_with_the_weights_of_the_first(ranks: RankProcesses) -> None:
