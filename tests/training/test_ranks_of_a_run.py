@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from rank_processes import RankProcesses
 from stored_files import assert_same_tensors
 
 from workbench.cli import main
+from workbench.engine.stored_tensor import SharedTensor
 from workbench.runs import RunDirectory, read_events, read_run_metrics, read_status
+from workbench.runs.checkpoints import DamagedFileError
+from workbench.training.checkpoints.state_files import read_parts, whole, write_parts
 
 SETTINGS = (
     "train.device=cpu",
@@ -159,6 +164,32 @@ def test_ranks_resume_what_they_have_saved(
     for ranks, each in ((pools[2], run), (None, one)):
         train(ranks, ["--resume", str(each.path)], "train.steps=5", change, f"offload.disk_path={tmp_path}")
     assert_same_tensors(checkpoint(one, 5), checkpoint(run, 5))
+
+
+def test_a_rank_reads_its_own_part_of_a_file_alone(tmp_path: Path) -> None:
+    """Two parts of three each; what the other rank has is damaged, and only that one's checksum tells."""
+    values = torch.arange(30, dtype=torch.float32)
+    places = ([(0, 8, 0), (15, 5, 8)], [(8, 7, 0), (20, 10, 7)])
+    shares = [
+        SharedTensor(torch.cat([values[at : at + n] for at, n, _ in parts]), 30, parts) for parts in places
+    ]
+    written = [write_parts(tmp_path, [("0000-block/exp_avg", share)]) for share in shares]
+    file = tmp_path / "0000-block.exp_avg"
+    assert file.read_bytes() == values.numpy().tobytes()
+    assert whole(rank[file.name] for rank in written) == (zlib.crc32(file.read_bytes()), 120)
+    with file.open("r+b") as damaged:
+        damaged.seek(4 * 22)
+        damaged.write(b"other")
+    mine = [torch.full((sum(n for _, n, _ in parts),), -1.0) for parts in places]
+    read = [
+        read_parts([(file, SharedTensor(own, 30, parts))]) for own, parts in zip(mine, places, strict=True)
+    ]
+    assert read[0] == written[0] and read[1] != written[1]
+    assert torch.equal(mine[0], torch.cat([values[:8], values[15:20]]))
+    with file.open("ab") as longer:
+        longer.write(b"more")
+    with pytest.raises(DamagedFileError, match="has 124 bytes instead of 120"):
+        read_parts([(file, shares[0])])
 
 
 def test_what_one_rank_finds_damaged_is_damaged_for_all(

@@ -25,7 +25,7 @@ from workbench.layout import ALIGNMENT, MOMENTS, Layout, Region, StateFormat, Un
 from workbench.optimizer.reference import join_float32, split_float32
 from workbench.optimizer.state_conversion import fitted_moments, state_key
 from workbench.runs.checkpoints import DamagedFileError, SavedStep, check_model_files, check_state_files
-from workbench.training.checkpoints.state_files import read_tensors
+from workbench.training.checkpoints.state_files import Parts, check_checksum, read_parts, read_tensors, whole
 from workbench.training.ranks import ONE_RANK, RunRanks
 
 PIECE_ELEMENTS = (1 << 20) // ALIGNMENT * ALIGNMENT
@@ -35,8 +35,8 @@ WEIGHT_KINDS = ("high", "low", "master", "working")
 def load_state(saved: SavedStep, engine: OffloadEngine, ranks: RunRanks = ONE_RANK) -> list[str]:
     """Read a checkpoint's state into the engine, once its model files were found to be whole.
 
-    Return what was converted, a sentence each; nothing where every byte is the same. Of several ranks each keeps its
-    own part; what one finds damaged is so for all.
+    Return what was converted, a sentence each; nothing where every byte is the same. Of several ranks each reads its
+    own part, of what has to be converted all; what one finds damaged is so for all.
 
     Raises:
         ConfigurationError: it is the state of another model.
@@ -46,30 +46,41 @@ def load_state(saved: SavedStep, engine: OffloadEngine, ranks: RunRanks = ONE_RA
     """
     damaged: DamagedFileError | None = None
     converted: list[str] = []
+    parts: dict[str, Parts] = {}
     try:
-        converted = _read(saved, engine)
+        converted, parts = _read(saved, engine, shared=ranks.size > 1)
     except DamagedFileError as error:
         damaged = error
-    elsewhere = [message for message in ranks.tell(None if damaged is None else str(damaged)) if message]
+    told = ranks.tell([None if damaged is None else str(damaged), parts])
+    elsewhere = [message for message, _ in told if message]
     if damaged is not None or elsewhere:
         raise damaged or DamagedFileError(elsewhere[0])
+    checksums = {file.file: file.crc32 for file in saved.manifest.files.values()}
+    for file in parts:
+        found, _ = whole(theirs[file] for _, theirs in told)
+        check_checksum(saved.path / "state" / file, found, checksums[file])
     engine.restore(saved.manifest.engine)
     return converted
 
 
-def _read(saved: SavedStep, engine: OffloadEngine) -> list[str]:
-    """Fill the engine's state from a checkpoint. Returns and raises as `load_state` does."""
+def _read(saved: SavedStep, engine: OffloadEngine, *, shared: bool) -> tuple[list[str], dict[str, Parts]]:
+    """Fill the engine's state from a checkpoint; where it is `shared` by ranks, also return the parts that this one has
+    read. Returns and raises as `load_state` does."""
     files = saved.manifest.files
     check_model_files(saved)
     if {name: (dtype_name(tensor.dtype), tensor.numel()) for name, tensor in engine.state()} == {
         name: (file.dtype, file.elements) for name, file in files.items()
     }:
+        if shared:
+            return [], read_parts(
+                (saved.path / "state" / files[name].file, tensor) for name, tensor in engine.state()
+            )
         read_tensors(
             (saved.path / "state" / files[name].file, tensor, files[name].crc32)
             for name, tensor in engine.state()
         )
-        return []
-    return _convert(saved, engine)
+        return [], {}
+    return _convert(saved, engine), {}
 
 
 def check_same_parameters(saved: SavedStep, present: dict[str, int]) -> None:

@@ -54,9 +54,9 @@ from workbench.runs.checkpoints import (
     step_of,
 )
 from workbench.runs.records import write_json
-from workbench.system.files import crc32, crc32_combine, sync
+from workbench.system.files import crc32, sync
 from workbench.training.checkpoints.load import unit_name
-from workbench.training.checkpoints.state_files import write_parts, write_tensors
+from workbench.training.checkpoints.state_files import Parts, whole, write_parts, write_tensors
 from workbench.training.ranks import ONE_RANK, RunRanks
 
 MARGIN_BYTES = 16 * MIB
@@ -101,7 +101,7 @@ def save_checkpoint(
     def save_weights() -> None:
         known.update(save_model(model, engine.weights(), working))
 
-    parts: dict[str, list[list[int]]] = {}
+    parts: dict[str, Parts] = {}
     files: dict[str, StateFile] = {}
     with ranks.together(), _written(root, step, working):
         if ranks.size == 1:
@@ -158,16 +158,13 @@ def _written(root: Path, step: int, working: Path) -> Iterator[None]:
 
 
 def _joined(
-    state: Iterable[tuple[str, Tensor | StoredTensor]], told: list[dict[str, list[list[int]]]]
+    state: Iterable[tuple[str, Tensor | StoredTensor]], told: list[dict[str, Parts]]
 ) -> dict[str, StateFile]:
     """Return the manifest's entries for files of which each rank has told the parts that it wrote."""
     files = {}
     for name, tensor in state:
         file = name.replace("/", ".")
-        checksum = written = 0
-        for start, nbytes, crc in sorted(part for rank in told for part in rank[file]):
-            assert start == written, "every byte is one rank's"
-            checksum, written = crc32_combine(checksum, crc, nbytes), start + nbytes
+        checksum, written = whole(rank[file] for rank in told)
         assert written == tensor.numel() * tensor.element_size(), "every byte is one rank's"
         files[name] = StateFile(file, dtype_name(tensor.dtype), tensor.numel(), checksum)
     return files

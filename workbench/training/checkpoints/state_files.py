@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.engine.stored_tensor import SharedTensor, StoredTensor
 from workbench.model.direct_file import DirectFile
 from workbench.runs.checkpoints import DamagedFileError
-from workbench.system.files import crc32
+from workbench.system.files import crc32, crc32_combine
 from workbench.system.processor import usable_cpus
 
 assert sys.byteorder == "little", "raw state files are little-endian, as this machine is not"
@@ -27,6 +27,10 @@ assert sys.byteorder == "little", "raw state files are little-endian, as this ma
 PIECE_BYTES = 16 << 20
 FEWEST_AT_ONCE, MOST_AT_ONCE = 3, 8
 """Files written or read at once: one for each core, and more than cores where there are two: they take turns."""
+
+
+Parts = list[list[int]]
+"""A rank's parts of a file: where each begins, its bytes and their CRC-32."""
 
 
 def write_tensor(path: Path, tensor: Tensor | StoredTensor) -> int:
@@ -67,16 +71,14 @@ def write_tensors(
             raise
 
 
-def write_parts(
-    folder: Path, tensors: Iterable[tuple[str, Tensor | StoredTensor]]
-) -> dict[str, list[list[int]]]:
+def write_parts(folder: Path, tensors: Iterable[tuple[str, Tensor | StoredTensor]]) -> dict[str, Parts]:
     """Write this rank's parts of `tensors` into the files that all ranks share, durably. Return of each file the parts:
     where they begin, their bytes and their CRC-32.
 
     Raises:
         OSError: the disk does not take them.
     """
-    written: dict[str, list[list[int]]] = {}
+    written: dict[str, Parts] = {}
     for name, tensor in tensors:
         assert isinstance(tensor, SharedTensor), "ranks share the state"
         file = name.replace("/", ".")
@@ -98,6 +100,50 @@ def write_parts(
         finally:
             os.close(number)
     return written
+
+
+def read_parts(tensors: Iterable[tuple[Path, Tensor | StoredTensor]]) -> dict[str, Parts]:
+    """Fill this rank's parts of tensors with what was saved of them, and read nothing else; return what `write_parts`
+    does. Whether a file is what was saved, `whole` of all ranks' parts says.
+
+    Raises:
+        DamagedFileError: a file is missing or of another length.
+    """
+    found: dict[str, Parts] = {}
+    for path, tensor in tensors:
+        assert isinstance(tensor, SharedTensor), "ranks share the state"
+        found[path.name] = []
+        item = tensor.element_size()
+        try:
+            with path.open("rb", buffering=0) as file:
+                _check_size(path, file, tensor)
+                for start, count, _ in tensor.parts:
+                    checksum = 0
+                    file.seek(start * item)
+                    for first in range(start, start + count, PIECE_BYTES // item):
+                        elements = min(PIECE_BYTES // item, start + count - first)
+                        piece = torch.empty(elements, dtype=tensor.dtype)
+                        checksum = _fill(path, file, piece, checksum)
+                        tensor.write(first, piece)
+                    found[path.name].append([start * item, count * item, checksum])
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    return found
+
+
+def whole(parts: Iterable[Parts]) -> tuple[int, int]:
+    """Return CRC-32 and bytes of the file whose parts, which have no gap, the ranks have."""
+    checksum = known = 0
+    for start, nbytes, crc in sorted(part for rank in parts for part in rank):
+        assert start == known, "every byte is one rank's"
+        checksum, known = crc32_combine(checksum, crc, nbytes), start + nbytes
+    return checksum, known
+
+
+def check_checksum(path: Path, found: int, checksum: int) -> None:
+    """Raise DamagedFileError where a file's checksum is not `checksum`."""
+    if found != checksum:
+        raise DamagedFileError(f"{path} is damaged: its checksum is {found:08x} instead of {checksum:08x}")
 
 
 def read_tensors(tensors: Iterable[tuple[Path, Tensor | StoredTensor, int]]) -> None:
@@ -128,16 +174,13 @@ def read_tensor(path: Path, tensor: Tensor | StoredTensor, checksum: int) -> Non
         DamagedFileError: the file is missing, of another length, or its checksum is not `checksum`. The tensor then
             holds what could be read.
     """
-    expected = tensor.numel() * tensor.element_size()
     seen = 0
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
-        size = os.fstat(file.fileno()).st_size
-        if size != expected:
-            raise DamagedFileError(f"{path} has {size:,} bytes instead of {expected:,}")
+        _check_size(path, file, tensor)
         for start, stop in _pieces(tensor):
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
                 seen = _fill(path, file, tensor[start:stop], seen)
@@ -148,8 +191,13 @@ def read_tensor(path: Path, tensor: Tensor | StoredTensor, checksum: int) -> Non
                 tensor[start:stop] = piece
             else:
                 tensor.write(start, piece)
-    if seen != checksum:
-        raise DamagedFileError(f"{path} is damaged: its checksum is {seen:08x} instead of {checksum:08x}")
+    check_checksum(path, seen, checksum)
+
+
+def _check_size(path: Path, file: BinaryIO, tensor: Tensor | StoredTensor) -> None:
+    size, expected = os.fstat(file.fileno()).st_size, tensor.numel() * tensor.element_size()
+    if size != expected:
+        raise DamagedFileError(f"{path} has {size:,} bytes instead of {expected:,}")
 
 
 def _fill(path: Path, file: BinaryIO, piece: Tensor, checksum: int) -> int:
