@@ -360,16 +360,18 @@ def name_of(kind: str) -> str:
 
 
 def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_bytes: int) -> Breakdown:
-    """Return the memory of one unit's own: weights, state, waiting gradients and frozen weights."""
+    """Return the memory of one unit's own: weights, state, waiting gradients and frozen weights; of what ranks share an
+    equal part, which a rank's own differs from by some blocks of the norm."""
     found: Breakdown = {"device": {}, "host": {}, "disk": {}}
     tier = "device" if route.on_device else "host"
     sets = 2 if route.delayed else 1
     for region in unit.regions:
+        owned = -(-region.elements // conditions.ranks) if route.partitioned else region.elements
         for tensor in held_tensors(region, route):
-            size = tensor.bytes(region.elements)
+            size = tensor.bytes(owned)
             if route.is_filed(tensor.kind, region.dtype):
                 chunks = (c for c in unit.chunks if unit.regions[c.region] is region)
-                size = sum(padded(tensor.bytes(c.elements)) for c in chunks)
+                size = sum(padded(tensor.bytes(-(-c.elements * owned // region.elements))) for c in chunks)
                 add(found, "disk", name_of(tensor.kind), size)
             elif route.aliased and tensor.kind == working_kind(region.dtype, route):
                 add(found, "device", "weights", size)
@@ -382,7 +384,7 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
             add(found, "host", "weights", region.elements * ITEM_BYTES[region.dtype])
         if route.waiting == "memory":
             item = 4 if route.wide_gradients else ITEM_BYTES[region.dtype]
-            add(found, tier, "gradients", sets * region.elements * item)
+            add(found, tier, "gradients", sets * owned * item)
         if route.sums_on_device:
             add(found, "device", "gradients", region.elements * 4)
     if route.waiting == "disk":

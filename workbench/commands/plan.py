@@ -23,7 +23,7 @@ from workbench.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, ConfigurationError, D
 from workbench.plan.fit import Fit, check_keep, fit, remedies
 from workbench.plan.machine import MeasuredTimes, planned_machine, this_machine
 from workbench.plan.planner import Planner, TimesOf, check_positions
-from workbench.plan.report import fit_text, plan_text
+from workbench.plan.report import fit_text, next_gpu_line, plan_text
 from workbench.presets import changed_preset, find_preset
 from workbench.profiles.described import described_machine
 from workbench.profiles.model_profile import model_table
@@ -43,6 +43,7 @@ def plan(
     write: Path | None,
     runs: Path | None,
     as_json: bool,
+    gpus: str | None = None,
     **parts: Any,
 ) -> int:
     """Print the plan of `preset` and return the exit code.
@@ -59,6 +60,7 @@ def plan(
         if given and not search:
             raise ConfigurationError(f"{option}: needs --fit")
     path = find_preset(preset)
+    overrides = [*overrides, *([] if gpus is None else [f"parallel.gpus={gpus}"])]
     config = load_config(path, overrides, look_for=OF_THE_PLAN)
     for sentence in warnings(config):
         report(f"warning: {sentence}")
@@ -97,7 +99,7 @@ def plan(
             _write(path, found, write)
         print(json.dumps(_fit_as_dict(found), indent=2) if as_json else fit_text(found))
         return EXIT_DONE if found.fits else EXIT_DOES_NOT_FIT
-    config, reading = _with_text(config)
+    config, reading = _with_text(config, planner.ranks(config)[0])
     try:
         made = planner.plan(config)
     except DoesNotFitError:
@@ -108,6 +110,9 @@ def plan(
         print(json.dumps({**made.as_dict(), "remedies": ways, "reading": reading}, indent=2))
     else:
         print(plan_text(made))
+        more = planner.next_gpu(made) if gpus is not None or made.ranks > 1 else None
+        if more is not None:
+            print(next_gpu_line(made, more))
         if reading:
             print(reading)
         if ways:
@@ -117,10 +122,11 @@ def plan(
     return EXIT_DONE if made.fits else EXIT_DOES_NOT_FIT
 
 
-def _with_text(config: RunConfig) -> tuple[RunConfig, str]:
+def _with_text(config: RunConfig, ranks: int) -> tuple[RunConfig, str]:
     """Return `config` with the steps that its epochs come to, and how often its steps read the data, in a sentence.
 
-    Both rest on the tokens of an earlier preparation; without one there is no sentence, and epochs stay.
+    `ranks`: those that train. Both rest on the tokens of an earlier preparation; without one there is no sentence, and
+    epochs stay.
     """
     from workbench.data.prepare import prepared_tokens
 
@@ -128,7 +134,7 @@ def _with_text(config: RunConfig) -> tuple[RunConfig, str]:
     if not tokens:
         return config, ""
     train = config.train
-    a_step = config.data.sequence_length * train.micro_batch_size * train.gradient_accumulation
+    a_step = ranks * config.data.sequence_length * train.micro_batch_size * train.gradient_accumulation
     if train.epochs:
         steps = max(1, math.ceil(train.epochs * tokens / a_step))
         config = config.model_copy(update={"train": train.model_copy(update={"steps": steps, "epochs": 0.0})})

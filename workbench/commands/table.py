@@ -181,6 +181,11 @@ COMMANDS: tuple[Command, ...] = (
             repeated("--keep", "TABLE.KEY", "with --fit: leave this field as it is", dest="keep"),
             argument("--write", "FILE", "with --fit: write the preset with its changes here", type=Path),
             argument(
+                "--gpus",
+                "N|auto",
+                "plan so many GPUs, a process each, on as many such machines as that takes; with --fit, auto chooses",
+            ),
+            argument(
                 "--machine",
                 "FILE",
                 "plan for another machine: a profile's file, or one of "

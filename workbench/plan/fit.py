@@ -32,6 +32,7 @@ FIELDS = (
     "train.activation_checkpointing",
     "train.micro_batch_size",
     "train.gradient_accumulation",
+    "parallel.gpus",
     "train.precision",
 )
 """The fields that a fit may change."""
@@ -87,9 +88,10 @@ def fit(planner: Planner, config: RunConfig, keep: frozenset[str] = frozenset())
     formats = (own, *(f for f in MOMENTS if f != own))
     tried = [
         planner.plan_fixed(variant, timed=False)
+        for counted in _with_gpus(planner, config)
         for precision in (config.train.precision, *_other_precisions(planner, config))
         for state_format in formats
-        for variant in _variants(planner, with_field(config, "train.precision", precision), state_format)
+        for variant in _variants(planner, with_field(counted, "train.precision", precision), state_format)
         if _keeps(config, variant, keep)
     ]
     if not tried:
@@ -185,6 +187,8 @@ def with_field(config: RunConfig, field: str, value: Any) -> RunConfig:
 
 
 def _note(field: str, after: RunConfig) -> str:
+    if field == "parallel.gpus":
+        return "the same sequences make a step"
     if field == "offload.state_format":
         return "changes results: the optimizer's moments are rounded differently"
     if field == "offload.device_fraction" and after.offload.state_format != "exact":
@@ -217,8 +221,23 @@ def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) ->
                 ):
                     variant = with_field(variant, field, value)
                 yield from (
-                    v for v in _placed(planner, variant) if not _broken(v) and planner.machine.computes(v)
+                    v
+                    for v in _placed(planner, variant)
+                    if not _broken(v) and planner.machine.computes(v) and not planner.why_not_shared(v)
                 )
+
+
+def _with_gpus(planner: Planner, config: RunConfig) -> Iterator[RunConfig]:
+    """Yield `config`, and where the number of GPUs is "auto", with fewer of them and as many sequences a step."""
+    if config.parallel.gpus != "auto":
+        yield config
+        return
+    most, _ = planner.ranks(config)
+    micro_batches = most * config.train.gradient_accumulation
+    for gpus in range(most, 0, -1):
+        if micro_batches % gpus == 0 and micro_batches // gpus <= LARGEST["train.gradient_accumulation"]:
+            counted = with_field(config, "parallel.gpus", gpus)
+            yield with_field(counted, "train.gradient_accumulation", micro_batches // gpus)
 
 
 def _other_precisions(planner: Planner, config: RunConfig) -> list[str]:

@@ -51,12 +51,17 @@ class WeightDtypes:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine. `has_bfloat16`: the device computes in it. `profile`: None where nothing was measured."""
+    """A machine. `has_bfloat16`: the device computes in it. `profile`: None where nothing was measured.
+
+    `gpus`: those that train together on one such machine, of which runs may take several; None: as many as there are
+    ranks.
+    """
 
     name: str
     free: Free
     has_bfloat16: bool
     profile: MachineProfile | None
+    gpus: int | None = None
 
     @property
     def shared_memory(self) -> bool:
@@ -125,7 +130,8 @@ def planned_machine(profile: MachineProfile) -> Machine:
         native = speeds.get("bfloat16", 0.0) > speeds.get("float32", 0.0) / 2
     device = None if profile.device.shared_memory else profile.device.free_bytes
     disk = None if profile.disk is None else profile.disk.free_bytes
-    return Machine(profile.name, Free(profile.host.free_bytes, device, disk), native, profile)
+    gpus = None if profile.peers is None else profile.peers.gpus
+    return Machine(profile.name, Free(profile.host.free_bytes, device, disk), native, profile, gpus)
 
 
 def this_machine(
@@ -143,7 +149,9 @@ def this_machine(
     profile = profile or cached_profile(device, None if disk_folder is None else str(disk_folder))
     if profile is not None:
         known = planned_machine(profile)
-        return replace(known, name=THIS_MACHINE, free=replace(known.free, disk=disk, disk_tier=disk_tier))
+        free = replace(known.free, disk=disk, disk_tier=disk_tier)
+        number = None if known.shared_memory else max(1, len(visible_gpus()))
+        return replace(known, name=THIS_MACHINE, free=free, gpus=number)
     index = device_index(device)
     if index is None:
         free = Free(free_host_bytes(), None, disk, disk_tier)
@@ -155,7 +163,7 @@ def this_machine(
             f'train.device = "{device}": this machine has no such GPU ({there}); "auto" takes what there is'
         )
     free = Free(free_host_bytes(), gpus[index].free_bytes, disk, disk_tier)
-    return Machine(THIS_MACHINE, free, gpus[index].has_bfloat16, None)
+    return Machine(THIS_MACHINE, free, gpus[index].has_bfloat16, None, len(gpus))
 
 
 def free_on_disks(runs: Path, disk_folder: Path | None) -> tuple[int, int | None]:

@@ -21,6 +21,7 @@ from workbench.plan.machine import Free
 from workbench.plan.workload import Workload
 from workbench.profiles.model_profile import BlockCost, BlockKind, Curve, ModelProfile
 from workbench.sizes import (
+    REDUCED_SLOTS,
     RINGS_BYTES,
     Breakdown,
     UnitCount,
@@ -121,6 +122,8 @@ def plan_memory(layout: Layout, model_profile: ModelProfile, work: Workload, fre
     Without the disk where its room is not known and the disk tier does not need it.
     """
     needs = EngineNeeds(layout, work)
+    # What is on the host or its disk is there once for each rank of a machine.
+    ranks = work.local_ranks
     engine = needs.memory_breakdown()
     gradients = needs.gradients_in_autograd()
     model = model_rows(model_profile, work, gradients)
@@ -132,14 +135,15 @@ def plan_memory(layout: Layout, model_profile: ModelProfile, work: Workload, fre
     if free.device is None:
         heap = {"allocator reserve": heap_reserve(model_profile, work, gradients)}
         one = _together(engine["device"], engine["host"], model["device"], model["host"], heap, on_host)
-        tiers = [TierNeed("host", one, free.host)]
+        tiers = [TierNeed("host", _times(ranks, one), free.host)]
     else:
         device = _together(engine["device"], model["device"])
         rest = {"allocator reserve": sum(device.values()) // RESERVE_SHARE, "runtime": DEVICE_RUNTIME_BYTES}
         tiers = [
             TierNeed("device", _together(device, rest), free.device),
-            TierNeed("host", _together(engine["host"], model["host"], on_host), free.host),
+            TierNeed("host", _times(ranks, _together(engine["host"], model["host"], on_host)), free.host),
         ]
+    engine["disk"] = _times(ranks, engine["disk"])
     saved = (work.checkpoints_kept + 1) * checkpoint_bytes(layout, work, adapter=model_profile.adapter)
     checkpoints = {f"{work.checkpoints_kept} + 1 checkpoints": saved}
     if free.disk is not None and free.disk_tier is not None:
@@ -195,10 +199,23 @@ class EngineNeeds:
         add(needs, "device", "gradient slots", sizes.device_slots.total)
         add(needs, "host", "gradient slots", sizes.host_slots.total)
         add(needs, "host", "staging", sizes.staging_bytes)
+        if self.conditions.ranks > 1:
+            add(needs, "device", "between ranks", self._between_ranks())
         off_device = any(not route.on_device for _, route, _ in self.units)
         if not self.conditions.shared_memory and (off_device or self.work.activations == "host"):
             add(needs, "host", "staging", RINGS_BYTES)
         return needs
+
+    def _between_ranks(self) -> int:
+        """Return the bytes of `sizes.reduce_buffers`, where every rank owns an equal part of a chunk."""
+        received = reduced = 0
+        for unit, route, _ in self.units:
+            for chunk in unit.chunks:
+                item = 4 if route.sums_on_device else ITEM_BYTES[chunk.dtype]
+                received = max(received, item * chunk.elements)
+                if not route.reduced_in_place:
+                    reduced = max(reduced, 4 * -(-chunk.elements // self.conditions.ranks))
+        return received + REDUCED_SLOTS * reduced
 
     def gradients_in_autograd(self) -> AutogradGradients:
         """Return the gradients that autograd holds, which are in no memory breakdown of the engine's."""
@@ -233,6 +250,10 @@ class EngineNeeds:
         if not route.delayed or route.gradients != "in_autograd":
             return 1
         return 1 if self.work.shared_memory and route.placement.state != "disk" else 2
+
+
+def _times(count: int, rows: dict[str, int]) -> dict[str, int]:
+    return {name: count * size for name, size in rows.items()}
 
 
 def _together(*parts: dict[str, int]) -> dict[str, int]:

@@ -44,8 +44,12 @@ def compare(plan: Mapping[str, Any]) -> list[Compared]:
     """Return the figures that a `plan.json` holds both of."""
     tiers = _at(plan, "memory", "tiers")
     needed = {_at(t, "tier"): _at(t, "needed_bytes") for t in tiers} if isinstance(tiers, list) else {}
+    ranks = _at(plan, "local_ranks")
+    host = needed.get("host")
+    if _is_positive(ranks) and _is_positive(host):  # of one rank, as the measured one
+        host = host / ranks
     rows: tuple[tuple[str, str, Any, str], ...] = (
-        ("host memory", "bytes", needed.get("host"), "host_peak_bytes"),
+        ("host memory", "bytes", host, "host_peak_bytes"),
         ("device memory", "bytes", needed.get("device"), "device_peak_bytes"),
         ("step", "s", _at(plan, "time", "step_s"), "step_s"),
     )

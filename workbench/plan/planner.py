@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, DoesNotFitError
-from workbench.layout import Layout, Tier
+from workbench.layout import Layout, Placement, Tier
 from workbench.plan.machine import Machine, WeightDtypes
 from workbench.plan.memory import MemoryPlan, checkpoint_bytes, plan_memory
 from workbench.plan.rates import Rates
@@ -22,6 +22,7 @@ from workbench.plan.step_time import RunTime, StepTime, run_time, step_time
 from workbench.plan.workload import Workload, workload
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.model_profile import ModelProfile, ModelTimes
+from workbench.sizes import check_shared_by_ranks
 
 MOST_LAYOUTS = 64
 FRACTIONS = 8
@@ -51,7 +52,8 @@ class Plan:
 
     `busy`: a warning where the machine was busy when its speeds were measured; else empty. `all_gradients_wait`: the
     host has room for the gradients of all units; `speculation`: for records of so much of them, by which their updates
-    can be undone. Both are for the engine to know.
+    can be undone. Both are for the engine to know. `ranks`: all that train, `local_ranks` of them on a machine, whose
+    host and disks `memory` is about.
     """
 
     config: RunConfig
@@ -64,6 +66,8 @@ class Plan:
     busy: str = ""
     all_gradients_wait: bool = False
     speculation: float = 0.0
+    ranks: int = 1
+    local_ranks: int = 1
 
     @property
     def fits(self) -> bool:
@@ -81,6 +85,8 @@ class Plan:
             },
             "all_gradients_wait": self.all_gradients_wait,
             "speculation": self.speculation,
+            "ranks": self.ranks,
+            "local_ranks": self.local_ranks,
             "memory": self.memory.as_dict(),
             "time": None if self.time is None else self.time.as_dict(),
             "run": None if self.run is None else self.run.as_dict(),
@@ -90,11 +96,17 @@ class Plan:
 
 
 class Planner:
-    """Plans configurations of one model on one machine. `times_of` gives measured times where there are any."""
+    """Plans configurations of one model on one machine, or on several like it. `times_of` gives measured times where
+    there are any. `ranks`: those that train; None: as many as [parallel] asks for."""
 
     def __init__(
-        self, model_profile: ModelProfile, machine: Machine, times_of: TimesOf | None = None
+        self,
+        model_profile: ModelProfile,
+        machine: Machine,
+        times_of: TimesOf | None = None,
+        ranks: int | None = None,
     ) -> None:
+        self._ranks = ranks
         self.model_profile = model_profile
         self.machine = machine
         self._times_of = times_of
@@ -104,10 +116,44 @@ class Planner:
         """Refuse what a run would refuse, whatever memory there is.
 
         Raises:
-            ConfigurationError: see `Machine.check` and `check_positions`.
+            ConfigurationError: see `Machine.check` and `check_positions`; or ranks cannot share the state so.
         """
         self.machine.check(config)
         check_positions(config, self.model_profile)
+        if "auto" not in (config.offload.weights, config.offload.state) and (
+            why := self.why_not_shared(config)
+        ):
+            raise ConfigurationError(f"[offload] {why}")
+
+    def ranks(self, config: RunConfig) -> tuple[int, int]:
+        """Return how many ranks train `config`, and how many of them are on a machine."""
+        wanted = config.parallel.gpus
+        ranks = self._ranks or ((self.machine.gpus or 1) if wanted == "auto" else wanted)
+        return ranks, min(ranks, self.machine.gpus or ranks)
+
+    def why_not_shared(self, config: RunConfig) -> str:
+        """Return why several ranks cannot train `config`, whose placement is chosen; empty where they can."""
+        offload, precision = config.offload, self.machine.precision(config)
+        if self.ranks(config)[0] > 1:
+            placement = Placement(offload.weights, offload.state)  # type: ignore[arg-type]
+            streamed = precision.storage in precision.computed_in
+            try:
+                check_shared_by_ranks(placement, delayed=offload.overlap == "delayed", streamed=streamed)
+            except ValueError as error:
+                return str(error)
+        return ""
+
+    def placed(self, config: RunConfig) -> Iterator[RunConfig]:
+        """Yield `config` with each placement that it allows, in the order of speed that is usual."""
+        return (variant for variant in placed(config, self.machine) if not self.why_not_shared(variant))
+
+    def next_gpu(self, plan: Plan) -> Plan | None:
+        """Return what `plan` would be with one GPU more; None where that has no time, or the plan has none."""
+        ranks, _ = self.ranks(plan.config)
+        if plan.time is None:
+            return None
+        more = Planner(self.model_profile, self.machine, self._times_of, ranks + 1).plan_fixed(plan.config)
+        return None if more.time is None else more
 
     def plan(self, config: RunConfig) -> Plan:
         """Return the plan of `config`; where a tier is "auto", of the fastest placement that fits.
@@ -119,7 +165,7 @@ class Planner:
         self.check(config)
         if "auto" not in (config.offload.weights, config.offload.state):
             return self.plan_fixed(config)
-        return fastest(self.plan_fixed(variant) for variant in placed(config, self.machine))
+        return fastest(self.plan_fixed(variant) for variant in self.placed(config))
 
     def nearest(self, config: RunConfig) -> Plan:
         """Return the plan of `config`; where a tier is "auto", of the placement that lacks least.
@@ -130,7 +176,7 @@ class Planner:
         """
         self.check(config)
         is_open = "auto" in (config.offload.weights, config.offload.state)
-        variants = placed(config, self.machine) if is_open else (config,)
+        variants = self.placed(config) if is_open else (config,)
         plans = (self.plan_fixed(variant, timed=False) for variant in variants)
         least = min(plans, key=lambda plan: plan.memory.missing_bytes, default=None)
         if least is None:
@@ -154,7 +200,10 @@ class Planner:
     def _plan(self, config: RunConfig, timed: bool) -> Plan:
         machine, model_profile = self.machine, self.model_profile
         precision = machine.precision(config)
-        work = workload(config, precision, shared_memory=machine.shared_memory)
+        ranks, local = self.ranks(config)
+        work = workload(
+            config, precision, shared_memory=machine.shared_memory, ranks=ranks, local_ranks=local
+        )
         layout = self._layout(work)
         for roomier in _with_more_room(work):
             memory = plan_memory(layout, model_profile, roomier, machine.free)
@@ -166,6 +215,8 @@ class Planner:
         room: dict[str, Any] = {
             "all_gradients_wait": work.all_gradients_wait,
             "speculation": work.speculation,
+            "ranks": ranks,
+            "local_ranks": local,
         }
         no_time = _why_no_time(machine.profile, work)
         if not timed or no_time or machine.profile is None:
@@ -174,7 +225,9 @@ class Planner:
         times: ModelTimes | None = None
         if memory.fits and self._times_of is not None:  # which may have to be measured first
             times = self._times_of(work.micro_batch_size, work.sequence_length, work.compute_dtype)
-        time = step_time(layout, model_profile, work, Rates(machine.profile, work.threads), times)
+        time = step_time(
+            layout, model_profile, work, Rates(machine.profile, work.threads, ranks, local), times
+        )
         disk = machine.profile.disk
         disk_rate = None if disk is None else disk.write_bytes_per_s
         run = run_time(config, time, checkpoint_bytes(layout, work), disk_rate)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from workbench.layout import ITEM_BYTES, StateFormat
 from workbench.plan.sharing import Demand
-from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile
+from workbench.profiles.machine_profile import DiskProfile, LinkProfile, MachineProfile, PeersProfile
 
 UNMEASURED_SHARE = 0.6
 """Of its speed alone, what reading and writing keep when a disk does both; where the profile does not say."""
@@ -26,18 +26,34 @@ FUSED_BYTES = 2 * 4 * 4
 (the kernel writes the gradients that it scales)."""
 COPY_BYTES = 4 + 2
 """Those of a change between fp32 and 16 bits: of the gradient before, of the master to the working copy after."""
+GLOO = PeersProfile(gpus=1, gpu_bytes_per_s=0.8e9, network_bytes_per_s=0.8e9, exchange_s=0.5e-3)
+"""Between processes on CPUs: 16 MiB between two of them in 10 ms, on 2 cores (docs/distributed.md)."""
+PCIE_SHARE = 0.5
+"""Of a link's rate while it copies both ways, what one GPU sends another through the host where the profile does not
+say."""
+ETHERNET = 1.1e9
+"""Bytes a second of a machine's network where the profile does not say: 10 Gb/s."""
+EXCHANGE_S = 40e-6
+"""An NCCL collective of a few bytes with its launch, where the profile does not say."""
 ATTENTION_SHARE = 0.5
 """Of the speed of products, that of attention where the profile does not say: about flash attention's on an A100."""
 
 
 class Rates:
-    """A machine's rates for a run with so many host threads. Seconds, bytes; all for one task alone."""
+    """A machine's rates for a run with so many host threads. Seconds, bytes; all for one task alone.
 
-    def __init__(self, machine: MachineProfile, threads: int | Literal["auto"]) -> None:
+    Of `ranks`, `local` are on this machine and do the same at the same time: they share its cores, its memory and its
+    disk; each has a link of its own.
+    """
+
+    def __init__(
+        self, machine: MachineProfile, threads: int | Literal["auto"], ranks: int = 1, local: int = 1
+    ) -> None:
         self.machine = machine
         self.host = machine.host
         self.shared = machine.device.shared_memory
         self._threads = threads
+        self.ranks, self.local = ranks, local
 
     # The host optimizer
 
@@ -65,18 +81,18 @@ class Rates:
         row = next((figures[name] for name in names if name in figures), None)
         if row is None:
             row = next(iter(figures.values()))
-        return elements * self._least(row)[0] * 1e-9
+        return self.local * elements * self._least(row)[0] * 1e-9
 
     def norm_s(self, elements: int, dtype: str) -> float:
         rows = self.host.norm_bytes_per_s
         row = rows.get(dtype) or next(iter(rows.values()), self.host.read_bytes_per_s)  # type: ignore[call-overload]
-        return elements * ITEM_BYTES[dtype] / float(self._most(row)[0])
+        return self.local * elements * ITEM_BYTES[dtype] / float(self._most(row)[0])
 
     def accumulate_s(self, elements: int, dtype: str) -> float:
         """Return the seconds of adding so many elements of gradients in `dtype` to fp32 sums."""
         rows = self.host.accumulate_bytes_per_s
         row = rows.get(dtype) or next(iter(rows.values()), self.host.copy_bytes_per_s)  # type: ignore[call-overload]
-        return elements * 4 / float(self._most(row)[0])
+        return self.local * elements * 4 / float(self._most(row)[0])
 
     @cached_property
     def host_demand(self) -> Demand:
@@ -89,14 +105,22 @@ class Rates:
 
     def down_s(self, nbytes: int) -> float:
         """Return the seconds of a copy from device to host; within one memory, one thread copies."""
-        return self.host_copy_s(nbytes) if self.shared else nbytes / self._link.down_bytes_per_s
+        return (
+            self.host_copy_s(nbytes) if self.shared else nbytes / self._of_links(self._link.down_bytes_per_s)
+        )
 
     def up_s(self, nbytes: int) -> float:
-        return self.host_copy_s(nbytes) if self.shared else nbytes / self._link.up_bytes_per_s
+        return self.host_copy_s(nbytes) if self.shared else nbytes / self._of_links(self._link.up_bytes_per_s)
+
+    def _of_links(self, bytes_per_s: float) -> float:
+        """Return the rate of a link while those of the machine's other ranks go through the same host memory."""
+        return min(bytes_per_s, max(self.host.read_bytes_per_s) / self.local)
 
     def host_copy_s(self, nbytes: int) -> float:
         """Return the seconds of a copy within the host's memory by one thread."""
-        return nbytes / self.host.copy_bytes_per_s[0]
+        return max(
+            nbytes / self.host.copy_bytes_per_s[0], self.local * nbytes / self.host.copy_bytes_per_s[-1]
+        )
 
     @cached_property
     def host_copy_demand(self) -> Demand:
@@ -142,10 +166,10 @@ class Rates:
     # The disk
 
     def read_s(self, nbytes: int) -> float:
-        return nbytes / self._disk.checked_read_bytes_per_s
+        return self.local * nbytes / self._disk.checked_read_bytes_per_s
 
     def write_s(self, nbytes: int) -> float:
-        return nbytes / self._disk.checked_write_bytes_per_s
+        return self.local * nbytes / self._disk.checked_write_bytes_per_s
 
     @cached_property
     def disk_demand(self) -> Demand:
@@ -164,6 +188,45 @@ class Rates:
     def _disk(self) -> DiskProfile:
         assert self.machine.disk is not None, "who plans with a disk tier has a disk"
         return self.machine.disk
+
+    # Between ranks
+
+    @cached_property
+    def _peers(self) -> PeersProfile:
+        if self.machine.peers is not None:
+            return self.machine.peers
+        if self.shared:
+            return GLOO
+        return PeersProfile(
+            gpus=self.local,
+            gpu_bytes_per_s=PCIE_SHARE * self._link.both_down_bytes_per_s,
+            network_bytes_per_s=ETHERNET,
+            exchange_s=EXCHANGE_S,
+        )
+
+    @property
+    def exchange_s(self) -> float:
+        """The seconds of an exchange of a few bytes."""
+        return self._peers.exchange_s
+
+    def reduce_s(self, nbytes: int) -> float:
+        """Return the seconds in which each rank sends every other its part of `nbytes`: between machines as often as a
+        machine has ranks."""
+        return max(self._inside_s(nbytes), self.local * self._between_s(nbytes))
+
+    def gather_s(self, nbytes: int) -> float:
+        """Return the seconds in which each rank gets all of `nbytes`: between machines once."""
+        return max(self._inside_s(nbytes), self._between_s(nbytes))
+
+    def _inside_s(self, nbytes: int) -> float:
+        return nbytes * (self.local - 1) / self.ranks / self._peers.gpu_bytes_per_s
+
+    def _between_s(self, nbytes: int) -> float:
+        return nbytes * (self.ranks - self.local) / self.ranks / self._peers.network_bytes_per_s
+
+    @cached_property
+    def exchange_demand(self) -> Demand:
+        return (1 / self.host.cores, 0.3) if self.shared else ()
 
     # The device
 

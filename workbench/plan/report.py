@@ -33,6 +33,7 @@ def plan_text(plan: Plan) -> str:
         + (", gradients summed on the device" if offload.gradient_sums == "device" else "")
         + f"; stored in {stored}, computed in {computed}",
     ]
+    lines += ranks_lines(plan)
     for tier in plan.memory.tiers:
         lines += ["", *tier_lines(tier)]
     if not any(tier.tier == "disk" for tier in plan.memory.tiers):
@@ -41,6 +42,34 @@ def plan_text(plan: Plan) -> str:
         lines += ["", *why_not(plan)]
     lines += ["", *time_lines(plan)]
     return "\n".join(lines)
+
+
+def ranks_lines(plan: Plan) -> list[str]:
+    """Return what each of several ranks needs; no line for one."""
+    if plan.ranks == 1:
+        return []
+    tiers = {tier.tier: tier.needed_bytes for tier in plan.memory.tiers}
+    where = (
+        "it"
+        if plan.local_ranks == plan.ranks
+        else f"each of {-(-plan.ranks // plan.local_ranks)} such machines"
+    )
+    each = f"{gib(tiers['host'] // plan.local_ranks)} of host memory"
+    if "device" in tiers:
+        each += f" and {gib(tiers['device'])} of its GPU's"
+    return [f"{plan.ranks} ranks, {plan.local_ranks} on {where}; a rank needs {each}"]
+
+
+def next_gpu_line(plan: Plan, more: Plan) -> str:
+    """Return what one GPU more brings: `more` is `plan` with it."""
+    assert plan.time is not None and more.time is not None
+    elsewhere = plan.local_ranks == more.local_ranks and plan.ranks % plan.local_ranks == 0
+    gain = more.time.tokens_per_s / plan.time.tokens_per_s - 1
+    return (
+        f"one {'GPU more' if 'device' in {t.tier for t in plan.memory.tiers} else 'process more'}"
+        f"{', on another machine' if elsewhere else ''}: {more.time.tokens_per_s:,.0f} tokens a second ({gain:+.0%})"
+        f"{'' if more.fits else ', which does not fit'}"
+    )
 
 
 def tier_lines(tier: TierNeed) -> list[str]:
@@ -78,16 +107,17 @@ def time_lines(plan: Plan) -> list[str]:
     time, run = plan.time, plan.run
     if time is None:
         return [f"time: not known: {plan.no_time}"]
+    width = 10 if plan.ranks == 1 else 11
     basis = "measured on this machine" if time.measured else "from the machine's speeds"
     lines = [
         f"a step: {seconds(time.step_s)}, {time.tokens_per_s:,.0f} tokens a second (compute {basis})",
-        f"  {'lane':<10}{'busy':>12}{'hidden':>12}{'exposed':>12}",
+        f"  {'lane':<{width}}{'busy':>12}{'hidden':>12}{'exposed':>12}",
     ]
     for lane, each in time.lanes.items():
         if each.busy_s > 0:
             hidden = "" if lane is Lane.COMPUTE else seconds(each.hidden_s)
             exposed = "" if lane is Lane.COMPUTE else seconds(each.exposed_s)
-            lines.append(f"  {lane.value:<10}{seconds(each.busy_s):>12}{hidden:>12}{exposed:>12}")
+            lines.append(f"  {lane.value:<{width}}{seconds(each.busy_s):>12}{hidden:>12}{exposed:>12}")
     lines.append(time.bottleneck)
     if plan.busy:
         lines.append(plan.busy)

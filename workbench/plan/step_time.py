@@ -42,6 +42,7 @@ _WHO = {
     Lane.UPLOAD: "copying weights to the device is",
     Lane.READ: "reading from the disk is",
     Lane.WRITE: "writing to the disk is",
+    Lane.COMMUNICATE: "the exchange between ranks is",
 }
 
 
@@ -81,7 +82,8 @@ class StepTime:
         """One sentence about what a step waits for."""
         share = self.lanes[Lane.COMPUTE].busy_s / self.step_s
         slowest = max(
-            (lane for lane in LANES if lane is not Lane.COMPUTE), key=lambda each: self.lanes[each].exposed_s
+            (lane for lane in self.lanes if lane is not Lane.COMPUTE),
+            key=lambda each: self.lanes[each].exposed_s,
         )
         waits = self.lanes[slowest].exposed_s
         if self.waited_s < 0.1 * self.step_s or waits <= 0:
@@ -144,12 +146,18 @@ def _predict(steps: TwoSteps, costs: _Costs, work: Workload) -> StepTime:
         exposed[0] = 0.0
     return StepTime(
         step_s=step_s,
-        tokens=work.gradient_accumulation * work.micro_batch_size * work.sequence_length,
+        tokens=work.ranks * work.gradient_accumulation * work.micro_batch_size * work.sequence_length,
         forward_s=work.gradient_accumulation * sum(seconds[alike_to[number]] for number in steps.forwards),
         waited_s=waited,
-        lanes={lane: LaneTime(busy[n], min(busy[n], exposed[n])) for n, lane in enumerate(LANES)},
+        lanes={
+            lane: LaneTime(busy[n], min(busy[n], exposed[n]))
+            for n, lane in enumerate(LANES)
+            if work.ranks > 1 or lane is not Lane.COMMUNICATE
+        },
         measured=costs.compute.measured,
-        written_bytes=steps.written_state + steps.written_gradients * work.gradient_accumulation,
+        written_bytes=(steps.written_state + steps.written_gradients * work.gradient_accumulation)
+        * work.local_ranks
+        // work.ranks,
     )
 
 
@@ -190,7 +198,7 @@ class _Costs:
         if task.kind in (Kind.FORWARD, Kind.BACKWARD):
             return self._compute_s(task), rates.compute_demand
         if task.kind is Kind.VERDICT:
-            return 0.0, ()
+            return (rates.exchange_s if self.work.ranks > 1 else 0.0), ()
         if task.unit is None:
             return self._collected_s(task), () if any(r.on_device for r in self.routes) else rates.host_demand
         unit = self.units[task.unit]
@@ -200,43 +208,47 @@ class _Costs:
         on_device = self.routes[task.unit].on_device
         group = self.groups[task.unit]
         # A lane hands a copy over while the one before it travels.
-        overhead = TASK_S * max(1.0, group.chunks / max(1, len(unit.chunks)))
+        chunks = max(1.0, group.chunks / max(1, len(unit.chunks)))
+        overhead = TASK_S * chunks
+        if task.kind in (Kind.REDUCE, Kind.GATHER):
+            exchanged = rates.reduce_s(task.bytes) if task.kind is Kind.REDUCE else rates.gather_s(task.bytes)
+            return exchanged + chunks * rates.exchange_s, rates.exchange_demand
+        elements = -(-chunk.elements // self.work.ranks)
+        nbytes = task.bytes if task.kind is Kind.DOWNLOAD else -(-task.bytes // self.work.ranks)
         if task.kind is Kind.SPECULATE:
-            update_s = rates.update_s(chunk.elements, region.dtype, region.state_format)
+            update_s = rates.update_s(elements, region.dtype, region.state_format)
             return SPECULATED * update_s + overhead, rates.host_demand
         if task.kind is Kind.UPDATE:
             if on_device:
                 summed = self.routes[task.unit].accumulates
-                return rates.device_update_s(chunk.elements, region.dtype, summed=summed) + overhead, ()
-            return rates.update_s(
-                chunk.elements, region.dtype, region.state_format
-            ) + overhead, rates.host_demand
+                return rates.device_update_s(elements, region.dtype, summed=summed) + overhead, ()
+            return rates.update_s(elements, region.dtype, region.state_format) + overhead, rates.host_demand
         if task.kind is Kind.NORM:
             if on_device:
-                return rates.elements_s(chunk.weight_bytes) + overhead, ()
-            return rates.norm_s(chunk.elements, region.dtype) + overhead, rates.host_demand
+                return rates.elements_s(chunk.weight_bytes / self.work.ranks) + overhead, ()
+            return rates.norm_s(elements, region.dtype) + overhead, rates.host_demand
         if task.kind is Kind.ACCUMULATE:
             if on_device:
-                return rates.elements_s(SUM_BYTES * chunk.elements) + overhead, ()
-            return rates.accumulate_s(chunk.elements, region.dtype) + overhead, rates.host_demand
+                return rates.elements_s(SUM_BYTES * elements) + overhead, ()
+            return rates.accumulate_s(elements, region.dtype) + overhead, rates.host_demand
         if task.kind is Kind.DOWNLOAD:
-            return max(rates.down_s(task.bytes), overhead), rates.down_demand
+            return max(rates.down_s(nbytes), overhead), rates.down_demand
         if task.kind is Kind.UPLOAD:
             if on_device:
-                return rates.elements_s(2.0 * task.bytes) + overhead, ()
+                return rates.elements_s(2.0 * nbytes) + overhead, ()
             if self.routes[task.unit].streamed:
-                return rates.weights_copy_s(task.bytes) + overhead, rates.weights_copy_demand
-            return max(rates.up_s(task.bytes), overhead), rates.up_demand
+                return rates.weights_copy_s(nbytes) + overhead, rates.weights_copy_demand
+            return max(rates.up_s(nbytes), overhead), rates.up_demand
         if task.lane is Lane.READ:
-            return rates.read_s(task.bytes) + overhead, rates.disk_demand
-        return rates.write_s(task.bytes) + overhead, rates.disk_demand
+            return rates.read_s(nbytes) + overhead, rates.disk_demand
+        return rates.write_s(nbytes) + overhead, rates.disk_demand
 
     def _collected_s(self, task: Task) -> float:
         """Return the seconds of the sum, the norm or the update of all units that compute itself updates."""
         seconds, rates = TASK_S, self.rates
         for unit, route in zip(self.units, self.routes, strict=True):
             for region in unit.regions if route.after_backward else ():
-                elements, dtype = region.elements, region.dtype
+                elements, dtype = -(-region.elements // self.work.ranks), region.dtype
                 if task.kind is Kind.ACCUMULATE:
                     seconds += rates.elements_s(SUM_BYTES * elements) if route.accumulates else 0.0
                 elif task.kind is Kind.NORM and route.on_device:
@@ -262,6 +274,8 @@ class _Costs:
             seconds = group.count * (each + BLOCK_S)
         if last:
             seconds += self.compute.outer_forward if forward else self.compute.outer_backward
+        if self.rates.shared:
+            seconds *= self.work.local_ranks  # which have a part of the cores each
         if forward:
             return seconds
         return seconds * self._share(task, unit) + self._gathering_s(task, unit)

@@ -31,8 +31,7 @@ from workbench.profiles.model_profile import ModelProfile
 from workbench.sizes import UnitRoute, route_unit
 from workbench.timeline import Kind, Lane, StepShape, Task, Timeline, UnitFlow, build_timeline
 
-LANES = tuple(lane for lane in Lane if lane is not Lane.COMMUNICATE)
-"""Those of one rank."""
+LANES = tuple(Lane)
 AHEAD = 2
 """Units that are fetched while another is in use (see engine/blocks/weight_prefetcher.py)."""
 PLAYED_MICRO_BATCHES = 3
@@ -216,6 +215,7 @@ class TwoSteps:
                     global_quantity=work.needs_global_quantity,
                     overlap=work.overlap,
                     speculates=any(flow.speculates for flow in flows),
+                    ranks=work.ranks,
                 ),
             )
             for count in (1, micro_batches)
@@ -351,6 +351,7 @@ def two_steps(layout: Layout, model_profile: ModelProfile, work: Workload) -> Tw
         work.needs_global_quantity,
         work.overlap,
         work.gradient_sums,
+        work.ranks,
     )
     found = _cache.get(key)
     if found is None:

@@ -22,7 +22,8 @@ class Workload:
     `compute_dtypes`: what weights of a storage dtype are computed in, where that differs. `precision`: the dtype that
     weights are stored in. `shared_memory`: the device computes in the host's memory. `separate_documents`: attention is
     given a mask. `all_gradients_wait`: see `Conditions`. `speculation`: see `EngineConfig`. `tf32`: fp32 matrix
-    products are rounded to TF32. `can_be_undone`: an update by the optimizer's numbers.
+    products are rounded to TF32. `can_be_undone`: an update by the optimizer's numbers. `ranks`: those that share the
+    state, `local_ranks` of them on a machine; all else is of one of them.
     """
 
     weights: Tier
@@ -48,6 +49,8 @@ class Workload:
     gradient_sums: Literal["device", "host"] = "host"
     tf32: bool = False
     can_be_undone: bool = True
+    ranks: int = 1
+    local_ranks: int = 1
 
     @property
     def several(self) -> bool:
@@ -65,6 +68,7 @@ class Workload:
             self.state == "host"
             and self.state_format == "exact"
             and not self.shared_memory
+            and self.ranks == 1
             and self.overlap == "exact"
             and self.needs_global_quantity
             and self.can_be_undone
@@ -95,10 +99,13 @@ class Workload:
             # torch's threads are as many as the cores unless a user says otherwise.
             lanes_pay=lanes_pay(weight_bytes, compute_threads=1, cores=1),
             all_gradients_wait=self.all_gradients_wait,
+            ranks=self.ranks,
         )
 
 
-def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool) -> Workload:
+def workload(
+    config: RunConfig, precision: WeightDtypes, *, shared_memory: bool, ranks: int = 1, local_ranks: int = 1
+) -> Workload:
     """Return the workload of `config`, whose placement is chosen, on a machine that computes as `precision` says.
 
     Raises:
@@ -130,6 +137,8 @@ def workload(config: RunConfig, precision: WeightDtypes, *, shared_memory: bool)
         can_be_undone=AdamW(
             betas=config.optimizer.betas, coupled_decay=config.optimizer.type == "adam"
         ).can_be_undone,
+        ranks=ranks,
+        local_ranks=local_ranks,
         gradient_sums="host" if offload.gradient_sums == "auto" else offload.gradient_sums,
     )
 

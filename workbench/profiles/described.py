@@ -95,6 +95,7 @@ def _document(machine: Description) -> tuple[dict[str, Any], dict[str, str]]:
     else:
         document["device"] = _card(machine, card, why)
         document["link"] = _link(machine, card, host, why)
+        document["peers"] = _peers(machine, card, why)
     if machine.disk_bytes:
         document["disk"] = _disk(machine, card, why)
     return document, why
@@ -236,6 +237,30 @@ def _link(
         "both_down_bytes_per_s": both,
         "unpinned_up_bytes_per_s": unpinned,
         "unpinned_down_bytes_per_s": unpinned,
+    }
+
+
+def _peers(machine: Description, card: dict[str, Any], why: dict[str, str]) -> dict[str, Any]:
+    sheet, pcie = data_sheets()["peers"], data_sheets()["pcie"]
+    generation, lanes = _slot(machine, card)
+    nvlink = card.get("nvlink")
+    if nvlink:
+        rate = nvlink * sheet["nvlink"] * 1e9
+        why["peers.gpu_bytes_per_s"] += (
+            f"; NVLink of {nvlink:g} GB/s each way, derated to {sheet['nvlink']:g}"
+        )
+    else:
+        rate = pcie["lane"][str(generation)] * lanes * sheet["pcie"] * 1e9
+        why["peers.gpu_bytes_per_s"] += (
+            f"; PCIe {generation}.0 x{lanes} through the host, derated to {sheet['pcie']:g}"
+        )
+    network = sheet["network"][machine.kind]
+    why["peers.network_bytes_per_s"] += f"; {network:g} Gb/s, derated to {sheet['share']:g}"
+    return {
+        "gpus": sheet["gpus"][machine.kind],
+        "gpu_bytes_per_s": rate,
+        "network_bytes_per_s": network / 8 * sheet["share"] * 1e9,
+        "exchange_s": sheet["exchange_us"] * 1e-6,
     }
 
 

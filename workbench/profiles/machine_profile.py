@@ -124,6 +124,19 @@ class LinkProfile(_Part):
     unpinned_down_bytes_per_s: Rate
 
 
+class PeersProfile(_Part):
+    """The GPUs that train together, at most `gpus` on a machine.
+
+    `gpu_bytes_per_s`: what a GPU sends the others of its machine while it receives as much. `network_bytes_per_s`: what
+    a machine sends others while it receives as much. `exchange_s`: the time of an exchange of a few bytes.
+    """
+
+    gpus: Annotated[int, Field(ge=1, le=4096)]
+    gpu_bytes_per_s: Rate
+    network_bytes_per_s: Rate
+    exchange_s: Annotated[float, Field(gt=0, le=1)]
+
+
 class DiskProfile(_Part):
     """A folder's disk with direct I/O, bytes a second.
 
@@ -158,6 +171,7 @@ class MachineProfile(_Part):
     device: DeviceProfile
     link: LinkProfile | None = None
     disk: DiskProfile | None = None
+    peers: PeersProfile | None = None
 
     @property
     def busy_warning(self) -> str:
@@ -234,4 +248,5 @@ _TABLES: dict[str, type[_Part]] = {
     "device": DeviceProfile,
     "link": LinkProfile,
     "disk": DiskProfile,
+    "peers": PeersProfile,
 }

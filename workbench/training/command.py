@@ -197,6 +197,8 @@ def _join(ranks: RunRanks, requests: Requests) -> int:
                 config = parse_config(told["config"], str(run.config))
                 with ranks.together():
                     prepared = prepare_run(config, run.path.parent, _report, run if resuming else None)
+                # The engine's arguments are the same on all ranks.
+                prepared = replace(prepared, plan=replace(prepared.plan, **told["room"]))
                 return train_session(directory, prepared, requests, resuming=resuming, ranks=ranks)
             except WorkbenchError as error:
                 _report(str(error))
@@ -272,6 +274,10 @@ def _start(
                     {
                         "run": str(directory.path),
                         "config": to_toml(prepared.config),
+                        "room": {
+                            "all_gradients_wait": prepared.plan.all_gradients_wait,
+                            "speculation": prepared.plan.speculation,
+                        },
                         "resuming": choice.resuming,
                     }
                 )

@@ -28,6 +28,7 @@ from workbench.runs import RunDirectory
 from workbench.runs.checkpoints import checkpoint_bytes
 from workbench.system.folders import expanded
 from workbench.system.free_space import free_host_bytes, mount_of
+from workbench.training.ranks import is_first_here
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre")
 """File systems across a network."""
@@ -40,10 +41,14 @@ def fit(
     free: Free,
     report: Callable[[str], None],
     table: Mapping[str, Any] | None = None,
+    *,
+    ranks: int = 1,
+    local_ranks: int = 1,
 ) -> Plan:
     """Return the plan of `config`, "auto" replaced by the fastest placement that fits. `model` is on the meta device.
 
-    `table`: the [model] table to profile, where that is not the configuration's own.
+    `table`: the [model] table to profile, where that is not the configuration's own. `ranks`: those that train,
+    `local_ranks` of them on this machine, whose memory is looked at once: by the first of them.
 
     Raises:
         DoesNotFitError: none fits, or that which the configuration fixes does not.
@@ -53,13 +58,13 @@ def fit(
     name = str(device.torch_device)
     folder = disk_folder(config)
     measured = cached_profile(name, None if folder is None else str(folder))
-    machine = Machine(THIS_MACHINE, free, has_bfloat16(device), measured)
-    planner = Planner(model_profile, machine, MeasuredTimes(table, model_profile, machine, name))
+    machine = Machine(THIS_MACHINE, free, has_bfloat16(device), measured, local_ranks)
+    planner = Planner(model_profile, machine, MeasuredTimes(table, model_profile, machine, name), ranks)
     was_open = "auto" in (config.offload.weights, config.offload.state)
     plan = planner.plan(config)
     if was_open:
         report(f"placement: {placement_words(plan.config)}")
-    elif not plan.fits:
+    elif not plan.fits and is_first_here():
         ways = remedies(planner, plan.config)
         way_out = f"It would fit with one of: {'; '.join(ways)}.\n" if ways else ""
         reasons = "\n".join(why_not(plan))

@@ -42,6 +42,7 @@ from workbench.training.fitting import (
     fit,
     free_bytes,
 )
+from workbench.training.ranks import local_ranks, ranks_of
 from workbench.training.starting_model import Materialize, StartingModel, give_token_ids, starting_model
 from workbench.training.trackers import check_trackers
 
@@ -109,7 +110,17 @@ def prepare_run(
         report(f"train.epochs = {epochs:g}: {config.train.steps:,} steps")
     _warn(report, *short_run(config), *scratch_rate(config))
     free = free_bytes(config, device, root, directory)
-    plan = fit(config, start.model, device, free, report, start.table(config))
+    ranks = ranks_of(config)
+    plan = fit(
+        config,
+        start.model,
+        device,
+        free,
+        report,
+        start.table(config),
+        ranks=ranks,
+        local_ranks=local_ranks(ranks),
+    )
     if folder is not None and "disk" in (plan.config.offload.weights, plan.config.offload.state):
         _warn(report, disk_warning(folder))
     seed = config.train.seed

@@ -110,7 +110,7 @@ class SeveralRanks(RunRanks):
         except RankFailedError as error:
             raise OtherRankError(str(error)) from error
         self.rank, self.size = self._ranks.rank, self._ranks.size
-        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        self.local_size = local_ranks(self.size)
 
     def tell(self, message: Any) -> list[Any]:
         text = json.dumps(message).encode()
@@ -130,6 +130,16 @@ class SeveralRanks(RunRanks):
 def started_by_torchrun() -> int:
     """Return how many processes torchrun has started, of which this is one; 1 where none or one."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def local_ranks(ranks: int) -> int:
+    """Return how many of `ranks` are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if "RANK" in os.environ else ranks
+
+
+def is_first_here() -> bool:
+    """Return True for the one rank of this machine that looks at its memory: the others count in that."""
+    return "RANK" not in os.environ or os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
 
 
 def is_restarted() -> bool:

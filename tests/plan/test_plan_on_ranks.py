@@ -1,0 +1,169 @@
+"""A plan for several ranks: the state once in all, a machine's memory for all of its ranks, and the exchange's time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import RankProcesses
+from synthetic import gpt2, machine, workload
+from tiny_training import build_engine
+
+from workbench.cli import main
+from workbench.config import RunConfig, load_config
+from workbench.errors import ConfigurationError
+from workbench.layout import Layout
+from workbench.plan.fit import fit
+from workbench.plan.machine import planned_machine
+from workbench.plan.memory import EngineNeeds
+from workbench.plan.planner import Plan, Planner
+from workbench.plan.rates import Rates
+from workbench.plan.report import next_gpu_line, plan_text
+from workbench.plan.step_time import step_time
+from workbench.presets import find_preset
+from workbench.profiles.machine_profile import MachineProfile, PeersProfile
+
+STATE = ("master weights", "exp_avg and exp_avg_sq")
+MODEL = gpt2(50, 4096)
+
+
+def peers(gpu: float = 200e9, network: float = 20e9, gpus: int = 8) -> PeersProfile:
+    return PeersProfile(gpus=gpus, gpu_bytes_per_s=gpu, network_bytes_per_s=network, exchange_s=40e-6)
+
+
+def server(**changes: Any) -> MachineProfile:
+    return machine(host_gib=900).model_copy(update={"peers": peers(**changes)})
+
+
+def config(gpus: int | str, **offload: Any) -> RunConfig:
+    made = load_config(find_preset("gpt2-10b"), [f"parallel.gpus={gpus}", "train.gradient_clipping=0"])
+    return made.model_copy(update={"offload": made.offload.model_copy(update=offload)})
+
+
+def planned(gpus: int, profile: MachineProfile | None = None, **offload: Any) -> Plan:
+    return Planner(MODEL, planned_machine(profile or server())).plan(config(gpus, **offload))
+
+
+def needs(plan: Plan) -> dict[str, dict[str, int]]:
+    return {tier.tier: tier.needs for tier in plan.memory.tiers}
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_a_machine_holds_the_state_once_whatever_its_gpus(gpus: int) -> None:
+    alone, shared = needs(planned(1)), needs(planned(gpus))
+    for name in STATE:
+        assert shared["host"][name] == pytest.approx(alone["host"][name], rel=1e-3)
+    assert shared["host"]["runtime"] == gpus * alone["host"]["runtime"]
+    assert shared["device"]["weights"] == alone["device"]["weights"]
+
+
+def test_more_machines_hold_a_part_each() -> None:
+    one, four = needs(planned(8)), needs(planned(32))
+    for name in STATE:
+        assert four["host"][name] == pytest.approx(one["host"][name] / 4, rel=1e-3)
+
+
+def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[dict[str, dict[str, int]], Layout]:
+    model, engine = build_engine(**options)
+    with engine:
+        ids = torch.arange(32).reshape(2, 16)
+        engine.backward(model(input_ids=ids, labels=ids, use_cache=False).loss)
+        engine.step()
+        engine.wait()
+        return engine.memory(), engine.layout
+
+
+def test_ranks_hold_what_is_planned(tmp_path: Path) -> None:
+    """All ranks together: a small chunk has one owner, and a plan counts equal parts."""
+    options = {"precision": "fp32", "weights": "device", "state": "host", "chunk_bytes": 1 << 17}
+    processes = RankProcesses(2, tmp_path)
+    try:
+        found = processes.run(memory_of, options)
+    finally:
+        processes.kill()
+    work = workload(
+        shared_memory=True,
+        precision="float32",
+        chunk_bytes=1 << 17,
+        ranks=2,
+        local_ranks=2,
+        micro_batch_size=2,
+    )
+    plan = EngineNeeds(found[0][1], work).memory_breakdown()
+    for tier, name in (*(("host", name) for name in STATE), ("host", "gradients"), ("device", "weights")):
+        held = sum(memory[tier].get(name, 0) for memory, _ in found)
+        assert 0 < held == pytest.approx(2 * plan[tier][name], rel=1e-3), name
+
+
+def seconds(gpus: int, profile: MachineProfile) -> float:
+    plan = planned(gpus, profile)
+    assert plan.time is not None
+    return plan.time.step_s
+
+
+def test_eight_gpus_on_fast_links_take_eight_times_the_tokens_in_no_more_time() -> None:
+    one, eight = planned(1).time, planned(8, server(gpu=1e15)).time
+    assert one is not None and eight is not None
+    assert eight.tokens == 8 * one.tokens
+    assert eight.step_s < 1.02 * one.step_s
+
+
+def test_a_slow_network_is_named_as_the_bottleneck() -> None:
+    slow = planned(16, server(network=0.5e9)).time
+    assert slow is not None and slow.bottleneck.startswith("the exchange between ranks is the bottleneck")
+    assert seconds(16, server(network=0.5e9)) > 2 * seconds(16, server(network=1e15))
+    assert seconds(8, server(network=0.5e9)) == seconds(8, server(network=1e15))
+
+
+def test_an_exchange_takes_what_crosses_each_link() -> None:
+    """Between machines a reduce crosses the network once for each GPU of a machine, a gather once."""
+    rates = Rates(server(), "auto", ranks=16, local=8)
+    assert rates.reduce_s(1 << 30) == max(7 / 16 / 200e9, 8 * 8 / 16 / 20e9) * (1 << 30)
+    assert rates.gather_s(1 << 30) == max(7 / 16 / 200e9, 8 / 16 / 20e9) * (1 << 30)
+
+
+def test_ranks_of_one_machine_share_its_memory_bandwidth() -> None:
+    """Each updates an eighth, and gets an eighth of the channels."""
+    layout, work = MODEL.layout("bfloat16", 16 << 20, "exact", 0.0), workload(gradient_clipping=1.0)
+    profile, updates = server(gpu=1e15), []
+    for ranks in (1, 8):
+        time = step_time(
+            layout,
+            MODEL,
+            replace(work, ranks=ranks, local_ranks=ranks),
+            Rates(profile, "auto", ranks, ranks),
+        )
+        updates.append(next(each.busy_s for lane, each in time.lanes.items() if lane.value == "update"))
+    assert updates[1] == pytest.approx(updates[0], rel=0.05)
+
+
+def test_what_ranks_cannot_share_is_refused_and_left_out_of_auto() -> None:
+    with pytest.raises(ConfigurationError, match=r"\[offload\] weights = 'host' on several ranks"):
+        planned(2, weights="host")
+    assert planned(2, weights="auto", state="auto").config.offload.weights == "device"
+
+
+def test_a_search_chooses_the_number_of_gpus_for_the_same_sequences_a_step() -> None:
+    slow = machine(host_gib=900).model_copy(update={"peers": peers(gpu=1e8, gpus=4)})
+    for profile, gpus in ((server(gpus=4), 4), (slow, 1)):
+        found = fit(Planner(MODEL, planned_machine(profile)), config("auto"))
+        assert found.plan.config.parallel.gpus == gpus
+        train = found.plan.config.train
+        assert (
+            gpus * train.micro_batch_size * train.gradient_accumulation
+            == 4 * config(1).train.micro_batch_size
+        )
+
+
+def test_the_words_say_what_a_rank_needs_and_what_one_more_brings(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(8)
+    text = plan_text(plan)
+    assert "8 ranks, 8 on it; a rank needs " in text and "\n  communicate" in text
+    more = Planner(MODEL, planned_machine(server())).next_gpu(plan)
+    assert more is not None and next_gpu_line(plan, more).startswith("one GPU more, on another machine: ")
+    assert main(["plan", "gpt2-10b", "--machine", "server-80gb", "--gpus", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "2 ranks, 2 on it" in out and "one GPU more: " in out
