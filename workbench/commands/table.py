@@ -357,6 +357,7 @@ COMMANDS: tuple[Command, ...] = (
             SET,
             flag("--full", "verify the model itself, where memory allows"),
             argument("--steps", "N", "optimizer steps of each training (default: 6)", type=int),
+            argument("--gpus", "N", "verify so many ranks too, as processes on the CPU", type=int),
             argument(
                 "--device",
                 "DEVICE",

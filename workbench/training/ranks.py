@@ -28,7 +28,7 @@ from workbench.sizes import check_shared_by_ranks
 if TYPE_CHECKING:
     from workbench.config import RunConfig
     from workbench.data.batches import Batch, Sampler
-    from workbench.training.prepare import Prepared
+    from workbench.engine.devices.device import Device
 
 LONGEST_WAIT = timedelta(days=2)
 """For a rank that prepares a text, or waits in a paused run; one that ends is noticed at once."""
@@ -178,11 +178,10 @@ def check_one_rank(what: str) -> None:
         )
 
 
-def check_supported(prepared: Prepared) -> None:
-    """Raise ConfigurationError where several ranks cannot train as prepared."""
+def check_supported(config: RunConfig, device: Device) -> None:
+    """Raise ConfigurationError where several ranks cannot train `config`, whose placement is chosen, on `device`."""
     from workbench.training.prepare import stored_precision
 
-    config, device = prepared.config, prepared.device
     stored, computed = stored_precision(config, device)
     offload = config.offload
     try:

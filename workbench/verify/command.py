@@ -28,6 +28,7 @@ from workbench.verify.checks import (
     check_update,
     guarded,
 )
+from workbench.verify.ranks import check_ranks
 from workbench.verify.trial import open_trial
 from workbench.virtual_cuda import Order, VirtualCuda
 
@@ -60,12 +61,14 @@ def verify(
     full: bool = False,
     steps: int | None = None,
     device: str = "",
+    gpus: int | None = None,
     as_json: bool = False,
 ) -> int:
     """Verify `preset` and print its rows; the exit code is 0 only if every row holds.
 
     `full`: with the model itself instead of a smaller one. `device`: instead of the configuration's; "virtual" is a
-    CUDA device without a GPU, whose operations run in a random order among those that CUDA allows.
+    CUDA device without a GPU, whose operations run in a random order among those that CUDA allows. `gpus`: so many
+    ranks, as processes on the CPU, are compared with one that takes all their micro-batches.
 
     Raises:
         ConfigurationError: the preset, its model, device or disk folder is wrong, something that it names is not there,
@@ -77,10 +80,16 @@ def verify(
         raise ConfigurationError(
             f"--steps {steps}: at least {FEWEST_STEPS} are needed to stop and resume in between"
         )
+    if gpus is not None and device not in ("", "cpu"):
+        raise ConfigurationError(
+            f"--device {device}: ranks are verified as processes on the CPU; leave it out"
+        )
     path = find_preset(preset)
     virtual = VirtualCuda(Order.RANDOM, device_bytes=VIRTUAL_BYTES) if device == VIRTUAL else None
     if device:
         overrides = [*overrides, f"train.device={'cuda' if virtual is not None else device}"]
+    ranks = 1 if gpus is None else gpus
+    overrides = [*overrides, f"parallel.gpus={ranks}", *(["train.device=cpu"] if ranks > 1 else [])]
     config = load_config(path, overrides, look_for=REFERENCES)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -100,8 +109,9 @@ def verify(
             }
             _report(f"{path.stem}: {subject}; trainings of {steps} steps on {about['device']}")
             rows: list[Row] = []
-            for number, (name, check) in enumerate(CHECKS.items(), start=1):
-                _report(f"{number}/{len(CHECKS)} {name}")
+            checks = {**CHECKS, **({"ranks": check_ranks} if ranks > 1 else {})}
+            for number, (name, check) in enumerate(checks.items(), start=1):
+                _report(f"{number}/{len(checks)} {name}")
                 rows += guarded(name, check, trial)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise DoesNotFitError(f"out of memory while verifying: {error}") from error

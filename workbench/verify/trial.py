@@ -37,6 +37,7 @@ from workbench.runs import runs_root
 from workbench.timeline import Lane
 from workbench.training.fitting import check_disk_folder, disk_folder, fit, free_bytes
 from workbench.training.prepare import engine_options, learning_rate_schedule, stored_precision
+from workbench.training.ranks import check_supported
 from workbench.verify.comparison import Comparison, Tensors, compare_with_plain
 from workbench.verify.plain_torch import (
     Numbers,
@@ -85,7 +86,8 @@ class EngineOutcome(Outcome):
 class Trial:
     """A configuration with a placement, the model `subject`, and the run's own `recipe` and `device`.
 
-    `numbers`: the precisions of plain torch beside it. `disk`: the folder of the disk tier.
+    `numbers`: the precisions of plain torch beside it. `disk`: the folder of the disk tier. `ranks`: those that train
+    together in this trial, of which this process is number `rank`; each takes every so many-th micro-batch of `recipe`.
     """
 
     config: RunConfig
@@ -94,6 +96,8 @@ class Trial:
     device: Device
     disk: Path | None
     recipe: Recipe
+    rank: int = 0
+    ranks: int = 1
 
     @cached_property
     def ours(self) -> EngineOutcome:
@@ -144,7 +148,8 @@ class Trial:
             self.config,
             device=_open(self.config) if device is None else device,
             optimizer=recipe.settings,
-            gradient_accumulation=recipe.accumulation,
+            gradient_accumulation=recipe.accumulation // self.ranks,
+            micro_batch_tokens=max(counted_tokens(ids) for step in recipe.steps for ids in step),
             gradient_clipping=recipe.gradient_clipping,
             disk_path=self.disk,
             **changes,
@@ -184,11 +189,11 @@ class Trial:
             poisoned = number in recipe.poisoned
             if poisoned and before is None:
                 before = _decisive_state(engine)
-            micro_batches = recipe.steps[number]
+            micro_batches = recipe.steps[number][self.rank :: self.ranks]
             for micro, ids in enumerate(micro_batches):
                 spoils = poisoned and micro == len(micro_batches) - 1
                 hook = engine.model.get_parameter(recipe.poison).register_hook(infinite) if spoils else None
-                seed_micro_batch(number, micro)
+                seed_micro_batch(number, self.rank + self.ranks * micro)
                 loss = loss_of(ids.to(device), ids.to(device), use_cache=False)
                 losses.append(loss.detach())
                 if not micro:
@@ -202,11 +207,20 @@ class Trial:
             if poisoned:
                 assert isinstance(outcome, EngineOutcome) and before is not None
                 outcome.untouched &= differing_tensor(before, _decisive_state(engine)) is None
-        outcome.losses += map(float, losses)
+        outcome.losses += self._of_all(list(map(float, losses)))
         results = [report.result() for report in reports]
         outcome.norms += [result.grad_norm for result in results]
         outcome.skipped += [result.skipped for result in results]
         outcome.loss_scales += [result.loss_scale for result in results]
+
+    def _of_all(self, losses: list[float]) -> list[float]:
+        """Return the losses of all ranks in the order of one rank's micro-batches."""
+        if self.ranks == 1:
+            return losses
+        all_losses = torch.zeros(len(losses), self.ranks, dtype=torch.float64)
+        all_losses[:, self.rank] = torch.tensor(losses, dtype=torch.float64)
+        torch.distributed.all_reduce(all_losses)
+        return list(map(float, all_losses.flatten()))
 
 
 # From a configuration to its trial
@@ -242,11 +256,13 @@ def open_trial(
             free = free_bytes(config, device, runs_root(None), None)
             config = fit(config, build_on_meta(shape), device, free, report).config
         storage, computed = stored_precision(config, device)
+        if (gpus := config.parallel.gpus) not in (1, "auto"):
+            check_supported(config, device)
         if full:
             check_room(config, shape, build_on_meta(shape), device)
         subject = (full_subject if full else shrunken_subject)(config, storage)
         numbers = Numbers(storage, computed)
-        recipe = _recipe(config, subject, device, steps)
+        recipe = _recipe(config, subject, device, steps, 1 if gpus == "auto" else gpus)
         trial = Trial(config, subject, numbers, device, disk, recipe)
         where = device.torch_device
         try_out = functools.partial(train_plain, subject.start, recipe.first(1), numbers, where)
@@ -261,8 +277,8 @@ def open_trial(
         yield trial
 
 
-def _recipe(config: RunConfig, subject: Subject, device: Device, steps: int) -> Recipe:
-    """Return the run's own optimizer and schedule, in so many steps."""
+def _recipe(config: RunConfig, subject: Subject, device: Device, steps: int, ranks: int) -> Recipe:
+    """Return the run's own optimizer and schedule, in so many steps of the micro-batches of all ranks."""
     options = engine_options(config, device=device)
     settings = options["optimizer"]
     assert isinstance(settings, AdamW)
@@ -271,10 +287,10 @@ def _recipe(config: RunConfig, subject: Subject, device: Device, steps: int) -> 
     schedule = replace(schedule, warmup_steps=warmup_steps, total_steps=steps)
     delayed = config.offload.overlap == "delayed"
     return Recipe(
-        steps=subject.token_steps(steps, subject.accumulation),
+        steps=subject.token_steps(steps, ranks * subject.accumulation),
         settings=settings,
         learning_rates=tuple(map(schedule.at, range(steps))),
-        accumulation=subject.accumulation,
+        accumulation=ranks * subject.accumulation,
         gradient_clipping=config.train.gradient_clipping,
         delay_warmup=min(DELAY_WARMUP, config.offload.delay_warmup) if delayed else None,
         loss_scaling=options["loss_scale"],
@@ -367,11 +383,15 @@ def read_outcome(engine: OffloadEngine, outcome: EngineOutcome) -> None:
 
 
 def _raw_state(engine: OffloadEngine) -> Tensors:
-    """Return copies on the CPU of every tensor of the engine's state."""
-    return {
+    """Return copies on the CPU of every tensor of the engine's state, of all ranks together."""
+    state = {
         name: kept.detach().cpu().clone() if isinstance(kept, Tensor) else kept.read(0, kept.numel())
         for name, kept in engine.state()
     }
+    if torch.distributed.is_initialized():
+        for tensor in state.values():  # zeros where another rank owns it
+            torch.distributed.all_reduce(tensor.view(torch.uint8))
+    return state
 
 
 def _decisive_state(engine: OffloadEngine) -> Tensors:
