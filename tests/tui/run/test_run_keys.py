@@ -11,7 +11,7 @@ from sampled_machines import sample_at
 from screen_host import until
 from textual.pilot import Pilot
 
-from workbench.runs import RunDirectory, Status, append_event
+from workbench.runs import LaneSpan, RunDirectory, Status, append_event, write_lanes
 from workbench.runs.control import Answer, ControlReader
 from workbench.runs.records import read_lines
 from workbench.tui.dialogs import Choice, Confirm
@@ -305,3 +305,29 @@ async def test_with_nothing_of_ones_own_running_leaving_asks_nothing(tmp_path: P
         await pilot.press("q")
         await left(host, pilot)
         assert asked(run) == []
+
+
+async def test_r_shows_the_lanes_and_the_log_of_the_next_rank(tmp_path: Path) -> None:
+    run = new_run(tmp_path, live())
+    second = RunDirectory(run.path / "ranks" / "1")
+    second.path.mkdir(parents=True)
+    write_lanes(second, 20, [LaneSpan("communicate", "reduce", 0, 0, 0.1, 0.3)])
+    second.log.write_text("words of the second rank\n")
+    async with shown(run, size=(200, 60)) as (host, pilot):
+        screen = host.run_screen
+        await look(host, pilot)
+        assert "communicate" not in picture(screen.lanes)
+        await pilot.press("r")
+        await look(host, pilot)
+        await until(pilot, lambda: "words of the second rank" in picture(screen.log_view))
+        assert "communicate" in picture(screen.lanes) and "lanes and log of rank 1" in host.text
+        await pilot.press("r")
+        await look(host, pilot)
+        await until(pilot, lambda: "step 00020/00100" in picture(screen.log_view))
+        assert "download" in picture(screen.lanes) and "communicate" not in picture(screen.lanes)
+
+
+async def test_r_is_not_offered_where_one_rank_trains(tmp_path: Path) -> None:
+    async with shown(new_run(tmp_path, live())) as (host, pilot):
+        await pilot.press("r")
+        assert host.run_screen.rank == 0 and "Next rank" not in host.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -15,7 +15,7 @@ from workbench.tui.glyphs import Glyphs
 from workbench.tui.panels.lane_times import LaneSeconds, LaneSight, StepLanes
 from workbench.tui.panels.panel import REVERSED, Line, Panel, clean, crop, cut, keep
 
-_LABEL = 9
+_LABEL, _LONGEST = 9, 12
 _NUMBER = 9
 
 # Kind of work: character, plain character, pen. Kinds that share a lane differ by character.
@@ -29,6 +29,8 @@ _KINDS = {
     "norm": ("▒", "n", "small"),
     "verdict": ("░", "v", "small"),
     "update": ("▆", "U", "update"),
+    "reduce": ("▓", "S", "moves"),
+    "gather": ("▆", "A", "moves"),
     "read state": ("█", "R", "disk"),
     "write state": ("█", "W", "disk"),
     "read gradient": ("▓", "g", "disk"),
@@ -36,6 +38,11 @@ _KINDS = {
 }
 _UNKNOWN = ("▞", "?", "small")
 _THIN = ("▏", ":")
+
+
+def _label(names: Iterable[str]) -> int:
+    """Return the width of the lanes' names: `communicate` is the longest, which a run on one rank has not."""
+    return min(_LONGEST, max([_LABEL, *(len(name) + 1 for name in names)]))
 
 
 def short(seconds: float) -> str:
@@ -182,7 +189,7 @@ wheel zooms, and the pointer reads.
         names = list(lanes.tracks)
         self._sight.choose_lane(self._sight.lane)
         numbers = 3 if width >= 76 else 2 if width >= 56 else 0
-        label = self._first_cell = _LABEL if width >= 30 else 4
+        label = self._first_cell = _label(names) if width >= 30 else 4
         self._sight.cells = max(1, width - label - numbers * _NUMBER)
         tall = height >= len(names) + 3
         each = max(1, min(3, (height - 4) // len(names))) if tall else 1
@@ -210,12 +217,13 @@ wheel zooms, and the pointer reads.
     ) -> list[Line]:
         """Return a bar of each lane's share of the step; when it worked is not known."""
         self._lane_of_line = []
-        cells = max(1, width - _LABEL - 2 * _NUMBER)
-        out = [self.write(" " * (_LABEL + cells) + f"{'busy':>{_NUMBER}}{'exposed':>{_NUMBER}}", "dim")]
+        label = _label(name for name, each in seconds.items() if each.busy_s)
+        cells = max(1, width - label - 2 * _NUMBER)
+        out = [self.write(" " * (label + cells) + f"{'busy':>{_NUMBER}}{'exposed':>{_NUMBER}}", "dim")]
         full = _KINDS["forward"][self.glyphs.ascii]
         for name, each in seconds.items():
             filled = round(min(1.0, each.busy_s / step_s) * cells) if step_s else 0
-            line = self.write(f"{name[: _LABEL - 1]:{_LABEL}}")
+            line = self.write(f"{name[: label - 1]:{label}}")
             line += self.write(f"{full * filled:{cells}}", "forward" if name == "compute" else "moves")
             line += self.write(f"{short(each.busy_s):>{_NUMBER}}")
             line += self.write(f"{short(each.exposed_s):>{_NUMBER}}", _exposed_pen(name, each, step_s))

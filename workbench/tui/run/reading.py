@@ -64,13 +64,15 @@ _RECENT = 240
 def update_gb_per_s(lanes: Lanes, plan: Table, config: Table) -> float | None:
     """Return parameters x bytes a parameter / seconds / 10^9; None where the optimizer did not run on the host.
 
-    The parameters are those whose state is not on the device, the seconds those in which an update ran. Small
-    parameters that stay `exact` in the other state formats are counted like all the rest.
+    The parameters are those whose state is not on the device, of several ranks the first one's part, the seconds those
+    in which an update ran. Small parameters that stay `exact` in the other state formats are counted like all the rest.
     """
     parameters, seconds = _parameters_on_host(plan, config), _update_seconds(lanes)
     if not parameters or not seconds:
         return None
-    return parameters * traffic_bytes(plan, config) / seconds / 1e9
+    ranks = plan.get("ranks", 1)
+    shared = parameters / ranks if isinstance(ranks, int) and ranks > 1 else parameters
+    return shared * traffic_bytes(plan, config) / seconds / 1e9
 
 
 def traffic_bytes(plan: Table, config: Table) -> int:
@@ -177,6 +179,10 @@ class RunLook:
     events: tuple[Event, ...] = ()
     """New ones."""
     lanes: Lanes | None = None
+    lanes_of: int = 0
+    """The rank that `lanes` is of."""
+    ranks: int = 1
+    """Those that have a folder."""
     optimizer: OptimizerLoad | None = None
     """The host optimizer's load in the newest steps of this session."""
     disk_path: Path | None = None
@@ -224,6 +230,14 @@ class RunReader:
         self._recent: list[tuple[float, ...]] = []
         self._was_active: bool | None = None
         self._preset = ""
+        self._rank = 0
+
+    def show_rank(self, rank: int) -> RunDirectory:
+        """Read the lanes of this rank from now on; return its folder."""
+        directory = rank_directory(self.run, rank)
+        self._rank = rank
+        self._stamps.pop(directory.lanes, None)
+        return directory
 
     @property
     def records(self) -> int:
@@ -250,7 +264,10 @@ class RunReader:
         was_cut = self._metrics.rewind(found.events)
         rows, curves = (None, None) if first else self._read_metrics(was_cut)
         plan_changed = self._read_plan_and_config()
+        rank = self._rank
         lanes = self._read_lanes(active)
+        if rank:
+            lanes = self._read_lanes_of(rank_directory(self.run, rank))
         optimizer = None if first else self._optimizer_load(status, active=active)
         ended = recorded = None
         if active:
@@ -270,6 +287,8 @@ class RunReader:
             curves,
             tuple(found.events),
             lanes,
+            rank,
+            ranks_of(self.run),
             optimizer,
             disk_folder(self._config),
             tuple(compare(self._plan)) if plan_changed else None,
@@ -317,6 +336,11 @@ class RunReader:
         self._lanes = read_lanes(self.run)
         # Before the first step there is no such file, and nothing is wrong with that.
         return self._lanes if self._is_there(self.run.lanes) else None
+
+    def _read_lanes_of(self, directory: RunDirectory) -> Lanes | None:
+        """Return the lanes of another rank than the first; None where they are as before, or not there."""
+        changed = self._changed(directory.lanes)
+        return read_lanes(directory) if changed and self._is_there(directory.lanes) else None
 
     def _optimizer_load(self, status: Status, *, active: bool) -> OptimizerLoad:
         if self.looks == 2 and status.host in ("", socket.gethostname()):
@@ -383,6 +407,19 @@ class RunReader:
             return False
         self._stamps[path] = stamp
         return True
+
+
+def rank_directory(run: RunDirectory, rank: int) -> RunDirectory:
+    """Return the folder of a rank: the run's own for the first."""
+    return RunDirectory(run.path / "ranks" / str(rank)) if rank else run
+
+
+def ranks_of(run: RunDirectory) -> int:
+    """Return how many ranks have a folder."""
+    try:
+        return 1 + sum(1 for _ in (run.path / "ranks").iterdir())
+    except OSError:
+        return 1
 
 
 def read_config(run: RunDirectory) -> tuple[Mapping[str, Any], str]:

@@ -74,6 +74,7 @@ all are shown and the digits move the focus, on a small one the digits switch.
 `p` pauses and continues, `k` saves a checkpoint now, `s` stops (it saves first; press it again to end at once),
 `R` resumes a run that was stopped or failed, and adds steps to a finished one.
 `t` replays a run that has ended: a slider moves charts, lanes and the machine's sample to a step.
+Where several ranks train, `r` shows the lanes and the log of the next one; all else is of rank 0.
 `z` freezes the picture, not the training. `y` copies the run's folder.
 `q` and escape leave; an active run is never ended without asking.
 """
@@ -97,6 +98,7 @@ all are shown and the digits move the focus, on a small one the digits switch.
         ),
         Binding("v", "next_chart", "Next chart", id="run.next_chart"),
         Binding("m", "one_alone", "One chart", id="run.one_alone"),
+        Binding("r", "next_rank", "Next rank", id="run.next_rank"),
         Binding("z", "freeze", "Freeze", id="run.freeze"),
         Binding("t", "replay", "Replay", id="run.replay"),
         Binding("y", "copy_path", "Copy path", id="run.copy_path"),
@@ -108,6 +110,8 @@ all are shown and the digits move the focus, on a small one the digits switch.
         self.latest: RunLook | None = None
         """The last look, without its records and curves; None before the first."""
         self.frozen = False
+        self.rank = 0
+        """The one whose lanes and log are shown."""
         self.asked = ""
         """The command that is not answered yet, in one word: "pausing"."""
         self.stopping = False
@@ -201,6 +205,16 @@ all are shown and the digits move the focus, on a small one the digits switch.
         elif self.focused is not None:
             self.maximize(self.focused, container=False)
 
+    def action_next_rank(self) -> None:
+        """Show the lanes and the log of the next rank."""
+        assert self.latest is not None
+        self.rank = (self.rank + 1) % self.latest.ranks
+        self._last_lanes = None
+        self.lanes.show_lanes(Lanes())
+        self.log_view.open(self.reader.show_rank(self.rank).log)
+        self._show_notices()
+        self.look()
+
     def action_freeze(self) -> None:
         """Stop redrawing, or go on; nothing but the picture stops."""
         self.frozen = not self.frozen
@@ -265,14 +279,14 @@ all are shown and the digits move the focus, on a small one the digits switch.
         self.title = f"{look.preset} {self.run.name}" if look.preset else self.run.name
         self._watch(look)
         self._show_records(look)
-        if look.lanes is not None:
+        if look.lanes is not None and look.lanes_of == self.rank:
             self._last_lanes = look.lanes
             self._show_lanes()
         if look.samples is not None:
             self.samples.set_paths(look.samples)
         self._take_events(look)
         self.events.set_problems(look.problems)
-        if before is None or look.state != before.state:
+        if before is None or (look.state, look.ranks) != (before.state, before.ranks):
             self.refresh_bindings()
         self._show_end(look, before)
         self._show_notices()
@@ -437,6 +451,8 @@ all are shown and the digits move the focus, on a small one the digits switch.
         active = self.latest is None or self.latest.active
         if action == "replay":
             return not active
+        if action == "next_rank":
+            return self.latest is not None and self.latest.ranks > 1
         if action == "resume":
             return self.latest is not None and (self.latest.state == "paused" or self.latest.state in GOES_ON)
         return active if action in _ASKED else True
@@ -486,6 +502,7 @@ all are shown and the digits move the focus, on a small one the digits switch.
         notices = [
             f"frozen at {self._frozen_at}, z continues" if self.frozen else "",
             "read-only" if self.context.read_only else "",
+            f"lanes and log of rank {self.rank}" if self.rank else "",
             "stopping" if self.stopping else self.asked,
         ]
         self.line.set_notice(f" {self.context.glyphs.separator} ".join(filter(None, notices)))
