@@ -52,6 +52,7 @@ def test_the_sizes_that_are_given_give_the_others(
     [
         (None, None, 4, "says nothing without train_batch_size or train_micro_batch_size_per_gpu"),
         (256, 4, 8, "was written for 8 GPUs (256 = 4 x 8 x 8)"),
+        (64, 4, 8, "leave train_batch_size out and add --set parallel.gpus=2"),
         (30, 4, 8, "is not 4 x 8 = 32"),
         (10, 4, None, "cannot be made of micro-batches of 4; 8 or 12 can"),
         (10, None, 4, "cannot be made in 4 micro-batches; 8 or 12 can"),

@@ -92,5 +92,6 @@ def _why_broken(total: int, micro: int, accumulation: int) -> str:
     if not total % micro:
         keep = f"leave {ACCUMULATION} out to keep this total, or {TOTAL} to keep {product} sequences a step"
     return (
-        f"was written for {gpus} GPUs ({total} = {micro} x {accumulation} x {gpus}), and here is one; {keep}"
+        f"was written for {gpus} GPUs ({total} = {micro} x {accumulation} x {gpus}), and here is one; {keep}; to "
+        f"train on as many, leave {TOTAL} out and add --set parallel.gpus={gpus}"
     )

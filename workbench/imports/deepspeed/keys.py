@@ -52,15 +52,22 @@ DECIDING = frozenset(
 )
 
 _MEANINGLESS_TABLE = """
-it is about work between GPUs, and there is one
-    top: communication_data_type seq_parallel_comm_data_type seq_parallel_communication_data_type mesh_param
-    top: prescale_gradients gradient_predivide_factor gradient_allreduce_op fp32_allreduce disable_allgather
-    top: comms_logger.* sequence_parallel_size tensor_parallel.* expert_parallel.* allgather_size local_rank
+it is about work between GPUs, which Workbench does in one way of its own (docs/distributed.md)
+    top: seq_parallel_comm_data_type seq_parallel_communication_data_type mesh_param
+    top: comms_logger.* sequence_parallel_size tensor_parallel.* expert_parallel.* local_rank
     top: use_data_before_expert_parallelism distributed_backend pipeline.*
-    zero_optimization: reduce_scatter reduce_bucket_size allgather_partitions legacy_stage1
-    zero_optimization: allgather_bucket_size use_multi_rank_bucket_allreduce round_robin_gradients
+    zero_optimization: legacy_stage1 round_robin_gradients
     zero_optimization: zero_hpz_partition_size mics_shard_size mics_hierarchical_params_gather
     zero_optimization: stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential
+several GPUs (parallel.gpus) always reduce gradients to the share that each owns, in fp32, as a mean over all tokens
+    top: communication_data_type prescale_gradients gradient_predivide_factor gradient_allreduce_op fp32_allreduce
+    zero_optimization: reduce_scatter use_multi_rank_bucket_allreduce
+several GPUs (parallel.gpus) always gather new weights share by share, each before the forward that reads it
+    top: disable_allgather
+    zero_optimization: allgather_partitions
+several GPUs (parallel.gpus) exchange one chunk at a time: offload.chunk_mib
+    top: allgather_size
+    zero_optimization: reduce_bucket_size allgather_bucket_size
 blocks go through a ring on the device, which is filled ahead of the work
     zero_optimization: memory_efficient_linear stage3_max_live_parameters max_live_parameters
     zero_optimization: stage3_max_reuse_distance max_reuse_distance

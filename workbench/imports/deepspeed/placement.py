@@ -74,7 +74,12 @@ def _read_stage(found: Findings) -> int:
     if not 0 <= stage <= 3:
         found.refuse(key, "must be 0, 1, 2 or 3")
         return 3
-    found.judge(key, "mapped", f"it partitions {_PARTITIONED[stage]} between GPUs; all is whole on one GPU")
+    found.judge(
+        key,
+        "mapped",
+        f"it partitions {_PARTITIONED[stage]} between GPUs; all is whole on one GPU, and several (parallel.gpus) share "
+        "the state and the gradients that wait for it, in any stage",
+    )
     return stage
 
 
