@@ -71,6 +71,59 @@ DEEPSPEED = {
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
     "gradient_clipping": 1.0,
 }
+RECIPES = {
+    "Axolotl": """base_model: NousResearch/Llama-3.2-1B
+datasets:
+  - path: tatsu-lab/alpaca
+    type: alpaca
+val_set_size: 0.1
+sequence_len: 2048
+micro_batch_size: 2
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 2e-4
+warmup_ratio: 0.1
+bf16: auto
+adapter: lora
+lora_r: 16
+lora_target_modules: [q_proj, v_proj]
+deepspeed: zero2.json
+fsdp_config:
+  fsdp_offload_params: true
+""",
+    "LLaMA-Factory": """model_name_or_path: meta-llama/Meta-Llama-3-8B
+stage: sft
+finetuning_type: lora
+lora_target: all
+cutoff_len: 2048
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+bf16: true
+val_size: 0.1
+""",
+    "Accelerate": """compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  gradient_clipping: 1.0
+  offload_optimizer_device: cpu
+  offload_param_device: cpu
+  zero_stage: 3
+mixed_precision: bf16
+""",
+    "torchtune": """model:
+  _component_: torchtune.models.llama3_1.lora_llama3_1_8b
+  lora_rank: 8
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+  checkpoint_dir: /tmp/model
+optimizer:
+  _component_: torch.optim.AdamW
+  lr: 2e-5
+batch_size: 2
+dtype: bf16
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -207,6 +260,7 @@ READERS = {
         _text("keys.toml", '[keys]\n"runs.stop" = "S"\n'), lambda path: read_keymap(path, places())
     ),
     "DeepSpeed JSON": Reader(_json("ds.json", DEEPSPEED), import_file),
+    **{f"{tool} YAML": Reader(_text("recipe.yaml", text), import_file) for tool, text in RECIPES.items()},
     "config.json": Reader(_json("config.json", SMALL_LLAMA), _read_model_config),
     "index": Reader(
         _json("model.safetensors.index.json", {"weight_map": {"a": "model-00001-of-00001.safetensors"}}),

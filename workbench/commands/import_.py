@@ -1,4 +1,4 @@
-"""`workbench import`: a DeepSpeed configuration becomes a preset, with a verdict on each of its keys.
+"""`workbench import`: another tool's configuration becomes a preset, with a verdict on each of its keys.
 
 Without --out the whole output is the preset, and the verdicts are comments in it, so that it can be redirected to a
 file. What is refused goes to stderr alone, each once. A file that is there is written over only when that is asked
@@ -81,10 +81,10 @@ def _closing(made: Imported, out: Path | None) -> Iterator[str]:
         keys = "1 key is" if len(unknown) == 1 else f"{len(unknown)} keys are"
         lines = sorted({verdict.line for verdict in unknown})
         at = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
-        yield f"{keys} unknown to DeepSpeed and to Workbench, and left out ({at})"
+        yield f"{keys} unknown to the reader of {made.tool}'s files, and left out ({at})"
     if out is None:
         if not made.names_model:
-            yield "a DeepSpeed file names no model; add one with --set model.pretrained=NAME"
+            yield f"a file of {made.tool} names no model; add one with --set model.pretrained=NAME"
         return
     yield f"written: {out}"
     named = shlex.quote(str(out) if not str(out).startswith("-") else f"./{out}")
@@ -96,7 +96,7 @@ def _closing(made: Imported, out: Path | None) -> Iterator[str]:
         yield f"next, for its memory and time: workbench plan {named}{shorter}"
         return
     yield (
-        "a DeepSpeed file names no model: add one in [model], "
+        f"a file of {made.tool} names no model: add one in [model], "
         "or import again with --set model.pretrained=NAME"
     )
     yield f"next, with GPT-2 for a model: workbench plan {named} --set model.architecture=gpt2"

@@ -371,9 +371,9 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "import",
-        "convert a DeepSpeed configuration to a preset, with a verdict on each of its keys",
+        "convert a configuration of DeepSpeed, LLaMA-Factory, Axolotl, Accelerate or torchtune to a preset",
         (
-            argument("file", "FILE", "a DeepSpeed configuration, a JSON file", type=Path),
+            argument("file", "FILE", "a configuration, a JSON or YAML file", type=Path),
             argument(
                 "--out",
                 "PRESET.toml",

@@ -29,6 +29,8 @@ _TOKEN = re.compile(
 )
 _FENCE = re.compile(r"^\s*```.*$", re.MULTILINE)
 _KEY_FIRST = re.compile(r"""\s*(?:"[^"\n]*"|'[^'\n]*'|\w+)\s*:""")
+_COMMENT_LINES = re.compile(r"\A(?:\s*(?:#|//)[^\n]*(?:\n|\Z))*\s*")
+_OBJECT = re.compile(r"""\{(?=\s*(?:["'][\w.-]+["']\s*:|//|\#))""")
 _CLOSES = {"{": "}", "[": "]"}
 
 
@@ -61,6 +63,7 @@ def read_document(text: str, name: str) -> Document:
     if not text.strip():
         raise ConfigurationError(f"{name}: is empty; a configuration is a JSON object")
     repairs: list[Repair] = []
+    text = _object_in_prose(text, repairs)
     try:
         values: Any = json.loads(text, object_pairs_hook=_unique)
     except _DuplicateKeyError as error:
@@ -75,6 +78,36 @@ def read_document(text: str, name: str) -> Document:
     if _depth(values) > DEEPEST:
         raise ConfigurationError(f"{name}: is nested deeper than {DEEPEST} levels")
     return Document(values, _lines_of(values, text), tuple(sorted(repairs)))
+
+
+def _object_in_prose(text: str, repairs: list[Repair]) -> str:
+    """Return the text with all blanked that is around the longest object in it, where the whole is no object.
+
+    Lines keep their numbers.
+    """
+    bare = _COMMENT_LINES.sub("", _FENCE.sub("", text))
+    if bare.startswith(("{", "[", "/*")) or not bare or _KEY_FIRST.match(bare):
+        return text
+    found = [
+        (start, _end_of_object(text, start)) for start in (each.start() for each in _OBJECT.finditer(text))
+    ]
+    if not found:
+        return text
+    start, stop = max(found, key=lambda each: each[1] - each[0])
+    repairs.append(Repair(_line(text, start), "read the object that begins here, and not the text around it"))
+    blanked = "\n" * text.count("\n", 0, start) + " " * (start - text.rfind("\n", 0, start) - 1)
+    return blanked + text[start:stop]
+
+
+def _end_of_object(text: str, start: int) -> int:
+    """Return where the object that opens at `start` closes; the end of the text where it does not."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        if token.group(3):
+            depth += 1 if token.group(3) in _CLOSES else -1
+            if depth == 0:
+                return token.end()
+    return len(text)
 
 
 def _read_hjson(text: str, name: str) -> Any:

@@ -20,17 +20,17 @@ _SEAL = "# As imported: "
 _SEAL_MEANS = " (checksum of all above; if it matches, a new import to this file replaces it)"
 
 _NO_MODEL = (
-    "THE MODEL: a DeepSpeed file names none. Uncomment one of these lines and name yours, or give it with --set; "
+    "THE MODEL: the file names none. Uncomment one of these lines and name yours, or give it with --set; "
     "nothing runs without it."
 )
 _NO_DATA = (
-    "THE DATA: a DeepSpeed file names none. Uncomment the line and name yours; until then it is the source of this "
+    "THE DATA: the file names none. Uncomment the line and name yours; until then it is the source of this "
     "Python's standard library."
 )
 
 
-def preset_text(settings: Mapping[str, Setting], source: str) -> str:
-    """Return the preset of `settings` ("table.key", or "description"), imported from the file named `source`.
+def preset_text(settings: Mapping[str, Setting], source: str, tool: str) -> str:
+    """Return the preset of `settings` ("table.key", or "description"), imported from the file `source` of `tool`.
 
     Without a model, commented lines show where to name one.
     """
@@ -39,7 +39,7 @@ def preset_text(settings: Mapping[str, Setting], source: str) -> str:
         f"description = {toml_value(description.value if description else f'Imported from {on_one_line(source)}')}",
         "",
         *_comment(
-            "Made by `workbench import` from a DeepSpeed configuration. Keys that it does not set have their defaults."
+            f"Made by `workbench import` from a configuration of {tool}. Keys that it does not set have their defaults."
         ),
     ]
     for table, model in TABLES.items():
@@ -59,7 +59,7 @@ def names_a_model(settings: Mapping[str, Setting]) -> bool:
 
 
 def _missing(table: str, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """Yield the lines in which to write what no DeepSpeed file has."""
+    """Yield the lines in which to write what the file does not have."""
     if table == "model" and not names_a_model(settings):
         yield from _comment(_NO_MODEL)
         yield '# pretrained = "a folder or hub id"'

@@ -1,110 +1,30 @@
-"""A DeepSpeed configuration in, a preset and a verdict on every key out. Nothing is written here.
+"""A DeepSpeed configuration in, a verdict on every key out.
 
 The order of the readers matters once: the scheduler comes after the optimizer, whose learning rate it may replace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.config import parse_config, read_text
-from workbench.errors import ConfigurationError
 from workbench.imports.deepspeed.batch import read_batch
 from workbench.imports.deepspeed.keys import ZERO, is_known, judge_leftovers, place
 from workbench.imports.deepspeed.optimizer import read_optimizer, read_scheduler
 from workbench.imports.deepspeed.placement import read_placement
 from workbench.imports.deepspeed.precision import read_precision
-from workbench.imports.findings import Assumed, Auto, Findings, Setting, Verdict, shown
-from workbench.imports.lenient_json import LONGEST_TEXT, KeyPath, Repair, read_document
-from workbench.imports.preset_text import names_a_model, preset_text
-from workbench.system.terminal import on_one_line
+from workbench.imports.findings import Auto, Findings
+from workbench.imports.lenient_json import KeyPath, Repair
 
 
-@dataclass(frozen=True)
-class Imported:
-    """The outcome of an import. `preset` is empty where `refused`, a sentence for each reason, is not."""
-
-    name: str
-    repairs: tuple[Repair, ...]
-    verdicts: tuple[Verdict, ...]
-    assumed: tuple[Assumed, ...]
-    names_model: bool
-    refused: tuple[str, ...]
-    preset: str
-
-
-def import_file(
-    path: Path, *, architecture: str = "", pretrained: str = "", overrides: Sequence[str] = ()
-) -> Imported:
-    """Read the DeepSpeed configuration at `path`; the model's name is not in it and may be given.
-
-    `overrides`: "table.key=value" of Workbench's own fields, which go before what the file says.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or is not JSON that can be repaired.
-    """
-    text = read_text(path, "a DeepSpeed configuration, a JSON file", LONGEST_TEXT)
-    return import_text(text, str(path), architecture=architecture, pretrained=pretrained, overrides=overrides)
-
-
-def import_text(
-    text: str, name: str, *, architecture: str = "", pretrained: str = "", overrides: Sequence[str] = ()
-) -> Imported:
-    """Do the same as `import_file` with a text; `name` stands for the file in messages."""
-    document = read_document(text, name)
-    values, lines, moves = _put_in_place(document.values, document.lines)
-    found = Findings(values, lines)
-    for read in (read_batch, read_precision, read_optimizer, read_scheduler, read_placement, _read_logging):
-        read(found)
+def read(values: Mapping[str, Any], lines: Mapping[KeyPath, int]) -> tuple[Findings, list[Repair]]:
+    """Judge every key of a DeepSpeed configuration; return what was found, and which keys were moved."""
+    placed, places, moves = _put_in_place(dict(values), lines)
+    found = Findings(placed, places)
+    for judge in (read_batch, read_precision, read_optimizer, read_scheduler, read_placement, _read_logging):
+        judge(found)
     judge_leftovers(found)
-    settings = found.settings
-    for key, value in (("architecture", architecture), ("pretrained", pretrained)):
-        if value:
-            settings[f"model.{key}"] = Setting(value, f"--{key}")
-    refused = [
-        on_one_line(f"{name}:{verdict.line}: {verdict.key} = {shown(verdict.value)}: {verdict.reason}")
-        for verdict in found.refused()
-    ]
-    source = Path(name).name
-    wrong = _override(settings, preset_text(settings, source), name, overrides)
-    # Other mistakes than in --set follow from the refused keys, if there are any.
-    refused += [line for line in wrong if not refused or line.startswith("--set")]
-    return Imported(
-        name=name,
-        repairs=tuple(sorted((*document.repairs, *moves))),
-        verdicts=tuple(found.in_order()),
-        assumed=tuple(found.assumed),
-        names_model=names_a_model(settings),
-        refused=tuple(refused),
-        preset="" if refused else preset_text(settings, source),
-    )
-
-
-def _override(
-    settings: dict[str, Setting], preset: str, name: str, overrides: Sequence[str]
-) -> Sequence[str]:
-    """Put `overrides` on top of the settings of `preset`. Return the mistakes in the whole, a sentence each.
-
-    A model that is still to be named is no mistake.
-    """
-    keys = [override.partition("=")[0].replace(" ", "") for override in overrides]
-    named = names_a_model(settings) or any(key in ("model.architecture", "model.pretrained") for key in keys)
-    stand_in = () if named else ("model.architecture=gpt2",)
-    try:
-        config = parse_config(preset, f"the preset of {name}", (*stand_in, *overrides))
-    except ConfigurationError as error:
-        return str(error).split("\n")
-    values = config.model_dump()
-    for key in keys:
-        table, field, *_ = [*key.split("."), ""]
-        if field:
-            settings[f"{table}.{field}"] = Setting(values[table][field], "--set")
-        else:
-            settings[table] = Setting(values[table], "--set")
-    return ()
+    return found, moves
 
 
 def _read_logging(found: Findings) -> None:

@@ -1,0 +1,1 @@
+"""The YAML of trainers of the field: LLaMA-Factory, Axolotl, Accelerate and torchtune."""
