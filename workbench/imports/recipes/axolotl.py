@@ -14,6 +14,7 @@ from workbench.imports.recipes.rows import (
     Row,
     Take,
     fill,
+    is_there,
     judge,
     read_betas,
     read_deepspeed_file,
@@ -193,7 +194,7 @@ def _read_datasets(found: Findings) -> None:
         if path in ("json", "csv", "parquet", "text") and files:
             sources += [str(name) for name in (files if isinstance(files, list) else [files])]
         else:
-            here = Path(path).expanduser().exists() or path.startswith((".", "/", "~"))
+            here = is_there(Path(path)) or path.startswith((".", "/", "~"))
             sources.append(path if here or "/" not in path else f"hub:{path}")
     value = sources[0] if len(sources) == 1 else sources
     found.put("data.source", value, "datasets", "the text; the shape of records is recognised")

@@ -213,14 +213,20 @@ def read_trackers(found: Findings, key: str) -> None:
         )
 
 
+def is_there(path: Path) -> bool:
+    """Return True for a file or a folder; False also for a name that none can have."""
+    try:
+        return path.expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
 def read_deepspeed_file(found: Findings, key: str, folder: Path) -> None:
     """Take the placement and the loss scale from the DeepSpeed file that a recipe names, beside it or here."""
     name = found.word(key)
     if not name:
         return
-    path = next(
-        (each for each in (folder / name, folder / Path(name).name, Path(name)) if each.is_file()), None
-    )
+    path = next(filter(is_there, (folder / name, folder / Path(name).name, Path(name))), None)
     if path is None:
         found.judge(
             key,

@@ -81,4 +81,6 @@ def _scalar(node: yaml.Node) -> Any:
         value = loader.construct_object(node)
     finally:
         loader.dispose()
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("it has a number of more than 64 bits")
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(node.value)
