@@ -95,7 +95,9 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     storage = planned_machine(machine).precision(config).storage
     options = engine_options(config, device="cuda")
     plan = planned(title, machine_name)
-    options["all_gradients_wait"] = bool(plan and plan["all_gradients_wait"])
+    for name in ("all_gradients_wait", "speculation"):
+        if plan is not None:
+            options[name] = plan[name]
     options.update(watchdog_s=0, threads=2, precision={"bfloat16": "bf16", "float16": "fp16"}[storage])
     with VirtualCuda(machine=machine, values=False, device_bytes=machine.device.memory_bytes) as cuda:
         clock = cuda.clock

@@ -52,7 +52,8 @@ def _run(given: dict[str, Any], virtual: VirtualClock | None) -> dict[str, Any]:
     start_bytes = peak_host_bytes()
     with HostWatch() as watch:
         begin = time.perf_counter()
-        trained = make_trained(case, device, all_gradients_wait=given["all_gradients_wait"])
+        room = {name: given[name] for name in ("all_gradients_wait", "speculation")}
+        trained = make_trained(case, device, **room)
         build_s = time.perf_counter() - begin
         tell(f"  built in {build_s:.1f} s; host {peak_host_bytes() / GIB:.1f} GiB")
         try:

@@ -125,6 +125,7 @@ def _run_cases(
         given = {
             "case": case.fields(),
             "all_gradients_wait": told.all_gradients_wait,
+            "speculation": told.speculation,
             "device": options.device,
             "device_gib": options.device_gib,
             "virtual": None if options.virtual is None else str(options.virtual),

@@ -32,12 +32,14 @@ BLOCK_ACTIVATIONS = 34
 class Forecast:
     """`reason`: why the case is not worth starting, None where it is. `step_s`: planned, None where it is not known.
 
-    `all_gradients_wait`: the plan finds room for the gradients of all units on the host, which the engine is told.
+    `all_gradients_wait`: the plan finds room for the gradients of all units on the host, `speculation`: for records of
+    such a share of them; which the engine is told.
     """
 
     reason: str | None = None
     step_s: float | None = None
     all_gradients_wait: bool = False
+    speculation: float = 0.0
 
 
 def forecast(case: Case, micro_batch: int, sequence: int, machine: Machine) -> Forecast:
@@ -59,7 +61,7 @@ def forecast(case: Case, micro_batch: int, sequence: int, machine: Machine) -> F
     if not plan.fits:
         return Forecast(f"lacks {plan.memory.lacking}, by the plan")
     step_s = None if plan.time is None else plan.time.step_s
-    return Forecast(step_s=step_s, all_gradients_wait=plan.all_gradients_wait)
+    return Forecast(None, step_s, plan.all_gradients_wait, plan.speculation)
 
 
 def case_config(case: Case, micro_batch: int, sequence: int) -> RunConfig:

@@ -38,10 +38,12 @@ class Trained(Protocol):
     def close(self) -> None: ...
 
 
-def make_trained(case: Case, device: torch.device, *, all_gradients_wait: bool = False) -> Trained:
+def make_trained(
+    case: Case, device: torch.device, *, all_gradients_wait: bool = False, speculation: float = 0.0
+) -> Trained:
     """Build the case's model and optimizer. Whatever a package raises comes through.
 
-    `all_gradients_wait`: as the engine has it; the alternatives know no such thing.
+    `all_gradients_wait`, `speculation`: as the engine has them; the alternatives know no such things.
     """
     makers: dict[str, Callable[[Shape, torch.device], Trained]] = {
         "torch": PlainTorch,
@@ -49,14 +51,16 @@ def make_trained(case: Case, device: torch.device, *, all_gradients_wait: bool =
         "deepspeed": DeepSpeed,
     }
     if case.contender == "engine":
-        return Engine(case, device, all_gradients_wait)
+        return Engine(case, device, all_gradients_wait, speculation)
     return makers[case.contender](case.shape, device)
 
 
 class Engine:
     """`reports` holds each step's, in order."""
 
-    def __init__(self, case: Case, device: torch.device, all_gradients_wait: bool) -> None:
+    def __init__(
+        self, case: Case, device: torch.device, all_gradients_wait: bool, speculation: float
+    ) -> None:
         from workbench.engine import OffloadEngine, StepReport
         from workbench.optimizer import AdamW
 
@@ -72,6 +76,7 @@ class Engine:
             overlap=case.overlap,  # type: ignore[arg-type]
             delay_warmup=DELAY_WARMUP,
             all_gradients_wait=all_gradients_wait,
+            speculation=speculation,
             device=device,
             materialize=DeviceFilling(device, torch.device("cpu")),
         )

@@ -12,7 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from workbench.layout import MOMENTS, StateFormat
+from workbench.engine.devices.buffers import zeros
+from workbench.layout import MOMENTS, StateFormat, record_bytes
 from workbench.optimizer import AdamW
 from workbench.optimizer.host import HostOptimizer, Piece, PieceTable
 
@@ -60,6 +61,11 @@ class Buffers:
         """Split master and moments in a format."""
         high, low = self.split_master
         return Piece(high=high, low=low, state_format=state_format, **self.moments(state_format))
+
+    @cached_property
+    def records(self) -> Tensor:
+        """Those of one piece, in pages of their own."""
+        return zeros(record_bytes(self.parameters), torch.uint8)
 
     def moments(self, state_format: StateFormat) -> dict[str, Tensor]:
         """The tensors of a `Piece` that hold its moments, by name."""

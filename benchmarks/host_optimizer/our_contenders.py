@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from typing import Any
@@ -31,6 +32,9 @@ def make(name: str, buffers: Buffers, threads: int) -> Run:
         moments = buffers.moments("exact")
         tensors = ([buffers.master], [buffers.gradient_fp32], [moments["exp_avg"]], [moments["exp_avg_sq"]])
         return repeat(fp32(*tensors, threads) if name == "fp32" else host_adamw(*tensors[:2], threads))
+    if name in ("speculate", "speculate_redo"):
+        piece = replace(buffers.split_piece("exact"), records=buffers.records)
+        return repeat(speculate(piece, buffers.gradient_bf16, threads, redo=name == "speculate_redo"))
     return repeat(update([buffers.split_piece(name)], [buffers.gradient_bf16], threads))  # type: ignore[arg-type]
 
 
@@ -61,6 +65,23 @@ def update(pieces: Sequence[Piece], gradients: Sequence[Tensor], threads: int) -
         for index in range(len(table)):
             table.set_step(index, number)
         optimizer.update(table, SETTINGS)
+
+    return step
+
+
+def speculate(piece: Piece, gradient: Tensor, threads: int, *, redo: bool) -> Callable[[], None]:
+    """An update ahead of its verdict, and after it, where `redo`, the road back and forth."""
+    optimizer, table = host(threads), PieceTable([piece])
+    table.set_gradient(0, gradient)
+    steps = count(len(WARM_UP_SCALES) + 1)
+
+    def step() -> None:
+        table.set_step(0, next(steps))
+        left = optimizer.speculate(table, SETTINGS)
+        if left:
+            raise RuntimeError(f"{left} elements could not be updated ahead")
+        if redo:
+            optimizer.redo(table, SETTINGS, 1.0, 0.5)
 
     return step
 

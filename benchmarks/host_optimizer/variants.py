@@ -57,6 +57,8 @@ VARIANTS: tuple[Variant, ...] = (
         largest_quick=ONE_MILLION,
     ),
     Variant("exact", 26, "ours: split master, fp32 moments, bf16 in and out", limit="limit_exact"),
+    Variant("speculate", 30, "exact, with records by which it can be undone", in_quick=False),
+    Variant("speculate_redo", 64, "that, undone and done again with another scale", in_quick=False),
     Variant("half", 18, "ours: split master, bf16 moments, bf16 in and out", limit="limit_half"),
     Variant(
         "compact",

@@ -321,6 +321,11 @@ def test_the_engine_lets_all_gradients_wait_where_the_plan_has_room_for_them() -
     server = planned_machine(load_profile(Path("server-80gb")))
     assert forecast(UNCLIPPED, 10, 1024, server).all_gradients_wait
     assert not forecast(CLIPPED, 10, 1024, server).all_gradients_wait
+    exact = replace(CLIPPED, state_format="exact")
+    assert (
+        forecast(exact, 10, 1024, server).speculation,
+        forecast(UNCLIPPED, 10, 1024, server).speculation,
+    ) == (1.0, 0.0)
     for wait in (False, True):
         with VirtualCuda(values=False):
             case = Case("tiny", "engine", state_format="compact")

@@ -34,8 +34,8 @@ def records(count: int) -> Tensor:
     return room[first : first + record_bytes(count)]
 
 
-def trained(seed: int = 0, count: int = COUNT) -> Values:
-    """As in the middle of a training: moments of a few hundred steps."""
+def trained(seed: int = 0, count: int = COUNT, steps: int = 60) -> Values:
+    """As in the middle of a training."""
     generator = torch.Generator().manual_seed(seed)
     scale = torch.rand(count, generator=generator) * 1e-3
 
@@ -43,7 +43,7 @@ def trained(seed: int = 0, count: int = COUNT) -> Values:
         return torch.randn(count, generator=generator)
 
     exp_avg, exp_avg_sq = torch.zeros(count), torch.zeros(count)
-    for _ in range(60):
+    for _ in range(steps):
         gradient = draw() * scale
         exp_avg.lerp_(gradient, 0.1)
         exp_avg_sq.mul_(0.95).addcmul_(gradient, gradient, value=0.05)
@@ -282,7 +282,7 @@ def test_ten_million_elements_at_a_time_are_undone(seed: int) -> None:
     count, wheel = 10_000_000, itertools.cycle(NUMBERS.values())
     settings = next(itertools.islice(wheel, seed, None))
     generator = torch.Generator().manual_seed(seed)
-    values = list(trained(seed, count))
+    values = list(trained(seed, count, steps=6))
     for number in range(4):
         share = 10.0 ** -float(torch.randint(1, 6, (), generator=generator))
         odd = torch.rand(count, generator=generator) < share
