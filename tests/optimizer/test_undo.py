@@ -122,7 +122,9 @@ class Trial:
             high, low = split_float32(parameter)
             master = {"high": high, "low": low}
         elif kind.startswith("emitting"):
-            master["emit"] = parameter.to(torch.float16)
+            master["emit"] = torch.zeros(parameter.shape, dtype=torch.float16)
+            with HostOptimizer(threads=1) as optimizer:
+                optimizer.narrow(master["emit"], parameter)
         if "," in kind:
             gradient = gradient.to(getattr(torch, kind.split(", ")[1]))
         self.records = records(count)
@@ -277,12 +279,11 @@ def parameter_change(exp_avg: Any, exp_avg_sq: Any, step: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
-def test_ten_million_elements_at_a_time_are_undone(seed: int) -> None:
-    """A thousand million in all: trained, spiked, sparse, of any bits, over settings and instruction sets."""
-    count, wheel = 10_000_000, itertools.cycle(NUMBERS.values())
-    settings = next(itertools.islice(wheel, seed, None))
+def test_a_thousand_million_elements_are_undone(seed: int) -> None:
+    """A hundredth of them: trained, spiked, faded, of any bits; in all kinds of memory, by all numbers."""
+    count = 400_000
     generator = torch.Generator().manual_seed(seed)
-    values = list(trained(seed, count, steps=6))
+    values = list(trained(seed, count))
     for number in range(4):
         share = 10.0 ** -float(torch.randint(1, 6, (), generator=generator))
         odd = torch.rand(count, generator=generator) < share
@@ -291,10 +292,13 @@ def test_ten_million_elements_at_a_time_are_undone(seed: int) -> None:
         wild = torch.rand(count, generator=generator) < share / 10
         words = torch.randint(-(1 << 31), (1 << 31) - 1, (count,), generator=generator).to(torch.int32)
         values[number] = torch.where(wild, words.view(torch.float32), values[number])
-    trial = Trial(KINDS[seed % len(KINDS)], tuple(values), step=1 + seed * 7)  # type: ignore[arg-type]
-    before = trial.bits
+    updated = 0
     with HostOptimizer(threads=2) as optimizer:
-        left = optimizer.speculate(trial.table, settings, 0.7)
-        assert left < count
-        optimizer.undo(trial.table, settings, 0.7)
-    assert same(trial.bits, before)
+        for kind, settings in itertools.product(KINDS, NUMBERS.values()):
+            trial = Trial(kind, tuple(values), step=1 + seed * 7)  # type: ignore[arg-type]
+            before = trial.bits
+            left = optimizer.speculate(trial.table, settings, 0.7)
+            optimizer.undo(trial.table, settings, 0.7)
+            assert same(trial.bits, before)
+            updated += count - left
+    assert updated > 0
