@@ -133,7 +133,7 @@ def without_bf16(gpu_gib: int = 32) -> Planner:
 
 
 def test_a_gpu_without_bf16_is_given_fp16_which_says_that_it_changes_results() -> None:
-    config = preset("train.precision=bf16")
+    config = preset("train.precision=bf16", "train.micro_batch_size=3")
     found = fit(without_bf16(), config)
     assert found.plan.precision.storage == "float16"
     (change,) = [change for change in found.changes if change.field == "train.precision"]
@@ -176,7 +176,7 @@ def test_results_change_only_for_a_real_gain(
         return replace(plan, time=replace(plan.time, step_s=step_s))
 
     monkeypatch.setattr(plans, "plan_fixed", timed)
-    found = fit(plans, preset())
+    found = fit(plans, preset("train.micro_batch_size=3"))
     assert (found.plan.config.offload.state_format == "half") == changed
     assert bool(found.advice) == changed
 
