@@ -110,6 +110,26 @@ def test_what_is_set_goes_before_what_the_file_says_and_is_in_the_preset(
     assert 'did you mean "steps"?' in capsys.readouterr().err
 
 
+def test_a_pretrained_model_brings_its_tokenizer_unless_one_is_named(
+    blog: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for named, tokenizer in (
+        (["--pretrained", "my/model"], "my/model"),
+        (["--set", "model.pretrained=my/model"], "my/model"),
+        (["--pretrained", "my/model", "--set", "data.tokenizer=other"], "other"),
+        (["--architecture", "gpt2"], "bytes"),
+    ):
+        assert main(["import", str(blog), *named]) == 0
+        assert parse_config(capsys.readouterr().out, "printed").data.tokenizer == tokenizer
+
+
+def test_what_is_set_is_not_told_as_assumed(blog: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beta = "optimizer.params.betas"
+    for changes, told in (([], True), (["--set", "optimizer.betas=[0.9, 0.95]"], False)):
+        assert main(["import", str(blog), "--architecture", "gpt2", "--json", *changes]) == 0
+        assert (beta in {each["key"] for each in json.loads(capsys.readouterr().out)["assumed"]}) is told
+
+
 def test_importing_again_replaces_what_nobody_has_edited(
     blog: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

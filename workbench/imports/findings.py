@@ -63,10 +63,11 @@ class Verdict:
 
 
 class Assumed(NamedTuple):
-    """Something that the file does not say, and what was taken for it."""
+    """Something that the file does not say, and what was taken for it: for `field` of the preset, if for one."""
 
     key: str
     reason: str
+    field: str = ""
 
 
 class Setting(NamedTuple):
@@ -210,7 +211,7 @@ class Findings:
         """Set a field that no key decides: to `value`, else to Workbench's own default."""
         taken = DOCUMENTED[field].default if value is None else value
         self.settings[field] = Setting(taken, f"{key}: {reason}")
-        self.assumed.append(Assumed(key, f"{reason}: {field} = {shown(taken)}"))
+        self.assumed.append(Assumed(key, f"{reason}: {field} = {shown(taken)}", field))
 
     def auto(self, field: str, key: str, reason: str = "Workbench's default", value: Any = None) -> None:
         """Set a field whose key says "auto"."""

@@ -74,19 +74,23 @@ def import_text(
     for key, value in (("architecture", architecture), ("pretrained", pretrained)):
         if value:
             settings[f"model.{key}"] = Setting(value, f"--{key}")
+    set_here = {override.partition("=")[0].replace(" ", "") for override in overrides}
     refused = [
         on_one_line(f"{name}:{verdict.line}: {verdict.key} = {shown(verdict.value)}: {verdict.reason}")
         for verdict in found.refused()
     ]
     source = Path(name).name
     wrong = _override(settings, preset_text(settings, source, tool), name, overrides)
+    pretrained = settings["model.pretrained"].value if "model.pretrained" in settings else ""
+    if pretrained and "data.tokenizer" not in settings:
+        found.fill("data.tokenizer", "data.tokenizer", "the model's own", pretrained)
     # Other mistakes than in --set follow from the refused keys, if there are any.
     refused += [line for line in wrong if not refused or line.startswith("--set")]
     return Imported(
         name=name,
         repairs=tuple(sorted(repairs)),
         verdicts=tuple(found.in_order()),
-        assumed=tuple(found.assumed),
+        assumed=tuple(each for each in found.assumed if each.field not in set_here),
         names_model=names_a_model(settings),
         tool=tool,
         refused=tuple(refused),
