@@ -4,7 +4,7 @@
  * Addresses travel as integers, because that is what Python has them as. Nothing here knows about torch.
  */
 
-enum wb_instruction_set { WB_SCALAR = 0, WB_AVX2 = 1, WB_AVX512 = 2 };
+enum wb_instruction_set { WB_SCALAR = 0, WB_AVX2 = 1, WB_AVX512 = 2, WB_NEON = 3 };
 
 enum wb_type { WB_FLOAT32 = 0, WB_BFLOAT16 = 1, WB_FLOAT16 = 2 };
 

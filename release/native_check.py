@@ -17,7 +17,7 @@ from workbench._native import ffi, lib
 
 COUNT = 70_001
 STEPS = 3
-SETS = {"scalar": lib.WB_SCALAR, "avx2": lib.WB_AVX2, "avx512": lib.WB_AVX512}
+SETS = {"scalar": lib.WB_SCALAR, "avx2": lib.WB_AVX2, "avx512": lib.WB_AVX512, "neon": lib.WB_NEON}
 FORMATS = {"exact": (lib.WB_EXACT, 4, 4), "half": (lib.WB_HALF, 2, 2), "compact": (lib.WB_COMPACT, 1, 1)}
 
 
@@ -75,6 +75,9 @@ def address(buffer: tuple[object, object]) -> int:
 def main() -> int:
     there = [name for name, number in SETS.items() if lib.wb_has_instruction_set(number)]
     print(f"{platform.machine()}: {', '.join(there)}", file=sys.stderr)
+    if platform.machine() == "aarch64" and "neon" not in there:
+        print("the extension lacks NEON, which every aarch64 processor has", file=sys.stderr)
+        return 1
     for state_format in FORMATS:
         for split in (False, True):
             found = {

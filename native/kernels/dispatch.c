@@ -3,21 +3,21 @@
 
 #include "kernels.h"
 
-#define TABLE(suffix)                                                                                                  \
+#define TABLE(updates, suffix)                                                                                         \
     {                                                                                                                  \
-        .adamw = wb_adamw_##suffix, .speculate = wb_speculate_##suffix, .undo = wb_undo_##suffix,                     \
+        .adamw = wb_adamw_##updates, .speculate = wb_speculate_##updates, .undo = wb_undo_##updates,                   \
         .prepare = wb_prepare_##suffix, .sum_of_squares = wb_sum_of_squares_##suffix,                                  \
         .accumulate = wb_accumulate_##suffix, .narrow = wb_narrow_##suffix, .upper_half = wb_upper_half_##suffix,      \
         .split = wb_split_##suffix, .join = wb_join_##suffix,                                                          \
     }
 
-static const wb_kernels scalar_kernels = TABLE(scalar);
+static const wb_kernels scalar_kernels = TABLE(scalar, scalar);
 
 #if WB_BUILD_X86
 #include <cpuid.h>
 
-static const wb_kernels avx2_kernels = TABLE(avx2);
-static const wb_kernels avx512_kernels = TABLE(avx512);
+static const wb_kernels avx2_kernels = TABLE(avx2, avx2);
+static const wb_kernels avx512_kernels = TABLE(avx512, avx512);
 
 /* The compiler's run-time asks cpuid once per process, and whether the operating system saves the wide registers.
  * Only the newest compilers know the name "f16c", which is a bit of cpuid's first page. */
@@ -40,6 +40,13 @@ static int processor_has_avx512(void)
 }
 #endif
 
+#if WB_BUILD_NEON
+/* NEON is in every AArch64 processor: nobody has to be asked, and compilers make it of scalar's loops in convert.c and
+ * reduce.c. SVE is not in every one: its functions would have a target attribute, and HWCAP_SVE of getauxval(AT_HWCAP)
+ * would be asked for here. */
+static const wb_kernels neon_kernels = TABLE(neon, scalar);
+#endif
+
 const wb_kernels *wb_kernels_for(int instruction_set)
 {
     if (instruction_set == WB_SCALAR)
@@ -49,6 +56,10 @@ const wb_kernels *wb_kernels_for(int instruction_set)
         return &avx2_kernels;
     if (instruction_set == WB_AVX512 && processor_has_avx512())
         return &avx512_kernels;
+#endif
+#if WB_BUILD_NEON
+    if (instruction_set == WB_NEON)
+        return &neon_kernels;
 #endif
     return NULL;
 }

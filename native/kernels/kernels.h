@@ -8,12 +8,19 @@
 
 #include "../native.h"
 
-/* -DWB_BUILD_X86=0 builds what any other processor gets. */
+/* -DWB_BUILD_X86=0 and -DWB_BUILD_NEON=0 build what any other processor gets. */
 #ifndef WB_BUILD_X86
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define WB_BUILD_X86 1
 #else
 #define WB_BUILD_X86 0
+#endif
+#endif
+#ifndef WB_BUILD_NEON
+#if defined(__AARCH64EL__) && defined(__ARM_NEON)
+#define WB_BUILD_NEON 1
+#else
+#define WB_BUILD_NEON 0
 #endif
 #endif
 
@@ -104,10 +111,13 @@ typedef struct {
 /* NULL where the CPU or the build lacks the instruction set. */
 const wb_kernels *wb_kernels_for(int instruction_set);
 
-#define WB_DECLARE(suffix)                                                                                             \
+#define WB_DECLARE_UPDATES(suffix)                                                                                     \
     void wb_adamw_##suffix(const wb_range *range, const wb_adamw_factors *factors);                                    \
     void wb_speculate_##suffix(const wb_range *range, const wb_adamw_factors *factors);                                \
-    void wb_undo_##suffix(const wb_range *range, const wb_adamw_factors *factors);                                     \
+    void wb_undo_##suffix(const wb_range *range, const wb_adamw_factors *factors);
+
+#define WB_DECLARE(suffix)                                                                                             \
+    WB_DECLARE_UPDATES(suffix)                                                                                         \
     void wb_prepare_##suffix(float *destination, const void *gradient, int type, float scale, float decay,             \
                              const float *master, const uint16_t *high, const int16_t *low, int64_t count);            \
     double wb_sum_of_squares_##suffix(const void *values, int type, int64_t count);                                    \
@@ -121,6 +131,9 @@ WB_DECLARE(scalar)
 #if WB_BUILD_X86
 WB_DECLARE(avx2)
 WB_DECLARE(avx512)
+#endif
+#if WB_BUILD_NEON
+WB_DECLARE_UPDATES(neon)
 #endif
 
 #endif

@@ -35,7 +35,6 @@ FUNCTION vector v_sub(vector x, vector y) { return _mm256_sub_ps(x, y); }
 FUNCTION vector v_mul(vector x, vector y) { return _mm256_mul_ps(x, y); }
 FUNCTION vector v_div(vector x, vector y) { return _mm256_div_ps(x, y); }
 FUNCTION vector v_max(vector x, vector y) { return _mm256_max_ps(x, y); }
-FUNCTION vector v_min(vector x, vector y) { return _mm256_min_ps(x, y); }
 FUNCTION vector v_fma(vector x, vector y, vector z) { return _mm256_fmadd_ps(x, y, z); }
 FUNCTION vector v_fnma(vector x, vector y, vector z) { return _mm256_fnmadd_ps(x, y, z); }
 FUNCTION vector v_sqrt(vector x) { return _mm256_sqrt_ps(x); }
@@ -62,11 +61,6 @@ FUNCTION ivector v_nan(vector x) { return _mm256_castps_si256(_mm256_cmp_ps(x, x
 FUNCTION int i_any(ivector x) { return !_mm256_testz_si256(x, x); }
 FUNCTION ivector i_lower(ivector x) { return _mm256_and_si256(x, _mm256_set1_epi32(0xffff)); }
 FUNCTION ivector i_upper(ivector x) { return _mm256_srli_epi32(x, 16); }
-
-FUNCTION ivector i_increment_where_less(ivector x, vector left, vector right)
-{
-    return _mm256_sub_epi32(x, _mm256_castps_si256(_mm256_cmp_ps(left, right, _CMP_LT_OQ)));
-}
 
 FUNCTION ivector i_with_sign_of(ivector x, vector sign)
 {

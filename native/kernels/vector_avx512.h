@@ -31,7 +31,6 @@ FUNCTION vector v_sub(vector x, vector y) { return _mm512_sub_ps(x, y); }
 FUNCTION vector v_mul(vector x, vector y) { return _mm512_mul_ps(x, y); }
 FUNCTION vector v_div(vector x, vector y) { return _mm512_div_ps(x, y); }
 FUNCTION vector v_max(vector x, vector y) { return _mm512_max_ps(x, y); }
-FUNCTION vector v_min(vector x, vector y) { return _mm512_min_ps(x, y); }
 FUNCTION vector v_fma(vector x, vector y, vector z) { return _mm512_fmadd_ps(x, y, z); }
 FUNCTION vector v_fnma(vector x, vector y, vector z) { return _mm512_fnmadd_ps(x, y, z); }
 FUNCTION vector v_sqrt(vector x) { return _mm512_sqrt_ps(x); }
@@ -58,12 +57,6 @@ FUNCTION ivector v_nan(vector x) { return _mm512_movm_epi32(_mm512_cmp_ps_mask(x
 FUNCTION int i_any(ivector x) { return _mm512_test_epi32_mask(x, x) != 0; }
 FUNCTION ivector i_lower(ivector x) { return _mm512_and_si512(x, _mm512_set1_epi32(0xffff)); }
 FUNCTION ivector i_upper(ivector x) { return _mm512_srli_epi32(x, 16); }
-
-FUNCTION ivector i_increment_where_less(ivector x, vector left, vector right)
-{
-    __mmask16 less = _mm512_cmp_ps_mask(left, right, _CMP_LT_OQ);
-    return _mm512_mask_add_epi32(x, less, x, _mm512_set1_epi32(1));
-}
 
 FUNCTION ivector i_with_sign_of(ivector x, vector sign)
 {

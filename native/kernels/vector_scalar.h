@@ -1,8 +1,8 @@
 /* A row of elements as two vectors: what the kernels are written in, here for any processor, one element a vector.
  *
- * vector_avx2.h and vector_avx512.h define the same names for 8 and 16 elements a vector. Each kernel's C file
- * includes one of the three. Every function is exact, or rounded to nearest as IEEE 754 has it, so that all three
- * give the same bits.
+ * vector_neon.h, vector_avx2.h and vector_avx512.h define the same names for 4, 8 and 16 elements a vector. Each
+ * kernel's C file includes one of the four. Every function is exact, or rounded to nearest as IEEE 754 has it, so that
+ * all four give the same bits.
  */
 #ifndef WORKBENCH_VECTOR_SCALAR_H
 #define WORKBENCH_VECTOR_SCALAR_H
@@ -35,19 +35,17 @@ FUNCTION vector v_add(vector x, vector y) { return x + y; }
 FUNCTION vector v_sub(vector x, vector y) { return x - y; }
 FUNCTION vector v_mul(vector x, vector y) { return x * y; }
 FUNCTION vector v_div(vector x, vector y) { return x / y; }
-/* The second one where either is a NaN. */
+/* Either of them where one is a NaN. */
 FUNCTION vector v_max(vector x, vector y) { return x > y ? x : y; }
-FUNCTION vector v_min(vector x, vector y) { return x < y ? x : y; }
 FUNCTION vector v_fma(vector x, vector y, vector z) { return fmaf(x, y, z); }
 /* z - x * y */
 FUNCTION vector v_fnma(vector x, vector y, vector z) { return fmaf(-x, y, z); }
 FUNCTION vector v_sqrt(vector x) { return sqrtf(x); }
 FUNCTION vector v_abs(vector x) { return fabsf(x); }
 FUNCTION ivector v_bits(vector x) { return bits_from_float(x); }
-/* Toward zero; `x` is above -2^31. What is not below 2^31 (a NaN is not) becomes 2^31, as x86's instructions have it:
- * C leaves the conversion of such a number undefined. */
+/* Toward zero; `x` is above -2^31. What is not below 2^31 (a NaN is not) becomes 2^31, as x86's instructions have it;
+ * AArch64's make 2^31 - 1 of it, and 0 of a NaN. C leaves the conversion of such a number undefined. */
 FUNCTION ivector v_truncated(vector x) { return x < 0x1p31f ? (ivector)(int32_t)x : 0x80000000u; }
-FUNCTION vector i_float(ivector x) { return (float)(int32_t)x; }
 /* From 0 to below 1: the upper 23 bits of `random`. */
 FUNCTION vector v_unit_interval(ivector random) { return float_from_bits(random >> 9 | 0x3f800000) - 1.0f; }
 FUNCTION ivector i_set(uint32_t x) { return x; }
@@ -65,7 +63,6 @@ FUNCTION int i_any(ivector x) { return x != 0; }
 /* The lower and the upper 16 bits. */
 FUNCTION ivector i_lower(ivector x) { return x & 0xffff; }
 FUNCTION ivector i_upper(ivector x) { return x >> 16; }
-FUNCTION ivector i_increment_where_less(ivector x, vector left, vector right) { return x + (left < right); }
 /* x or -x; `x` is 0 where `sign` is. */
 FUNCTION ivector i_with_sign_of(ivector x, vector sign) { return bits_from_float(sign) >> 31 ? 0u - x : x; }
 /* The largest element; none is a NaN. */

@@ -223,7 +223,8 @@ def test_an_extension_that_is_missing_or_wrong_is_told(
         ("avx2", "avx2", "x86_64", ""),
         ("scalar", "avx512", "x86_64", "`unset WORKBENCH_ISA`"),
         ("scalar", "scalar", "x86_64", "-cpu host"),
-        ("scalar", "scalar", "aarch64", "offload.device_fraction"),
+        ("neon", "neon", "aarch64", ""),
+        ("scalar", "scalar", "riscv64", "offload.device_fraction"),
     ],
 )
 def test_slow_instructions_are_a_warning(

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const set_names[INSTRUCTION_SETS] = {"scalar", "avx2", "avx512"};
+const char *const set_names[INSTRUCTION_SETS] = {"scalar", "avx2", "avx512", "neon"};
 
 void fail(const char *format, ...)
 {

@@ -11,7 +11,7 @@
 
 #include "native.h"
 
-#define INSTRUCTION_SETS 3
+#define INSTRUCTION_SETS 4
 
 /* What the command line chose. */
 typedef struct {

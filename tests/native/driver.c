@@ -94,7 +94,7 @@ int main(int count, char **words)
         return commit_fault(words[2]);
     options chosen = {.stride = 7, .repeats = 6, .fork = 1, .updates = 1000000};
     int wanted[CHECKS] = {0};
-    choose_sets(&chosen, "scalar,avx2,avx512");
+    choose_sets(&chosen, "scalar,avx2,avx512,neon");
     read_words(count - 1, words + 1, &chosen, wanted);
     int any = 0;
     for (int check = 0; check < CHECKS; check++)

@@ -23,7 +23,7 @@ FOR_SANITIZERS = ["-O1", "-g1", "-fno-omit-frame-pointer"]
 VARIANTS = {
     "shipped": ["-g1", *WARNINGS],
     "static": ["-static", *WARNINGS],
-    "scalar only": ["-O1", "-DWB_BUILD_X86=0", *WARNINGS],
+    "scalar only": ["-O1", "-DWB_BUILD_X86=0", "-DWB_BUILD_NEON=0", *WARNINGS],
     "address": [*FOR_SANITIZERS, "-fsanitize=address"],
     "undefined": [*FOR_SANITIZERS, "-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all"],
     "thread": [*FOR_SANITIZERS, "-fsanitize=thread"],

@@ -179,6 +179,21 @@ void parameter_fill(parameter *p, uint64_t seed)
     p->piece.random_stream = (int64_t)(seed * 7);
 }
 
+void parameter_settle(parameter *p, uint64_t seed)
+{
+    uint64_t state = seeded(~seed);
+    for (int64_t i = 0; i < p->piece.count; i++) {
+        float spike = next_random(&state) >> 32 & 511 ? 1 : 0x1p30f;
+        uint16_t half = (uint16_t)(next_float16(&state) % 0x2000 + 0x1400); /* from 2^-10 to 2^-2 */
+        if (p->combination.gradient_type == WB_FLOAT16)
+            memcpy(p->fields[GRADIENT].start + 2 * i, &half, 2);
+        else
+            put(&p->fields[GRADIENT], i, width_of(p->combination.gradient_type), next_float(&state, 6) * spike);
+        put(&p->fields[EXP_AVG], i, 4, next_float(&state, 6));
+        put(&p->fields[EXP_AVG_SQ], i, 4, fabsf(next_float(&state, 6)));
+    }
+}
+
 void parameter_spoil_gradient(parameter *p)
 {
     static const float values[] = {INFINITY, -INFINITY, NAN, 3e38f};

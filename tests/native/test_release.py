@@ -34,6 +34,10 @@ def test_the_check_of_a_wheel_finds_equal_bits_of_all_instruction_sets_and_threa
     monkeypatch.setattr(check, "updated", lambda *args, split: true(*args, split=split) + str(args[2]))
     assert check.main() == 1
     assert "instruction sets or threads differ" in capsys.readouterr().err
+    monkeypatch.setattr(check, "SETS", {"scalar": check.SETS["scalar"]})
+    monkeypatch.setattr(check.platform, "machine", lambda: "aarch64")
+    assert check.main() == 1
+    assert "lacks NEON" in capsys.readouterr().err
 
 
 def test_the_image_is_defined_by_the_wheels_that_were_built(

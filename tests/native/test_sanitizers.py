@@ -57,7 +57,7 @@ def test_a_million_tiny_updates_and_a_thousand_pools_leave_no_memory_behind(buil
     builds.get("shipped").passes("leaks --updates 1000000")
 
 
-def test_a_build_without_x86_functions_has_scalar_alone_and_works(builds: Builds) -> None:
+def test_a_build_without_vector_functions_has_scalar_alone_and_works(builds: Builds) -> None:
     build = builds.get("scalar only")
     assert build.run("sets").stdout == "scalar\n"
     build.passes("tails notfinite conversions threads --stride 97 --repeats 1")
@@ -68,7 +68,7 @@ def test_a_build_without_x86_functions_has_scalar_alone_and_works(builds: Builds
     [
         ("qemu-x86_64", "Nehalem", "gcc", ["scalar"]),
         pytest.param("qemu-x86_64", "Haswell", "gcc", ["scalar", "avx2"], marks=pytest.mark.slow),
-        ("qemu-aarch64", "max", "aarch64-linux-gnu-gcc", ["scalar"]),
+        ("qemu-aarch64", "max", "aarch64-linux-gnu-gcc", ["scalar", "neon"]),
     ],
 )
 def test_other_processors_use_what_they_have(
@@ -80,6 +80,14 @@ def test_other_processors_use_what_they_have(
     assert build.messages == ""
     assert build.run("sets", under=f"{emulator} -cpu {cpu}").stdout.split() == sets
     build.passes("tails notfinite --stride 997 --repeats 1", under=f"{emulator} -cpu {cpu}")
+
+
+@pytest.mark.parametrize("stride", [97, pytest.param(7, marks=pytest.mark.slow)])
+def test_neon_gives_the_bits_of_scalar_on_the_smallest_aarch64_processor(builds: Builds, stride: int) -> None:
+    if platform.machine() != "x86_64" or not shutil.which("qemu-aarch64"):
+        pytest.skip("needs qemu-aarch64 on x86_64")
+    words = f"{ALL_BUT_LEAKS} --sets neon --no-fork --stride {stride} --repeats 1"  # qemu-user loses threads in a fork
+    builds.get("static", "aarch64-linux-gnu-gcc").passes(words, under="qemu-aarch64 -cpu cortex-a53")
 
 
 # ---- Under sanitizers ----

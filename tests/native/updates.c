@@ -65,7 +65,8 @@ int64_t check_tails(const options *chosen)
     return compared;
 }
 
-/* What the results are is not promised, only that no code of exp_avg_sq is 0, from which the parameter would jump. */
+/* What the results are is not promised, only that no code of exp_avg_sq is 0, from which the parameter would jump. On
+ * AArch64, where instructions of both kinds treat a NaN alike, they are the bits of scalar in exact and half. */
 static void expect_codes(const parameter *p, int set)
 {
     for (int64_t i = 0; p->combination.state_format == WB_COMPACT && i < p->piece.count; i++)
@@ -73,26 +74,36 @@ static void expect_codes(const parameter *p, int set)
             fail("%s: a code of exp_avg_sq is 0 after gradients that are not finite", set_names[set]);
 }
 
+static parameter updated_by_spoiled_gradients(wb_pool *pool, int64_t index)
+{
+    wb_adamw settings = settings_of((uint64_t)index, (int)(index / COMBINATIONS));
+    parameter p = parameter_make(combination_at(index), 517, 0);
+    parameter_fill(&p, (uint64_t)index);
+    parameter_spoil_gradient(&p);
+    update(pool, &p, &settings);
+    update(pool, &p, &settings);
+    return p;
+}
+
 int64_t check_not_finite(const options *chosen)
 {
-    const int64_t count = 517;
     wb_pool *pools[INSTRUCTION_SETS];
     make_pools(chosen, pools);
     int64_t checked = 0;
-    for (int64_t index = 0; index < 2 * COMBINATIONS; index++)
+    for (int64_t index = 0; index < 2 * COMBINATIONS; index++) {
+        parameter expected = updated_by_spoiled_gradients(pools[WB_SCALAR], index);
         for (int set = 0; set < INSTRUCTION_SETS; set++) {
             if (!pools[set])
                 continue;
-            parameter p = parameter_make(combination_at(index), count, 0);
-            parameter_fill(&p, (uint64_t)index);
-            parameter_spoil_gradient(&p);
-            wb_adamw settings = settings_of((uint64_t)index, (int)(index / COMBINATIONS));
-            update(pools[set], &p, &settings);
-            update(pools[set], &p, &settings);
+            parameter p = updated_by_spoiled_gradients(pools[set], index);
             expect_codes(&p, set);
+            if (set == WB_NEON && p.combination.state_format != WB_COMPACT)
+                expect_equal(&p, &expected, (int)(index / COMBINATIONS), set_names[set]);
             parameter_free(&p);
             checked++;
         }
+        parameter_free(&expected);
+    }
     free_pools(pools);
     return checked;
 }

@@ -234,7 +234,9 @@ def test_denormals_survive_where_the_calling_thread_flushes_them(threads: int) -
 
 def test_the_forced_instruction_set_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_ISA", "avx3")
-    with pytest.raises(ValueError, match="WORKBENCH_ISA must be one of avx512, avx2, scalar, not 'avx3'"):
+    with pytest.raises(
+        ValueError, match="WORKBENCH_ISA must be one of avx512, avx2, neon, scalar, not 'avx3'"
+    ):
         HostOptimizer()
     monkeypatch.setattr("workbench.optimizer.host.INSTRUCTION_SETS", {"avx2": 99, "scalar": 0})
     monkeypatch.setenv("WORKBENCH_ISA", "avx2")

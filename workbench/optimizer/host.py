@@ -36,6 +36,7 @@ MOST_THREADS = 4096
 INSTRUCTION_SETS: dict[str, int] = {
     "avx512": lib.WB_AVX512,
     "avx2": lib.WB_AVX2,
+    "neon": lib.WB_NEON,
     "scalar": lib.WB_SCALAR,
 }  # the best first
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
@@ -300,8 +301,8 @@ class HostOptimizer:
 
     `threads` counts the calling thread, which takes part; the others are named `host-adam/N`. `"auto"` measures, once a
     process, how many of those that affinity and cgroup quota allow make an update faster. The environment variable
-    `WORKBENCH_ISA` (`scalar`, `avx2`, `avx512`) forces an instruction set. After a fork, the child's first call starts
-    threads of its own.
+    `WORKBENCH_ISA` (`scalar`, `neon`, `avx2`, `avx512`) forces an instruction set. After a fork, the child's first call
+    starts threads of its own.
     """
 
     def __init__(self, threads: int | Literal["auto"] = "auto") -> None:

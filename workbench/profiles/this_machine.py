@@ -160,7 +160,7 @@ def instruction_set() -> str:
         return "torch"
     from workbench._native import lib
 
-    numbers = {"avx512": lib.WB_AVX512, "avx2": lib.WB_AVX2, "scalar": lib.WB_SCALAR}
+    numbers = {"avx512": lib.WB_AVX512, "avx2": lib.WB_AVX2, "neon": lib.WB_NEON, "scalar": lib.WB_SCALAR}
     forced = os.environ.get("WORKBENCH_ISA", "")
     return forced or next(name for name, number in numbers.items() if lib.wb_has_instruction_set(number))
 
