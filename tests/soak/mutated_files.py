@@ -1,4 +1,4 @@
-"""Right files with a few mistakes that Hypothesis draws: each is read or refused in a message, soon, in little memory."""
+"""Right files with a few mistakes, drawn by Hypothesis: each is read, or refused in a message, soon, in little memory."""
 
 from __future__ import annotations
 
