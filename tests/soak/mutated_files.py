@@ -1,4 +1,4 @@
-"""Right files with a few mistakes, drawn by Hypothesis: each is read, or refused in a message, soon, in little memory."""
+"""Right files with a few mistakes, drawn by Hypothesis: each is read or refused in words, soon, in little memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import signal
 import tempfile
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -159,13 +160,19 @@ def limited() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     handler = signal.signal(signal.SIGPROF, stop)
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, before[1]))
-    signal.setitimer(signal.ITIMER_PROF, LONGEST_S)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST_S, 0.1)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, before)
         signal.signal(signal.SIGPROF, handler)
+
+
+def acts(letter: str) -> bool:
+    """True for what a terminal acts on, and for what reorders the letters after it."""
+    category, order = unicodedata.category(letter), unicodedata.bidirectional(letter)
+    return letter != "\n" and (category in ("Cc", "Cs", "Zl", "Zp") or order[:2] in ("LR", "RL", "PD", "FS"))
 
 
 def outcome(read: Callable[[Path], Any], path: Path) -> str:
@@ -180,7 +187,7 @@ def outcome(read: Callable[[Path], Any], path: Path) -> str:
         found = "refused"
         if max(map(len, message.split("\n"))) > LONGEST_LINE:
             found = f"a message of {len(message):,} characters: {message[:80]}..."
-        elif any(not letter.isprintable() and letter != "\n" for letter in message):
+        elif any(acts(letter) for letter in message):
             found = f"a control character in {message!r}"
     except TooLongError:
         return f"took longer than {LONGEST_S:g} s"

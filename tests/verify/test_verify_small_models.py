@@ -71,6 +71,13 @@ def test_a_model_that_cannot_be_made_small_is_refused_before_it_takes_memory(
         subject_of("gpt2", {})
 
 
+def test_a_forward_that_draws_weights_among_the_numbers_of_dropout_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="its first forward replaces modules"):
+        subject_of("big_bird", {})
+    subject_of("big_bird", {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+    subject_of("big_bird", {"attention_type": "original_full"})
+
+
 def test_a_small_model_can_be_copied_whatever_a_forward_leaves_behind() -> None:
     subject = subject_of("recurrent_gemma", {})  # it keeps its recurrent state, with its graph, in its blocks
     copied = copy.deepcopy(subject.start)

@@ -93,23 +93,26 @@ def _try_template(tokenizer: Tokenizer) -> None:
         raise _TooLongError
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S)
     longest = 0
     try:
-        for messages, header in ((chat, False), (chat[:1], True)):
-            try:
-                text = tokenizer.backend.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=header
-                )
-            except (MemoryError, OverflowError):
-                raise
-            except Exception:  # it may want another chat; each record gets its own message
-                continue
-            longest = max(longest, len(text))
+        # More than once: Python drops what is raised within a finalizer.
+        signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S, 0.1)
+        try:
+            for messages, header in ((chat, False), (chat[:1], True)):
+                try:
+                    text = tokenizer.backend.apply_chat_template(
+                        messages, tokenize=False, add_generation_prompt=header
+                    )
+                except (MemoryError, OverflowError):
+                    raise
+                except Exception:  # it may want another chat; each record gets its own message
+                    continue
+                longest = max(longest, len(text))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except (_TooLongError, MemoryError, OverflowError) as error:
         raise _endless(tokenizer.spec) from error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     if longest > LONGEST_OF_THREE_WORDS:
         raise _endless(tokenizer.spec)

@@ -355,8 +355,15 @@ def _one_of_each(kinds: list[Any]) -> list[Any]:
 
 def _try_out(model: Any, shape: Any, sequence: int) -> None:
     # A copy: some architectures keep what a forward left behind, which nothing could be copied with later.
+    modules = [type(module) for module in model.modules()]
     model = copy.deepcopy(model)
     if has_adapter(model):
         model = model.float()  # frozen weights may be narrow, which the CPU need not compute in
     ids = torch.arange(2 * sequence).view(2, sequence) % shape.get_text_config().vocab_size
     loss_of(model, ids).backward()
+    replaced = [type(module) for module in model.modules()] != modules
+    if replaced and any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+        raise ValueError(
+            "its first forward replaces modules, and draws their weights among the numbers of dropout, so that no two "
+            "trainings are alike; choose in [model.config] what it replaces them by, or dropout of 0"
+        )
