@@ -56,7 +56,13 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def ours(model: GPT2LMHeadModel) -> Iterator[Step]:
     with OffloadEngine(
-        model, optimizer=AdamW(lr=1e-4), gradient_clipping=CLIPPING, state="host", device="cpu", threads=1
+        model,
+        optimizer=AdamW(lr=1e-4),
+        gradient_clipping=CLIPPING,
+        state="host",
+        device="cpu",
+        threads=1,
+        activation_checkpointing=False,  # as the others
     ) as engine:
 
         def step(ids: torch.Tensor) -> None:
