@@ -142,9 +142,9 @@ def environment(name: str, *packages: str | Path) -> Path:
     """Return the folder of programs of a new virtual environment with `packages`."""
     folder = WORK / name
     venv.create(folder, with_pip=True)
-    run(
-        folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages
-    )
+    install = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    # Beside a checkout on this path pip takes workbench for installed.
+    run(*install, *packages, PYTHONPATH="")
     return folder / "bin"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,24 @@ def test_the_check_of_a_wheel_finds_equal_bits_of_all_instruction_sets_and_threa
     monkeypatch.setattr(check.platform, "machine", lambda: "aarch64")
     assert check.main() == 1
     assert "lacks NEON" in capsys.readouterr().err
+
+
+def test_pip_does_not_take_the_checkout_for_what_a_trial_installs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels: Any = script("wheels")
+    monkeypatch.setattr(wheels, "WORK", tmp_path)
+    monkeypatch.setattr(wheels.venv, "create", lambda folder, with_pip: None)
+    monkeypatch.setenv("PYTHONPATH", str(RELEASE.parent))
+    found: list[dict[str, str]] = []
+
+    def install(words: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        found.append(env)
+        return subprocess.CompletedProcess(words, 0, "")
+
+    monkeypatch.setattr(wheels.subprocess, "run", install)
+    assert wheels.environment("empty", "workbench.whl") == tmp_path / "empty" / "bin"
+    assert [env["PYTHONPATH"] for env in found] == [""]
 
 
 def test_the_image_is_defined_by_the_wheels_that_were_built(
