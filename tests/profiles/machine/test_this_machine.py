@@ -125,7 +125,7 @@ def test_a_gpu_is_found_by_its_name_where_its_number_is_another_s() -> None:
     [
         ("cpu_model", lambda: "another processor"),
         ("usable_cpus", lambda: 1000),
-        ("instruction_set", lambda: "neon"),
+        ("instruction_set", lambda: "another set"),
         ("total_memory_bytes", lambda: 7 << 30),
         ("version_of", lambda package: "2.14.0"),
         ("PROBE_VERSION", 1000),
