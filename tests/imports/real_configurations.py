@@ -61,6 +61,7 @@ LF_FIELDS = {
     "optimizer.betas": (0.9, 0.999),
     "optimizer.weight_decay": 0.0,
     "schedule.type": "cosine",
+    "schedule.min_ratio": 0.0,
     "log.every": 10,
     "checkpoint.every": 500,
 }
@@ -247,6 +248,7 @@ AX_FIELDS = {
     "optimizer.type": "adamw",
     "optimizer.learning_rate": 2e-4,
     "schedule.type": "cosine",
+    "schedule.min_ratio": 0.0,
     "schedule.warmup_steps": 10,
 }
 AX_LORA_FIELDS = {**AX_FIELDS, "adapter.rank": 32, "adapter.alpha": 16.0, "adapter.dropout": 0.05}
@@ -423,6 +425,7 @@ TT_LORA_FIELDS = {
     **TT_FIELDS,
     "optimizer.learning_rate": 3e-4,
     "schedule.type": "cosine",
+    "schedule.min_ratio": 0.0,
     "schedule.warmup_steps": 100,
     "adapter.rank": 8,
     "adapter.alpha": 16.0,

@@ -55,6 +55,17 @@ def test_a_real_configuration(tool: str, name: str) -> None:
         assert (config[table][key] if key else config[table]) == value, field
 
 
+def test_a_schedule_ends_where_the_file_says() -> None:
+    kwargs = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.25}}
+    for tool, keys, ratio in (
+        ("LLaMA-Factory", {**LF_FULL, **kwargs}, 0.25),
+        ("LLaMA-Factory", {**LF_FULL, "lr_scheduler_type": "linear"}, 0.0),
+        ("LLaMA-Factory", {**LF_FULL, "lr_scheduler_type": "constant"}, 0.1),
+        ("Axolotl", {**AX, "cosine_min_lr_ratio": 0.2}, 0.2),
+    ):
+        assert parse_config(imported(tool, keys).preset, "preset").schedule.min_ratio == ratio
+
+
 @pytest.mark.parametrize("tool", ["LLaMA-Factory", "Axolotl", "Accelerate"])
 def test_the_deepspeed_file_that_a_recipe_names_is_read(tool: str, tmp_path: Path) -> None:
     content = {**LF_ZERO, "zero_optimization": {**STAGE_2, "offload_optimizer": {"device": "cpu"}}}

@@ -14,6 +14,7 @@ from workbench.imports.recipes.rows import (
     Row,
     Take,
     fill,
+    fill_end_of_schedule,
     is_there,
     judge,
     read_betas,
@@ -51,6 +52,7 @@ TABLE: dict[str, Row] = {
     "save_steps": Take("checkpoint.every", "steps between checkpoints"),
     "save_total_limit": Take("checkpoint.keep", "newest checkpoints that are kept"),
     "eval_steps": Take("evaluate.every", "steps between evaluations"),
+    "lr_scheduler_kwargs.min_lr_rate": Take("schedule.min_ratio", "share of the highest rate at the end"),
     "cosine_min_lr_ratio": Take("schedule.min_ratio", "share of the highest rate at the end"),
     "early_stopping_patience": Take("evaluate.patience"),
     "tf32": Take("train.tf32", "matrix products of fp32 are rounded to TF32"),
@@ -177,6 +179,7 @@ def read(found: Findings, folder: Path) -> None:
     judge(found, TABLE, NAME)
     fill(found, TRAINERS_OPTIMIZER, TRAINERS)
     fill(found, {"schedule.type": "cosine"}, f"{NAME}'s default")
+    fill_end_of_schedule(found)
 
 
 def _read_datasets(found: Findings) -> None:

@@ -12,6 +12,7 @@ from workbench.imports.recipes.rows import (
     Row,
     Take,
     fill,
+    fill_end_of_schedule,
     judge,
     read_betas,
     read_deepspeed_file,
@@ -45,6 +46,7 @@ TABLE: dict[str, Row] = {
     "save_steps": Take("checkpoint.every", "steps between checkpoints"),
     "save_total_limit": Take("checkpoint.keep", "newest checkpoints that are kept"),
     "eval_steps": Take("evaluate.every", "steps between evaluations"),
+    "lr_scheduler_kwargs.min_lr_rate": Take("schedule.min_ratio", "share of the highest rate at the end"),
     "label_smoothing_factor": Take("train.label_smoothing"),
     "neat_packing": Take("data.separate_documents", "documents of a row are kept apart"),
     "template": "the tokenizer's own chat template is taken",
@@ -141,6 +143,7 @@ def read(found: Findings, folder: Path) -> None:
     read_deepspeed_file(found, "deepspeed", folder)
     judge(found, TABLE, NAME)
     fill(found, {**TRAINERS_OPTIMIZER, "schedule.type": "linear"}, TRAINERS)
+    fill_end_of_schedule(found)
     fill(found, {"data.sequence_length": 2048}, f"{NAME}'s default")
 
 

@@ -140,6 +140,12 @@ def read_schedule(
         )
 
 
+def fill_end_of_schedule(found: Findings) -> None:
+    """Let the learning rate fall to 0, as it does in the tools that are read here, where the file says nothing else."""
+    if found.settings["schedule.type"].value != "constant":
+        fill(found, {"schedule.min_ratio": 0.0}, "the learning rate falls to 0 there")
+
+
 def read_precision_keys(found: Findings, bf16: tuple[str, ...], fp16: str) -> None:
     """Judge the switches of the 16-bit formats."""
     for key in (*bf16, fp16):

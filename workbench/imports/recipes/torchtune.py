@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.imports.findings import Findings
-from workbench.imports.recipes.rows import Off, Row, Take, fill, judge, read_optimizer_name, take
+from workbench.imports.recipes.rows import (
+    Off,
+    Row,
+    Take,
+    fill,
+    fill_end_of_schedule,
+    judge,
+    read_optimizer_name,
+    take,
+)
 
 NAME = "torchtune"
 _FOLDER = "a run has its own folder; `workbench run --runs` says where"
@@ -140,6 +149,7 @@ def read(found: Findings, folder: Path) -> None:
         )
     judge(found, TABLE, NAME)
     fill(found, {"schedule.type": "constant"}, "the file names no schedule, so the learning rate stays")
+    fill_end_of_schedule(found)
     defaults = {
         "optimizer.learning_rate": 1e-3,
         "optimizer.betas": (0.9, 0.999),
