@@ -17,6 +17,7 @@ from workbench.commands import runs
 from workbench.commands.parser import build_parser
 from workbench.commands.table import COMMANDS, GROUPS
 from workbench.config import fields, parse_config
+from workbench.runs import RunDirectory
 
 
 @pytest.fixture
@@ -56,8 +57,9 @@ LIST: dict[str, Any] = {"runs": None, "as_json": False, "plan": False, "name": N
         ("run --resume .", {**RUN, "preset": None, "resume": Path()}),
         ("run p --detach --runs there", {**RUN, "detach": True, "runs": Path("there")}),
         ("run p --run-directory there/one", {**RUN, "run_directory": Path("there/one")}),
-        *((f"{verb} a-run", {**STEER, "verb": verb, "run": "a-run"}) for verb in ("stop", "save", "pause")),
-        ("stop --runs there", {**STEER, "verb": "stop", "runs": Path("there")}),
+        *((f"{verb} a-run", {**STEER, "verb": verb, "run": "a-run"}) for verb in ("save", "pause")),
+        ("stop a-run", {**STEER, "verb": "stop", "run": "a-run", "wait": False}),
+        ("stop --wait --runs there", {**STEER, "verb": "stop", "runs": Path("there"), "wait": True}),
         ("resume", {**STEER, "verb": "resume", "overrides": []}),
         ("resume --set train.steps=9", {**STEER, "verb": "resume", "overrides": ["train.steps=9"]}),
         ("runs", LIST),
@@ -81,12 +83,18 @@ def test_run_without_anything_to_train_is_refused(
     assert not calls
 
 
+def test_resuming_takes_a_run_by_a_part_of_its_name(calls: list[Any], tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "p", labels=["mine"])
+    assert main(["run", "--resume", "mine", "--runs", str(tmp_path)]) == 0
+    assert calls == [{**RUN, "preset": None, "resume": run.path, "runs": tmp_path}]
+
+
 def test_resuming_what_is_neither_a_run_nor_a_preset_is_refused(
     calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--resume", "quickstrat"]) == 2
     told = capsys.readouterr().err
-    assert "no such run folder" in told
+    assert "no such run, nor a preset" in told
     assert '"quickstart"' in told
     assert not calls
 

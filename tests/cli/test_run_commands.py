@@ -48,6 +48,26 @@ def test_a_command_waits_for_the_trainers_answer_and_tells_it(
     assert f"{verb} at step 5" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("phase", "code"), [("stopped", 0), ("failed", 1)])
+def test_stop_waits_for_the_end_where_that_is_asked_for(
+    run: RunDirectory, phase: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(run, Status(phase="training", step=4, total_steps=9))
+    trainer = Trainer(run)
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        trainer.sleep(seconds)
+        looks.append(trainer.waits)
+        if trainer.waits == 9:
+            write_status(run, Status(phase=phase, step=5, total_steps=9))
+
+    stop = {"verb": "stop", "run": run.name, "runs": run.path.parent, "sleep": sleep}
+    assert run_commands.steer(**stop, wait=True) == code
+    assert len(looks) == 9
+    assert ("it failed at step 5 of 9" in capsys.readouterr().err) is bool(code)
+
+
 def test_a_trainer_that_does_not_answer_is_waited_for_no_longer_than_said(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

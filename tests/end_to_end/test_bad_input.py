@@ -109,7 +109,7 @@ def test_a_run_folder_that_cannot_be_written_is_told(refused, trainers: Trainers
 def test_a_resumption_of_what_is_no_run_is_told(refused, trainers: Trainers) -> None:  # type: ignore[no-untyped-def]
     (trainers.folder / "no-run").mkdir(exist_ok=True)
     assert "the folder is not a run" in refused("run", "--resume", trainers.folder / "no-run")
-    assert "no such run folder, nor a preset" in refused("run", "--resume", "/nowhere/at/all")
+    assert "no such run, nor a preset" in refused("run", "--resume", "/nowhere/at/all")
     run = RunDirectory.create(trainers.folder / "other", "p")
     assert "config.toml cannot be read" in refused("run", "--resume", run.path)
     run.config.write_text("[[[")

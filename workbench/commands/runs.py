@@ -70,11 +70,14 @@ def run(
 
         try:
             find_preset(resume)
+            preset, resume = resume, "auto"
         except ConfigurationError as error:
-            raise ConfigurationError(
-                f"--resume {resume}: there is no such run folder, nor a preset\n{error}"
-            ) from None
-        preset, resume = resume, "auto"
+            try:
+                resume = str(find_run(runs_root(runs), resume).path)
+            except ConfigurationError as no_run:
+                raise ConfigurationError(
+                    f"--resume {resume}: there is no such run, nor a preset\n{no_run}\n{error}"
+                ) from None
     if preset is None and resume in (None, "auto") and run_directory is None:
         raise ConfigurationError(
             "run: no preset is named; name one (`workbench presets` lists them), or --resume a run's folder"
@@ -194,14 +197,15 @@ def steer(
     run: str | None,
     runs: Path | None,
     overrides: Sequence[str] = (),
+    wait: bool = False,
     answer_s: float = ANSWER_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Send `verb` to the trainer of a run and wait, `answer_s` seconds at most, for its answer.
 
     `resume` starts a run again from its last checkpoint where no trainer lives, with `overrides` ("table.key=value")
-    on top of its configuration; a finished one too, where there are any. Raises ConfigurationError
-    where no run has this name.
+    on top of its configuration; a finished one too, where there are any. `wait` goes on until the run has ended.
+    Raises ConfigurationError where no run has this name.
     """
     directory = find_run(runs_root(runs), run)
     state = liveness(read_status(directory))
@@ -226,7 +230,11 @@ def steer(
     answer = ask(directory, verb, answer_s=answer_s, sleep=sleep)
     if not answer.done:
         return _refuse(f"run {directory.name}: {answer.message}")
-    print(f"run {directory.name}: {answer.message}")
+    print(f"run {directory.name}: {answer.message}", flush=True)
+    while wait and (state := liveness(read_status(directory))) in ACTIVE:
+        sleep(_LOOK_EVERY_S)
+    if wait and state not in ("stopped", "finished"):
+        return _refuse(f"run {directory.name}: {_why(directory, state, read_status(directory))}")
     return EXIT_DONE
 
 

@@ -334,10 +334,16 @@ COMMANDS: tuple[Command, ...] = (
         (ASCII, RUNS, JSON),
         "workbench.commands.screen:top",
     ),
+    Command(
+        "stop",
+        "finish the step, save a checkpoint and end the run",
+        (RUN, RUNS, flag("--wait", "return when the run has ended, not when it has answered")),
+        "workbench.commands.runs:steer",
+        {"verb": "stop"},
+    ),
     *(
         Command(verb, help, (RUN, RUNS), "workbench.commands.runs:steer", {"verb": verb})
         for verb, help in (
-            ("stop", "finish the step, save a checkpoint and end the run"),
             ("save", "save a checkpoint now and continue"),
             ("pause", "pause the run after this step until it is resumed"),
         )
