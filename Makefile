@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/*.c native/*.h native/*.py)
 
-.PHONY: run test test-all soak check screenshots wheels image setup clean
+.PHONY: run test test-all soak check screenshots docs wheels image setup clean
 
 run: setup
 	$(BIN)/workbench run presets/quickstart.toml
@@ -35,6 +35,11 @@ check: setup
 # The pictures in docs/screens, from the scenes of the tests; PNGs where rsvg-convert is installed.
 screenshots: setup
 	$(BIN)/python docs/screens/make.py
+
+# The docs as static pages in build/site; a link that leads nowhere is an error.
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What is released, in dist/: an sdist and wheels for x86-64 and aarch64, checked and tried. See CONTRIBUTING.md.
 # `make wheels WHEELS=--no-trial` installs nothing.
