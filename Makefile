@@ -36,10 +36,10 @@ check: setup
 screenshots: setup
 	$(BIN)/python docs/screens/make.py
 
-# The docs as static pages in build/site; a link that leads nowhere is an error.
+# The docs as static pages in build/site; a link that leads nowhere is an error, unless `--quiet` hides it from `--strict`.
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What is released, in dist/: an sdist and wheels for x86-64 and aarch64, checked and tried. See CONTRIBUTING.md.
 # `make wheels WHEELS=--no-trial` installs nothing.
