@@ -141,9 +141,14 @@ class UnitRoute:
         return self.update_on_compute and found and not self.delayed
 
     @property
+    def fetches_apart(self) -> bool:
+        """Slots are filled from weights apart from the state: older ones, or those of all ranks."""
+        return self.streamed and (self.delayed or self.partitioned)
+
+    @property
     def uploads(self) -> bool:
         """New weights are copied to where the forward, or the next fetch, reads them."""
-        return not self.aliased and (not self.streamed or self.delayed)
+        return not self.aliased and (not self.streamed or self.fetches_apart)
 
     def is_filed(self, kind: str, dtype: str) -> bool:
         """Return whether a kind of the state is on disk; the working copy is only where the weights are."""
@@ -163,6 +168,7 @@ class UnitRoute:
             uploads=self.uploads,
             after_backward=self.after_backward,
             speculates=self.speculates,
+            shared_weights=self.streamed and self.partitioned,
         )
 
 
@@ -184,7 +190,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
     streamed = comes and unit.kind == "block"
     if partitioned:
-        check_shared_by_ranks(placement, delayed=delayed, streamed=streamed)
+        check_shared_by_ranks(placement, delayed=delayed)
     aliased = not streamed and not converts and not delayed and (on_device or shared) and not partitioned
     several = conditions.gradient_accumulation > 1
     waits_on_disk = placement.state == "disk" and (conditions.must_wait or several) and not partitioned
@@ -230,18 +236,12 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     )
 
 
-def check_shared_by_ranks(placement: Placement, *, delayed: bool, streamed: bool) -> None:
+def check_shared_by_ranks(placement: Placement, *, delayed: bool) -> None:
     """Raise ValueError where several ranks cannot share a unit's state."""
     if delayed:
         raise ValueError("overlap = 'delayed' on several ranks is not supported yet: use 'exact'")
-    if placement.weights != "device":
-        raise ValueError(
-            f"weights = {placement.weights!r} on several ranks is not supported yet: use weights = 'device'"
-        )
-    if streamed:
-        raise ValueError(
-            "16-bit weights that a CPU computes in fp32 are not supported on several ranks yet: use precision = 'fp32'"
-        )
+    if placement.weights == "disk":
+        raise ValueError("weights = 'disk' on several ranks is not supported yet: use 'host' or 'device'")
 
 
 # The loss
@@ -380,8 +380,9 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
         if not route.aliased and not route.streamed:
             item = ITEM_BYTES[conditions.compute_dtype(region.dtype)]
             add(found, "device", "weights", region.elements * item)
-        elif not route.aliased and route.delayed:
-            add(found, "host", "weights", region.elements * ITEM_BYTES[region.dtype])
+        elif route.fetches_apart:
+            # Ranks have one copy between them.
+            add(found, "host", "weights", owned * ITEM_BYTES[region.dtype])
         if route.waiting == "memory":
             item = 4 if route.wide_gradients else ITEM_BYTES[region.dtype]
             add(found, tier, "gradients", sets * owned * item)

@@ -39,8 +39,9 @@ class Kind(str, Enum):
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
     A `REDUCE` gives each rank the sum of its share of a chunk's gradient, a `GATHER` every rank all new weights of a
-    chunk. An `ACCUMULATE`, a `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an
-    update that waits for no verdict is their `NORM` as well.
+    chunk; one without a chunk says that all ranks have put theirs into memory that they share. An `ACCUMULATE`, a
+    `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an update that waits for no
+    verdict is their `NORM` as well.
     A `SPECULATE` does an `UPDATE` ahead of the verdict, which then has less or nothing left to do; after the verdict it
     does nothing itself.
     `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
@@ -88,7 +89,7 @@ class UnitFlow:
     wait for the update there. `uploads`: new weights are copied to where the forward reads them. `after_backward`:
     gradients are found when backward has ended; norm and update of all such units are one task each. `sums_on_device`:
     they are summed where backward leaves them, and only the sums go down, with the last micro-batch. `speculates`: an
-    update can be undone.
+    update can be undone. `shared_weights`: new weights are copied into memory that the ranks of a machine share.
     """
 
     state: Tier
@@ -100,6 +101,7 @@ class UnitFlow:
     after_backward: bool = False
     sums_on_device: bool = False
     speculates: bool = False
+    shared_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,8 @@ class _Builder:
 
     def add_unit_gather(self, unit: Unit, waits: Sequence[int]) -> list[int]:
         """Add the exchange of a unit's new weights between ranks, chunk by chunk."""
+        if self.shape.flows[unit.index].shared_weights:
+            return [self.communicate(Kind.GATHER, unit, waits=waits)]
         return [
             self.communicate(Kind.GATHER, unit, chunk, chunk.weight_bytes, [before])
             for chunk, before in zip(unit.chunks, waits, strict=True)
@@ -394,6 +398,7 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
         done = builder.add_unit_update(unit, waits)
         if flow.uploads:
             updates = [builder.index[Kind.UPDATE, last, unit.index, c.index] for c in unit.chunks]
+            # Also where ranks share memory: a sum over ranks waits for each one's gradient, which is after its reading.
             done = builder.add_unit_upload(unit, [[u] for u in updates])
             ready.append(tuple(builder.add_unit_gather(unit, done) if shape.ranks > 1 else done))
         else:

@@ -29,7 +29,7 @@ from workbench.engine.devices.device import CpuDevice, Device, open_device
 from workbench.engine.non_finite import LossScaling
 from workbench.engine.rank_tasks import exact_total
 from workbench.engine.ranks import Ranks
-from workbench.layout import NORM_BLOCK
+from workbench.layout import NORM_BLOCK, moment_bytes
 from workbench.timeline import Kind
 from workbench.virtual_cuda import Order, VirtualCuda
 
@@ -181,6 +181,23 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "separate memory, clipped, late lanes": ("separate", {"late": True, "gradient_clipping": 0.1}),
     "separate memory, serial": ("separate", {"overlap": "serial"}),
     "separate memory, state device": ("separate", {"state": "device", "late": True}),
+    "weights host, late lanes": ("separate", {"weights": "host", "late": True}),
+    "weights host, clipped, late lanes": (
+        "separate",
+        {"weights": "host", "gradient_clipping": 0.1, "late": True},
+    ),
+    "weights host, serial, state disk": (
+        "separate",
+        {"weights": "host", "state": "disk", "overlap": "serial"},
+    ),
+    "weights host, bf16, half": (
+        "separate",
+        {"weights": "host", "precision": "bf16", "compute": "same", "state_format": "half", "late": True},
+    ),
+    "fp16, computed in fp32": (
+        "one",
+        {"precision": "fp16", "with_tokens": True, "micro_batch_tokens": 22},
+    ),
     "bf16": ("one", {"precision": "bf16", "compute": "same", "gradient_clipping": 0.1}),
     "bf16, separate memory, half": (
         "separate",
@@ -223,6 +240,9 @@ GPU_WAYS = {
     "state disk": (Order.COMPUTE_FIRST, "state disk, bf16, half"),
     "bf16, state device": (Order.LAZY, "bf16, state device"),
     "compact": (Order.RANDOM, "compact"),
+    "weights host": (Order.RANDOM, "weights host, late lanes"),
+    "weights host, bf16": (Order.LAZY, "weights host, bf16, half"),
+    "weights host, clipped": (Order.COPIES_FIRST, "weights host, clipped, late lanes"),
 }
 
 
@@ -241,7 +261,14 @@ def test_gpus_give_the_bits_of_cpus(ranks: RankProcesses, gpu_way: str) -> None:
 
 @pytest.mark.parametrize(
     "way",
-    ["one memory", "bf16, separate memory, half", "compact", "bf16, state device", "state disk, bf16, half"],
+    [
+        "one memory",
+        "bf16, separate memory, half",
+        "compact",
+        "bf16, state device",
+        "state disk, bf16, half",
+        "weights host, bf16, half",
+    ],
 )
 def test_the_state_of_all_ranks_together_has_the_bits_of_one(ranks: RankProcesses, way: str) -> None:
     memory, options = WAYS[way]
@@ -264,7 +291,15 @@ def joined(outcomes: list[Outcome]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "way", ["one memory, clipped", "fp16", "compact", "bf16, state device", "state disk"]
+    "way",
+    [
+        "one memory, clipped",
+        "fp16",
+        "compact",
+        "bf16, state device",
+        "state disk",
+        "weights host, bf16, half",
+    ],
 )
 def test_another_number_of_ranks_goes_on_with_the_same_bits(ranks: RankProcesses, way: str) -> None:
     """One rank's state after two steps is taken up by several, and theirs after two more by one."""
@@ -462,42 +497,52 @@ def train_frozen(rank: int, size: int, steps: list[list[Tensor]]) -> dict[str, T
     ).parameters
 
 
-STATE_BYTES = {
-    "exact": ({}, 16),
-    "clipped": ({"gradient_clipping": 1.0, "gradient_accumulation": 2}, 16),
-    "state device": ({"state": "device"}, 16),
-    "state disk": ({"state": "disk", "disk_path": tempfile.gettempdir()}, 16),
-    "bf16": ({"precision": "bf16", "compute": "same"}, 16),
+KEPT: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "clipped": {"gradient_clipping": 1.0, "gradient_accumulation": 2},
+    "state device": {"state": "device"},
+    "state disk": {"state": "disk", "disk_path": tempfile.gettempdir()},
+    "bf16": {"precision": "bf16", "compute": "same"},
+    "half": {"precision": "bf16", "compute": "same", "state_format": "half"},
+    "compact": {"precision": "bf16", "compute": "same", "state_format": "compact"},
+    "weights host": {"weights": "host"},
 }
-"""Of a parameter: its master weight, its moments, and its gradient that waits in fp32."""
 
 
-@pytest.mark.parametrize("way", STATE_BYTES)
+@pytest.mark.parametrize("way", KEPT)
 def test_no_rank_holds_more_of_the_state_than_its_part_and_a_chunk(ranks: RankProcesses, way: str) -> None:
-    options, per = STATE_BYTES[way]
-    found = ranks.run(memory_of, options)
-    _, elements, chunks = found[0]
+    found = ranks.run(memory_of, KEPT[way])
+    _, whole, largest, chunks = found[0]
     held = [of_state for of_state, *_ in found]
-    pages = 4096 * 3 * chunks if way == "state disk" else 0
-    assert per * elements <= sum(held) <= per * elements + pages * ranks.size
-    # A chunk is one block of the norm here.
-    assert max(held) <= per * (elements / ranks.size + NORM_BLOCK) + pages
+    rounding = (4096 * 3 if way == "state disk" else 16) * chunks
+    assert whole <= sum(held) <= whole + rounding * ranks.size
+    assert max(held) <= whole / ranks.size + largest + rounding
 
 
-def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[int, int, int]:
-    """What a rank holds of the state and of gradients that wait, in every tier; elements and chunks of the model."""
+def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[int, int, int, int]:
+    """What a rank holds of the state and of gradients that wait, in every tier; what there is of it, what a chunk's
+    is at most, and how many chunks there are."""
     options = {"precision": "fp32", **options}
     with OffloadEngine(net(layers=6), device=SeparateMemory(), chunk_bytes=1, threads=1, **options) as engine:
         units, held = engine.layout.units, engine.memory()
         elements, item = sum(unit.elements for unit in units), engine.dtype.itemsize
-        assert held["device"].pop("weights") == item * elements
+        streamed = 0
+        if options.get("weights") == "host":
+            # Of the one copy that a machine has each rank counts its part.
+            streamed = item * sum(unit.elements for unit in units if unit.kind == "block")
+            assert 0 < held["host"].pop("weights") <= streamed / size + item * NORM_BLOCK
+        assert held["device"].pop("weights") == item * elements - streamed
         of_state = ("master weights", "exp_avg and exp_avg_sq", "gradients")
         # Sums over a rank's own micro-batches are of the whole model, where the model is.
         sums = 4 * elements if options.get("gradient_accumulation", 1) > 1 else 0
         found = sum(named.get(name, 0) for named in held.values() for name in of_state)
         others = {name for name in held["host"] if name not in of_state}
         assert others <= ({"staging", "gradient slots"} if options.get("state") == "disk" else set())
-        return found - sums, elements, sum(len(unit.chunks) for unit in units)
+        # Of a parameter: its master weight, its moments, and its gradient that waits in fp32.
+        parts = [(r.state_format, r.elements) for unit in units for r in unit.regions]
+        whole = sum(8 * count + moment_bytes(kept, count) for kept, count in parts)
+        chunks = [chunk for unit in units for chunk in unit.chunks]
+        return found - sums, whole, 16 * max(chunk.elements for chunk in chunks), len(chunks)
 
 
 def test_all_ranks_begin_with_the_weights_of_the_first(ranks: RankProcesses) -> None:
@@ -551,10 +596,9 @@ def total_of(rank: int, size: int, mine: list[float]) -> tuple[float, bool]:
     ("options", "sentence"),
     [
         ({"overlap": "delayed"}, "overlap = 'delayed' on several ranks is not supported yet"),
-        ({"weights": "host"}, "weights = 'host' on several ranks is not supported yet"),
         (
-            {"precision": "fp16"},
-            "16-bit weights that a CPU computes in fp32 are not supported on several ranks",
+            {"weights": "disk", "state": "disk", "disk_path": tempfile.gettempdir()},
+            "weights = 'disk' on several ranks is not supported yet",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from tiny_training import build_engine
 
 from workbench.cli import main
 from workbench.config import RunConfig, load_config
+from workbench.engine.devices.device import CpuDevice
 from workbench.errors import ConfigurationError
 from workbench.layout import Layout
 from workbench.plan.fit import fit
@@ -67,7 +68,7 @@ def test_more_machines_hold_a_part_each() -> None:
 
 
 def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[dict[str, dict[str, int]], Layout]:
-    model, engine = build_engine(**options)
+    model, engine = build_engine(device=CpuDevice(options.pop("shared_memory")), **options)
     with engine:
         ids = torch.arange(32).reshape(2, 16)
         engine.backward(model(input_ids=ids, labels=ids, use_cache=False).loss)
@@ -76,16 +77,20 @@ def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[dict[str, 
         return engine.memory(), engine.layout
 
 
-def test_ranks_hold_what_is_planned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["device", "host"])
+def test_ranks_hold_what_is_planned(weights: str, tmp_path: Path) -> None:
     """All ranks together: a small chunk has one owner, and a plan counts equal parts."""
-    options = {"precision": "fp32", "weights": "device", "state": "host", "chunk_bytes": 1 << 17}
+    shared_memory = weights == "device"
+    options = {"precision": "fp32", "weights": weights, "state": "host", "chunk_bytes": 1 << 17}
+    options["shared_memory"] = shared_memory
     processes = RankProcesses(2, tmp_path)
     try:
         found = processes.run(memory_of, options)
     finally:
         processes.kill()
     work = workload(
-        shared_memory=True,
+        shared_memory=shared_memory,
+        weights=weights,
         precision="float32",
         chunk_bytes=1 << 17,
         ranks=2,
@@ -93,7 +98,8 @@ def test_ranks_hold_what_is_planned(tmp_path: Path) -> None:
         micro_batch_size=2,
     )
     plan = EngineNeeds(found[0][1], work).memory_breakdown()
-    for tier, name in (*(("host", name) for name in STATE), ("host", "gradients"), ("device", "weights")):
+    entries = [*(("host", name) for name in STATE), ("host", "gradients"), ("device", "weights")]
+    for tier, name in entries if shared_memory else [*entries, ("host", "weights")]:
         held = sum(memory[tier].get(name, 0) for memory, _ in found)
         assert 0 < held == pytest.approx(2 * plan[tier][name], rel=1e-3), name
 
@@ -141,9 +147,19 @@ def test_ranks_of_one_machine_share_its_memory_bandwidth() -> None:
 
 
 def test_what_ranks_cannot_share_is_refused_and_left_out_of_auto() -> None:
-    with pytest.raises(ConfigurationError, match=r"\[offload\] weights = 'host' on several ranks"):
-        planned(2, weights="host")
-    assert planned(2, weights="auto", state="auto").config.offload.weights == "device"
+    with pytest.raises(ConfigurationError, match=r"\[offload\] weights = 'disk' on several ranks"):
+        planned(2, weights="disk", state="disk")
+    with pytest.raises(ConfigurationError, match=r"\[offload\] weights = 'host' on several machines"):
+        planned(16, weights="host")
+    assert planned(16, weights="auto", state="auto").config.offload.weights == "device"
+
+
+def test_the_ranks_of_a_machine_have_one_copy_of_weights_on_the_host() -> None:
+    on_device, streamed = needs(planned(8)), needs(planned(8, weights="host"))
+    alone = needs(planned(1, weights="host"))
+    blocks = on_device["device"]["weights"] - streamed["device"]["weights"]
+    assert streamed["host"]["weights"] == pytest.approx(blocks, rel=1e-3)
+    assert streamed["device"]["weight slots"] == alone["device"]["weight slots"]
 
 
 def test_a_search_chooses_the_number_of_gpus_for_the_same_sequences_a_step() -> None:

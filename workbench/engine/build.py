@@ -391,7 +391,8 @@ def _adopt_units(
             for parameter in source.parameters.values():
                 parameter.data = parameter.data.contiguous()
                 ranks.take_first(parameter.data)
-        memory = UnitMemory(unit, route, device, plan.computed_in, disk, owned)
+        shared_pages = None if ranks is None else ranks.shared_pages
+        memory = UnitMemory(unit, route, device, plan.computed_in, disk, owned, shared_pages)
         if memory.files and buffer is None:
             buffer = page_aligned(plan.sizes.state.nbytes)
         members = [source.parameters[segment.name] for segment in unit.segments]

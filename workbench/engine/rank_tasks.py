@@ -192,12 +192,17 @@ class RankTasks:
             self._ranks.gather(here.split(self._partition.sizes(memory.unit.index, whole.index)))
         self._ranks.wait(land)
 
+    def meet(self) -> None:
+        """Return when all ranks are here: what each has written into memory that they share, all may read."""
+        self._ranks.tell(b".")
+
     def gather_all(self) -> None:
         """Do `gather` for all chunks, while no step is under way."""
         after = self._device.record_event()
         for memory in self._memories:
-            for chunk in memory.unit.chunks:
+            for chunk in () if memory.route.streamed else memory.unit.chunks:
                 self.gather(memory, chunk, after)
+        self.meet()
 
     # The end
 

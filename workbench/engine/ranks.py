@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
+import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,6 +131,34 @@ class Ranks:
             for work in works:
                 work.wait()
 
+    def shared_pages(self, nbytes: int) -> mmap.mmap:
+        """Return `nbytes` of zeroed memory that all ranks see; it is gone when the last of them is.
+
+        Raises:
+            ValueError: there is no such memory: ranks are on several machines, or cannot see each other's processes.
+        """
+        # Memory without a name, which the others open through the first rank's process: nothing is left behind.
+        first = os.memfd_create("workbench-weights") if self.rank == 0 else -1
+        mapping = None
+        try:
+            if first >= 0:
+                os.ftruncate(first, nbytes)
+            where = self.tell(struct.pack("<qq36s", os.getpid(), first, _machine()))
+            pid, number, machine = struct.unpack("<qq36s", where[0])
+            if machine == _machine():
+                with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/{number}").open("r+b") as file:
+                    mapping = mmap.mmap(file.fileno(), nbytes)
+            told = self.tell(bytes([mapping is not None]))
+        finally:
+            if first >= 0:
+                os.close(first)
+        if mapping is None or not all(map(any, told)):
+            raise ValueError(
+                "weights = 'host' on several ranks: they are to share memory, which ranks of several machines, or of "
+                "several containers, have not: use weights = 'device'"
+            )
+        return mapping
+
     def take_first(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by that of the first rank."""
         if tensor.numel():
@@ -207,6 +239,11 @@ class Ranks:
 def _first_words(error: BaseException) -> str:
     """Return what a backend says, without its advice."""
     return str(error).split("\n")[0].split(". This is typically")[0]
+
+
+def _machine() -> bytes:
+    """Return what tells this machine, since it was started, from all others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes()[:36]
 
 
 def _is_of_another(reason: BaseException) -> bool:

@@ -463,9 +463,8 @@ class StepTasks:
         if (self._applied.blocked and self._applied is self._current) or not chunk.elements:
             return None
         region = memory.regions[chunk.region]
-        whole = region.weights if region.weights is not None else region.stale_weights
-        copy = region.working_copy
-        assert whole is not None and copy is not None
+        whole, copy = region.forward_weights, region.working_copy
+        assert copy is not None
         source, target = memory.state_of_chunk(copy, chunk), memory.of_chunk(whole, chunk)
         if memory.route.on_device:
             with torch.no_grad():
@@ -476,8 +475,11 @@ class StepTasks:
         return self._device.begin_copy(Lane.UPLOAD, target, source, after)
 
     def gather(self, task: Task) -> None:
-        """All ranks get the new weights of a chunk."""
-        if not self._applied.blocked:
+        """All ranks get the new weights of a chunk, or have put those of a unit into memory that they share."""
+        if not self._applied.blocked and task.chunk is None:
+            assert self._between_ranks is not None
+            self._between_ranks.meet()
+        elif not self._applied.blocked:
             memory, chunk = self._pointers.place(task)
             assert self._between_ranks is not None
             # On a device compute has copied them; else forwards and backwards of before may still read the old ones.

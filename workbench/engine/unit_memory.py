@@ -18,7 +18,8 @@ for as long as the engine lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,7 +85,7 @@ class RegionMemory:
 
     `kinds`: of the state, as `state_kinds` has them. `kept`: those that are in memory. `working_kind`: the one in which
     an update leaves the new working weights. `weights`: what the forward reads, None where it is streamed.
-    `stale_weights`: in a delayed engine, what slots are filled from instead of the working copy.
+    `fetched_weights`: where the route `fetches_apart`, what slots are filled from instead of the working copy.
     `gradients`: one set, or two in a delayed engine, of what was copied down and waits, or the fp32 sums.
     `sums`: those that are taken on the device, before they come down.
     """
@@ -96,9 +97,16 @@ class RegionMemory:
     kept: dict[str, Tensor]
     working_kind: str
     weights: Tensor | None = None
-    stale_weights: Tensor | None = None
+    fetched_weights: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
     sums: Tensor | None = None
+
+    @property
+    def forward_weights(self) -> Tensor:
+        """What the forward, or a fetch, reads apart from the working copy."""
+        found = self.weights if self.weights is not None else self.fetched_weights
+        assert found is not None
+        return found
 
     @property
     def working_copy(self) -> Tensor | None:
@@ -109,7 +117,8 @@ class RegionMemory:
 class UnitMemory:
     """A unit's regions, and views of them by chunk and by parameter. `disk` is needed where the route names it.
 
-    `owned`: this rank's part of each of the unit's chunks, where ranks share them.
+    `owned`: this rank's part of each of the unit's chunks, where ranks share them. `shared_pages` gives as many bytes
+    of memory that all of them see.
     """
 
     def __init__(
@@ -120,6 +129,7 @@ class UnitMemory:
         compute_dtypes: dict[torch.dtype, torch.dtype],
         disk: DiskTier | None,
         owned: tuple[Chunk, ...] | None = None,
+        shared_pages: Callable[[int], mmap.mmap] | None = None,
     ) -> None:
         self.unit = unit
         self.chunks = unit.chunks if owned is None else owned
@@ -143,7 +153,7 @@ class UnitMemory:
             storage = DTYPES[region.dtype]
             # Of a state on the host, copies read what the forward's weights come from, and nothing else.
             working = working_kind(region.dtype, route)
-            read = None if route.streamed and route.delayed else working
+            read = None if route.fetches_apart else working
             kinds = _kinds(held_tensors(region, route))
             kept = {
                 kind: self._in_tier(-(-elements // per), dtype, copied=kind == read)
@@ -155,8 +165,9 @@ class UnitMemory:
                 memory.weights = memory.working_copy
             elif not route.streamed:
                 memory.weights = device.empty(region.elements, compute_dtypes.get(storage, storage))
-            elif route.delayed:
-                memory.stale_weights = device.pinned_zeros(region.elements, storage)
+            elif route.fetches_apart:
+                pages = None if shared_pages is None else shared_pages(region.elements * storage.itemsize)
+                memory.fetched_weights = device.pinned_zeros(region.elements, storage, pages)
             if route.sums_on_device:
                 memory.sums = device.empty(region.elements, torch.float32)
             self.regions.append(memory)
@@ -273,26 +284,27 @@ class UnitMemory:
         if self.route.partitioned:
             for chunk in self.chunks:
                 memory = self.regions[chunk.region]
-                assert memory.weights is not None and memory.working_copy is not None
+                assert memory.working_copy is not None
                 source = self.state_of_chunk(memory.working_copy, chunk)
-                self._device.load_weights(self.of_chunk(memory.weights, chunk), source)
+                self._device.load_weights(self.of_chunk(memory.forward_weights, chunk), source)
             return
         for memory in self.regions:
             copy = memory.working_copy
-            for target in (memory.weights, memory.stale_weights):
+            for target in (memory.weights, memory.fetched_weights):
                 if target is not None and copy is not None and target is not copy:
                     self._device.load_weights(target, copy)
 
     def hand_back(self, parameters: Sequence[nn.Parameter]) -> None:
         """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory.
 
-        A rank has that of its own part only: there they stay in the dtype that they were computed in.
+        A rank has that of its own part only: there they stay in the dtype that they were computed in, or are those
+        that all ranks share.
         """
-        if self.route.partitioned:
+        if self.route.partitioned and not self.route.streamed:
             return
         for segment, parameter in zip(self.unit.segments, parameters, strict=True):
             memory = self.regions[segment.region]
-            copy = memory.working_copy
+            copy = memory.fetched_weights if self.route.partitioned else memory.working_copy
             if copy is not None and (memory.weights is None or memory.weights.dtype != copy.dtype):
                 parameter.data = self.of_segment(copy, segment).view(segment.shape)
 
@@ -391,8 +403,7 @@ class UnitMemory:
         for number, region in enumerate(self.regions):
             copy = region.working_copy
             if self.route.partitioned:
-                assert region.weights is not None
-                whole = region.weights.to("cpu", region.dtype)
+                whole = region.forward_weights.to("cpu", region.dtype)
             elif copy is not None:
                 whole = copy.cpu()
             else:
@@ -425,9 +436,7 @@ class UnitMemory:
                 else:
                     yield kind + suffix, self._stored(region, kind, dtype, per)
             if self.route.delayed:
-                apart = memory.weights if memory.weights is not None else memory.stale_weights
-                assert apart is not None
-                yield STALE_WEIGHTS + suffix, apart
+                yield STALE_WEIGHTS + suffix, memory.forward_weights
 
     def _shared(self, memory: RegionMemory, kind: str, dtype: torch.dtype, per: int) -> SharedTensor:
         """Return one kind of a region's state, of which this rank has its part of each chunk."""
@@ -484,8 +493,10 @@ class UnitMemory:
         for memory in self.regions:
             if memory.weights is not None:
                 add(found, "device", "weights", memory.weights.nbytes)
-            if memory.stale_weights is not None:
-                add(found, "host", "weights", memory.stale_weights.nbytes)
+            if memory.fetched_weights is not None:
+                # Of memory that ranks share each counts what is its own.
+                item = memory.fetched_weights.itemsize
+                add(found, "host", "weights", item * memory.owned)
             for kind, tensor in memory.kept.items():
                 if tensor is not memory.weights:
                     add(found, tier, name_of(kind), tensor.nbytes)

@@ -133,14 +133,16 @@ class Planner:
 
     def why_not_shared(self, config: RunConfig) -> str:
         """Return why several ranks cannot train `config`, whose placement is chosen; empty where they can."""
-        offload, precision = config.offload, self.machine.precision(config)
-        if self.ranks(config)[0] > 1:
+        offload = config.offload
+        ranks, local = self.ranks(config)
+        if ranks > 1:
             placement = Placement(offload.weights, offload.state)  # type: ignore[arg-type]
-            streamed = precision.storage in precision.computed_in
             try:
-                check_shared_by_ranks(placement, delayed=offload.overlap == "delayed", streamed=streamed)
+                check_shared_by_ranks(placement, delayed=offload.overlap == "delayed")
             except ValueError as error:
                 return str(error)
+        if local < ranks and offload.weights == "host":
+            return "weights = 'host' on several machines is not supported yet: use weights = 'device'"
         return ""
 
     def placed(self, config: RunConfig) -> Iterator[RunConfig]:

@@ -199,6 +199,8 @@ class _Costs:
             return self._compute_s(task), rates.compute_demand
         if task.kind is Kind.VERDICT:
             return (rates.exchange_s if self.work.ranks > 1 else 0.0), ()
+        if task.kind is Kind.GATHER and task.chunk is None:
+            return rates.exchange_s, ()
         if task.unit is None:
             return self._collected_s(task), () if any(r.on_device for r in self.routes) else rates.host_demand
         unit = self.units[task.unit]

@@ -256,7 +256,7 @@ def _start(
             )
             requests.raise_if_stopped()
             if ranks_of(prepared.config) > 1:
-                check_supported(prepared.config, prepared.device)
+                check_supported(prepared.config)
             if directory is not None and choice.resuming:
                 check_steps_left(directory, prepared.config)
                 check_resume(directory, prepared.config, prepared.model, prepared.data)

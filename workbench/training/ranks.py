@@ -28,7 +28,6 @@ from workbench.sizes import check_shared_by_ranks
 if TYPE_CHECKING:
     from workbench.config import RunConfig
     from workbench.data.batches import Batch, Sampler
-    from workbench.engine.devices.device import Device
 
 LONGEST_WAIT = timedelta(days=2)
 """For a rank that prepares a text, or waits in a paused run; one that ends is noticed at once."""
@@ -178,17 +177,13 @@ def check_one_rank(what: str) -> None:
         )
 
 
-def check_supported(config: RunConfig, device: Device) -> None:
-    """Raise ConfigurationError where several ranks cannot train `config`, whose placement is chosen, on `device`."""
-    from workbench.training.prepare import stored_precision
-
-    stored, computed = stored_precision(config, device)
+def check_supported(config: RunConfig) -> None:
+    """Raise ConfigurationError where several ranks cannot train `config`, whose placement is chosen."""
     offload = config.offload
     try:
         check_shared_by_ranks(
             Placement(offload.weights, offload.state),  # type: ignore[arg-type]
             delayed=offload.overlap == "delayed",
-            streamed=stored != computed,
         )
     except ValueError as error:
         raise ConfigurationError(f"[offload] {error}") from error

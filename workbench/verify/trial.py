@@ -257,7 +257,7 @@ def open_trial(
             config = fit(config, build_on_meta(shape), device, free, report).config
         storage, computed = stored_precision(config, device)
         if (gpus := config.parallel.gpus) not in (1, "auto"):
-            check_supported(config, device)
+            check_supported(config)
         if full:
             check_room(config, shape, build_on_meta(shape), device)
         subject = (full_subject if full else shrunken_subject)(config, storage)

@@ -76,7 +76,7 @@ class StreamedUnit:
         for region in memory.regions:
             compute = compute_dtypes.get(region.dtype, region.dtype)
             starts.append(end)
-            source = region.stale_weights if region.stale_weights is not None else region.working_copy
+            source = region.fetched_weights if region.fetched_weights is not None else region.working_copy
             for chunk in (c for c in memory.unit.chunks if memory.regions[c.region] is region):
                 at = end + (chunk.start - region.region.start) * compute.itemsize
                 if source is not None:

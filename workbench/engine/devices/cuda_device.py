@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -122,12 +123,12 @@ class CudaDevice(Device):
             link.wait(issued)
         return tensor
 
-    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def pinned_zeros(self, elements: int, dtype: torch.dtype, pages: mmap.mmap | None = None) -> Tensor:
         with torch.cuda.device(self.torch_device):
             # First of all: where the driver stops, what it refused has to go through them.
             for link in self._links:
                 link.ring.make_buffers()
-            return self._host.allocate(elements * dtype.itemsize).view(dtype)
+            return self._host.allocate(elements * dtype.itemsize, pages).view(dtype)
 
     def release_host(self, tensor: Tensor) -> None:
         self._host.release(tensor)

@@ -9,6 +9,7 @@ stands for either.
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -44,12 +45,14 @@ class Device(ABC):
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return uninitialised device memory, 1-D."""
 
-    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
+    def pinned_zeros(self, elements: int, dtype: torch.dtype, pages: mmap.mmap | None = None) -> Tensor:
         """Return zeroed host memory, 1-D, that the device's copies reach at full speed as far as it can be had.
 
-        For what is copied to or from the device, and nothing else: such memory is scarce.
+        For what is copied to or from the device, and nothing else: such memory is scarce. `pages`: in that memory.
         """
-        return zeros(elements, dtype)
+        return (
+            zeros(elements, dtype) if pages is None else torch.frombuffer(pages, dtype=dtype, count=elements)
+        )
 
     @abstractmethod
     def record_event(self) -> Event:
