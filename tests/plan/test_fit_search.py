@@ -144,6 +144,19 @@ def test_a_gpu_without_bf16_is_given_fp16_which_says_that_it_changes_results() -
     assert "train.precision" not in {change.field for change in fit(planner(host_gib=400), config).changes}
 
 
+def test_fp16_gives_way_to_bf16_where_only_its_smaller_state_fits() -> None:
+    config = preset("train.precision=fp16")
+    short = planner(host_gib=95)
+    assert not fit(short, config, keep=frozenset({"train.precision"})).plan.fits
+    found = fit(short, config)
+    assert found.plan.fits
+    (change,) = [change for change in found.changes if change.field == "train.precision"]
+    assert change.after == "bf16"
+    assert change.note == "changes results: weights and activations are bf16, and the loss is not scaled"
+    roomy = fit(planner(host_gib=400), config)
+    assert "train.precision" not in {change.field for change in roomy.changes}
+
+
 def test_fp16_is_a_remedy_of_fp32_on_a_gpu_without_bf16_where_no_other_is_enough() -> None:
     everything_away = ["offload.weights=host", "offload.state=host", "offload.activations=host"]
     config = preset("train.precision=fp32", *everything_away)

@@ -1,8 +1,9 @@
 """`--fit`: the fastest configuration that fits and trains the same model; where none does, the nearest and what would.
 
 Searched are the placement, the state format, activation checkpointing, where activations wait, how the step's
-sequences are cut into micro-batches, and fp16 on a GPU without bf16. What changes results (state format, precision) is
-said beside the change, and is taken only where it makes a step shorter by `REAL_GAIN`, or where nothing else fits.
+sequences are cut into micro-batches, and the 16-bit format that suits the GPU. What changes results (state format,
+precision) is said beside the change, and is taken only where it makes a step shorter by `REAL_GAIN`, or where nothing
+else fits.
 
 Invariant: what comes out breaks no rule of the configuration, has the same sequences a step, and every field that
 differs is named.
@@ -194,7 +195,9 @@ def _note(field: str, after: RunConfig) -> str:
     if field == "offload.device_fraction" and after.offload.state_format != "exact":
         return "changes results: the state that stays on the device is kept exact"
     if field == "train.precision":
-        return "changes results: weights and activations are fp16, and the loss is scaled"
+        precision = after.train.precision
+        scaled = "is scaled" if precision == "fp16" else "is not scaled"
+        return f"changes results: weights and activations are {precision}, and the loss {scaled}"
     if field == "train.micro_batch_size":
         return "the same sequences make a step; sums are rounded in another order"
     return ""
@@ -241,10 +244,16 @@ def _with_gpus(planner: Planner, config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _other_precisions(planner: Planner, config: RunConfig) -> list[str]:
-    """Return fp16 for a GPU that has no bf16, where `config` asks for another precision."""
-    machine = planner.machine
-    emulated = not machine.shared_memory and not machine.has_bfloat16
-    return ["fp16"] if emulated and config.train.precision in ("bf16", "fp32") else []
+    """Return the 16-bit format that suits the GPU, where `config` asks for another precision.
+
+    That is fp16 without bf16, and bf16 instead of fp16, which keeps its master weights beside its own.
+    """
+    machine, given = planner.machine, config.train.precision
+    if machine.shared_memory:
+        return []
+    if machine.has_bfloat16:
+        return ["bf16"] if given == "fp16" else []
+    return ["fp16"] if given in ("bf16", "fp32") else []
 
 
 def _splits(sequences: int, own: int) -> list[int]:
