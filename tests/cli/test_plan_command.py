@@ -46,6 +46,17 @@ def test_a_search_finds_what_fits_and_writes_a_preset_that_is_read_back(
     assert main(["plan", str(target), "--machine", "desktop-32gb"]) == 0
 
 
+def test_a_search_warns_of_what_it_found_and_not_of_what_it_was_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    disk = ["--set", "offload.disk_path=/invented"]
+    arguments = ["plan", "gpt2-10b", "--machine", "desktop-24gb", *disk]
+    assert main(arguments) == 3
+    assert "offload.disk_path" in capsys.readouterr().err, "nothing is on disk"
+    assert main([*arguments, "--fit"]) == 0
+    assert "offload.disk_path" not in capsys.readouterr().err, "what was found has its state there"
+
+
 def test_the_tutorials_case_fits_in_compact_and_says_why_exact_does_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -69,6 +69,7 @@ def make_llama(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
 
 
+@pytest.mark.slow
 def test_a_llama_is_fine_tuned(tutorial: Callable[..., Tutorial]) -> None:
     page = tutorial(
         "finetune-llama", provided={"hf download": lambda words: make_llama(page.folder / words[-1])}

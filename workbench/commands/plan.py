@@ -62,8 +62,8 @@ def plan(
     path = find_preset(preset)
     overrides = [*overrides, *([] if gpus is None else [f"parallel.gpus={gpus}"])]
     config = load_config(path, overrides, look_for=OF_THE_PLAN)
-    for sentence in warnings(config):
-        report(f"warning: {sentence}")
+    if not search:
+        _warn(config)
     check_keep(config, frozenset(keep))
     if write is not None:
         _check_target(write)
@@ -95,6 +95,7 @@ def plan(
     planner = Planner(model_profile, target, times_of)
     if search:
         found = fit(planner, config, frozenset(keep))
+        _warn(found.plan.config)
         if write is not None:
             _write(path, found, write)
         print(json.dumps(_fit_as_dict(found), indent=2) if as_json else fit_text(found))
@@ -120,6 +121,11 @@ def plan(
         elif not made.fits:
             print("no single change makes it fit; --fit looks for several together")
     return EXIT_DONE if made.fits else EXIT_DOES_NOT_FIT
+
+
+def _warn(config: RunConfig) -> None:
+    for sentence in warnings(config):
+        report(f"warning: {sentence}")
 
 
 def _with_text(config: RunConfig, ranks: int) -> tuple[RunConfig, str]:
