@@ -209,7 +209,7 @@ def test_a_dataset_of_the_hub_gives_the_records_of_its_rows(
         ConfigurationError, match=r'hub:owner/name": data\.subset = "", data\.split = "dev": .*dev'
     ):
         data("hub:owner/name", split="dev")
-    with pytest.raises(ConfigurationError, match=r"hub:owner/name: row 1: a record needs"):
+    with pytest.raises(ConfigurationError, match=r"hub:owner/name: row 1: a record with"):
         data("hub:owner/name", text_field="body")
 
 
@@ -367,8 +367,8 @@ def test_prompts_are_never_cut_but_a_text_beside_them_is(tmp_path: Path) -> None
         ('{"text": "a"', "not JSON: "),
         ("plain words", "not JSON: "),
         ('"a string"', "expected a JSON object with fields, not a string"),
-        ('{"prompt": "a"}', r'a record needs "text", .*; this one has "prompt"; "completion" is missing'),
-        ('{"body": "a"}', r'a record needs "text", .*; this one has "body"; .*data\.text_field = "body"'),
+        ('{"prompt": "a"}', r'a record with "prompt" has .*"completion" is missing'),
+        ('{"body": "a"}', r'a record with "body" has .*data\.text_field = "body"'),
         ('{"text": 3}', '"text" is a number: expected a string'),
         ('{"text": "\xe4"}', "byte 11 of the line is not UTF-8"),
         ("[" * 100_000, "not JSON"),
@@ -404,13 +404,13 @@ def test_wrong_records_at_the_beginning_of_any_file_are_told_together_before_any
     write_lines(tmp_path / "c.jsonl", rows(200))
     with pytest.raises(ConfigurationError) as error:
         data(tmp_path, spec)
-    body = 'a record needs "text", "prompt" with "completion" or "messages"; this one has "body"; set'
+    body = 'a record with "body" has none of the known shapes; the nearest are "text" (set'
     assert str(error.value).splitlines() == [
         "data.source has wrong records:",
         f"  {tmp_path}/a.jsonl:91: not JSON: Expecting property name enclosed in double quotes at character 2",
         f'  {tmp_path}/a.jsonl:92: "text" is a number: expected a string',
         f"  {tmp_path}/b.json: record 3: expected a JSON object with fields, not a number",
-        f'  {tmp_path}/b.json: record 4: {body} data.text_field = "body"',
+        f'  {tmp_path}/b.json: record 4: {body} data.text_field = "body"); "prompt" with "completion"; "messages"',
         f"  {tmp_path}/b.json: record 5: the same",
         "  and 9 more so far",
     ]
@@ -430,7 +430,7 @@ def test_wrong_records_met_later_are_told_with_those_that_follow(tmp_path: Path)
 def test_a_wrong_record_of_an_array_is_named_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for text, reason in {
-        json.dumps([*rows(3), {"body": 1}]): 'record 4: a record needs "text"',
+        json.dumps([*rows(3), {"body": 1}]): 'record 4: a record with "body"',
         json.dumps([*rows(3), "text"]): "record 4: expected a JSON object with fields, not a string",
         json.dumps(rows(3))[:-1] + " {}]": "record 4: not JSON: expected a comma",
         json.dumps(rows(3))[:-1]: "record 4: not JSON: expected a comma or the end of the array",

@@ -198,14 +198,23 @@ def test_plain_text_is_in_the_loss_whole_and_ends_with_the_end_of_text() -> None
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"txt": "a"}, 'write "txt" as "text"'),
-        ({"instruction": "a", "output": "b"}, 'write "instruction" as "prompt" and "output" as "completion"'),
+        ({"txt": "a"}, 'the nearest are "text" (set data.text_field = "txt"); '),
         (
-            {"prompt": "a", "response": "b"},
-            'this one has "prompt", "response"; write "response" as "completion"',
+            {"question": "a", "answer": "b", "id": 3},
+            'a record with "question", "answer", "id" has none of the known shapes; the nearest are "prompt" with '
+            '"completion" (set data.columns = {prompt = "question", completion = "answer"}); "instruction" with '
+            '"output" (set data.columns = {instruction = "question", output = "answer"}); "messages"',
         ),
+        ({"prompt": "a", "Response": "b"}, '(set data.columns = {completion = "Response"})'),
+        ({"prompt": "a"}, '"prompt" with "completion" ("completion" is missing)'),
         ({"body": "a", "id": 3}, 'set data.text_field = "body"'),
-        ({}, "this one has no field"),
+        ({}, "a record with no field has none of the known shapes"),
+        ({"instruction": "a", "output": 3}, '"output" is a number: expected a string'),
+        ({"instruction": "a", "output": "b", "history": ["c"]}, '"history": expected a list of pairs'),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, 'set data.columns = {completion = "chosen"}'),
+        ({"chosen": CHAT, "rejected": CHAT}, "preference pair, which no training here compares yet"),
+        ({"chosen": CHAT, "rejected": CHAT}, 'set data.columns = {messages = "chosen"}'),
+        ({"chosen": "a", "rejected": "b"}, 'set data.text_field = "chosen"'),
         ([1], "must be an object with fields, not a list"),
         ("a", "not a string"),
         ({"text": 3}, '"text" is a number: expected a string'),
@@ -223,6 +232,53 @@ def test_a_record_that_cannot_be_read_is_refused_with_what_would_be_right(record
     with pytest.raises(RecordError) as error:
         encoder(chat_tokenizer(templates.CHATML)).encode(record)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+ALPACA = {"instruction": "name it", "input": "a cat", "output": "Tom", "text": "Below is an instruction …"}
+
+
+def test_alpacas_records_are_chats_where_the_tokenizer_has_a_template() -> None:
+    as_chat = [{"role": "user", "content": "name it\na cat"}, {"role": "assistant", "content": "Tom"}]
+    with_template = encoder(chat_tokenizer(templates.CHATML))
+    assert with_template.encode(ALPACA) == with_template.encode({"messages": as_chat})
+    assert with_template.plain_text(ALPACA) is None
+    earlier = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    system = {"role": "system", "content": "be brief"}
+    more = {"instruction": "b", "output": "c", "system": "be brief", "history": [["hi", "ho"]]}
+    last = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
+    assert with_template.encode(more) == with_template.encode({"messages": [system, *earlier, *last]})
+
+
+def test_alpacas_records_get_alpacas_own_prompt_where_there_is_no_template() -> None:
+    tokenizer = ByteTokenizer()
+    ids, mask = encoder(tokenizer).encode({**ALPACA, "instruction": "name {input}"})
+    assert mask is not None
+    text = tokenizer.decode(ids[: mask.index(True)])
+    assert text.startswith(
+        "Below is an instruction that describes a task, paired with an input that provides"
+    )
+    assert text.endswith("### Instruction:\nname {input}\n\n### Input:\na cat\n\n### Response:\n")
+    assert tokenizer.decode(ids[mask.index(True) : -1]) == "Tom" and ids[-1] == tokenizer.end_of_text
+    without, _ = encoder(tokenizer).encode({"instruction": "name it", "output": "Tom"})
+    assert tokenizer.decode(without[:-1]).endswith(
+        "completes the request.\n\n### Instruction:\nname it\n\n### Response:\nTom"
+    )
+    with pytest.raises(RecordError, match="needs a tokenizer with a chat template"):
+        encoder(tokenizer).encode({**ALPACA, "history": [["hi", "ho"]]})
+
+
+def test_fields_may_have_other_names() -> None:
+    renamed = RecordEncoder(
+        ByteTokenizer(),
+        text_field="text",
+        loss_on="answers",
+        columns={"prompt": "question", "completion": "chosen"},
+    )
+    usual = encoder(ByteTokenizer())
+    pair = {"question": "a", "chosen": "b", "rejected": "c", "text": "d"}
+    assert renamed.encode(pair) == usual.encode({"prompt": "a", "completion": "b"})
+    assert renamed.plain_text(pair) is None
+    assert renamed.encode({"text": "d"}) == usual.encode({"text": "d"})
 
 
 def test_a_chat_that_the_tokenizer_cannot_take_is_refused_with_the_reason() -> None:

@@ -36,6 +36,7 @@ def result(**changes: object) -> StepResult:
         "lane_seconds": dict.fromkeys(Lane, 0.5),
         "exposed_seconds": dict.fromkeys(Lane, 0.125),
         "exposed_s": 0.25,
+        "forward_s": 0.2,
         "loss_scale": 1.0,
         "spans": (Span(Lane.COMPUTE, Kind.FORWARD, None, None, 10.0, 11.0),),
     }
@@ -65,13 +66,13 @@ def record(**changes: object) -> StepRecord:
             {},
             {},
             "step 00120/10000 | loss 3.2145 | gnorm 0.98 | lr 2.4e-04 | 1,234 tok/s | mfu 31.2% | gpu 22.1/24.0 GiB | "
-            "host 81.0 GiB | 8.31s | eta 22h10m",
+            "host 81.0 GiB | 8.31s | eta 22h10m | forward 0.20s backward 0.30s update 0.50s",
         ),
         (
             {"step": 7, "total_steps": 1_000_000, "mfu": None, "device_bytes": None, "eta_s": None},
-            {"skipped": True, "grad_norm": math.inf},
+            {"skipped": True, "grad_norm": math.inf, "loss_scale": 65536.0},
             "step 0000007/1000000 | loss 3.2145 | gnorm inf | lr 2.4e-04 | 1,234 tok/s | mfu N/A | gpu N/A | "
-            "host 81.0 GiB | 8.31s | eta N/A | skipped",
+            "host 81.0 GiB | 8.31s | eta N/A | forward 0.20s backward 0.30s update 0.50s | loss scale 65,536 | skipped",
         ),
     ],
 )

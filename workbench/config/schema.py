@@ -71,6 +71,9 @@ class ModelConfig(Table):
     )
 
 
+RecordField = Literal["prompt", "completion", "messages", "instruction", "input", "output", "system", "tools"]
+
+
 class DataConfig(Table):
     """The text to train on, and its tokens."""
 
@@ -84,6 +87,12 @@ class DataConfig(Table):
     split: str = documented("train", "Split of a hub dataset that is trained on.", min_length=1)
     text_field: str = documented(
         "text", "Field of a JSON line or of a table's row that holds its text.", min_length=1
+    )
+    columns: dict[RecordField, Annotated[str, Field(min_length=1)]] = documented(
+        {},
+        'Other names of fields in records: {prompt = "question", completion = "answer"}.',
+        must_be='a table of names, such as {prompt = "question", completion = "answer"}; what can be named is '
+        + ", ".join(get_args(RecordField)),
     )
     loss_on: Literal["answers", "everything"] = documented(
         "answers",
@@ -112,6 +121,11 @@ class DataConfig(Table):
     def sources(self) -> tuple[str, ...]:
         """Return `source` as a tuple, also where one text was written."""
         return (self.source,) if isinstance(self.source, str) else tuple(self.source)
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Return the names of fields that hold text in records here, beside the usual ones."""
+        return (self.text_field, *self.columns.values())
 
 
 class TrainConfig(Table):

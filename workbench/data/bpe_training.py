@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from workbench.system.folders import cache_folder
 SAMPLE_BYTES = 1 << 29
 """Of a larger source, about this much is used, evenly spread."""
 _VERSION = 2
-_FIELDS = ("prompt", "completion", "messages", "conversations")
+_FIELDS = ("prompt", "completion", "messages", "conversations", "instruction", "input", "output")
 _TEXT_CHARACTERS = 1 << 16
 """Characters in each text that is handed to the library, which holds some hundred of them."""
 
@@ -62,7 +62,7 @@ def _place(config: DataConfig, source: SourceFiles) -> tuple[int, Path]:
     """Return the size of the tokenizer, and its folder in the cache."""
     size = bpe_size(config.tokenizer)
     assert size is not None, "a configuration with another size is refused"
-    options = [_VERSION, size, config.text_field if source.has_records else ""]
+    options = [_VERSION, size, *(config.text_fields if source.has_records else ())]
     return size, cache_folder() / "tokenizers" / source.key(*options)
 
 
@@ -106,7 +106,7 @@ def _train(
 
     def texts() -> Iterator[str]:
         nonlocal seen
-        for text in _sample(source, config.text_field, progress):
+        for text in _sample(source, config.text_fields, progress):
             seen = True
             for begin in range(0, len(text), _TEXT_CHARACTERS):
                 yield without_surrogates(text[begin : begin + _TEXT_CHARACTERS])
@@ -120,7 +120,7 @@ def _train(
 
 
 def _sample(
-    source: SourceFiles, text_field: str, progress: Callable[[str, int, int], None] | None
+    source: SourceFiles, text_fields: Sequence[str], progress: Callable[[str, int, int], None] | None
 ) -> Iterator[str]:
     """Yield the texts of the source; of one larger than `SAMPLE_BYTES`, those of every n-th chunk."""
     reader = SourceReader(source)
@@ -129,13 +129,13 @@ def _sample(
     for number, (items, size) in enumerate(reader.chunks()):
         if number % every == 0:
             for item in items:
-                yield from _texts_of(item, text_field)
+                yield from _texts_of(item, text_fields)
         done += size
         if progress is not None:
             progress("training the tokenizer", done, reader.total)
 
 
-def _texts_of(item: Item, text_field: str) -> Iterator[str]:
+def _texts_of(item: Item, text_fields: Sequence[str]) -> Iterator[str]:
     if isinstance(item, TextBlock):
         assert isinstance(item.text, str)
         yield item.text
@@ -144,7 +144,7 @@ def _texts_of(item: Item, text_field: str) -> Iterator[str]:
             value = item.parsed()
         except RecordError as error:
             raise ConfigurationError(f"data.source: {item.place}: {error}") from error
-        for field in (text_field, *_FIELDS):
+        for field in dict.fromkeys((*text_fields, *_FIELDS)):
             yield from _strings(value.get(field))
 
 

@@ -157,11 +157,13 @@ def prepared_tokens(config: DataConfig) -> int | None:
 def _key(config: DataConfig, source: SourceFiles, tokenizer: Tokenizer) -> str:
     """Return the folder's name in the cache: a hash of the source's files, the tokenizer and the options."""
     options = [FORMAT_VERSION, tokenizer.spec == "bytes", tokenizer.fingerprint, config.validation_fraction]
-    return source.key(*options, *([config.text_field, config.loss_on] if source.has_records else ()))
+    of_records = [config.text_field, config.loss_on, *sorted(config.columns.items())]
+    return source.key(*options, *(of_records if source.has_records else ()))
 
 
 def _record_encoder(config: DataConfig, tokenizer: Tokenizer) -> RecordEncoder:
-    return RecordEncoder(tokenizer, text_field=config.text_field, loss_on=config.loss_on)
+    columns = {str(field): name for field, name in config.columns.items()}
+    return RecordEncoder(tokenizer, text_field=config.text_field, loss_on=config.loss_on, columns=columns)
 
 
 def _make(

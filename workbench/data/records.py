@@ -3,8 +3,11 @@
     {"text": "…"}                                    plain text, all in the loss; `text_field` renames the field
     {"prompt": "…", "completion": "…"}               the completion is in the loss; both may be lists of messages
     {"messages": [{"role": …, "content": …}, …]}     a chat; the assistant's turns are in the loss; "tools" is passed on
+    {"instruction": "…", "input": "…", "output": "…"}    alpaca's: a chat where the tokenizer has a template, else
+                                                     alpaca's own prompt; "input", "system" and "history" may be missing
 
-ShareGPT's "conversations" with "from" and "value" is read as "messages". Other fields and null fields are ignored.
+ShareGPT's "conversations" with "from" and "value" is read as "messages". `columns` renames fields. Other fields and
+null fields are ignored. Preference pairs ("chosen", "rejected") are refused until a training compares them.
 
 Invariant: a record is read or refused with one sentence, never guessed at.
 """
@@ -12,6 +15,7 @@ Invariant: a record is read or refused with one sentence, never guessed at.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -25,18 +29,28 @@ CHAT_FIELDS = ("messages", "conversations")
 _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
 """ShareGPT's names of the roles."""
 _OTHER_NAMES = {
-    "instruction": "prompt",
-    "question": "prompt",
-    "query": "prompt",
-    "output": "completion",
-    "response": "completion",
-    "answer": "completion",
-    "conversation": "messages",
-    "chat": "messages",
-    "dialog": "messages",
-    "content": "text",
+    "prompt": ("question", "query", "instruction", "problem"),
+    "completion": ("answer", "response", "output", "solution", "chosen"),
+    "messages": ("conversation", "chat", "dialog", "dialogue"),
+    "instruction": ("question", "query", "prompt", "problem"),
+    "output": ("answer", "response", "completion", "solution"),
+    "text": ("content", "body", "document"),
 }
 """Names of these fields in other collections."""
+_SHAPES = (("prompt", "completion"), ("messages",), ("instruction", "output"), ("text",))
+RECORD_FIELDS = ("prompt", *CHAT_FIELDS, "instruction", "chosen")
+"""The field that tells a record of each shape from other JSON, beside that of plain text."""
+
+# Taori et al., Stanford Alpaca, 2023: the prompts that its records are made for.
+_ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:\n"
+)
+_ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+    "response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
 
 
 class RecordEncoder:
@@ -46,10 +60,14 @@ class RecordEncoder:
         tokenizer: the tokenizer and, for chats, its template.
         text_field: the field of plain text. If it is not "text", it takes precedence over all other fields.
         loss_on: "answers" or "everything", the value of `data.loss_on`.
+        columns: the names that fields have in these records, by the names that they have here.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, text_field: str, loss_on: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, text_field: str, loss_on: str, columns: Mapping[str, str] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._columns = dict(columns or {})
         self._text_field = text_field
         self._answers_only = loss_on == "answers"
         self._chats = ChatEncoder(tokenizer, answers_only=self._answers_only)
@@ -65,7 +83,7 @@ class RecordEncoder:
         """
         if not isinstance(record, Mapping):
             raise RecordError(f"a record must be an object with fields, not {kind_of(record)}")
-        field = self._text_field
+        record, field = self._renamed(record), self._text_field
         if field != DEFAULT_TEXT_FIELD and record.get(field) is not None:
             return self._text(record[field]), None
         for name in CHAT_FIELDS:
@@ -73,6 +91,10 @@ class RecordEncoder:
                 return self._chats.encode(_messages(record[name]), tools=record.get("tools"))
         if record.get("prompt") is not None and record.get("completion") is not None:
             return self._prompt(record["prompt"], record["completion"], record.get("tools"))
+        if record.get("instruction") is not None and record.get("output") is not None:
+            return self._instruction(record)
+        if record.get("chosen") is not None and record.get("rejected") is not None:
+            raise RecordError(_preference(record))
         if record.get(field) is not None:
             return self._text(record[field]), None
         raise RecordError(self._unknown(record))
@@ -81,11 +103,16 @@ class RecordEncoder:
         """Return the text of a plain text record, so that many can be encoded in one call; None for other records."""
         if not isinstance(record, Mapping):
             return None
-        text = record.get(self._text_field)
-        others = () if self._text_field != DEFAULT_TEXT_FIELD else (*CHAT_FIELDS, "prompt")
+        record, text = self._renamed(record), record.get(self._text_field)
+        others = () if self._text_field != DEFAULT_TEXT_FIELD else RECORD_FIELDS
         if not isinstance(text, str) or any(record.get(name) is not None for name in others):
             return None
         return text
+
+    def _renamed(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._columns:
+            return record
+        return {**record, **{name: record.get(column) for name, column in self._columns.items()}}
 
     def _text(self, text: Any) -> list[int]:
         if not isinstance(text, str):
@@ -113,6 +140,24 @@ class RecordEncoder:
             return whole, None
         return whole, [place >= len(begin) for place in range(len(whole))]
 
+    def _instruction(self, record: Mapping[str, Any]) -> tuple[list[int], list[bool] | None]:
+        texts = {name: record.get(name) or "" for name in ("instruction", "input", "output", "system")}
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise RecordError(f'"{name}" is {kind_of(value)}: expected a string')
+        turns = [*(record.get("history") or ()), [texts["instruction"], texts["output"]]]
+        if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns):
+            raise RecordError('"history": expected a list of pairs, each of an instruction and its answer')
+        if self._tokenizer.chat_template is None and not texts["system"] and len(turns) == 1:
+            words = _ALPACA_WITH_INPUT if texts["input"] else _ALPACA
+            return self._prompt(words.format(**texts), texts["output"], None)
+        if texts["input"]:
+            turns[-1] = [f"{texts['instruction']}\n{texts['input']}", texts["output"]]
+        chat = [{"role": "system", "content": texts["system"]}] if texts["system"] else []
+        for asked, answer in turns:
+            chat += [{"role": "user", "content": asked}, {"role": ASSISTANT, "content": answer}]
+        return self._chats.encode(chat)
+
     @cached_property
     def _prefix(self) -> list[int]:
         """The special tokens that the tokenizer puts before a text; at inference a prompt begins with them."""
@@ -125,24 +170,53 @@ class RecordEncoder:
         return []
 
     def _unknown(self, record: Mapping[str, Any]) -> str:
-        """Return the message for a record without any known field."""
-        wanted = [f'"{self._text_field}"', '"prompt" with "completion"', '"messages"']
-        present = {name: value for name, value in record.items() if value is not None}
-        message = f"a record needs {', '.join(wanted[:-1])} or {wanted[-1]}; this one has {names_of(present)}"
-        known = (self._text_field, "prompt", "completion", *CHAT_FIELDS)
-        advice = []
-        for name in present:
-            near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.75)
-            meant = near[0] if near else _OTHER_NAMES.get(str(name).lower())
-            if meant is not None and meant not in present:
-                advice.append(f'"{name}" as "{meant}"')
-        if advice:
-            return f"{message}; write {' and '.join(dict.fromkeys(advice))}"
-        for one, other in (("prompt", "completion"), ("completion", "prompt")):
-            if one in present:
-                return f'{message}; "{other}" is missing'
-        texts = [name for name, value in present.items() if isinstance(value, str)]
-        return f'{message}; set data.text_field = "{texts[0]}"' if len(texts) == 1 else message
+        """Return the message for a record of no known shape: the three nearest, with what to write."""
+        present = [name for name, value in record.items() if value is not None and isinstance(name, str)]
+        ways = sorted((self._way(shape, present) for shape in _SHAPES), key=lambda way: -way[0])
+        near = "; ".join(words for _, words in ways[:3])
+        return f"a record with {names_of(dict.fromkeys(present))} has none of the known shapes; the nearest are {near}"
+
+    def _way(self, shape: tuple[str, ...], present: list[str]) -> tuple[float, str]:
+        """Return how much of `shape` is there, and what to write to have it."""
+        named = " with ".join(f'"{field}"' for field in shape)
+        found: dict[str, str] = {}
+        for field in shape:
+            names = (field, *_OTHER_NAMES[field])
+            like = [name for name in present if name.lower() in names]
+            like += difflib.get_close_matches(field, present, n=1, cutoff=0.75)
+            if field == "text" and len(present) == 1:
+                like += present
+            if like:
+                found[field] = like[0]
+        share = len(found) / len(shape)
+        if not found:
+            return share, named
+        if share < 1:
+            missing = next(field for field in shape if field not in found)
+            return share, f'{named} ("{missing}" is missing)'
+        if shape == ("text",):
+            return share, f"{named} (set data.text_field = {json.dumps(found['text'], ensure_ascii=False)})"
+        columns = ", ".join(
+            f"{field} = {json.dumps(name, ensure_ascii=False)}"
+            for field, name in found.items()
+            if name != field
+        )
+        return share, f"{named} (set data.columns = {{{columns}}})"
+
+
+def _preference(record: Mapping[str, Any]) -> str:
+    """Return the message for a pair of answers."""
+    whole_chat = isinstance(record["chosen"], (list, tuple)) and not isinstance(
+        record.get("prompt"), (list, tuple)
+    )
+    name = "messages" if whole_chat or record.get("prompt") is None else "completion"
+    if name == "messages" and not whole_chat:
+        name = "text"
+    write = 'data.text_field = "chosen"' if name == "text" else f'data.columns = {{{name} = "chosen"}}'
+    return (
+        '"chosen" with "rejected" is a preference pair, which no training here compares yet; to train on the chosen '
+        f"answers alone, set {write}"
+    )
 
 
 def _messages(chat: Any) -> Any:

@@ -37,6 +37,7 @@ class StepResult:
 
     `grad_norm`: of the step's mean gradient, before clipping. `skipped`: it was not finite and nothing was written.
     `lane_seconds`: busy seconds a lane, of which the model waited `exposed_seconds`; the rest was hidden behind it.
+    `forward_s`: those of the compute lane that were forwards; the others were backwards.
     In one memory the update lane has all updates, whichever thread did them. Of the compute lane they are the step's
     own forwards and backwards, while `spans` has the next step's first forward too, beside which its lanes worked.
     There are thousands of spans: they are there until the next step is finished, and none from then on.
@@ -55,6 +56,7 @@ class StepResult:
     loss_scale: float
     spans: tuple[Span, ...]
     scale_can_fall: bool = False
+    forward_s: float = 0.0
     update_threads: int = 0
     """Threads of the host's arithmetic, the calling one counted."""
     speculation: Speculation = field(default_factory=Speculation)

@@ -220,6 +220,7 @@ class StepScheduler:
             loss_scale=scale,
             spans=tuple(sorted(spans, key=lambda span: span.start_s)),
             scale_can_fall=can_fall,
+            forward_s=sum(span.seconds for span in own if span.kind is Kind.FORWARD),
             update_threads=self._runtime.host.threads,
             speculation=tasks.speculation,
         )

@@ -65,6 +65,8 @@ METRIC_COLUMNS = (
     Column("device_bytes", "B"),
     Column("host_bytes", "B"),
     Column("compute_s", "s"),
+    Column("forward_s", "s"),
+    Column("backward_s", "s"),
     *(Column(f"{lane}_{what}", "s") for lane in HOST_LANES for what in ("s", "exposed_s")),
     Column("exposed_s", "s"),
     Column("validation_loss", "nats/token"),
@@ -80,7 +82,8 @@ METRIC_COLUMNS = (
 `<lane>_s`: seconds in which the lane was busy (`update_s`: in which the host optimizer worked, on whichever thread; one
 that calls it itself waits for all of that), of which the model waited `<lane>_exposed_s`; the rest was hidden behind
 compute. `compute_s`: the step's own forwards and backwards, and so within `step_s`; its lanes are waited for in the
-next step's forward too. `exposed_s`: seconds in which the model waited for any lane. `skipped`: 1 where the optimizer
+next step's forward too. `forward_s` of it has the loss and that one's gradient, `backward_s` recomputed forwards.
+`exposed_s`: seconds in which the model waited for any lane. `skipped`: 1 where the optimizer
 step was left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
 `update_threads`: threads of the host optimizer, the calling one counted. `speculated`: parameters updated ahead of the
 verdict on the step's gradients; `undone`: of those, where it was against them, in `undo_s` (updating again included).

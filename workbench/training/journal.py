@@ -29,6 +29,7 @@ from workbench.runs import (
     write_status,
 )
 from workbench.runs.metrics import HOST_LANES
+from workbench.timeline import Lane
 from workbench.training.signals import StopBeforeTraining
 from workbench.training.trackers import Trackers
 
@@ -178,7 +179,11 @@ class StepRecord:
             f"host {self.host_bytes / GIB:.1f} GiB",
             f"{self.step_s:.2f}s",
             f"eta {duration(self.eta_s)}",
+            f"forward {result.forward_s:.2f}s backward {_backward_s(result):.2f}s "
+            f"update {result.lane_seconds[Lane.UPDATE]:.2f}s",
         ]
+        if result.loss_scale != 1:
+            parts.append(f"loss scale {result.loss_scale:,.0f}")
         return " | ".join(parts) + (" | skipped" if result.skipped else "")
 
 
@@ -301,11 +306,17 @@ class Journal:
             )
 
 
+def _backward_s(result: StepResult) -> float:
+    """Return the seconds of the step's backwards, of recomputed forwards too."""
+    return max(0.0, result.lane_seconds[Lane.COMPUTE] - result.forward_s)
+
+
 def _lane_metrics(result: StepResult) -> dict[str, float]:
     """Return busy and exposed seconds of every lane, by the names of their columns."""
     busy = {lane.value: seconds for lane, seconds in result.lane_seconds.items()}
     waited = {lane.value: seconds for lane, seconds in result.exposed_seconds.items()}
     metrics = {"compute_s": busy["compute"], "exposed_s": result.exposed_s}
+    metrics |= {"forward_s": result.forward_s, "backward_s": _backward_s(result)}
     for lane in HOST_LANES:
         metrics[f"{lane}_s"] = busy[lane]
         metrics[f"{lane}_exposed_s"] = waited[lane]

@@ -26,7 +26,7 @@ import numpy as np
 
 from workbench.config import DataConfig
 from workbench.config.references import nearest_file
-from workbench.data.records import CHAT_FIELDS
+from workbench.data.records import RECORD_FIELDS
 from workbench.data.sources.tables import open_hub
 from workbench.errors import ConfigurationError, brief
 from workbench.system.folders import expanded
@@ -114,7 +114,7 @@ def find_source(config: DataConfig) -> SourceFiles:
             )
         return SourceFiles([], prepared=expanded(prepared[0], "data.source").absolute())
     paths = [source for source in config.sources if not source.startswith(HUB)]
-    documents = find_documents(paths, config.text_field) if paths else []
+    documents = find_documents(paths, config.text_fields) if paths else []
     hub: dict[str, Any] = {}
     for source in config.sources:
         if source.startswith(HUB):
@@ -130,11 +130,11 @@ def _is_prepared(source: str) -> bool:
     return (folder / "tokens.json").is_file() and (folder / "train.tokens").is_file()
 
 
-def find_documents(source: str | Sequence[str], text_field: str = "text") -> list[Document]:
+def find_documents(source: str | Sequence[str], fields: Sequence[str] = ("text",)) -> list[Document]:
     """Return the documents of `source`, sorted by name, without empty ones.
 
     "stdlib" is the source code of this Python's standard library. Anything else is a file or a folder; in a folder,
-    hidden files, binary files and links to folders are left out. `text_field` distinguishes records from other JSON.
+    hidden files, binary files and links to folders are left out. `fields` distinguish records from other JSON.
 
     Raises:
         ConfigurationError: a source does not exist, cannot be read or has nothing to train on.
@@ -144,7 +144,7 @@ def find_documents(source: str | Sequence[str], text_field: str = "text") -> lis
         raise ConfigurationError('data.source is empty: expected "stdlib", or files and folders of text')
     found: dict[Path, Document] = {}
     for one in sources:
-        for document in _stdlib() if one == "stdlib" else _from_path(one, text_field):
+        for document in _stdlib() if one == "stdlib" else _from_path(one, fields):
             found.setdefault(document.path, document)
     return sorted(found.values(), key=lambda document: (document.name, str(document.path)))
 
@@ -163,7 +163,7 @@ def _stdlib() -> list[Document]:
     return documents
 
 
-def _from_path(source: str, text_field: str) -> list[Document]:
+def _from_path(source: str, fields: Sequence[str]) -> list[Document]:
     path = expanded(source, "data.source").absolute()
     try:
         mode = path.stat()
@@ -174,7 +174,7 @@ def _from_path(source: str, text_field: str) -> list[Document]:
     except (OSError, ValueError) as error:
         raise _unreadable(source, path, error) from error
     if stat.S_ISDIR(mode.st_mode):
-        candidates = (_with_kind(source, document, text_field) for document in _walk(source, path))
+        candidates = (_with_kind(source, document, fields) for document in _walk(source, path))
         documents = [document for document in candidates if document is not None]
         if not documents:
             raise ConfigurationError(f"data.source = {source!r}: there is no text file in this folder")
@@ -183,7 +183,7 @@ def _from_path(source: str, text_field: str) -> list[Document]:
         raise ConfigurationError(f"data.source = {source!r}: neither a file nor a folder")
     if not mode.st_size:
         raise ConfigurationError(f"data.source = {source!r}: the file is empty")
-    found = _with_kind(source, Document(path.name, path.resolve(), mode.st_size), text_field, named=True)
+    found = _with_kind(source, Document(path.name, path.resolve(), mode.st_size), fields, named=True)
     assert found is not None
     return [found]
 
@@ -210,13 +210,15 @@ def _walk(source: str, root: Path, left_out: frozenset[str] = frozenset()) -> It
                 yield Document(path.relative_to(root).as_posix(), path.resolve(), status.st_size)
 
 
-def _with_kind(source: str, document: Document, text_field: str, *, named: bool = False) -> Document | None:
+def _with_kind(
+    source: str, document: Document, fields: Sequence[str], *, named: bool = False
+) -> Document | None:
     """Return `document` with its kind; None if it has nothing to train on.
 
     With `named` (the user named this very file) a file that is not what its suffix says is refused.
     """
     try:
-        kind, compression = kind_of_file(document.path, text_field, named=named)
+        kind, compression = kind_of_file(document.path, fields, named=named)
     except OSError as error:
         raise _unreadable(source, document.path, error) from error
     except ValueError as error:
@@ -245,11 +247,11 @@ def open_bytes(path: Path, compression: str) -> BinaryIO:
     return cast(BinaryIO, opened)
 
 
-def kind_of_file(path: Path, text_field: str, *, named: bool = False) -> tuple[Kind, str]:
+def kind_of_file(path: Path, fields: Sequence[str], *, named: bool = False) -> tuple[Kind, str]:
     """Return the kind of `path` and the suffix of its compression.
 
     Args:
-        text_field: the field that distinguishes records from other JSON.
+        fields: those that distinguish records from other JSON, beside the usual ones.
         named: the user named this very file: JSON without records is no text then.
 
     Raises:
@@ -272,7 +274,7 @@ def kind_of_file(path: Path, text_field: str, *, named: bool = False) -> tuple[K
     if suffix in _LINES:
         return "lines", compression
     if suffix == ".json":
-        kind = _kind_of_json(head, text_field, named=named)
+        kind = _kind_of_json(head, fields, named=named)
         if kind is not None:
             return kind, compression
         if named:
@@ -311,7 +313,7 @@ def _check_tokens(path: Path) -> None:
         raise ValueError(f"{path} has no tokens")
 
 
-def _kind_of_json(head: bytes, text_field: str, *, named: bool) -> Kind | None:
+def _kind_of_json(head: bytes, fields: Sequence[str], *, named: bool) -> Kind | None:
     text = head.removeprefix(_BYTE_ORDER_MARK).lstrip(_JSON_BLANKS)
     if text.startswith(b"["):
         inside = text[1:].lstrip(_JSON_BLANKS)
@@ -320,16 +322,16 @@ def _kind_of_json(head: bytes, text_field: str, *, named: bool) -> Kind | None:
         except (ValueError, RecursionError):
             # The first record is longer than the part that was read, or this is no JSON.
             return "array" if inside.startswith(b"{") and len(head) == _JSON_HEAD_BYTES else None
-        return "array" if _is_record(first, text_field, named=named) else None
+        return "array" if _is_record(first, fields, named=named) else None
     line, end, _ = text.partition(b"\n")
     if not end and len(head) == _JSON_HEAD_BYTES:
         return "lines" if line.startswith(b"{") else None
     try:
-        return "lines" if _is_record(json.loads(line), text_field, named=named) else None
+        return "lines" if _is_record(json.loads(line), fields, named=named) else None
     except (ValueError, RecursionError):
         return None
 
 
-def _is_record(value: Any, text_field: str, *, named: bool) -> bool:
-    known = {text_field, "prompt", *CHAT_FIELDS}
+def _is_record(value: Any, fields: Sequence[str], *, named: bool) -> bool:
+    known = {*fields, *RECORD_FIELDS}
     return isinstance(value, dict) and (named or not known.isdisjoint(value))
