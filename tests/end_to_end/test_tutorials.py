@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pretrained_folders import save_pretrained, write_chats
+from pretrained_folders import chats, save_pretrained, write_chats
 from tutorials import Tutorial
 
 SMALL_GPT2 = {
@@ -69,6 +69,15 @@ def make_llama(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
 
 
+def write_alpaca(path: Path, count: int) -> None:
+    """Write the first questions and answers of so many chats as Alpaca's records."""
+    records = []
+    for chat in chats(count):
+        question, answer = chat["messages"][-2:]
+        records.append({"instruction": question["content"], "input": "", "output": answer["content"]})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
 @pytest.mark.slow
 def test_a_llama_is_fine_tuned(tutorial: Callable[..., Tutorial]) -> None:
     page = tutorial(
@@ -76,7 +85,7 @@ def test_a_llama_is_fine_tuned(tutorial: Callable[..., Tutorial]) -> None:
     )
     page.follow("The model")
     page.follow("The data")
-    write_chats(page.folder / "chats.jsonl", 130)
+    write_alpaca(page.folder / "alpaca.jsonl", 200)
     imported, checked = page.follow("Import the configuration")
     assert "15 keys: 6 used, 4 mapped, 5 meaningless here, 0 unknown, 0 refused" in imported
     assert "ok" in checked

@@ -4,7 +4,7 @@ section by section, in an empty folder with a HOME of its own.
     ```json title="NAME"    a file of this name
     ```sh                   commands, a line each
     ```python               a program
-    ```text                 what the commands above it print, shortened: each line is one of theirs, up to a "…"
+    ```text                 what the commands above it print, shortened: lines of theirs, "…" for what is left out
     ```console              what they print of the true model, which no test has
 """
 
@@ -170,8 +170,8 @@ def lines_missing(shown: str, printed: str, folder: Path) -> list[str]:
         for line in shown.splitlines()
         if line.strip()
         and not any(
-            found.startswith(start) if cut else found == start
-            for start, cut, _ in [plain(line).partition("…")]
+            found.startswith(start) and found.endswith(end) if cut else found == start
+            for start, cut, end in [plain(line).partition("…")]
             for found in lines
         )
     ]

@@ -103,7 +103,7 @@ class RegionMemory:
 
     @property
     def forward_weights(self) -> Tensor:
-        """What the forward, or a fetch, reads apart from the working copy."""
+        """Return the weights that the forward, or a fetch, reads apart from the working copy."""
         found = self.weights if self.weights is not None else self.fetched_weights
         assert found is not None
         return found
