@@ -211,6 +211,9 @@ def test_plain_text_is_in_the_loss_whole_and_ends_with_the_end_of_text() -> None
         ({}, "a record with no field has none of the known shapes"),
         ({"instruction": "a", "output": 3}, '"output" is a number: expected a string'),
         ({"instruction": "a", "output": "b", "history": ["c"]}, '"history": expected a list of pairs'),
+        ({"instruction": "a", "output": "b", "history": 3}, '"history": expected a list of pairs'),
+        ({"instruction": "a", "output": "b", "input": 0}, '"input" is a number: expected a string'),
+        ({"instruction": "a", "chosen": "b", "rejected": "c"}, 'set data.columns = {output = "chosen"}'),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, 'set data.columns = {completion = "chosen"}'),
         ({"chosen": CHAT, "rejected": CHAT}, "preference pair, which no training here compares yet"),
         ({"chosen": CHAT, "rejected": CHAT}, 'set data.columns = {messages = "chosen"}'),
@@ -278,6 +281,9 @@ def test_fields_may_have_other_names() -> None:
     pair = {"question": "a", "chosen": "b", "rejected": "c", "text": "d"}
     assert renamed.encode(pair) == usual.encode({"prompt": "a", "completion": "b"})
     assert renamed.plain_text(pair) is None
+    assert renamed.encode({"prompt": "a", "completion": "b"}) == usual.encode(
+        {"prompt": "a", "completion": "b"}
+    )
     assert renamed.encode({"text": "d"}) == usual.encode({"text": "d"})
 
 

@@ -72,7 +72,7 @@ def record(**changes: object) -> StepRecord:
             {"step": 7, "total_steps": 1_000_000, "mfu": None, "device_bytes": None, "eta_s": None},
             {"skipped": True, "grad_norm": math.inf, "loss_scale": 65536.0},
             "step 0000007/1000000 | loss 3.2145 | gnorm inf | lr 2.4e-04 | 1,234 tok/s | mfu N/A | gpu N/A | "
-            "host 81.0 GiB | 8.31s | eta N/A | forward 0.20s backward 0.30s update 0.50s | loss scale 65,536 | skipped",
+            "host 81.0 GiB | 8.31s | eta N/A | forward 0.20s backward 0.30s update 0.50s | loss scale 65536 | skipped",
         ),
     ],
 )
@@ -113,6 +113,7 @@ def test_each_lane_has_its_busy_and_its_exposed_seconds_in_the_record(run: RunDi
         journal.step(record(), result(lane_seconds=busy, exposed_seconds=exposed, exposed_s=9.0), None)
     last = read_run_metrics(run).last()
     assert last["compute_s"] == busy[Lane.COMPUTE] and last["exposed_s"] == 9.0
+    assert (last["forward_s"], last["backward_s"]) == pytest.approx((0.2, busy[Lane.COMPUTE] - 0.2))
     for lane in [lane for lane in Lane if lane is not Lane.COMPUTE]:
         assert last[f"{lane.value}_s"] == busy[lane]
         assert last[f"{lane.value}_exposed_s"] == exposed[lane]

@@ -112,7 +112,8 @@ class RecordEncoder:
     def _renamed(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._columns:
             return record
-        return {**record, **{name: record.get(column) for name, column in self._columns.items()}}
+        given = {name: record[at] for name, at in self._columns.items() if record.get(at) is not None}
+        return {**record, **given}
 
     def _text(self, text: Any) -> list[int]:
         if not isinstance(text, str):
@@ -141,13 +142,16 @@ class RecordEncoder:
         return whole, [place >= len(begin) for place in range(len(whole))]
 
     def _instruction(self, record: Mapping[str, Any]) -> tuple[list[int], list[bool] | None]:
-        texts = {name: record.get(name) or "" for name in ("instruction", "input", "output", "system")}
+        fields = ("instruction", "input", "output", "system")
+        texts = {name: "" if record.get(name) is None else record[name] for name in fields}
         for name, value in texts.items():
             if not isinstance(value, str):
                 raise RecordError(f'"{name}" is {kind_of(value)}: expected a string')
-        turns = [*(record.get("history") or ()), [texts["instruction"], texts["output"]]]
-        if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns):
+        earlier = [] if record.get("history") is None else record["history"]
+        pairs = isinstance(earlier, (list, tuple))
+        if not pairs or not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in earlier):
             raise RecordError('"history": expected a list of pairs, each of an instruction and its answer')
+        turns = [*earlier, [texts["instruction"], texts["output"]]]
         if self._tokenizer.chat_template is None and not texts["system"] and len(turns) == 1:
             words = _ALPACA_WITH_INPUT if texts["input"] else _ALPACA
             return self._prompt(words.format(**texts), texts["output"], None)
@@ -206,13 +210,15 @@ class RecordEncoder:
 
 def _preference(record: Mapping[str, Any]) -> str:
     """Return the message for a pair of answers."""
-    whole_chat = isinstance(record["chosen"], (list, tuple)) and not isinstance(
-        record.get("prompt"), (list, tuple)
-    )
-    name = "messages" if whole_chat or record.get("prompt") is None else "completion"
-    if name == "messages" and not whole_chat:
-        name = "text"
-    write = 'data.text_field = "chosen"' if name == "text" else f'data.columns = {{{name} = "chosen"}}'
+    prompt = record.get("prompt")
+    if record.get("instruction") is not None and prompt is None:
+        write = 'data.columns = {output = "chosen"}'
+    elif isinstance(record["chosen"], (list, tuple)) and not isinstance(prompt, (list, tuple)):
+        write = 'data.columns = {messages = "chosen"}'
+    elif prompt is not None:
+        write = 'data.columns = {completion = "chosen"}'
+    else:
+        write = 'data.text_field = "chosen", which has all of its text in the loss'
     return (
         '"chosen" with "rejected" is a preference pair, which no training here compares yet; to train on the chosen '
         f"answers alone, set {write}"

@@ -183,7 +183,7 @@ class StepRecord:
             f"update {result.lane_seconds[Lane.UPDATE]:.2f}s",
         ]
         if result.loss_scale != 1:
-            parts.append(f"loss scale {result.loss_scale:,.0f}")
+            parts.append(f"loss scale {result.loss_scale:g}")
         return " | ".join(parts) + (" | skipped" if result.skipped else "")
 
 
