@@ -8,13 +8,14 @@ import pytest
 import torch
 from saved_families import MODERN, build
 from torch import nn
+from transformers import CONFIG_MAPPING
 
 from workbench.engine.blocks.discovery import find_units
 from workbench.errors import ConfigurationError
 from workbench.model import hub
 from workbench.model.build import UnitInitializer, build_on_meta, model_config
 from workbench.model.loading import PretrainedUnits
-from workbench.model.pretrained import files_in, find_pretrained
+from workbench.model.pretrained import files_in, find_pretrained, pretrained_config
 
 
 def drawn(seed: int, *, backwards: bool = False) -> nn.Module:
@@ -71,3 +72,14 @@ def test_a_folder_is_found_without_the_hub_being_asked(
     monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("the hub was asked"))
     files = find_pretrained(str(tmp_path))
     assert len(files.weights) > 2 and files.index is not None
+
+
+def test_a_model_of_several_text_models_is_refused_before_one_of_them_is_guessed(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match="musicgen_melody refuses these settings: Multiple valid text"
+    ):
+        model_config("musicgen_melody", {})
+    CONFIG_MAPPING["musicgen_melody"]().save_pretrained(tmp_path)
+    files = files_in(tmp_path, "music", weights=False)
+    with pytest.raises(ConfigurationError, match="describes no model: Multiple valid text configs"):
+        pretrained_config(files)

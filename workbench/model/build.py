@@ -49,7 +49,9 @@ def model_config(architecture: str, settings: dict[str, Any]) -> Any:
                 raise ConfigurationError(
                     f"model.config.{key}: the {architecture} architecture has no such setting{hint}"
                 )
-        return AutoConfig.for_model(architecture, **settings)
+        made = AutoConfig.for_model(architecture, **settings)
+        made.get_text_config()  # refused here where it has several
+        return made
     except ConfigurationError:
         raise
     except Exception as error:

@@ -178,7 +178,9 @@ def pretrained_config(files: PretrainedFiles, *, trust_remote_code: bool = False
             f"{metadata.version('transformers')} has"
         )
     try:
-        return AutoConfig.from_pretrained(files.folder, trust_remote_code=trust_remote_code)
+        found = AutoConfig.from_pretrained(files.folder, trust_remote_code=trust_remote_code)
+        found.get_text_config()  # refused here where it has several
+        return found
     except Exception as error:
         raise ConfigurationError(f"{path} describes no model: {brief(error)}") from error
 
