@@ -292,6 +292,30 @@ async def test_make_it_fit_shows_what_it_would_change_and_changes_it_when_told(t
         assert "[compact]" in text_of(app)
 
 
+async def test_another_machine_is_planned_for_by_its_parts_until_the_key_is_pressed_again(
+    tmp_path: Path,
+) -> None:
+    async with shown(tmp_path) as (screen, pilot, app):
+        here = screen.live.plan
+        await press(pilot, "f7")
+        await press(pilot, *"V100-32GB", "down", *"lots", "enter")
+        assert "lots" in text_of(app) and "64G" in text_of(app)  # what is wrong, and what would be right
+        await press(pilot, *["backspace"] * 4, *"1.5T", "down", *"x", "enter")
+        assert "--channels x: expected a whole number" in text_of(app)
+        await press(pilot, "backspace", *"12", "enter")
+        there = screen.live.plan
+        assert there is not None and here is not None and there.fits and not here.fits
+        host = next(tier for tier in there.memory.tiers if tier.tier == "host")
+        assert 1400 << 30 < host.free_bytes < 1536 << 30
+        assert "a server with Tesla V100-SXM2-32GB" in " ".join(text_of(app).split())
+        await press(pilot, "f5")
+        assert not app.asked and "F7 plans for this machine" in app.told[-1]
+        await press(pilot, "f7")
+        assert screen.live.plan is not None and screen.live.plan.memory == here.memory
+        await press(pilot, "f7")
+        assert screen.app.screen.query_one("#memory", Input).value == "1.5T"
+
+
 async def test_make_it_fit_can_keep_the_states_format(tmp_path: Path) -> None:
     async with shown(tmp_path) as (_screen, pilot, app):
         await press(pilot, "f6")

@@ -1,4 +1,4 @@
-"""`workbench machine list|new`, and the options by which `plan` and `machine new` are told a machine.
+"""`workbench machine list|new`.
 
 Nothing is measured here: profiles come from data sheets (`workbench.profiles.described`).
 """
@@ -6,55 +6,14 @@ Nothing is measured here: profiles come from data sheets (`workbench.profiles.de
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.commands import report
 from workbench.errors import EXIT_DONE, ConfigurationError
 from workbench.profiles.described import described_text
-from workbench.profiles.description import (
-    Description,
-    data_sheets,
-    find_card,
-    parse_memory,
-    parse_rates,
-    parse_slot,
-)
+from workbench.profiles.description import data_sheets, describe
 from workbench.profiles.named_machines import known_machines
-
-
-def describe(parts: Mapping[str, Any]) -> Description | None:
-    """Return the machine that the options describe; None where none of them is given.
-
-    Raises:
-        ConfigurationError: an option lacks --gpu or --memory, or is wrong.
-    """
-    given = {name: value for name, value in parts.items() if value not in (None, [])}
-    if not given:
-        return None
-    for name in ("gpu", "memory"):
-        if name not in given:
-            raise ConfigurationError(
-                f"--{next(iter(given))}: needs --{name} too: a machine is described by its card "
-                "(or --gpu none) and its memory, for example --gpu RTX-4090 --memory 64G"
-            )
-    if given["gpu"] != "none":
-        find_card(given["gpu"])
-    for name, most in (("channels", 64), ("ddr", 20_000), ("cores", 1024)):
-        if name in given and not 1 <= given[name] <= most:
-            raise ConfigurationError(f"--{name} {given[name]}: expected 1 to {most}")
-    return Description(
-        gpu=given["gpu"],
-        memory_bytes=parse_memory(given["memory"]),
-        channels=given.get("channels", Description.channels),
-        ddr=given.get("ddr", Description.ddr),
-        pcie=parse_slot(given["pcie"]) if "pcie" in given else None,
-        cores=given.get("cores"),
-        disk_bytes=parse_memory(given["disk"]) if "disk" in given else 0,
-        processor=given.get("processor", Description.processor),
-        rates=parse_rates(given.get("rates", [])),
-    )
 
 
 def new(*, file: Path | None, **parts: Any) -> int:

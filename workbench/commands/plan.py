@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from workbench.commands import report
-from workbench.commands.machine import describe
 from workbench.config import RunConfig, load_config
 from workbench.config.references import OF_THE_PLAN
 from workbench.config.rules import warnings
@@ -26,6 +25,7 @@ from workbench.plan.planner import Planner, TimesOf, check_positions
 from workbench.plan.report import fit_text, next_gpu_line, plan_text
 from workbench.presets import changed_preset, find_preset
 from workbench.profiles.described import described_machine
+from workbench.profiles.description import describe
 from workbench.profiles.model_profile import model_table
 from workbench.profiles.named_machines import load_profile
 from workbench.profiles.obtain import obtain_model_profile

@@ -134,6 +134,39 @@ def find_card(name: str) -> dict[str, Any]:
     return cards[key]
 
 
+def describe(parts: Mapping[str, Any]) -> Description | None:
+    """Return the machine that the options describe; None where none of them is given.
+
+    Raises:
+        ConfigurationError: an option lacks --gpu or --memory, or is wrong.
+    """
+    given = {name: value for name, value in parts.items() if value not in (None, [])}
+    if not given:
+        return None
+    for name in ("gpu", "memory"):
+        if name not in given:
+            raise ConfigurationError(
+                f"--{next(iter(given))}: needs --{name} too: a machine is described by its card "
+                "(or --gpu none) and its memory, for example --gpu RTX-4090 --memory 64G"
+            )
+    if given["gpu"] != "none":
+        find_card(given["gpu"])
+    for name, most in (("channels", 64), ("ddr", 20_000), ("cores", 1024)):
+        if name in given and not 1 <= given[name] <= most:
+            raise ConfigurationError(f"--{name} {given[name]}: expected 1 to {most}")
+    return Description(
+        gpu=given["gpu"],
+        memory_bytes=parse_memory(given["memory"]),
+        channels=given.get("channels", Description.channels),
+        ddr=given.get("ddr", Description.ddr),
+        pcie=parse_slot(given["pcie"]) if "pcie" in given else None,
+        cores=given.get("cores"),
+        disk_bytes=parse_memory(given["disk"]) if "disk" in given else 0,
+        processor=given.get("processor", Description.processor),
+        rates=parse_rates(given.get("rates", [])),
+    )
+
+
 def _letters(name: str) -> str:
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return plain.removeprefix("nvidia").removeprefix("geforce")

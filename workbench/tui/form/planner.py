@@ -136,6 +136,8 @@ class ConfigPlanner:
 
     def __init__(self, source: ThisMachine) -> None:
         self.source = source
+        self.other: Machine | None = None
+        """A machine that is planned for in the place of this one."""
         self._lock = threading.RLock()
         self._profiles: dict[str, ModelProfile | WorkbenchError] = {}
         self._machines: dict[Place, Machine | ConfigurationError] = {}
@@ -213,6 +215,11 @@ class ConfigPlanner:
         needs_disk = "disk" in (config.offload.weights, config.offload.state)
         return profile is not None and (not needs_disk or profile.disk is not None)
 
+    def plan_for(self, other: Machine | None) -> None:
+        """Plan for another machine from now on; None: for this one."""
+        self.other = other
+        self.forget_machine()
+
     def forget_machine(self) -> None:
         """Ask again for free memory and speeds, and for model profiles that failed."""
         with self._lock:
@@ -226,7 +233,7 @@ class ConfigPlanner:
         place = _place(config)
         if place not in self._machines:
             try:
-                self._machines[place] = self.source.machine(*place)
+                self._machines[place] = self.other or self.source.machine(*place)
             except ConfigurationError as error:
                 self._machines[place] = error
         return self._machines[place]
@@ -241,6 +248,8 @@ class ConfigPlanner:
         return self._profiles.get(key)
 
     def _planner(self, config: RunConfig, profile: ModelProfile, machine: Machine) -> Planner:
+        if self.other is not None:
+            return Planner(profile, machine)
         times_of = self.source.times_of(model_table(config), profile, machine, config.train.device)
         return Planner(profile, machine, times_of)
 

@@ -23,6 +23,7 @@ from textual.widgets import Static
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.plan.fit import Fit
+from workbench.plan.machine import Machine
 from workbench.presets import free_name, is_shipped, overwrite_preset, remember_preset, save_preset
 from workbench.tui.context import AppContext
 from workbench.tui.dialogs import AskText, Confirm, FitDialog, edit_text
@@ -32,6 +33,7 @@ from workbench.tui.form.field_row import FieldHelp, FieldRow, Form
 from workbench.tui.form.fields import FIELDS, TABLE_NAMES, table_of
 from workbench.tui.form.live import LivePlan
 from workbench.tui.form.meter import FitMeter, verdict_words
+from workbench.tui.form.other_machine import DescribeMachine
 from workbench.tui.form.planner import ConfigPlanner, ThisMachine
 from workbench.tui.form.problems import (
     FieldProblem,
@@ -84,6 +86,7 @@ class ConfigureScreen(WorkbenchScreen):
         Binding("ctrl+r", "reset", "Reset", id="form.reset"),
         Binding("f4", "edit", "Editor", id="form.edit"),
         Binding("f3", "measure", "Measure", id="form.measure"),
+        Binding("f7", "other_machine", "Other machine", id="form.other_machine"),
         Binding("f8", "drop_unknown", "Drop unknown", id="form.drop_unknown"),
         Binding(
             "pageup", "step_table(-1)", "Previous table", id="form.previous_table", show=False, priority=True
@@ -262,6 +265,8 @@ class ConfigureScreen(WorkbenchScreen):
             plan, note = None, "cannot be planned here"
         elif result is not None and result.needs_profile:
             stale = True
+        elif not note and live.planner.other is not None:
+            note = f"on {_name(live.planner.other)}; F7: this machine"
         elif not note and result is not None and not live.planner.is_measured(result.config):
             note = "F3 measures this machine"
         self.query_one(FitMeter).show(plan, note, stale=stale and plan is not None)
@@ -297,7 +302,10 @@ class ConfigureScreen(WorkbenchScreen):
 
     def action_start(self) -> None:
         """Start a run of the draft."""
-        if not self._refuse(self.draft.check().problems, "started"):
+        if self.live.planner.other is not None:
+            other = _name(self.live.planner.other)
+            self.report(f"the plan is for {other}; F7 plans for this machine", severity="warning")
+        elif not self._refuse(self.draft.check().problems, "started"):
             self._check_and_start()
 
     @work(group="start", exclusive=True)
@@ -372,6 +380,21 @@ class ConfigureScreen(WorkbenchScreen):
                 self._show_draft(self.draft)
 
         self.app.push_screen(FitDialog(found, self.context.glyphs), take)
+
+    def action_other_machine(self) -> None:
+        """Plan for a machine that is described by its parts; a second time: for this one again."""
+
+        def plan_for(machine: Machine | None) -> None:
+            self.live.planner.plan_for(machine)
+            self.live.update(self.draft.config)
+
+        if self.live.planner.other is not None:
+            plan_for(None)
+        else:
+            self.app.push_screen(
+                DescribeMachine(self.context.glyphs),
+                lambda machine: plan_for(machine) if machine is not None else None,
+            )
 
     def action_measure(self) -> None:
         """Measure this machine; a second time: stop it."""
@@ -455,3 +478,8 @@ def read_text(path: Path) -> tuple[str, str]:
         return path.read_bytes().decode("utf-8-sig"), ""
     except (OSError, UnicodeDecodeError) as error:
         return "", f"{path}: cannot be read: {error}"
+
+
+def _name(machine: Machine) -> str:
+    """Return a machine's name as it stands within a sentence: of one that is described, "a server with …"."""
+    return machine.name[:1].lower() + machine.name[1:] if machine.name.startswith("A ") else machine.name

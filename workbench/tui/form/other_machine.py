@@ -1,0 +1,104 @@
+"""The dialog that describes another machine by its parts, as the options of `workbench plan` do, to plan for it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.widgets import Button, Input, Label, Static
+
+from workbench.errors import ConfigurationError
+from workbench.plan.machine import Machine, planned_machine
+from workbench.profiles.described import described_machine
+from workbench.profiles.description import describe
+from workbench.tui.dialogs import Dialog
+from workbench.tui.glyphs import BLOCKS, Glyphs
+
+PARTS = {
+    "gpu": "RTX-4090 (workbench machine list has all)",
+    "memory": "128G",
+    "channels": "2",
+    "ddr": "5600",
+    "pcie": "4x16",
+    "cores": "16",
+    "disk": "2T",
+}
+"""The parts, each with an example. Card and memory are needed."""
+_NUMBERS = ("channels", "ddr", "cores")
+
+
+def machine_of(texts: dict[str, str]) -> Machine:
+    """Return the machine with these parts, of which empty ones are as usual.
+
+    Raises:
+        ConfigurationError: a part is missing or wrong.
+    """
+    parts: dict[str, Any] = {name: text.strip() for name, text in texts.items() if text.strip()}
+    for name in _NUMBERS:
+        if name in parts and not parts[name].isdecimal():
+            raise ConfigurationError(f"--{name} {parts[name]}: expected a whole number")
+        if name in parts:
+            parts[name] = int(parts[name][:9])
+    described = describe(parts)
+    if described is None:
+        raise ConfigurationError("a machine needs a card (or none) and memory")
+    return planned_machine(described_machine(described))
+
+
+class DescribeMachine(Dialog["Machine | None"]):
+    """Asks for a machine's parts."""
+
+    DEFAULT_CSS = """
+    DescribeMachine .part { height: 1; }
+    DescribeMachine .part Label { width: 10; color: $text-muted; }
+    DescribeMachine .part Input { width: 1fr; }
+    DescribeMachine .problem { color: $error; height: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "app.focus_previous", "Part above", id="dialog.part_above", show=False),
+        Binding("down", "app.focus_next", "Part below", id="dialog.part_below", show=False),
+    ]
+    last: ClassVar[dict[str, str]] = {}
+    """The parts that were described last, to begin from."""
+
+    def __init__(self, glyphs: Glyphs = BLOCKS) -> None:
+        super().__init__("Plan for another machine", glyphs=glyphs)
+
+    def compose_inputs(self) -> ComposeResult:
+        for name, example in PARTS.items():
+            with Horizontal(classes="part"):
+                yield Label(name)
+                entry = Input(self.last.get(name, ""), example, compact=True, id=name, select_on_focus=False)
+                entry.cursor_blink = False
+                yield entry
+        yield Static("", classes="problem", id="wrong")
+        with Horizontal(classes="buttons"):
+            yield Button(Content("Plan"), variant="primary", compact=True, id="yes")
+            yield Button("Cancel", compact=True, id="no")
+
+    def on_mount(self) -> None:
+        self.query_one("#gpu").focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._submit()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        if event.button.id == "yes":
+            self._submit()
+        else:
+            self.action_cancel()
+
+    def _submit(self) -> None:
+        texts = {name: self.query_one(f"#{name}", Input).value for name in PARTS}
+        try:
+            machine = machine_of(texts)
+        except ConfigurationError as error:
+            self.query_one("#wrong", Static).update(Content(str(error)))
+            return
+        type(self).last = texts
+        self.dismiss(machine)
