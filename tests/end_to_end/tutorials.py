@@ -146,7 +146,7 @@ class Tutorial:
         try:
             screen.delaybeforesend = None
             written = ""
-            for sought, key in (("training", ""), ("tok/s", "\x11"), ("Leave", "d"), (pexpect.EOF, "")):
+            for sought, key in (("tok/s", "\x11"), ("Detach: training goes on", "d"), (pexpect.EOF, "")):
                 screen.expect(sought)
                 written += screen.before
                 screen.send(key)
