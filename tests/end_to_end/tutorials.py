@@ -134,11 +134,17 @@ class Tutorial:
 
     def _watch(self, words: list[str]) -> str:
         """Look at a run on the screen until steps are there, and leave it; what the screen showed."""
+        # Of a terminal's own size, whatever the shell that started the tests says of its own.
+        environment = {
+            name: value
+            for name, value in self.trainers.environment.items()
+            if name not in ("COLUMNS", "LINES")
+        }
         screen = pexpect.spawn(
             words[0],
             words[1:],
             cwd=str(self.folder),
-            env=self.trainers.environment,
+            env=environment,
             dimensions=(40, 120),
             timeout=PATIENCE_S,
             encoding="utf-8",

@@ -302,11 +302,18 @@ async def test_another_machine_is_planned_for_by_its_parts_until_the_key_is_pres
         assert "lots" in text_of(app) and "64G" in text_of(app)  # what is wrong, and what would be right
         await press(pilot, *["backspace"] * 4, *"1.5T", "down", *"x", "enter")
         assert "--channels x: expected a whole number" in text_of(app)
-        await press(pilot, "backspace", *"12", "enter")
+        await press(pilot, "backspace", *"12")
+        rates = screen.app.screen.query_one("#rates", Input)
+        rates.value = "disk.x=1"
+        await press(pilot, "enter")
+        assert "--rate disk.x: there is no such figure" in text_of(app)
+        rates.value = "host.read_bytes_per_s=1e9 host.copy_bytes_per_s=1e9"
+        await press(pilot, "enter")
         there = screen.live.plan
         assert there is not None and here is not None and there.fits and not here.fits
         host = next(tier for tier in there.memory.tiers if tier.tier == "host")
         assert 1400 << 30 < host.free_bytes < 1536 << 30
+        assert there.time is not None and there.time.step_s > 60  # by the rates of a slow host memory
         assert "a server with Tesla V100-SXM2-32GB" in " ".join(text_of(app).split())
         await press(pilot, "f5")
         assert not app.asked and "F7 plans for this machine" in app.told[-1]

@@ -25,6 +25,8 @@ PARTS = {
     "pcie": "4x16",
     "cores": "16",
     "disk": "2T",
+    "processor": "avx512, where gpu is none",
+    "rates": "link.up_bytes_per_s=11e9 host.read_bytes_per_s=85e9",
 }
 """The parts, each with an example. Card and memory are needed."""
 _NUMBERS = ("channels", "ddr", "cores")
@@ -42,6 +44,8 @@ def machine_of(texts: dict[str, str]) -> Machine:
             raise ConfigurationError(f"--{name} {parts[name]}: expected a whole number")
         if name in parts:
             parts[name] = int(parts[name][:9])
+    if "rates" in parts:
+        parts["rates"] = parts["rates"].split()
     described = describe(parts)
     if described is None:
         raise ConfigurationError("a machine needs a card (or none) and memory")
