@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -169,14 +170,60 @@ class Choice(Dialog["str | None"]):
             self.dismiss(answer)
 
 
-class AskText(Dialog["str | None"]):
+class InputDialog(Dialog[Answer]):
+    """Inputs over a line for what is wrong with them; Enter in an input, or the first button, submits."""
+
+    DEFAULT_CSS = """
+    InputDialog .problem { color: $error; height: auto; }
+    """
+
+    def __init__(self, title: str, text: str = "", *, yes: str = "Save", glyphs: Glyphs = BLOCKS) -> None:
+        """`yes`: the first button's words."""
+        super().__init__(title, text, glyphs=glyphs)
+        self._yes = yes
+
+    def compose_inputs(self) -> ComposeResult:
+        yield from self.inputs()
+        yield Static("", classes="problem", id="wrong")
+        with Horizontal(classes="buttons"):
+            yield Button(Content(self._yes), variant="primary", compact=True, id="yes")
+            yield Button("Cancel", compact=True, id="no")
+
+    @abstractmethod
+    def inputs(self) -> ComposeResult:
+        """Yield what is filled in."""
+
+    @abstractmethod
+    def submit(self) -> None:
+        """Dismiss the dialog with what was filled in, or `refuse` it."""
+
+    def refuse(self, problem: str) -> None:
+        """Show a sentence on what is wrong."""
+        self.query_one("#wrong", Static).update(Content(problem))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.submit()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        if event.button.id == "yes":
+            self.submit()
+        else:
+            self.action_cancel()
+
+
+def one_line(value: str, example: str, name: str | None = None) -> Input:
+    """Return an input for one line of text. `example` stands dimmed in an empty one."""
+    entry = Input(value, example, compact=True, select_on_focus=False, id=name)
+    entry.cursor_blink = False
+    return entry
+
+
+class AskText(InputDialog["str | None"]):
     """A question for a text, such as a name; returns it without blanks around it, or None.
 
     `find_problem` returns a sentence where a text will not do, else "". `example` stands dimmed in the empty input.
-    """
-
-    DEFAULT_CSS = """
-    AskText .problem { color: $error; height: auto; }
     """
 
     def __init__(
@@ -190,33 +237,16 @@ class AskText(Dialog["str | None"]):
         example: str = "",
         glyphs: Glyphs = BLOCKS,
     ) -> None:
-        super().__init__(title, about, glyphs=glyphs)
-        self._value, self._find_problem, self._yes, self._example = value, find_problem, yes, example
+        super().__init__(title, about, yes=yes, glyphs=glyphs)
+        self._value, self._find_problem, self._example = value, find_problem, example
 
-    def compose_inputs(self) -> ComposeResult:
-        entry = Input(self._value, self._example, compact=True, select_on_focus=False)
-        entry.cursor_blink = False
-        yield entry
-        yield Static("", classes="problem", id="wrong")
-        with Horizontal(classes="buttons"):
-            yield Button(Content(self._yes), variant="primary", compact=True, id="yes")
-            yield Button("Cancel", compact=True, id="no")
+    def inputs(self) -> ComposeResult:
+        yield one_line(self._value, self._example)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self._submit()
-
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        event.stop()
-        if event.button.id == "yes":
-            self._submit()
-        else:
-            self.action_cancel()
-
-    def _submit(self) -> None:
+    def submit(self) -> None:
         text = self.query_one(Input).value.strip()
         problem = self._find_problem(text)
-        self.query_one("#wrong", Static).update(Content(problem))
+        self.refuse(problem)
         if not problem:
             self.dismiss(text)
 

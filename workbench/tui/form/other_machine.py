@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.content import Content
-from textual.widgets import Button, Input, Label, Static
+from textual.widgets import Input, Label
 
 from workbench.errors import ConfigurationError
 from workbench.plan.machine import Machine, planned_machine
 from workbench.profiles.described import described_machine
 from workbench.profiles.description import describe
-from workbench.tui.dialogs import Dialog
+from workbench.tui.dialogs import InputDialog, one_line
 from workbench.tui.glyphs import BLOCKS, Glyphs
 
 PARTS = {
@@ -52,14 +51,13 @@ def machine_of(texts: dict[str, str]) -> Machine:
     return planned_machine(described_machine(described))
 
 
-class DescribeMachine(Dialog["Machine | None"]):
+class DescribeMachine(InputDialog["Machine | None"]):
     """Asks for a machine's parts."""
 
     DEFAULT_CSS = """
     DescribeMachine .part { height: 1; }
     DescribeMachine .part Label { width: 10; color: $text-muted; }
     DescribeMachine .part Input { width: 1fr; }
-    DescribeMachine .problem { color: $error; height: auto; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "app.focus_previous", "Part above", id="dialog.part_above", show=False),
@@ -69,40 +67,23 @@ class DescribeMachine(Dialog["Machine | None"]):
     """The parts that were described last, to begin from."""
 
     def __init__(self, glyphs: Glyphs = BLOCKS) -> None:
-        super().__init__("Plan for another machine", glyphs=glyphs)
+        super().__init__("Plan for another machine", yes="Plan", glyphs=glyphs)
 
-    def compose_inputs(self) -> ComposeResult:
+    def inputs(self) -> ComposeResult:
         for name, example in PARTS.items():
             with Horizontal(classes="part"):
                 yield Label(name)
-                entry = Input(self.last.get(name, ""), example, compact=True, id=name, select_on_focus=False)
-                entry.cursor_blink = False
-                yield entry
-        yield Static("", classes="problem", id="wrong")
-        with Horizontal(classes="buttons"):
-            yield Button(Content("Plan"), variant="primary", compact=True, id="yes")
-            yield Button("Cancel", compact=True, id="no")
+                yield one_line(self.last.get(name, ""), example, name)
 
     def on_mount(self) -> None:
         self.query_one("#gpu").focus()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self._submit()
-
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        event.stop()
-        if event.button.id == "yes":
-            self._submit()
-        else:
-            self.action_cancel()
-
-    def _submit(self) -> None:
+    def submit(self) -> None:
         texts = {name: self.query_one(f"#{name}", Input).value for name in PARTS}
         try:
             machine = machine_of(texts)
         except ConfigurationError as error:
-            self.query_one("#wrong", Static).update(Content(str(error)))
+            self.refuse(str(error))
             return
         type(self).last = texts
         self.dismiss(machine)
