@@ -58,6 +58,13 @@ def test_the_last_steps_update_is_told_with_its_share_and_what_was_exposed() -> 
     assert "last step" in shown(dataclasses.replace(LOAD, ended=True), (80, 12))
 
 
+def test_what_was_updated_ahead_of_the_norm_is_told_where_a_run_speculates() -> None:
+    assert "ahead" not in shown(LOAD, (80, 12))
+    ahead = dataclasses.replace(LOAD, ahead=0.92, undone=0.0)
+    assert "ahead of the norm 92 %" in shown(ahead, (80, 12))
+    assert "undone 31 %" in shown(dataclasses.replace(ahead, undone=0.31), (80, 12))
+
+
 def test_at_the_least_height_the_shares_are_in_the_title() -> None:
     assert "14 %" in shown(LOAD, (40, 3)) and "update 204 ms" in shown(LOAD, (40, 3))
 

@@ -177,6 +177,8 @@ def add_steps(
                 update_s=0.1,
                 update_exposed_s=0.02,
                 update_threads=4,
+                speculated=750_000,
+                undone=250_000 if step == last else 0,
                 validation_loss=loss(step) + 0.1 if step % 10 == 0 else None,
             )
 

@@ -48,6 +48,11 @@ def test_the_figure_is_traffic_over_the_seconds_of_updates_overlaps_counted_once
     assert update_gb_per_s(UPDATES, plan(), config()) == pytest.approx(1e6 * 26 / 0.02 / 1e9)
 
 
+def test_updates_ahead_of_the_norm_count_too() -> None:
+    ahead = lanes(("update", "speculate", 0.0, 0.02), ("update", "update", 0.03, 0.03))
+    assert update_gb_per_s(ahead, plan(), config()) == pytest.approx(1e6 * 26 / 0.02 / 1e9)
+
+
 @pytest.mark.parametrize(
     ("precision", "state_format", "expected"),
     [
@@ -74,6 +79,8 @@ def test_only_parameters_that_the_host_updates_count() -> None:
     whole = update_gb_per_s(UPDATES, plan(moments=0.0), config())
     assert whole is not None
     assert update_gb_per_s(UPDATES, plan(fraction=0.25, moments=0.0), config()) == pytest.approx(0.75 * whole)
+    four = {**plan(moments=0.0), "ranks": 4}
+    assert update_gb_per_s(UPDATES, four, config()) == pytest.approx(0.25 * whole)
     # Most are frozen: there are moments for a tenth alone.
     assert update_gb_per_s(UPDATES, plan(moments=8e5), config()) == pytest.approx(0.1 * whole)
 

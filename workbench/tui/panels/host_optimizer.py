@@ -26,7 +26,8 @@ class OptimizerLoad:
     """Seconds of the newest steps of one session, the oldest first; and the update of the last of them.
 
     `update_s`: in which the host optimizer worked, of which the model waited `exposed_s`. `gb_per_s`: memory traffic
-    within updates, 10^9 bytes a second, `limit_gb_per_s` what the machine was measured to give. None: not known.
+    within updates, 10^9 bytes a second, `limit_gb_per_s` what the machine was measured to give. `ahead`: share of the
+    parameters that the last step updated ahead of its gradients' norm, `undone`: share that it undid. None: not known.
     """
 
     step_s: tuple[float, ...] = ()
@@ -36,6 +37,8 @@ class OptimizerLoad:
     state_format: str = ""
     gb_per_s: float | None = None
     limit_gb_per_s: float | None = None
+    ahead: float | None = None
+    undone: float | None = None
     ended: bool = False
     on_device: bool = False
     """The state lives on the device: the host updates nothing."""
@@ -94,6 +97,8 @@ class HostOptimizerPanel(SamplePanel):
 - **GB/s**: bytes of host memory that it read and wrote a second within updates (1 GB is 10^9 bytes), of the measured
   memory bandwidth (`workbench probe`). Near the limit, more threads gain nothing and only a smaller state format
   does; above it, a small state lives in the processor's caches.
+- **ahead of the norm**: share of the parameters that were updated while backward still ran, as if gradients were not
+  clipped; **undone**: those of them that were undone to the bit and updated again, since the norm was above the limit.
 - Below: update and exposed seconds of the newest steps on one scale, the last at the right.
 """
 
@@ -156,6 +161,9 @@ class HostOptimizerPanel(SamplePanel):
         threads = "N/A" if load.threads is None else str(load.threads)
         parts.append((1, self.named("threads", threads)))
         parts.append((2, self.named("format", load.state_format or "N/A")))
+        if load.ahead:
+            parts.append((3, self.named("ahead of the norm", percent(load.ahead))))
+            parts.append((4, self.named("undone", percent(load.undone), "warning" if load.undone else "")))
         return keep(width, parts)
 
     def _speed(self, load: OptimizerLoad, width: int) -> Line:

@@ -28,6 +28,7 @@ _KINDS = {
     "accumulate": ("▚", "a", "small"),
     "norm": ("▒", "n", "small"),
     "verdict": ("░", "v", "small"),
+    "speculate": ("▅", "s", "update"),
     "update": ("▆", "U", "update"),
     "reduce": ("▓", "S", "moves"),
     "gather": ("▆", "A", "moves"),
@@ -83,8 +84,8 @@ class LanesPanel(Panel):
 ### Lane timeline
 
 One row for each lane of the last step, from its begin to its end. **compute** runs forward and backward; **download**
-brings gradients to the host, **update** is the host optimizer, **upload** brings new weights to the GPU, **read** and
-**write** are the disk's.
+brings gradients to the host, **update** is the host optimizer (`speculate`: updates ahead of the gradients' norm),
+**upload** brings new weights to the GPU, **read** and **write** are the disk's.
 
 - **busy**: seconds in which the lane worked.
 - **exposed**: the part of it in which compute was idle: the lane's cost. **hidden**: the rest, which costs

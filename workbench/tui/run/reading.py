@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.formatting import known, share
 from workbench.monitor.recording import read_system
 from workbench.plan.outcome import Compared, compare
 from workbench.runs import (
@@ -65,14 +66,11 @@ def update_gb_per_s(lanes: Lanes, plan: Table, config: Table) -> float | None:
     """Return parameters x bytes a parameter / seconds / 10^9; None where the optimizer did not run on the host.
 
     The parameters are those whose state is not on the device, of several ranks the first one's part, the seconds those
-    in which an update ran. Small parameters that stay `exact` in the other state formats are counted like all the rest.
+    in which an update ran. Small parameters that stay `exact` in the other state formats are counted like all the rest;
+    what an update ahead of the norm records, and what undoing it moves, is not counted.
     """
     parameters, seconds = _parameters_on_host(plan, config), _update_seconds(lanes)
-    if not parameters or not seconds:
-        return None
-    ranks = plan.get("ranks", 1)
-    shared = parameters / ranks if isinstance(ranks, int) and ranks > 1 else parameters
-    return shared * traffic_bytes(plan, config) / seconds / 1e9
+    return parameters * traffic_bytes(plan, config) / seconds / 1e9 if parameters and seconds else None
 
 
 def traffic_bytes(plan: Table, config: Table) -> int:
@@ -120,6 +118,7 @@ def disk_folder(config: Table) -> Path | None:
 
 
 def _parameters_on_host(plan: Table, config: Table) -> float | None:
+    """Return how many parameters' state the first rank has on its host or disk; None where it has none there."""
     parameters = _table(plan, "memory").get("parameters")
     placement = _table(plan, "placement") or _table(config, "offload")
     if not isinstance(parameters, (int, float)) or placement.get("state") not in ("host", "disk"):
@@ -130,14 +129,18 @@ def _parameters_on_host(plan: Table, config: Table) -> float | None:
         # Under an adapter most parameters are not trained: only the moments tell how many are.
         moments = sum(_row(tier, _MOMENTS_ROW) for tier in _tiers(plan) if tier.get("tier") != "device")
         found = min(found, moments / _MOMENTS_OF_EXACT) if moments else found
-    return found
+    ranks = plan.get("ranks", 1)
+    return found / ranks if isinstance(ranks, int) and ranks > 1 else found
 
 
 def _update_seconds(lanes: Lanes) -> float:
-    """Return the seconds of the last step in which an update ran, overlapping ones counted once."""
+    """Return the seconds of the last step in which an update ran, ahead of the norm or after, overlapping ones counted
+    once."""
     seconds = reached = 0.0
     for start, end in sorted(
-        (span.start_s, span.end_s) for span in lanes.spans if span.name == "update" and span.lane == "update"
+        (span.start_s, span.end_s)
+        for span in lanes.spans
+        if span.name in ("update", "speculate") and span.lane == "update"
     ):
         seconds += max(0.0, end - max(start, reached))
         reached = max(reached, end)
@@ -350,6 +353,8 @@ class RunReader:
         is_present = bool(recent) and self._lanes.step >= recent[0][5]
         format_ = _table(self._config, "offload").get("state_format", "exact")
         step_s, update_s, exposed_s, threads = ([record[n] for record in recent] for n in (1, 2, 3, 4))
+        ahead, undone = recent[-1][6:] if recent else (0.0, 0.0)
+        own = _parameters_on_host(self._plan, self._config)
         return OptimizerLoad(
             tuple(step_s),
             tuple(update_s),
@@ -358,13 +363,16 @@ class RunReader:
             format_ if isinstance(format_, str) else "",
             update_gb_per_s(self._lanes, self._plan, self._config) if is_present else None,
             self._limit,
+            ahead=share(known(ahead), own),
+            undone=share(known(undone), own),
             ended=not active,
             on_device=_table(self._plan, "placement").get("state") == "device" and _has_device(self._plan),
         )
 
     def _remember(self, found: Metrics) -> None:
         """Keep the newest records of what the host optimizer's load is made of, those without it left out."""
-        names = ("time", "step_s", "update_s", "update_exposed_s", "update_threads", "step")
+        seconds = ("step_s", "update_s", "update_exposed_s")
+        names = ("time", *seconds, "update_threads", "step", "speculated", "undone")
         columns = [found.column(name)[-_RECENT:].tolist() for name in names]
         self._recent += [row for row in zip(*columns, strict=True) if all(map(math.isfinite, row[:4]))]
         del self._recent[:-_RECENT]
