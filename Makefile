@@ -32,7 +32,7 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/test_imports.py
 
-# The pictures in docs/screens, from the scenes of the tests; PNGs where rsvg-convert is installed.
+# The pictures in docs/screens: the scenes of the tests in a terminal; PNGs where rsvg-convert is installed.
 screenshots: setup
 	$(BIN)/python docs/screens/make.py
 

@@ -49,6 +49,8 @@ class Cell(NamedTuple):
     sign: str
     text: Rgb
     background: Rgb
+    is_bold: bool = False
+    is_underlined: bool = False
 
 
 class _Screen(pyte.Screen):
@@ -145,7 +147,7 @@ class EmulatedTerminal:
                     text, background = background, text
                 if found.blink:
                     text = tuple((a + b) // 2 for a, b in zip(text, background, strict=True))  # type: ignore[assignment]
-                yield column, row, Cell(found.data, text, background)
+                yield column, row, Cell(found.data, text, background, found.bold, found.underscore)
 
     def _colour(self, name: str, place: int) -> Rgb:
         if name == "default":

@@ -13,6 +13,7 @@ from html import escape, unescape
 from itertools import groupby
 from typing import Any
 
+from emulated_terminal import EmulatedTerminal
 from rich.cells import cell_len
 from textual.app import App
 
@@ -106,6 +107,19 @@ def picture_of(app: App[Any]) -> Picture:
     return read_screenshot(app.export_screenshot(simplify=True), width, height)
 
 
+def picture_in(terminal: EmulatedTerminal) -> Picture:
+    """What `terminal` shows now."""
+    width, height = terminal.size
+    grounds = [["#000000"] * width for _ in range(height)]
+    signs: list[list[tuple[str, str]]] = [[(" ", "")] * width for _ in range(height)]
+    for column, row, cell in terminal.cells():
+        style = ["fill: #" + bytes(cell.text).hex()]
+        style += ["font-weight: bold"] * cell.is_bold + ["text-decoration: underline"] * cell.is_underlined
+        signs[row][column] = cell.sign, ";".join(style)
+        grounds[row][column] = "#" + bytes(cell.background).hex()
+    return _joined(signs, grounds)
+
+
 def read_screenshot(svg: str, width: int, height: int) -> Picture:
     """The picture in a screenshot that Textual has exported.
 
@@ -130,8 +144,12 @@ def read_screenshot(svg: str, width: int, height: int) -> Picture:
             for extra in range(column + 1, column + cell_len(sign)):
                 signs[int(row)][extra] = "", styles[style]
             column += cell_len(sign)
+    return _joined(signs, grounds)
+
+
+def _joined(signs: list[list[tuple[str, str]]], grounds: list[list[str]]) -> Picture:
     rows = tuple(tuple(_pieces(row, ground)) for row, ground in zip(signs, grounds, strict=True))
-    return Picture(width, height, rows)
+    return Picture(len(grounds[0]), len(grounds), rows)
 
 
 def _pieces(signs: list[tuple[str, str]], grounds: list[str]) -> Iterator[Piece]:

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,11 +153,13 @@ def photograph(
     glyphs: Glyphs = BLOCKS,
     no_color: bool = False,
     prepare: Callable[[Path], object] | None = None,
+    hold: Callable[[Path], Awaitable[None]] | None = None,
 ) -> Picture:
     """What is seen when `play`, a coroutine function, has been played on a screen of `size` cells.
 
     `part`: of the application, seen first. `prepare`: fills the folder that runs and presets lie in, "runs" and "own"
-    below it, before that.
+    below it, before that. `hold`: the screen is this process's terminal, and shows the scene until `hold`, called with
+    that folder, returns; without it nothing is written to a terminal.
     """
     with _folder() as folder:
         variables = {
@@ -172,11 +174,11 @@ def photograph(
         with _environment(variables), _in_folder(folder), few, by_name:
             if prepare is not None:
                 prepare(folder)
-            picture = asyncio.run(_play(play, size, part, glyphs, folder))
-    return _with_shown_folder(picture, str(folder))
+            picture = asyncio.run(_play(play, size, part, glyphs, folder, hold))
+    return with_shown_folder(picture, str(folder))
 
 
-def _with_shown_folder(picture: Picture, folder: str) -> Picture:
+def with_shown_folder(picture: Picture, folder: str) -> Picture:
     """With SHOWN_FOLDER in the place of `folder`, also where its end is cut off or hidden."""
     for end in range(len(folder), len(_ROOT), -1):
         picture = picture.replaced(folder[:end], SHOWN_FOLDER[:end])
@@ -190,20 +192,27 @@ def _with_shown_folder(picture: Picture, folder: str) -> Picture:
 
 
 async def _play(
-    play: Callable[[Stage], object], size: tuple[int, int], part: str, glyphs: Glyphs, folder: Path
+    play: Callable[[Stage], object],
+    size: tuple[int, int],
+    part: str,
+    glyphs: Glyphs,
+    folder: Path,
+    hold: Callable[[Path], Awaitable[None]] | None,
 ) -> Picture:
     monitor = NoMonitor()
     context = AppContext(folder / "runs", monitor, glyphs, lambda: NOW, NEVER_S)
     app = StagedApp(context, part=part)
     app.animation_level = "none"
     app.theme = _THEME
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(headless=hold is None, size=size) as pilot:
         stage = Stage(app, pilot, monitor, folder)
         await stage.settle()
         await play(stage)  # type: ignore[misc]
         await stage.settle()
         outside = [f"{widget}" for widget in stage.widgets if not _is_within(widget, size[0])]
         assert not outside, f"wider than the screen: {outside}"
+        if hold is not None:
+            await hold(folder)
         return picture_of(app)
 
 

@@ -60,10 +60,14 @@ class Scene:
     """Whether it stands for its screen; others show one more thing of it."""
 
     def picture(self, size: tuple[int, int], *, glyphs: Glyphs = BLOCKS, no_color: bool = False) -> Picture:
-        """It, on a terminal of `size` cells."""
+        """It, as the application draws it for `size` cells."""
         return photograph(
             self.play, size, part=self.part, glyphs=glyphs, no_color=no_color, prepare=self.prepare
         )
+
+    def show(self, size: tuple[int, int], hold: Callable[[Path], Awaitable[None]]) -> None:
+        """Show it on this process's terminal, of `size` cells, until `hold` returns, which is given its folder."""
+        photograph(self.play, size, part=self.part, prepare=self.prepare, hold=hold)
 
 
 # Folders

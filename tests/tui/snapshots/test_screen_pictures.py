@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from scenes import SCENES, Scene
+from scenes import SCENES, Scene, photograph_terminal
 from stored_pictures import StoredPictures
 
 from workbench.tui.glyphs import PLAIN
@@ -60,6 +60,11 @@ def test_in_ascii_mode_a_screen_has_no_other_character(scene: Scene, stored: Sto
     picture = scene.picture(USUAL, glyphs=PLAIN)
     stored.check(f"{scene.name}-ascii", picture)
     assert not [line for line in picture.lines if not line.isascii()]
+
+
+@main_scenes()
+def test_a_terminal_shows_what_the_pictures_do(scene: Scene) -> None:
+    assert photograph_terminal(scene, USUAL).svg() == scene.picture(USUAL).svg()
 
 
 @main_scenes()
