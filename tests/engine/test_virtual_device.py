@@ -138,6 +138,12 @@ def test_a_device_has_only_so_much_memory() -> None:
         del third
 
 
+def test_a_device_may_have_any_number_of_bytes() -> None:
+    with VirtualCuda(device_bytes=(1 << 20) + 3):
+        counted = torch.arange(4, device=CUDA)
+        assert counted.view(2, 2).sum(dim=1).tolist() == [1, 5]
+
+
 @pytest.mark.parametrize("order", [Order.AT_ONCE, Order.LAZY, Order.RANDOM])
 def test_random_numbers_and_gradients_are_those_of_the_cpu_whatever_the_order(order: Order) -> None:
     layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.LayerNorm(8))

@@ -37,7 +37,7 @@ class DeviceMemory:
         self.allocated = 0
         self.most_allocated = 0
         self._queues = queues
-        self._addresses = ADDRESSES * nbytes
+        self._addresses = ADDRESSES * -(-nbytes // ROUNDED_TO) * ROUNDED_TO
         self._mapping = mmap.mmap(-1, self._addresses, flags=flags)
         self._all = torch.frombuffer(self._mapping, dtype=torch.uint8)
         self.base = self._all.data_ptr()
