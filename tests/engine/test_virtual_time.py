@@ -219,6 +219,22 @@ def test_a_delayed_step_with_weights_on_the_host_is_not_held_up_by_copying_them(
     assert delayed.idle_s[-1] + delayed.busy_s[-1] < 0.95 * (exact.idle_s[-1] + exact.busy_s[-1])
 
 
+def test_a_lookup_takes_the_time_of_what_it_touches(machine: MachineProfile) -> None:
+    with VirtualCuda(machine=machine, values=False, device_bytes=1 << 30) as cuda:
+        clock = cuda.clock
+        assert clock is not None
+        table, index = (
+            torch.empty(1000, 5000, device="cuda"),
+            torch.zeros(1000, 1, dtype=torch.long, device="cuda"),
+        )
+        before = clock.device_bytes
+        found = table.gather(1, index)
+        assert clock.device_bytes - before == 1000 * (8 + 4 + 4)
+        before = clock.device_bytes
+        table.scatter_(1, index, found)
+        assert clock.device_bytes - before == 1000 * (8 + 4 + 4)
+
+
 def test_threads_that_wait_for_each_other_are_a_deadlock() -> None:
     host = HostThreads()
     one, other = host.threading.Lock(), host.threading.Lock()

@@ -39,6 +39,8 @@ ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5, 7),
 }
 """Fused attention: the place of its query, the number of its matrix products, the place of its `is_causal`."""
+READS_ROWS = {aten.embedding, aten.gather, aten.index_select}
+"""Of their first tensor they read no more than they give."""
 
 
 class VirtualClock:
@@ -80,7 +82,12 @@ class VirtualClock:
         return moment
 
     def kernel_s(self, func: Any, args: Any, kwargs: Any, results: Any, nbytes: int) -> float:
-        """Return the seconds of an operation on the device that reads and writes `nbytes`."""
+        """Return the seconds of an operation on the device, whose tensors that it reads and writes have `nbytes`."""
+        if func.overloadpacket in READS_ROWS:
+            nbytes += results.nbytes - args[0].nbytes
+        elif func.overloadpacket is aten.scatter_:
+            source = args[3].nbytes if isinstance(args[3], Tensor) else 0
+            nbytes += source - 2 * args[0].nbytes
         self.kernels += 1
         self.device_bytes += nbytes
         dtype = str(next((x.dtype for x in args if isinstance(x, Tensor)), torch.float32)).removeprefix(
