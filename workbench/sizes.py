@@ -190,7 +190,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
     streamed = comes and unit.kind == "block"
     if partitioned:
-        check_shared_by_ranks(placement, delayed=delayed)
+        check_shared_by_ranks(placement)
     aliased = not streamed and not converts and not delayed and (on_device or shared) and not partitioned
     several = conditions.gradient_accumulation > 1
     waits_on_disk = placement.state == "disk" and (conditions.must_wait or several) and not partitioned
@@ -236,10 +236,8 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     )
 
 
-def check_shared_by_ranks(placement: Placement, *, delayed: bool) -> None:
+def check_shared_by_ranks(placement: Placement) -> None:
     """Raise ValueError where several ranks cannot share a unit's state."""
-    if delayed:
-        raise ValueError("overlap = 'delayed' on several ranks is not supported yet: use 'exact'")
     if placement.weights == "disk":
         raise ValueError("weights = 'disk' on several ranks is not supported yet: use 'host' or 'device'")
 

@@ -39,7 +39,8 @@ class Kind(str, Enum):
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
     A `REDUCE` gives each rank the sum of its share of a chunk's gradient, a `GATHER` every rank all new weights of a
-    chunk; one without a chunk says that all ranks have put theirs into memory that they share. An `ACCUMULATE`, a
+    chunk; one without a chunk says that all ranks have put theirs into memory that they share, one without a unit that
+    no rank reads the old ones there any more. An `ACCUMULATE`, a
     `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an update that waits for no
     verdict is their `NORM` as well.
     A `SPECULATE` does an `UPDATE` ahead of the verdict, which then has less or nothing left to do; after the verdict it
@@ -411,18 +412,19 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
 
 
 def _delayed(builder: _Builder) -> Timeline:
-    """Add the uploads of what the last update left, then the update by the last step's gradients, beside this step's
-    forward and backward (Ren et al., ZeRO-Offload, 2021, §5.2)."""
+    """Add the uploads of what the last update left, which ranks gather then, and the update by the last step's
+    gradients, beside this step's forward and backward (Ren et al., ZeRO-Offload, 2021, §5.2)."""
     layout, shape = builder.layout, builder.shape
     ready: list[tuple[int, ...]] = [() for _ in layout.units]
     if shape.applies_last:
-        for unit in layout.units:
-            uploads = builder.add_unit_upload(unit, [()] * len(unit.chunks))
-            ready[unit.index] = tuple(uploads)
-        for unit in layout.units:
-            builder.add_unit_update(
-                unit, {c.index: [up] for c, up in zip(unit.chunks, ready[unit.index], strict=True)}
-            )
+        # A rank that has ended the last step may write what another one, which looks around, still fetches.
+        shared = any(flow.shared_weights for flow in shape.flows)
+        over = [builder.communicate(Kind.GATHER)] if shared else []
+        uploads = [builder.add_unit_upload(unit, [over] * len(unit.chunks)) for unit in layout.units]
+        for unit, sent in zip(layout.units, uploads, strict=True):
+            ready[unit.index] = tuple(builder.add_unit_gather(unit, sent) if shape.ranks > 1 else sent)
+        for unit, sent in zip(layout.units, uploads, strict=True):
+            builder.add_unit_update(unit, {c.index: [up] for c, up in zip(unit.chunks, sent, strict=True)})
     update_of_last = tuple(range(len(builder.tasks)))
     norms, _, end = builder.add_gradients()
     builder.add_verdict([end, *norms.values()])

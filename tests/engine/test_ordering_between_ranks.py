@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 from ordering_between_ranks import BETWEEN_RANKS
 from ordering_places import without
 from rank_processes import RankError, RankProcesses
-from test_ordering import CLIPPED, Model, ReadsItsWeightBesides, Situation, train, virtual
+from test_ordering import (
+    CLIPPED,
+    DELAYED,
+    ON_HOST,
+    Model,
+    ReadsItsWeightBesides,
+    Situation,
+    Values,
+    look_around,
+    same,
+    train,
+    virtual,
+)
 from torch import Tensor
+
+from workbench import timeline
 
 
 class FirstBlockIsReadLast(Model):
@@ -30,6 +46,9 @@ SITUATIONS = {
     "ranks": Situation(CLIPPED),
     "ranks, weight read last": Situation(CLIPPED, FirstBlockIsReadLast, slow="device"),
     "ranks, state on the device": Situation({"state": "device"}),
+    "ranks, delayed": Situation(DELAYED),
+    "ranks, delayed, looked around": Situation(DELAYED, before_step=look_around),
+    "ranks, delayed, weights on the host": Situation(DELAYED | ON_HOST),
 }
 
 
@@ -57,6 +76,29 @@ def races_of(rank: int, size: int, name: str, place: str | None) -> list[str]:
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_a_situation_has_an_order(ranks: RankProcesses, name: str) -> None:
     assert ranks.run(races_of, name, None) == [[], []]
+
+
+def train_without(rank: int, size: int, name: str, taken: str) -> tuple[Values, list[str]]:
+    """What a situation comes to, with its races, without the waits of one kind of task that ranks do together."""
+    add = timeline._Builder.add
+
+    def without_its_waits(builder: Any, lane: Any, kind: Any, *place: Any, **more: Any) -> int:
+        if kind.value == taken and lane is timeline.Lane.COMMUNICATE:
+            place = (*place[:-1], [*builder.communicated])
+            more.pop("waits", None)
+        return add(builder, lane, kind, *place, **more)
+
+    cuda = virtual(SITUATIONS[name])
+    with mock.patch.object(timeline._Builder, "add", without_its_waits):
+        return train(SITUATIONS[name], cuda), [str(race) for race in cuda.races]
+
+
+@pytest.mark.parametrize("name", [name for name in SITUATIONS if "delayed" in name])
+def test_a_delayed_gather_waits_for_what_it_sends(ranks: RankProcesses, name: str) -> None:
+    usual, broken = ranks.run(train_without, name, ""), ranks.run(train_without, name, "gather")
+    assert not all(
+        same(one, other) and not races for (one, _), (other, races) in zip(usual, broken, strict=True)
+    )
 
 
 @pytest.mark.parametrize("place", BETWEEN_RANKS)

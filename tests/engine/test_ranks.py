@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from plain_torch import (
     SETTINGS,
     Outcome,
@@ -38,6 +40,8 @@ INNER = 2000
 """WIDTH * INNER elements are more than one block of the norm: a parameter is cut between ranks."""
 TOKENS = 12
 OVERFLOWS = 0
+OTHERS_GO_ON_S = 0.3
+"""What is long for them, where nothing holds them back; a test that holds needs none of it."""
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
@@ -168,6 +172,7 @@ def assert_ranks_are_one(outcomes: list[Outcome], one: Outcome, *, norms: float 
             assert torch.equal(outcome.parameters[name], theirs), (rank, name)
 
 
+DELAYED: dict[str, Any] = {"overlap": "delayed", "delay_warmup": 1}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "one memory": ("one", {}),
     "one memory, serial, clipped": ("one", {"overlap": "serial", "gradient_clipping": 0.1}),
@@ -216,13 +221,51 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bf16, state device": ("separate", {"precision": "bf16", "compute": "same", "state": "device"}),
     "compact": ("separate", {"precision": "bf16", "compute": "same", "state_format": "compact"}),
+    "delayed, one memory": ("one", DELAYED),
+    "delayed, late lanes": ("separate", DELAYED | {"late": True}),
+    "delayed, clipped, late lanes": ("separate", DELAYED | {"gradient_clipping": 0.1, "late": True}),
+    "delayed, fp16": (
+        "separate",
+        DELAYED
+        | {
+            "precision": "fp16",
+            "compute": "same",
+            "with_tokens": True,
+            "micro_batch_tokens": 22,
+            "late": True,
+        },
+    ),
+    "delayed, bf16, half": (
+        "separate",
+        DELAYED | {"precision": "bf16", "compute": "same", "state_format": "half", "late": True},
+    ),
+    "delayed, state device": ("separate", DELAYED | {"state": "device", "late": True}),
+    "delayed, first units on the device": ("separate", DELAYED | {"device_fraction": 0.5, "late": True}),
+    "delayed, state disk": ("separate", DELAYED | {"state": "disk", "late": True}),
+    "delayed, weights host": ("separate", DELAYED | {"weights": "host", "late": True}),
+    "delayed, weights host, state disk, bf16, half": (
+        "separate",
+        DELAYED
+        | {
+            "weights": "host",
+            "state": "disk",
+            "precision": "bf16",
+            "compute": "same",
+            "state_format": "half",
+            "gradient_clipping": 0.1,
+        },
+    ),
+    "delayed, fp16, computed in fp32": (
+        "one",
+        DELAYED | {"precision": "fp16", "with_tokens": True, "micro_batch_tokens": 22},
+    ),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_micro_batch_on_each_rank_gives_the_bits_of_all_on_one(ranks: RankProcesses, way: str) -> None:
     memory, options = WAYS[way]
-    steps = data(3, ranks.size, uneven="with_tokens" in options)
+    steps = data(5 if "overlap" in options else 3, ranks.size, uneven="with_tokens" in options)
     one = train_one(steps, memory, options)
     # A device sums squares in fp32, parameter by parameter: a rank that has a part of one rounds otherwise, at most at
     # each of its elements.
@@ -243,6 +286,11 @@ GPU_WAYS = {
     "weights host": (Order.RANDOM, "weights host, late lanes"),
     "weights host, bf16": (Order.LAZY, "weights host, bf16, half"),
     "weights host, clipped": (Order.COPIES_FIRST, "weights host, clipped, late lanes"),
+    "delayed": (Order.RANDOM, "delayed, late lanes"),
+    "delayed, clipped": (Order.LAZY, "delayed, clipped, late lanes"),
+    "delayed, fp16": (Order.COPIES_FIRST, "delayed, fp16"),
+    "delayed, state on both": (Order.COMPUTE_FIRST, "delayed, first units on the device"),
+    "delayed, weights host": (Order.LAZY, "delayed, weights host"),
 }
 
 
@@ -251,7 +299,8 @@ def test_gpus_give_the_bits_of_cpus(ranks: RankProcesses, gpu_way: str) -> None:
     order, way = GPU_WAYS[gpu_way]
     _, options = WAYS[way]
     options = {**options, "gradient_accumulation": 2} if gpu_way == "clipped" else options
-    steps = data(2, ranks.size * options.get("gradient_accumulation", 1), uneven="with_tokens" in options)
+    micro_batches = ranks.size * options.get("gradient_accumulation", 1)
+    steps = data(4 if "overlap" in options else 2, micro_batches, uneven="with_tokens" in options)
     on_cpus = ranks.run(train_ranks, steps, "separate", options)
     on_gpus = ranks.run(train_virtual, steps, "virtual", options, order)
     assert [found for _, found in on_gpus] == [[]] * ranks.size
@@ -268,11 +317,15 @@ def test_gpus_give_the_bits_of_cpus(ranks: RankProcesses, gpu_way: str) -> None:
         "bf16, state device",
         "state disk, bf16, half",
         "weights host, bf16, half",
+        "delayed, clipped, late lanes",
+        "delayed, bf16, half",
+        "delayed, state device",
+        "delayed, weights host",
     ],
 )
 def test_the_state_of_all_ranks_together_has_the_bits_of_one(ranks: RankProcesses, way: str) -> None:
     memory, options = WAYS[way]
-    steps = data(2, ranks.size)
+    steps = data(3 if "overlap" in options else 2, ranks.size)
     one = train_one(steps, memory, options).state
     together = joined(ranks.run(train_ranks, steps, memory, options))
     assert together.keys() == one.keys()
@@ -299,6 +352,12 @@ def joined(outcomes: list[Outcome]) -> dict[str, Tensor]:
         "bf16, state device",
         "state disk",
         "weights host, bf16, half",
+        "delayed, clipped, late lanes",
+        "delayed, fp16",
+        "delayed, state disk",
+        "delayed, first units on the device",
+        "delayed, weights host",
+        "delayed, fp16, computed in fp32",
     ],
 )
 def test_another_number_of_ranks_goes_on_with_the_same_bits(ranks: RankProcesses, way: str) -> None:
@@ -313,6 +372,71 @@ def test_another_number_of_ranks_goes_on_with_the_same_bits(ranks: RankProcesses
     assert resumed.parameters.keys() == never_stopped.parameters.keys()
     for name, parameter in never_stopped.parameters.items():
         assert torch.equal(resumed.parameters[name], parameter), name
+
+
+@pytest.mark.parametrize(
+    ("memory", "weights"), [("one", "device"), ("separate", "device"), ("separate", "host")]
+)
+def test_close_leaves_the_newest_weights_in_every_ranks_model(
+    ranks: RankProcesses, memory: str, weights: str
+) -> None:
+    """Those of a delayed engine are behind until then, all of them, by the update of the last step."""
+    for own, newest, before in ranks.run(train_and_close, data(3, ranks.size), memory, weights):
+        assert own.keys() == newest.keys()
+        for name, weight in newest.items():
+            assert torch.equal(own[name], weight), name
+        assert not torch.equal(before, newest["norm.weight"])
+
+
+def train_and_close(
+    rank: int, size: int, steps: list[list[Tensor]], memory: str, weights: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """The model's own parameters after `close`; all weights before it, and one parameter."""
+    model = net()
+    options: dict[str, Any] = {"chunk_bytes": 1, "threads": 1, "weights": weights} | DELAYED
+    with OffloadEngine(model, optimizer=SETTINGS, device=device_of(memory), **options) as engine:
+        for [ids] in of_rank(rank, size, steps):
+            engine.backward(model(ids))
+            engine.step()
+        newest = engine_weights(engine, model)
+        before = model.norm.weight.detach().clone()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}, newest, before
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["steps", "closes"])
+def test_weights_that_ranks_share_stay_as_long_as_one_of_them_reads(
+    ranks: RankProcesses, closes: bool
+) -> None:
+    """The first rank looks around while the others begin what copies newer weights there."""
+    [(before, after), *_] = ranks.run(look_around, data(3, ranks.size), closes)
+    assert before == after
+
+
+def look_around(rank: int, size: int, steps: list[list[Tensor]], closes: bool) -> tuple[float, float]:
+    model = net(layers=6)  # more than there are slots
+    options: dict[str, Any] = {"chunk_bytes": 1, "threads": 1, "weights": "host"} | DELAYED
+    found = []
+
+    def look() -> None:
+        with torch.no_grad():
+            found.append(float(model(steps[0][0])))
+
+    with OffloadEngine(model, optimizer=SETTINGS, device=device_of("separate"), **options) as engine:
+        for number, [ids] in enumerate(of_rank(rank, size, steps)):
+            engine.backward(model(ids))
+            last = number + 1 == len(steps)
+            if last and closes:
+                engine.step()
+                engine.wait()
+            if last:
+                look()
+                dist.barrier()
+                if rank == 0:
+                    time.sleep(OTHERS_GO_ON_S)
+                    look()
+            if not (last and closes):
+                engine.step()
+    return found[0], found[-1]
 
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
@@ -431,32 +555,33 @@ def overflowing(model: nn.Module, ids: Tensor) -> Tensor:
     return loss * torch.inf if ids[-1, -1] == OVERFLOWS else loss
 
 
+@pytest.mark.parametrize("overlap", ["exact", "delayed"])
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(ranks: RankProcesses, precision: str) -> None:
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(
+    ranks: RankProcesses, precision: str, overlap: str
+) -> None:
     steps = data(4, ranks.size)
     for step in steps:
         for ids in step:
             ids[-1, -1] = 1
     steps[1][-1][-1, -1] = OVERFLOWS
-    options = {"precision": precision, "compute": "same", "gradient_clipping": 0.5}
-    results = ranks.run(train_with_overflow, steps, options)
-    for parameters, reports in results:
-        assert [skipped for skipped, _ in reports] == [False, True, False, False]
-        assert [scale for _, scale in reports] == [scale for _, scale in results[0][1]]
-        for name, parameter in parameters.items():
-            assert torch.equal(parameter, results[0][0][name]), name
-    one = train_one([*steps[:1], *steps[2:]], "one", options)
-    if precision == "fp32":  # the scale of fp16 falls after the overflow
-        for name, parameter in one.parameters.items():
-            assert torch.equal(parameter, results[0][0][name]), name
+    options = {"precision": precision, "compute": "same", "gradient_clipping": 0.5, "overlap": overlap}
+    options |= {"delay_warmup": 0}
+    one, reports_of_one = train_with_overflow(0, 1, steps, options)
+    assert [skipped for skipped, _ in reports_of_one] == [False, True, False, False]
+    for parameters, reports in ranks.run(train_with_overflow, steps, options):
+        assert reports == reports_of_one
+        for name, parameter in one.items():
+            assert torch.equal(parameters[name], parameter), name
 
 
 def train_with_overflow(rank: int, size: int, steps: list[list[Tensor]], options: dict[str, Any]) -> Any:
-    model = net()
+    model, mine = net(), of_rank(rank, size, steps)
     options = {"chunk_bytes": 1, "threads": 1, "loss_scale": LossScaling(initial=64, hysteresis=1), **options}
+    options["gradient_accumulation"] = len(mine[0])
     with OffloadEngine(model, optimizer=SETTINGS, device=CpuDevice(), **options) as engine:
         reports = []
-        for step in of_rank(rank, size, steps):
+        for step in mine:
             for ids in step:
                 engine.backward(overflowing(model, ids))
             reports.append(engine.step())
@@ -506,6 +631,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "half": {"precision": "bf16", "compute": "same", "state_format": "half"},
     "compact": {"precision": "bf16", "compute": "same", "state_format": "compact"},
     "weights host": {"weights": "host"},
+    "delayed": {"overlap": "delayed"},
 }
 
 
@@ -540,9 +666,10 @@ def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[int, int, 
         assert others <= ({"staging", "gradient slots"} if options.get("state") == "disk" else set())
         # Of a parameter: its master weight, its moments, and its gradient that waits in fp32.
         parts = [(r.state_format, r.elements) for unit in units for r in unit.regions]
-        whole = sum(8 * count + moment_bytes(kept, count) for kept, count in parts)
+        sets = 2 if options.get("overlap") == "delayed" else 1
+        whole = sum((4 + 4 * sets) * count + moment_bytes(kept, count) for kept, count in parts)
         chunks = [chunk for unit in units for chunk in unit.chunks]
-        return found - sums, whole, 16 * max(chunk.elements for chunk in chunks), len(chunks)
+        return found - sums, whole, (12 + 4 * sets) * max(chunk.elements for chunk in chunks), len(chunks)
 
 
 def test_all_ranks_begin_with_the_weights_of_the_first(ranks: RankProcesses) -> None:
@@ -595,7 +722,6 @@ def total_of(rank: int, size: int, mine: list[float]) -> tuple[float, bool]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"overlap": "delayed"}, "overlap = 'delayed' on several ranks is not supported yet"),
         (
             {"weights": "disk", "state": "disk", "disk_path": tempfile.gettempdir()},
             "weights = 'disk' on several ranks is not supported yet",

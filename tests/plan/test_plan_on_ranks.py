@@ -77,12 +77,13 @@ def memory_of(rank: int, size: int, options: dict[str, Any]) -> tuple[dict[str, 
         return engine.memory(), engine.layout
 
 
+@pytest.mark.parametrize("overlap", ["exact", "delayed"])
 @pytest.mark.parametrize("weights", ["device", "host"])
-def test_ranks_hold_what_is_planned(weights: str, tmp_path: Path) -> None:
+def test_ranks_hold_what_is_planned(weights: str, overlap: str, tmp_path: Path) -> None:
     """All ranks together: a small chunk has one owner, and a plan counts equal parts."""
     shared_memory = weights == "device"
     options = {"precision": "fp32", "weights": weights, "state": "host", "chunk_bytes": 1 << 17}
-    options["shared_memory"] = shared_memory
+    options |= {"shared_memory": shared_memory, "overlap": overlap}
     processes = RankProcesses(2, tmp_path)
     try:
         found = processes.run(memory_of, options)
@@ -91,6 +92,7 @@ def test_ranks_hold_what_is_planned(weights: str, tmp_path: Path) -> None:
     work = workload(
         shared_memory=shared_memory,
         weights=weights,
+        overlap=overlap,
         precision="float32",
         chunk_bytes=1 << 17,
         ranks=2,

@@ -51,7 +51,7 @@ def history(seed: int) -> RankHistory:
         "weights": "device",
         "state": state,
         "state_format": "exact" if state == "device" else chance.choice(("exact", "half", "compact")),
-        "overlap": chance.choice(("serial", "exact")),
+        "overlap": chance.choice(("serial", "exact", "delayed")),
         # 16 bits come block by block out of memory that the ranks share, where a CPU computes them in fp32.
         "precision": chance.choice(("fp32", "bf16")),
         "accumulation": chance.choice((1, 2)),

@@ -94,11 +94,16 @@ def checkpoint(run: RunDirectory, step: int) -> Path:
     return run.checkpoints / f"step-{step:08d}"
 
 
+DELAYED = (*SETTINGS, "offload.overlap=delayed", "offload.delay_warmup=1")
+overlaps = pytest.mark.parametrize("settings", [SETTINGS, DELAYED], ids=["exact", "delayed"])
+
+
+@overlaps
 def test_two_ranks_make_the_run_of_one_that_accumulates_twice(
-    pools: dict[int, RankProcesses], preset: Path, tmp_path: Path
+    pools: dict[int, RankProcesses], preset: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
-    train(None, [str(preset), "--runs", str(tmp_path / "1")], *SETTINGS, "train.gradient_accumulation=2")
-    train(pools[2], [str(preset), "--runs", str(tmp_path / "2")], *SETTINGS)
+    train(None, [str(preset), "--runs", str(tmp_path / "1")], *settings, "train.gradient_accumulation=2")
+    train(pools[2], [str(preset), "--runs", str(tmp_path / "2")], *settings)
     one, two = new_run(tmp_path / "1"), new_run(tmp_path / "2")
     for step in (3, 6):
         assert_same_tensors(checkpoint(one, step), checkpoint(two, step))
@@ -134,12 +139,13 @@ def test_an_epoch_has_fewer_steps_on_more_ranks(
     assert three.total_steps == one.total_steps > 1
 
 
+@overlaps
 def test_a_run_goes_on_with_another_number_of_ranks(
-    pools: dict[int, RankProcesses], preset: Path, tmp_path: Path
+    pools: dict[int, RankProcesses], preset: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     """Two ranks, then three, then one: the state is that of one rank that takes as many micro-batches each time."""
-    train(pools[2], [str(preset), "--runs", str(tmp_path / "2")], *SETTINGS)
-    train(None, [str(preset), "--runs", str(tmp_path / "1")], *SETTINGS, "train.gradient_accumulation=2")
+    train(pools[2], [str(preset), "--runs", str(tmp_path / "2")], *settings)
+    train(None, [str(preset), "--runs", str(tmp_path / "1")], *settings, "train.gradient_accumulation=2")
     moves, stays = new_run(tmp_path / "2"), new_run(tmp_path / "1")
     train(pools[3], ["--resume", str(moves.path)], "train.steps=8")
     train(None, ["--resume", str(stays.path)], "train.steps=8", "train.gradient_accumulation=3")
@@ -150,7 +156,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    "change", ["offload.state=device", "offload.state_format=compact", "offload.state=disk"]
+    "change",
+    ["offload.state=device", "offload.state_format=compact", "offload.state=disk", "offload.overlap=delayed"],
 )
 def test_ranks_resume_what_they_have_saved(
     pools: dict[int, RankProcesses], preset: Path, tmp_path: Path, change: str

@@ -21,10 +21,11 @@ def dies(*_: Any) -> None:
     os._exit(9)
 
 
+@pytest.mark.parametrize("overlap", ["exact", "delayed"])
 def test_ranks_are_compared_with_plain_torch_and_with_one_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: str
 ) -> None:
-    changes = ["parallel.gpus=2", "train.device=cpu", "model.config.n_layer=2"]
+    changes = ["parallel.gpus=2", "train.device=cpu", "model.config.n_layer=2", f"offload.overlap={overlap}"]
     with open_trial(load_config(write_preset(tmp_path), changes), 5) as trial:
         assert isinstance(trial, Trial) and trial.recipe.accumulation % 2 == 0
         rows = {row.compared: row for row in check_ranks(trial)}
@@ -41,7 +42,9 @@ def test_what_ranks_cannot_train_is_refused_before_anything_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     preset = str(write_preset(tmp_path))
-    assert main(["verify", preset, "--gpus", "2", "--set", "offload.overlap=delayed"]) == 2
-    assert "overlap = 'delayed' on several ranks" in capsys.readouterr().err
+    on_disk = ("offload.weights=disk", "offload.state=disk", f"offload.disk_path={tmp_path}")
+    sets = [word for each in on_disk for word in ("--set", each)]
+    assert main(["verify", preset, "--gpus", "2", *sets]) == 2
+    assert "weights = 'disk' on several ranks" in capsys.readouterr().err
     assert main(["verify", preset, "--gpus", "2", "--device", "virtual"]) == 2
     assert "--device virtual: ranks are verified as processes on the CPU" in capsys.readouterr().err

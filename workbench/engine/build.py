@@ -8,7 +8,7 @@ still at work keeps the memory it works on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -168,10 +168,13 @@ class AdoptedUnits:
             for number, segment in enumerate(memory.unit.segments)
         }
 
-    def weights(self) -> Iterator[dict[str, Tensor]]:
-        """Return the newest weights, a dictionary a unit; see `OffloadEngine.weights`."""
+    def weights(
+        self, gather: Callable[[UnitMemory], Sequence[Tensor]] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Return the newest weights, a dictionary a unit; see `OffloadEngine.weights`. `gather`: of all ranks, where
+        those that the forward reads are older."""
         for memory, frozen in zip(self.memories, self.frozen, strict=True):
-            found = memory.newest_weights()
+            found = memory.newest_weights(None if gather is None else gather(memory))
             streamed = self.streamed.get(memory.unit.index)
             kept = {} if streamed is None else dict(streamed.frozen_weights())
             for name, parameter in frozen:
@@ -266,7 +269,12 @@ class EngineRuntime:
         """Bind the model to its newest weights; see `AdoptedUnits.hand_back`."""
         if self.prefetcher is not None:
             self.prefetcher.unbind()
+        between = self.between_ranks if push else None
+        if between is not None:
+            between.meet()  # Others may still fetch the old ones, where all share them.
         self.units.hand_back(push=push)
+        if between is not None:
+            between.gather_all()
 
     def close(self) -> None:
         """End the lanes, take every hook off the model and give all memory back."""

@@ -248,10 +248,17 @@ class OffloadEngine:
         """Return the newest weights, a dictionary a unit: each parameter once, by its first name, in the storage dtype.
 
         On the host; tensors of units that live there are views, to be read before the next step. At most one unit
-        that is on disk, or on a device, is held in memory at a time.
+        that is on disk, or on a device, is held in memory at a time. Where `weights_are_exchanged`, all ranks have
+        to take all of them, in the same place.
         """
         self.wait()
-        return self._runtime.units.weights()
+        between = self._runtime.between_ranks
+        return self._runtime.units.weights(between.newest if between and self.weights_are_exchanged else None)
+
+    @property
+    def weights_are_exchanged(self) -> bool:
+        """Several ranks tell each other their `weights`: those that a delayed engine's next forward reads are older."""
+        return self._delays and self._ranks is not None
 
     def counters(self) -> dict[str, Any]:
         """Return what the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""

@@ -204,6 +204,20 @@ class RankTasks:
                 self.gather(memory, chunk, after)
         self.meet()
 
+    def newest(self, memory: UnitMemory) -> list[Tensor]:
+        """Return the weights of each of a unit's regions as the shares of all ranks have them, on the host; like
+        `gather_all`."""
+        found = [torch.zeros(r.region.elements, dtype=r.dtype) for r in memory.regions]
+        for whole, own in zip(memory.unit.chunks, memory.chunks, strict=True):
+            copy = memory.regions[whole.region].working_copy
+            assert copy is not None
+            parts = memory.of_chunk(found[whole.region], whole).split(
+                self._partition.sizes(memory.unit.index, whole.index)
+            )
+            parts[self._ranks.rank].copy_(memory.state_of_chunk(copy, own))
+            self._ranks.gather(parts)
+        return found
+
     # The end
 
     def cancel(self, failure: BaseException) -> None:

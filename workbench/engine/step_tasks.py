@@ -457,10 +457,15 @@ class StepTasks:
                 memory.files[kind].write(chunk.index, place)
         self._staging.give_back(staged.state)
 
+    @property
+    def _sends_nothing(self) -> bool:
+        """No weights are new. A delayed step sends those of the update before the one that it begins with."""
+        return self._applied.blocked and self._applied is self._current
+
     def upload(self, task: Task) -> Landing | None:
         """A chunk's new weights set out for where the forward, or the next fetch, reads them."""
         memory, chunk = self._pointers.place(task)
-        if (self._applied.blocked and self._applied is self._current) or not chunk.elements:
+        if self._sends_nothing or not chunk.elements:
             return None
         region = memory.regions[chunk.region]
         whole, copy = region.forward_weights, region.working_copy
@@ -475,13 +480,15 @@ class StepTasks:
         return self._device.begin_copy(Lane.UPLOAD, target, source, after)
 
     def gather(self, task: Task) -> None:
-        """All ranks get the new weights of a chunk, or have put those of a unit into memory that they share."""
-        if not self._applied.blocked and task.chunk is None:
-            assert self._between_ranks is not None
+        """All ranks get the new weights of a chunk, or have put those of a unit into memory that they share, or read
+        the old ones there no more."""
+        if self._sends_nothing:
+            return
+        assert self._between_ranks is not None
+        if task.chunk is None:
             self._between_ranks.meet()
-        elif not self._applied.blocked:
+        else:
             memory, chunk = self._pointers.place(task)
-            assert self._between_ranks is not None
             # On a device compute has copied them; else forwards and backwards of before may still read the old ones.
             over = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
             after = self._device.record_event() if memory.route.on_device else over

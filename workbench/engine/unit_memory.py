@@ -397,12 +397,17 @@ class UnitMemory:
 
     # Checkpoint contents
 
-    def newest_weights(self) -> dict[str, Tensor]:
-        """Return the trainable parameters by name, in the storage dtype: views of host memory, copies of the rest."""
+    def newest_weights(self, gathered: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the trainable parameters by name, in the storage dtype: views of host memory, copies of the rest.
+
+        `gathered`: those of each region, of all ranks, where the ones that the forward reads are older.
+        """
         found: dict[str, Tensor] = {}
         for number, region in enumerate(self.regions):
             copy = region.working_copy
-            if self.route.partitioned:
+            if gathered is not None:
+                whole = gathered[number]
+            elif self.route.partitioned:
                 whole = region.forward_weights.to("cpu", region.dtype)
             elif copy is not None:
                 whole = copy.cpu()
@@ -436,7 +441,11 @@ class UnitMemory:
                 else:
                     yield kind + suffix, self._stored(region, kind, dtype, per)
             if self.route.delayed:
-                yield STALE_WEIGHTS + suffix, memory.forward_weights
+                whole = memory.forward_weights
+                yield (
+                    STALE_WEIGHTS + suffix,
+                    self._own_parts(memory, whole) if self.route.partitioned else whole,
+                )
 
     def _shared(self, memory: RegionMemory, kind: str, dtype: torch.dtype, per: int) -> SharedTensor:
         """Return one kind of a region's state, of which this rank has its part of each chunk."""
@@ -454,6 +463,13 @@ class UnitMemory:
         else:
             mine = MasterHalf(memory.kept["master"], "high" if kind == "high" else "low")
         return SharedTensor(mine, -(-region.elements // per), parts)
+
+    def _own_parts(self, memory: RegionMemory, whole: Tensor) -> SharedTensor:
+        """Return a tensor that every rank has whole, as one of which each has its part of each chunk."""
+        mine = [chunk for chunk in self.chunks if self.unit.regions[chunk.region] is memory.region]
+        starts = [chunk.start - memory.region.start for chunk in mine]
+        parts = [(start, chunk.elements, start) for start, chunk in zip(starts, mine, strict=True)]
+        return SharedTensor(whole, whole.numel(), parts)
 
     def stored(self, region: int, kind: str) -> StoredTensor:
         """Return one kind of a region's state that is on disk."""

@@ -138,7 +138,7 @@ class Planner:
         if ranks > 1:
             placement = Placement(offload.weights, offload.state)  # type: ignore[arg-type]
             try:
-                check_shared_by_ranks(placement, delayed=offload.overlap == "delayed")
+                check_shared_by_ranks(placement)
             except ValueError as error:
                 return str(error)
         if local < ranks and offload.weights == "host":

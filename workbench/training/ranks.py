@@ -181,10 +181,7 @@ def check_supported(config: RunConfig) -> None:
     """Raise ConfigurationError where several ranks cannot train `config`, whose placement is chosen."""
     offload = config.offload
     try:
-        check_shared_by_ranks(
-            Placement(offload.weights, offload.state),  # type: ignore[arg-type]
-            delayed=offload.overlap == "delayed",
-        )
+        check_shared_by_ranks(Placement(offload.weights, offload.state))  # type: ignore[arg-type]
     except ValueError as error:
         raise ConfigurationError(f"[offload] {error}") from error
 

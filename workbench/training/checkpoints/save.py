@@ -99,7 +99,15 @@ def save_checkpoint(
             (working / "state").mkdir(parents=True)
 
     def save_weights() -> None:
-        known.update(save_model(model, engine.weights(), working))
+        weights = engine.weights()
+        try:
+            if first:
+                known.update(save_model(model, weights, working))
+        finally:
+            if engine.weights_are_exchanged:
+                # Others wait for each unit, also where it could not be written here.
+                for _ in weights:
+                    pass
 
     parts: dict[str, Parts] = {}
     files: dict[str, StateFile] = {}
@@ -108,10 +116,10 @@ def save_checkpoint(
             files = _write_state(working / "state", engine.state(), beside=save_weights)
         else:
             parts = write_parts(working / "state", engine.state())
-            if first:
-                save_weights()
     if ranks.size > 1:
         files = _joined(engine.state(), ranks.tell(parts))
+        with ranks.together(), _written(root, step, working):
+            save_weights()
     with ranks.together(), _written(root, step, working):
         if not first:
             return target
