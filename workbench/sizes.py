@@ -230,7 +230,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
         reduced_in_place=partitioned and (shared or on_device),
         # In one memory an update takes compute's own cores and bandwidth, and writes weights that a forward reads.
         speculates=placement.speculated
-        and not (shared or partitioned)
+        and not shared
         and conditions.overlap == "exact"
         and conditions.must_wait,
     )
@@ -389,7 +389,8 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
     if route.waiting == "disk":
         add(found, "disk", "gradients", sets * sum(padded(waiting_bytes(c, route)) for c in unit.chunks))
     if route.speculates:
-        add(found, "host", "records to undo", sum(map(chunk_record_bytes, unit.chunks)))
+        records = sum(map(chunk_record_bytes, unit.chunks))
+        add(found, "host", "records to undo", records // conditions.ranks)
     for spec in unit.frozen:
         item = ITEM_BYTES[spec.dtype]
         if not route.streamed:

@@ -11,7 +11,9 @@ from ordering_between_ranks import BETWEEN_RANKS
 from ordering_places import without
 from rank_processes import RankError, RankProcesses
 from test_ordering import (
+    AHEAD,
     CLIPPED,
+    CLIPPED_BY_THE_LAST,
     DELAYED,
     ON_HOST,
     Model,
@@ -42,6 +44,7 @@ class FirstBlockIsReadLast(Model):
         return super().through(x.requires_grad_())
 
 
+BEGUN = timeline.Kind.FORWARD, 0, 0, None
 SITUATIONS = {
     "ranks": Situation(CLIPPED),
     "ranks, weight read last": Situation(CLIPPED, FirstBlockIsReadLast, slow="device"),
@@ -49,6 +52,9 @@ SITUATIONS = {
     "ranks, delayed": Situation(DELAYED),
     "ranks, delayed, looked around": Situation(DELAYED, before_step=look_around),
     "ranks, delayed, weights on the host": Situation(DELAYED | ON_HOST),
+    "ranks, updated ahead": Situation(AHEAD),
+    "ranks, updated ahead, undone": Situation(AHEAD | CLIPPED_BY_THE_LAST),
+    "ranks, updated ahead, weights on the host": Situation(AHEAD | ON_HOST),
 }
 
 
@@ -79,13 +85,14 @@ def test_a_situation_has_an_order(ranks: RankProcesses, name: str) -> None:
 
 
 def train_without(rank: int, size: int, name: str, taken: str) -> tuple[Values, list[str]]:
-    """What a situation comes to, with its races, without the waits of one kind of task that ranks do together."""
+    """What a situation comes to, with its races, without the waits of one kind of task for anything but its own lane's
+    order between ranks."""
     add = timeline._Builder.add
 
     def without_its_waits(builder: Any, lane: Any, kind: Any, *place: Any, **more: Any) -> int:
-        if kind.value == taken and lane is timeline.Lane.COMMUNICATE:
-            place = (*place[:-1], [*builder.communicated])
-            more.pop("waits", None)
+        if kind.value == taken:
+            of_all = lane is timeline.Lane.COMMUNICATE
+            place = (*place[:-1], builder.communicated if of_all else [builder.index[BEGUN]])
         return add(builder, lane, kind, *place, **more)
 
     cuda = virtual(SITUATIONS[name])
@@ -93,9 +100,13 @@ def train_without(rank: int, size: int, name: str, taken: str) -> tuple[Values, 
         return train(SITUATIONS[name], cuda), [str(race) for race in cuda.races]
 
 
-@pytest.mark.parametrize("name", [name for name in SITUATIONS if "delayed" in name])
-def test_a_delayed_gather_waits_for_what_it_sends(ranks: RankProcesses, name: str) -> None:
-    usual, broken = ranks.run(train_without, name, ""), ranks.run(train_without, name, "gather")
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [(name, "gather") for name in SITUATIONS if "delayed" in name]
+    + [(name, "speculate") for name in SITUATIONS if "ahead" in name],
+)
+def test_what_is_new_in_a_step_waits_for_what_it_reads(ranks: RankProcesses, name: str, taken: str) -> None:
+    usual, broken = ranks.run(train_without, name, ""), ranks.run(train_without, name, taken)
     assert not all(
         same(one, other) and not races for (one, _), (other, races) in zip(usual, broken, strict=True)
     )

@@ -106,6 +106,25 @@ def test_ranks_hold_what_is_planned(weights: str, overlap: str, tmp_path: Path) 
         assert 0 < held == pytest.approx(2 * plan[tier][name], rel=1e-3), name
 
 
+def test_updates_ahead_of_the_verdict_are_planned_for_the_share_of_each_rank() -> None:
+    """All ranks together have records for the model once, and the update's time hides behind backward."""
+    with_clipping = ["train.gradient_clipping=1.0", 'offload.weights="device"', 'offload.state="host"']
+    plans = {}
+    for gpus in (1, 8):
+        made = load_config(find_preset("gpt2-10b"), [f"parallel.gpus={gpus}", *with_clipping])
+        plans[gpus] = Planner(MODEL, planned_machine(server(gpu=1e15))).plan(made)
+        assert plans[gpus].speculation == 1.0
+    records = [needs(plan)["host"]["records to undo"] for plan in plans.values()]
+    assert records[1] == pytest.approx(records[0], rel=1e-3)
+    layout, work = MODEL.layout("bfloat16", 16 << 20, "exact", 0.0), workload(gradient_clipping=1.0)
+    exposed = []
+    for speculation in (0.0, 1.0):
+        of_eight = replace(work, ranks=8, local_ranks=8, speculation=speculation)
+        time = step_time(layout, MODEL, of_eight, Rates(server(gpu=1e15), "auto", 8, 8))
+        exposed.append(sum(each.exposed_s for lane, each in time.lanes.items() if lane.value == "update"))
+    assert exposed[1] < 0.5 * exposed[0]
+
+
 def seconds(gpus: int, profile: MachineProfile) -> float:
     plan = planned(gpus, profile)
     assert plan.time is not None

@@ -68,7 +68,6 @@ class Workload:
             self.state == "host"
             and self.state_format == "exact"
             and not self.shared_memory
-            and self.ranks == 1
             and self.overlap == "exact"
             and self.needs_global_quantity
             and self.can_be_undone

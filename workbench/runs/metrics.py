@@ -86,7 +86,8 @@ next step's forward too. `forward_s` of it has the loss and that one's gradient,
 `exposed_s`: seconds in which the model waited for any lane. `skipped`: 1 where the optimizer
 step was left out, else 0. `loss_scale`: that of the step's backward, 1 unless the weights are fp16.
 `update_threads`: threads of the host optimizer, the calling one counted. `speculated`: parameters updated ahead of the
-verdict on the step's gradients; `undone`: of those, where it was against them, in `undo_s` (updating again included).
+verdict on the step's gradients, of several ranks this one's; `undone`: of those, where it was against them, in `undo_s`
+(updating again included).
 """
 
 
