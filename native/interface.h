@@ -71,8 +71,9 @@ enum wb_speculation {
     WB_UNDO = 2,      /* give back the bits that were there before, by the same gradients and settings */
     WB_REDO = 3       /* undo, and update all with another gradient_scale */
 };
-/* Pieces without records, or of another state_format than exact, wait for the verdict; so do all with coupled decay or
- * a beta1 up to 0.5. `left`: the elements of pieces with a gradient that are not updated yet when WB_SPECULATE is done. */
+/* The bytes of the record of 2,048 elements, or of the fewer at the end of a piece. */
+int64_t wb_record_bytes(int state_format);
+/* Pieces without records wait for the verdict; so do all with coupled decay or a beta1 up to 0.5. `left`: the elements of pieces with a gradient that are not updated yet when WB_SPECULATE is done. */
 int64_t wb_speculation(wb_pool *pool, const wb_piece *pieces, int64_t piece_count, const wb_adamw *settings,
                        int action, int64_t *left);
 /* One float64 partial per 65,536 elements of each piece, in table order; 0 for a piece without a gradient. */

@@ -8,10 +8,8 @@
 
 #define WB_PARTIAL_ELEMENTS 65536 /* elements under one partial sum of squares; part of the interface */
 
-/* Of updates that may be undone: elements and bytes of a record, and the most elements of it whose state is kept
- * whole; part of the interface. */
-#define WB_RECORD_ELEMENTS 2048
+/* Of updates that may be undone: the elements of a record, and the most of them whose state is kept whole. */
+#define WB_RECORD_ELEMENTS 2048 /* part of the interface */
 #define WB_ESCAPES 7
-#define WB_RECORD_BYTES 8320
 
 #endif

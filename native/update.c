@@ -210,10 +210,17 @@ static void measure_and_update(const update_call *call, const update_item *item,
 
 /* ---- Ahead of a verdict, and after it ---- */
 
+int64_t wb_record_bytes(int state_format)
+{
+    size_t residues = state_format == WB_EXACT  ? sizeof(wb_exact_residues)
+                      : state_format == WB_HALF ? sizeof(wb_half_residues)
+                                                : sizeof(wb_compact_residues);
+    return (int64_t)(sizeof(wb_record) + residues);
+}
+
 static int can_be_undone(const wb_piece *piece, const wb_adamw *settings)
 {
-    return piece->records && piece->state_format == WB_EXACT && !settings->coupled_decay &&
-           (float)(1.0 - settings->beta1) < 0.5f;
+    return piece->records && !settings->coupled_decay && (float)(1.0 - settings->beta1) < 0.5f;
 }
 
 static void speculate_record(const update_call *call, const update_item *item, int64_t first, int64_t count)
@@ -227,7 +234,8 @@ static void speculate_record(const update_call *call, const update_item *item, i
             update_elements(call, item, first, first + count);
         return;
     }
-    wb_record *record = (wb_record *)piece->records + first / WB_RECORD_ELEMENTS;
+    const int64_t place = first / WB_RECORD_ELEMENTS * wb_record_bytes(piece->state_format);
+    wb_record *record = (wb_record *)(piece->records + (uintptr_t)place);
     float prepared[PREPARED_ELEMENTS];
     if (call->action == WB_SPECULATE) {
         wb_range range = prepared_range(call, item, first, count, settings->gradient_scale, prepared);

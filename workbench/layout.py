@@ -38,9 +38,10 @@ StateFormat = Literal["exact", "half", "compact"]
 BLOCK = 256
 """Elements that share a scale in the state format `compact`."""
 
-RECORD_ELEMENTS, RECORD_BYTES = 2048, 8320
-"""Elements and bytes of a record, by which an update can be undone (native/native.h): 4 bytes an element, 1/16 for
-those that need more."""
+RECORD_ELEMENTS = 2048
+RECORD_BYTES: dict[StateFormat, int] = {"exact": 8320, "half": 6272, "compact": 6336}
+"""Elements and bytes of a record, by which an update can be undone (native/kernels/kernels.h): 4 or 3 bytes an element,
+1/16 for those that need more, and the scales."""
 
 
 class StateTensor(NamedTuple):
@@ -88,14 +89,15 @@ def moment_bytes(state_format: StateFormat, parameters: int) -> int:
     return sum(tensor.bytes(parameters) for tensor in MOMENTS[state_format])
 
 
-def record_bytes(parameters: int) -> int:
+def record_bytes(state_format: StateFormat, parameters: int) -> int:
     """Return the bytes of the records by which an update of so many parameters in one piece can be undone."""
-    return -(-parameters // RECORD_ELEMENTS) * RECORD_BYTES
+    return -(-parameters // RECORD_ELEMENTS) * RECORD_BYTES[state_format]
 
 
-def chunk_record_bytes(chunk: Chunk) -> int:
+def chunk_record_bytes(unit: Unit, chunk: Chunk) -> int:
     """Return the bytes of the records of a chunk."""
-    return sum(record_bytes(part.count) for part in chunk.slices)
+    state_format = unit.regions[chunk.region].state_format
+    return sum(record_bytes(state_format, part.count) for part in chunk.slices)
 
 
 def padded(nbytes: int) -> int:
@@ -400,6 +402,5 @@ def place(
             placements.append(Placement("device", "device"))
         else:
             tier = weights if unit.kind == "block" else "device"
-            exact = all(region.state_format == "exact" for region in unit.regions)
-            placements.append(Placement(tier, state, ahead and state == "host" and exact))
+            placements.append(Placement(tier, state, ahead and state == "host"))
     return tuple(placements)

@@ -389,7 +389,7 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
     if route.waiting == "disk":
         add(found, "disk", "gradients", sets * sum(padded(waiting_bytes(c, route)) for c in unit.chunks))
     if route.speculates:
-        records = sum(map(chunk_record_bytes, unit.chunks))
+        records = sum(chunk_record_bytes(unit, chunk) for chunk in unit.chunks)
         add(found, "host", "records to undo", records // conditions.ranks)
     for spec in unit.frozen:
         item = ITEM_BYTES[spec.dtype]

@@ -62,10 +62,9 @@ class Buffers:
         high, low = self.split_master
         return Piece(high=high, low=low, state_format=state_format, **self.moments(state_format))
 
-    @cached_property
-    def records(self) -> Tensor:
+    def records(self, state_format: StateFormat) -> Tensor:
         """Those of one piece, in pages of their own."""
-        return zeros(record_bytes(self.parameters), torch.uint8)
+        return zeros(record_bytes(state_format, self.parameters), torch.uint8)
 
     def moments(self, state_format: StateFormat) -> dict[str, Tensor]:
         """The tensors of a `Piece` that hold its moments, by name."""

@@ -32,9 +32,11 @@ def make(name: str, buffers: Buffers, threads: int) -> Run:
         moments = buffers.moments("exact")
         tensors = ([buffers.master], [buffers.gradient_fp32], [moments["exp_avg"]], [moments["exp_avg_sq"]])
         return repeat(fp32(*tensors, threads) if name == "fp32" else host_adamw(*tensors[:2], threads))
-    if name in ("speculate", "speculate_redo"):
-        piece = replace(buffers.split_piece("exact"), records=buffers.records)
-        return repeat(speculate(piece, buffers.gradient_bf16, threads, redo=name == "speculate_redo"))
+    state_format, _, ahead = name.partition("_")
+    if ahead:
+        piece = buffers.split_piece(state_format)  # type: ignore[arg-type]
+        piece = replace(piece, records=buffers.records(piece.state_format))
+        return repeat(speculate(piece, buffers.gradient_bf16, threads, redo=ahead == "redo"))
     return repeat(update([buffers.split_piece(name)], [buffers.gradient_bf16], threads))  # type: ignore[arg-type]
 
 

@@ -323,18 +323,33 @@ FUNCTION void adamw_kernel(const wb_range *r, const wb_adamw_factors *factors)
     function(r, factors);
 }
 
-SPECULATION(plain_float32, WB_FLOAT32, MASTER_PLAIN)
-SPECULATION(split_float32, WB_FLOAT32, MASTER_SPLIT)
-SPECULATION(split_bfloat16, WB_BFLOAT16, MASTER_SPLIT)
+SPECULATION(exact_plain_float32, WB_FLOAT32, MASTER_PLAIN, WB_EXACT, speculate_loop, undo_loop)
+SPECULATION(exact_split_float32, WB_FLOAT32, MASTER_SPLIT, WB_EXACT, speculate_loop, undo_loop)
+SPECULATION(exact_split_bfloat16, WB_BFLOAT16, MASTER_SPLIT, WB_EXACT, speculate_loop, undo_loop)
+SPECULATION(half_plain_float32, WB_FLOAT32, MASTER_PLAIN, WB_HALF, speculate_loop, undo_loop)
+SPECULATION(half_split_float32, WB_FLOAT32, MASTER_SPLIT, WB_HALF, speculate_loop, undo_loop)
+SPECULATION(half_split_bfloat16, WB_BFLOAT16, MASTER_SPLIT, WB_HALF, speculate_loop, undo_loop)
+SPECULATION(compact_plain_float32, WB_FLOAT32, MASTER_PLAIN, WB_COMPACT, compact_speculate_loop, compact_undo_loop)
+SPECULATION(compact_split_float32, WB_FLOAT32, MASTER_SPLIT, WB_COMPACT, compact_speculate_loop, compact_undo_loop)
+SPECULATION(compact_split_bfloat16, WB_BFLOAT16, MASTER_SPLIT, WB_COMPACT, compact_speculate_loop, compact_undo_loop)
+
+#define CHOOSE(r, action, format)                                                                                      \
+    choose(r, action##_##format##_plain_float32, action##_##format##_split_float32, action##_##format##_split_bfloat16)
 
 FUNCTION void speculate_kernel(const wb_range *r, const wb_adamw_factors *factors)
 {
-    choose(r, speculate_plain_float32, speculate_split_float32, speculate_split_bfloat16)(r, factors);
+    adamw_function function = r->state_format == WB_EXACT  ? CHOOSE(r, speculate, exact)
+                              : r->state_format == WB_HALF ? CHOOSE(r, speculate, half)
+                                                           : CHOOSE(r, speculate, compact);
+    function(r, factors);
 }
 
 FUNCTION void undo_kernel(const wb_range *r, const wb_adamw_factors *factors)
 {
-    choose(r, undo_plain_float32, undo_split_float32, undo_split_bfloat16)(r, factors);
+    adamw_function function = r->state_format == WB_EXACT  ? CHOOSE(r, undo, exact)
+                              : r->state_format == WB_HALF ? CHOOSE(r, undo, half)
+                                                           : CHOOSE(r, undo, compact);
+    function(r, factors);
 }
 
 #endif

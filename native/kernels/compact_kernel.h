@@ -32,30 +32,37 @@ typedef struct {
     vector exp_avg, exp_avg_sq;
 } compact_pair;
 
+/* New moments of a row from its old codes: exp_avg, and the root of exp_avg_sq. */
+FUNCTION pending_row compact_new_moments(row gradient, const void *exp_avg_code, const void *exp_avg_sq_code,
+                                         compact_pair decayed, const vector_factors *f, choices c)
+{
+    row exp_avg = load_int8_signed_square_shifted((const int8_t *)exp_avg_code, order_of(c));
+    row root = load_uint8_square((const uint8_t *)exp_avg_sq_code, order_of(c));
+#define HALF_ROW(half)                                                                                                 \
+    do {                                                                                                               \
+        exp_avg.half = v_fma(gradient.half, f->exp_avg_weight, v_mul(exp_avg.half, decayed.exp_avg));                  \
+        vector weighted = v_mul(gradient.half, f->exp_avg_sq_weight);                                                  \
+        root.half = v_sqrt(v_fma(weighted, weighted, v_mul(root.half, decayed.exp_avg_sq)));                           \
+    } while (0)
+    HALF_ROW(a);
+    HALF_ROW(b);
+#undef HALF_ROW
+    return (pending_row){exp_avg, root};
+}
+
 /* The first half of a row's work: both moments decoded and updated, and their roots. */
 FUNCTION compact_pair compact_moments_row(const wb_range *r, int64_t i, compact_scratch *scratch, int64_t at,
                                           compact_pair decayed, compact_pair largest, const vector_factors *f,
                                           choices c)
 {
-    row gradient = load_gradient(r, i, c);
-    row exp_avg = load_int8_signed_square_shifted((const int8_t *)r->exp_avg + i, order_of(c));
-    row root = load_uint8_square((const uint8_t *)r->exp_avg_sq + i, order_of(c));
-    row exp_avg_root;
-#define HALF_ROW(half)                                                                                                 \
-    do {                                                                                                               \
-        exp_avg.half = v_fma(gradient.half, f->exp_avg_weight, v_mul(exp_avg.half, decayed.exp_avg));                  \
-        exp_avg_root.half = v_sqrt(v_abs(exp_avg.half));                                                               \
-        vector weighted = v_mul(gradient.half, f->exp_avg_sq_weight);                                                  \
-        root.half = v_sqrt(v_fma(weighted, weighted, v_mul(root.half, decayed.exp_avg_sq)));                           \
-        largest.exp_avg = v_max(largest.exp_avg, exp_avg_root.half);                                                   \
-        largest.exp_avg_sq = v_max(largest.exp_avg_sq, root.half);                                                                 \
-    } while (0)
-    HALF_ROW(a);
-    HALF_ROW(b);
-#undef HALF_ROW
-    store_float32(scratch->rows[at / ROW].exp_avg, exp_avg);
+    pending_row next = compact_new_moments(load_gradient(r, i, c), (const int8_t *)r->exp_avg + i,
+                                           (const uint8_t *)r->exp_avg_sq + i, decayed, f, c);
+    row exp_avg_root = {v_sqrt(v_abs(next.exp_avg.a)), v_sqrt(v_abs(next.exp_avg.b))};
+    largest.exp_avg = v_max(v_max(largest.exp_avg, exp_avg_root.a), exp_avg_root.b);
+    largest.exp_avg_sq = v_max(v_max(largest.exp_avg_sq, next.root.a), next.root.b);
+    store_float32(scratch->rows[at / ROW].exp_avg, next.exp_avg);
     store_float32(scratch->rows[at / ROW].exp_avg_root, exp_avg_root);
-    store_float32(scratch->rows[at / ROW].root, root);
+    store_float32(scratch->rows[at / ROW].root, next.root);
     return largest;
 }
 
@@ -65,30 +72,33 @@ FUNCTION ivector rounded_code(vector root, vector factor, vector dice)
     return v_truncated(v_fma(root, factor, dice));
 }
 
-/* The second half: the parameters, and the codes of the moments. One random number serves both moments. */
-FUNCTION void compact_finish_row(const wb_range *r, int64_t i, const compact_scratch *scratch, int64_t at,
-                                 compact_pair factor, irow random, const vector_factors *f, choices c)
+/* Codes of a row's moments. One random number serves both. */
+FUNCTION void compact_store_codes(const wb_range *r, int64_t i, const compact_scratch *scratch, int64_t at,
+                                  pending_row next, compact_pair factor, irow random, choices c)
 {
-    row exp_avg = load_float32(scratch->rows[at / ROW].exp_avg);
     row exp_avg_root = load_float32(scratch->rows[at / ROW].exp_avg_root);
-    row root = load_float32(scratch->rows[at / ROW].root);
     irow exp_avg_code, root_code;
 #define HALF_ROW(half)                                                                                                 \
     do {                                                                                                               \
         vector dice = v_unit_interval(random.half);                                                                    \
         exp_avg_code.half = rounded_code(exp_avg_root.half, factor.exp_avg, dice);                                     \
-        exp_avg_code.half = i_with_sign_of(exp_avg_code.half, exp_avg.half);                                           \
-        root_code.half = rounded_code(root.half, factor.exp_avg_sq, dice);                                             \
+        exp_avg_code.half = i_with_sign_of(exp_avg_code.half, next.exp_avg.half);                                      \
+        root_code.half = rounded_code(next.root.half, factor.exp_avg_sq, dice);                                        \
     } while (0)
     HALF_ROW(a);
     HALF_ROW(b);
 #undef HALF_ROW
     store_int8((int8_t *)r->exp_avg + i, exp_avg_code, order_of(c));
     store_uint8_from_1((uint8_t *)r->exp_avg_sq + i, root_code, order_of(c));
-    row parameter = load_parameter(r, i, c);
-    parameter.a = new_parameter(parameter.a, exp_avg.a, root.a, f, c);
-    parameter.b = new_parameter(parameter.b, exp_avg.b, root.b, f, c);
-    store_parameter(r, i, parameter, c);
+}
+
+/* The second half: the codes of the moments, and the parameters. */
+FUNCTION void compact_finish_row(const wb_range *r, int64_t i, const compact_scratch *scratch, int64_t at,
+                                 compact_pair factor, irow random, const vector_factors *f, choices c)
+{
+    pending_row next = {load_float32(scratch->rows[at / ROW].exp_avg), load_float32(scratch->rows[at / ROW].root)};
+    compact_store_codes(r, i, scratch, at, next, factor, random, c);
+    parameter_row(r, i, next, f, c);
 }
 
 /* The shift is that of load_int8_signed_square_shifted. */

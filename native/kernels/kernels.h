@@ -47,14 +47,32 @@
 #define WB_MOMENT_BYTES(format) ((format) == WB_EXACT ? 4 : (format) == WB_HALF ? 2 : 1)
 
 /* What undoes an update that was made ahead of its verdict, of consecutive elements of a piece. Of those, the first
- * `done` were updated. `residues`: what the inverse formula misses of each one's old exp_avg (16 bits), exp_avg_sq and
- * master (8 bits each), in units of the last place; `old`: the state of those of which it misses more. */
+ * `done` were updated. `old`: the state of those whose residues do not fit; `residues`: of all, in the shape below that
+ * their state format has. Residues of a parameter, and of exact moments, are what the inverse formula misses, in units
+ * of the last place. */
 typedef struct {
-    uint32_t residues[WB_RECORD_ELEMENTS];
     uint32_t done, escapes, unused[2];
     struct { uint32_t element, exp_avg, exp_avg_sq, master; } old[WB_ESCAPES];
+    uint8_t residues[];
 } wb_record;
-_Static_assert(sizeof(wb_record) == WB_RECORD_BYTES, "what Python allocates");
+
+typedef struct {
+    uint32_t words[WB_RECORD_ELEMENTS]; /* 16 bits of exp_avg, 8 of exp_avg_sq, 8 of the parameter */
+} wb_exact_residues;
+
+typedef struct {
+    uint16_t moments[WB_RECORD_ELEMENTS]; /* 12 bits of exp_avg, 4 of exp_avg_sq */
+    uint8_t parameter[WB_RECORD_ELEMENTS];
+} wb_half_residues;
+
+typedef struct {
+    int8_t exp_avg[WB_RECORD_ELEMENTS]; /* the old codes and scales */
+    uint8_t exp_avg_sq[WB_RECORD_ELEMENTS], parameter[WB_RECORD_ELEMENTS];
+    float exp_avg_scale[WB_RECORD_ELEMENTS / WB_BLOCK], exp_avg_sq_scale[WB_RECORD_ELEMENTS / WB_BLOCK];
+} wb_compact_residues;
+_Static_assert(sizeof(wb_record) % 64 == 0 && sizeof(wb_exact_residues) % 64 == 0 &&
+                   sizeof(wb_half_residues) % 64 == 0 && sizeof(wb_compact_residues) % 64 == 0,
+               "residues are streamed in whole rows");
 
 /* Consecutive elements to be updated: a part of a piece, its pointers at the part's first element. */
 typedef struct {
@@ -89,8 +107,8 @@ typedef struct {
 
 typedef struct {
     void (*adamw)(const wb_range *range, const wb_adamw_factors *factors);
-    /* `adamw` of exact state with beta1 above 0.5, on at most WB_RECORD_ELEMENTS elements, that writes the record: as
-     * far as there is room in it. */
+    /* `adamw` with beta1 above 0.5, on at most WB_RECORD_ELEMENTS elements, that writes the record: as far as there is
+     * room in it. */
     void (*speculate)(const wb_range *range, const wb_adamw_factors *factors);
     /* Gives the first `done` of these elements the bits that they had, by the same gradient and factors. */
     void (*undo)(const wb_range *range, const wb_adamw_factors *factors);

@@ -54,6 +54,7 @@ FUNCTION ivector i_add(ivector x, ivector y) { return _mm256_add_epi32(x, y); }
 FUNCTION ivector i_sub(ivector x, ivector y) { return _mm256_sub_epi32(x, y); }
 FUNCTION ivector i_mul(ivector x, ivector y) { return _mm256_mullo_epi32(x, y); }
 FUNCTION ivector i_or(ivector x, ivector y) { return _mm256_or_si256(x, y); }
+FUNCTION ivector i_and(ivector x, ivector y) { return _mm256_and_si256(x, y); }
 FUNCTION ivector i_left(ivector x, int bits) { return _mm256_slli_epi32(x, bits); }
 FUNCTION ivector i_right(ivector x, int bits) { return _mm256_srli_epi32(x, bits); }
 FUNCTION vector i_as_vector(ivector x) { return _mm256_castsi256_ps(x); }
@@ -123,7 +124,25 @@ FUNCTION void stream_words(uint32_t *to, irow x)
     _mm256_stream_si256((__m256i *)(to + 8), x.b);
 }
 
-FUNCTION void end_stream(void) { }
+FUNCTION void stream_upper(uint16_t *to, irow x, enum row_order order)
+{
+    ivector narrow = _mm256_packus_epi32(i_upper(x.a), i_upper(x.b));
+    _mm256_stream_si256((__m256i *)to, reordered(narrow, order));
+}
+
+FUNCTION void stream_uint8(uint8_t *to, irow x, enum row_order order)
+{
+    ivector narrow = reordered(_mm256_packs_epi32(x.a, x.b), order);
+    ivector bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(narrow, narrow), 0x08);
+    _mm_stream_si128((__m128i *)to, _mm256_castsi256_si128(bytes));
+}
+
+FUNCTION void stream_bytes(void *to, const void *from)
+{
+    _mm_stream_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)from));
+}
+
+FUNCTION void end_stream(void) { _mm_sfence(); }
 
 FUNCTION row load_bfloat16(const uint16_t *from, enum row_order order)
 {
@@ -160,6 +179,13 @@ FUNCTION row load_int8_signed_square_shifted(const int8_t *from, enum row_order 
     ivector square = reordered(_mm256_mullo_epi16(narrow, _mm256_abs_epi16(narrow)), order);
     irow wide = widened(square, _mm256_setzero_si256());
     return (row){i_float(wide.a), i_float(wide.b)};
+}
+
+FUNCTION irow load_uint8(const uint8_t *from, enum row_order order)
+{
+    ivector narrow = reordered(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from)), order);
+    return (irow){_mm256_unpacklo_epi16(narrow, _mm256_setzero_si256()),
+                  _mm256_unpackhi_epi16(narrow, _mm256_setzero_si256())};
 }
 
 FUNCTION row load_uint8_square(const uint8_t *from, enum row_order order)

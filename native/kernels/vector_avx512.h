@@ -50,6 +50,7 @@ FUNCTION ivector i_add(ivector x, ivector y) { return _mm512_add_epi32(x, y); }
 FUNCTION ivector i_sub(ivector x, ivector y) { return _mm512_sub_epi32(x, y); }
 FUNCTION ivector i_mul(ivector x, ivector y) { return _mm512_mullo_epi32(x, y); }
 FUNCTION ivector i_or(ivector x, ivector y) { return _mm512_or_si512(x, y); }
+FUNCTION ivector i_and(ivector x, ivector y) { return _mm512_and_si512(x, y); }
 FUNCTION ivector i_left(ivector x, unsigned bits) { return _mm512_slli_epi32(x, bits); }
 FUNCTION ivector i_right(ivector x, unsigned bits) { return _mm512_srli_epi32(x, bits); }
 FUNCTION vector i_as_vector(ivector x) { return _mm512_castsi512_ps(x); }
@@ -122,7 +123,24 @@ FUNCTION void stream_words(uint32_t *to, irow x)
     _mm512_stream_si512((__m512i *)(to + 16), x.b);
 }
 
-FUNCTION void end_stream(void) { }
+FUNCTION void stream_upper(uint16_t *to, irow x, enum row_order order)
+{
+    ivector narrow = _mm512_packus_epi32(i_upper(x.a), i_upper(x.b));
+    _mm512_stream_si512((__m512i *)to, after_narrowing(narrow, order));
+}
+
+FUNCTION void stream_uint8(uint8_t *to, irow x, enum row_order order)
+{
+    ivector narrow = after_narrowing(_mm512_packs_epi32(x.a, x.b), order);
+    _mm256_stream_si256((__m256i *)to, _mm512_cvtepi16_epi8(narrow));
+}
+
+FUNCTION void stream_bytes(void *to, const void *from)
+{
+    _mm256_stream_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from));
+}
+
+FUNCTION void end_stream(void) { _mm_sfence(); }
 
 FUNCTION row load_bfloat16(const uint16_t *from, enum row_order order)
 {
@@ -159,6 +177,13 @@ FUNCTION row load_int8_signed_square_shifted(const int8_t *from, enum row_order 
     ivector square = before_widening(_mm512_mullo_epi16(narrow, _mm512_abs_epi16(narrow)), order);
     irow wide = widened(square, _mm512_setzero_si512());
     return (row){i_float(wide.a), i_float(wide.b)};
+}
+
+FUNCTION irow load_uint8(const uint8_t *from, enum row_order order)
+{
+    ivector narrow = before_widening(_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)from)), order);
+    return (irow){_mm512_unpacklo_epi16(narrow, _mm512_setzero_si512()),
+                  _mm512_unpackhi_epi16(narrow, _mm512_setzero_si512())};
 }
 
 FUNCTION row load_uint8_square(const uint8_t *from, enum row_order order)

@@ -30,6 +30,7 @@ FUNCTION ivector i_add(ivector x, ivector y) { return vaddq_u32(x, y); }
 FUNCTION ivector i_sub(ivector x, ivector y) { return vsubq_u32(x, y); }
 FUNCTION ivector i_mul(ivector x, ivector y) { return vmulq_u32(x, y); }
 FUNCTION ivector i_or(ivector x, ivector y) { return vorrq_u32(x, y); }
+FUNCTION ivector i_and(ivector x, ivector y) { return vandq_u32(x, y); }
 /* As operators: the intrinsics take only a number that is written there. */
 FUNCTION ivector i_left(ivector x, int bits) { return x << bits; }
 FUNCTION ivector i_right(ivector x, int bits) { return x >> bits; }
@@ -111,6 +112,23 @@ FUNCTION void stream_words(uint32_t *to, irow x)
     vst1q_u32(to + 4, x.b);
 }
 
+FUNCTION void stream_upper(uint16_t *to, irow x, enum row_order order)
+{
+    (void)order;
+    vst1q_u16(to, upper_halves(x));
+}
+
+FUNCTION void stream_uint8(uint8_t *to, irow x, enum row_order order)
+{
+    (void)order;
+    vst1_u8(to, vmovn_u16(lower_halves(x)));
+}
+
+FUNCTION void stream_bytes(void *to, const void *from)
+{
+    vst1_u8(to, vld1_u8(from));
+}
+
 FUNCTION void end_stream(void) { }
 
 FUNCTION row load_bfloat16(const uint16_t *from, enum row_order order)
@@ -149,6 +167,13 @@ FUNCTION row load_int8_signed_square_shifted(const int8_t *from, enum row_order 
     int16x8_t square = vmulq_s16(narrow, vabsq_s16(narrow));
     row wide = widened(vreinterpretq_u16_s16(square), vdupq_n_u16(0));
     return (row){vcvtq_f32_s32(vreinterpretq_s32_f32(wide.a)), vcvtq_f32_s32(vreinterpretq_s32_f32(wide.b))};
+}
+
+FUNCTION irow load_uint8(const uint8_t *from, enum row_order order)
+{
+    (void)order;
+    uint16x8_t narrow = vmovl_u8(vld1_u8(from));
+    return (irow){vmovl_u16(vget_low_u16(narrow)), vmovl_high_u16(narrow)};
 }
 
 FUNCTION row load_uint8_square(const uint8_t *from, enum row_order order)

@@ -53,6 +53,7 @@ FUNCTION ivector i_add(ivector x, ivector y) { return x + y; }
 FUNCTION ivector i_sub(ivector x, ivector y) { return x - y; }
 FUNCTION ivector i_mul(ivector x, ivector y) { return x * y; }
 FUNCTION ivector i_or(ivector x, ivector y) { return x | y; }
+FUNCTION ivector i_and(ivector x, ivector y) { return x & y; }
 FUNCTION ivector i_left(ivector x, int bits) { return x << bits; }
 FUNCTION ivector i_right(ivector x, int bits) { return x >> bits; }
 FUNCTION vector i_as_vector(ivector x) { return float_from_bits(x); }
@@ -100,6 +101,26 @@ FUNCTION void stream_words(uint32_t *to, irow x)
     to[1] = x.b;
 }
 
+/* As store_upper, store_uint8_from_1 without its 1, and a copy of a row of bytes. */
+FUNCTION void stream_upper(uint16_t *to, irow x, enum row_order order)
+{
+    (void)order;
+    to[0] = (uint16_t)i_upper(x.a);
+    to[1] = (uint16_t)i_upper(x.b);
+}
+
+FUNCTION void stream_uint8(uint8_t *to, irow x, enum row_order order)
+{
+    (void)order;
+    to[0] = (uint8_t)x.a;
+    to[1] = (uint8_t)x.b;
+}
+
+FUNCTION void stream_bytes(void *to, const void *from)
+{
+    memcpy(to, from, ROW);
+}
+
 /* Other threads see what was streamed before. */
 FUNCTION void end_stream(void) {}
 
@@ -137,6 +158,12 @@ FUNCTION row load_int8_signed_square_shifted(const int8_t *from, enum row_order 
 {
     (void)order;
     return (row){(float)(from[0] * abs(from[0])) * 0x1p16f, (float)(from[1] * abs(from[1])) * 0x1p16f};
+}
+
+FUNCTION irow load_uint8(const uint8_t *from, enum row_order order)
+{
+    (void)order;
+    return (irow){from[0], from[1]};
 }
 
 FUNCTION row load_uint8_square(const uint8_t *from, enum row_order order)

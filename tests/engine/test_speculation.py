@@ -44,6 +44,11 @@ CASES: dict[str, dict[str, Any]] = {
     "state on both": {"device_fraction": 0.4},
     "a part": {"speculation": 0.5},
     "half": {"state_format": "half"},
+    "half, fp16, weights on the host": {"state_format": "half", "precision": "fp16", "weights": "host"},
+    "half, accumulated": {"state_format": "half", "precision": "bf16", "gradient_accumulation": 2},
+    "compact": {"state_format": "compact"},
+    "compact, bf16": {"state_format": "compact", "precision": "bf16"},
+    "compact, a part on the device": {"state_format": "compact", "device_fraction": 0.4},
 }
 
 
@@ -106,10 +111,7 @@ def test_it_has_the_bits_of_serial_whatever_the_verdicts(case: str, verdicts: st
         ahead = train(start, SeparateMemory(seed), given, **options)
         assert_same_bits(serial, ahead)
         found = ahead.speculation
-        if case == "half":
-            assert not any(each.speculated for each in found)
-            continue
-        assert found[1].speculated, "nothing was updated ahead in the second step"
+        assert any(each.speculated for each in found), "nothing was updated ahead"
         for verdict, each in zip(given, found, strict=True):
             assert each.undone == (0 if verdict == "=" else each.speculated)
             assert (each.seconds > 0) == (each.undone > 0)
@@ -163,7 +165,7 @@ def test_a_run_that_is_cut_off_and_resumed_takes_the_same_road(seed: int) -> Non
         end(engine, model)
     (state, weights, after), (state_again, weights_again, after_again) = found
     assert after == after_again
-    assert len(after["verdicts"]) == min(STEPS, LOOKED_AT) or case == "half"
+    assert len(after["verdicts"]) == min(STEPS, LOOKED_AT)
     for one, other in ((state, state_again), (weights, weights_again)):
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 

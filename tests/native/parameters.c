@@ -1,4 +1,5 @@
 /* See parameters.h. */
+#include "kernels/kernels.h"
 #include "parameters.h"
 
 #include <inttypes.h>
@@ -189,8 +190,11 @@ void parameter_settle(parameter *p, uint64_t seed)
             memcpy(p->fields[GRADIENT].start + 2 * i, &half, 2);
         else
             put(&p->fields[GRADIENT], i, width_of(p->combination.gradient_type), next_float(&state, 6) * spike);
-        put(&p->fields[EXP_AVG], i, 4, next_float(&state, 6));
-        put(&p->fields[EXP_AVG_SQ], i, 4, fabsf(next_float(&state, 6)));
+        const int width = WB_MOMENT_BYTES(p->combination.state_format);
+        if (width == 1) /* codes, which go with any gradient */
+            continue;
+        put(&p->fields[EXP_AVG], i, width, next_float(&state, 6));
+        put(&p->fields[EXP_AVG_SQ], i, width, fabsf(next_float(&state, 6)));
     }
 }
 

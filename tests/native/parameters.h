@@ -35,7 +35,7 @@ void parameter_free(parameter *p);
 /* Gradients with zeros, denormals and huge values; moments that such gradients could have left. */
 void parameter_fill(parameter *p, uint64_t seed);
 void parameter_copy(parameter *to, const parameter *from);
-/* Gradients and exact moments that go together as in a training, and now and then a gradient that does not. */
+/* Gradients and moments that go together as in a training, and now and then a gradient that does not. */
 void parameter_settle(parameter *p, uint64_t seed);
 /* Infinities and NaNs among the gradients. */
 void parameter_spoil_gradient(parameter *p);

@@ -9,15 +9,15 @@
 
 #define OTHER_SCALE 0.11f
 
-static size_t records_bytes(int64_t count)
+static size_t records_bytes(int state_format, int64_t count)
 {
-    return (size_t)((count + WB_RECORD_ELEMENTS - 1) / WB_RECORD_ELEMENTS) * WB_RECORD_BYTES;
+    return (size_t)((count + WB_RECORD_ELEMENTS - 1) / WB_RECORD_ELEMENTS * wb_record_bytes(state_format));
 }
 
 /* Records begin at whole cache lines, and end where their memory does. */
-static char *records_make(int64_t count)
+static char *records_make(int state_format, int64_t count)
 {
-    size_t bytes = records_bytes(count);
+    size_t bytes = records_bytes(state_format, count);
     char *records = bytes ? aligned_alloc(64, bytes) : NULL;
     if (bytes && !records)
         fail("no memory for records");
@@ -38,10 +38,10 @@ static void check_one(wb_pool *pool, combination of, int64_t count, uint64_t see
     other.gradient_scale = OTHER_SCALE;
     other.speculated_scale = settings.speculated_scale = settings.gradient_scale;
     parameter p = parameter_make(of, count, (int)(seed % 4)), kept = parameter_make(of, count, 0);
-    char *records = records_make(count);
+    char *records = records_make(of.state_format, count);
     p.piece.records = (uintptr_t)records;
     parameter_fill(&p, seed);
-    if (of.state_format == WB_EXACT && count % 4) /* else new moments: none is updated ahead */
+    if (count % 4) /* else new moments: none is updated ahead */
         parameter_settle(&p, seed);
     if (spoiled)
         parameter_spoil_gradient(&p);
@@ -78,15 +78,18 @@ static void check_one(wb_pool *pool, combination of, int64_t count, uint64_t see
 
 static wb_record *speculated(wb_pool *pool, parameter *p, uint64_t seed, const wb_adamw *settings)
 {
-    char *records = records_make(p->piece.count);
+    char *records = records_make(p->piece.state_format, p->piece.count);
     if (records)
-        memset(records, 0, records_bytes(p->piece.count));
+        memset(records, 0, records_bytes(p->piece.state_format, p->piece.count));
     p->piece.records = (uintptr_t)records;
     parameter_fill(p, seed);
     parameter_settle(p, seed);
     speculation(pool, p, settings, WB_SPECULATE);
     return (wb_record *)(void *)records;
 }
+
+/* The arrays of a record, one after the other: bytes an element. */
+static const size_t widths[][3] = {[WB_EXACT] = {4}, [WB_HALF] = {2, 1}, [WB_COMPACT] = {1, 1, 1}};
 
 /* Residues have the bits of scalar's as far as both could update, but for elements that are kept whole; how far that
  * is, which is returned, depends on the length of a row. */
@@ -98,12 +101,19 @@ static int64_t compare_records(wb_pool *scalar, wb_pool *pool, combination of, i
     parameter p = parameter_make(of, count, 0);
     wb_record *expected = speculated(scalar, &p, seed, &settings), *records = speculated(pool, &p, seed, &settings);
     for (int64_t i = 0; i * WB_RECORD_ELEMENTS < count; i++) {
-        wb_record *a = &expected[i], *b = &records[i];
-        for (uint32_t n = 0; n < a->escapes; n++)
-            a->residues[a->old[n].element] = b->residues[a->old[n].element];
-        uint32_t done = a->done < b->done ? a->done : b->done;
-        if (memcmp(a->residues, b->residues, done * sizeof *a->residues) != 0)
-            fail("%s: a record of %lld elements differs", who, (long long)count);
+        const size_t place = (size_t)(i * wb_record_bytes(of.state_format));
+        wb_record *a = (wb_record *)(void *)((char *)expected + place), *b = (wb_record *)(void *)((char *)records + place);
+        const uint32_t done = a->done < b->done ? a->done : b->done;
+        uint8_t *of_scalar = a->residues, *found = b->residues;
+        for (int array = 0; array < 3 && widths[of.state_format][array]; array++) {
+            const size_t width = widths[of.state_format][array];
+            for (uint32_t n = 0; n < a->escapes; n++)
+                memcpy(of_scalar + width * a->old[n].element, found + width * a->old[n].element, width);
+            if (memcmp(of_scalar, found, width * done) != 0)
+                fail("%s: a record of %lld elements differs", who, (long long)count);
+            of_scalar += width * WB_RECORD_ELEMENTS;
+            found += width * WB_RECORD_ELEMENTS;
+        }
         ahead += done;
     }
     free(expected);
@@ -114,7 +124,7 @@ static int64_t compare_records(wb_pool *scalar, wb_pool *pool, combination of, i
 
 int64_t check_speculation(const options *chosen)
 {
-    int64_t checked = 0, ahead = 0;
+    int64_t checked = 0, ahead[3] = {0};
     wb_pool *scalar = pool_of(1, WB_SCALAR);
     for (int set = 0; set < INSTRUCTION_SETS; set++) {
         if (!chosen->use_set[set])
@@ -126,14 +136,14 @@ int64_t check_speculation(const options *chosen)
                 for (int64_t index = count % chosen->stride; index < COMBINATIONS; index += chosen->stride) {
                     uint64_t seed = (uint64_t)(count * COMBINATIONS + index);
                     check_one(pool, combination_at(index), count, seed, count % 5 == 4, set_names[set]);
-                    if (combination_at(index).state_format == WB_EXACT)
-                        ahead += compare_records(scalar, pool, combination_at(index), count, seed, set_names[set]);
+                    ahead[combination_at(index).state_format] +=
+                        compare_records(scalar, pool, combination_at(index), count, seed, set_names[set]);
                     checked++;
                 }
         wb_pool_free(pool);
     }
     wb_pool_free(scalar);
-    if (ahead == 0)
-        fail("nothing was updated ahead");
+    if (!ahead[WB_EXACT] || !ahead[WB_HALF] || !ahead[WB_COMPACT])
+        fail("nothing was updated ahead in one of the formats");
     return checked;
 }

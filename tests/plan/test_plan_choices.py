@@ -57,6 +57,31 @@ def test_the_nearest_keeps_what_is_fixed_and_lacks_least() -> None:
     assert nearest.time is not None
 
 
+@pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
+def test_updates_come_ahead_of_the_norm_where_that_is_faster(state_format: str) -> None:
+    """Ahead, an update takes longer: a host that is slow beside its GPU has no time for it."""
+    chosen = config("offload.state=host", f"offload.state_format={state_format}")
+    known = machine()
+    assert known.link is not None
+    device = {
+        "matrix_flops_per_s": {"bfloat16": 1e18, "float32": 1e18},
+        "memory_bytes_per_s": 1e16,
+        "launch_s": 0.0,
+    }
+    link = dict.fromkeys(type(known.link).model_fields, 1e13)
+    fast = {
+        "device": known.device.model_copy(update=device),
+        "link": known.link.model_copy(update=link),
+    }
+    of_both = []
+    for profile in (known, known.model_copy(update=fast)):
+        plan = Planner(MODEL, planned_machine(profile)).plan(chosen)
+        (host,) = (tier for tier in plan.memory.tiers if tier.tier == "host")
+        assert ("records to undo" in host.needs) == (plan.speculation > 0)
+        of_both.append(plan.speculation)
+    assert of_both == [1.0, 0.0]
+
+
 SMALL_BATCHES = ("train.micro_batch_size=1", "data.sequence_length=64", "train.gradient_accumulation=32")
 
 

@@ -49,8 +49,8 @@ class EngineConfig:
         all_gradients_wait: without clipping and loss scale, give the gradients of all units off the device room to wait
             for their update on the host, 2 bytes a parameter: backward goes on where updates are slower.
         speculation: share of the trainable elements, in whole units in backward order, that may be updated ahead of the
-            norm of all gradients, and have records to undo that by: 4 bytes an element on the host. The bits are the
-            same. It is for exact state on the host beside a device with memory of its own, with clipping or a
+            norm of all gradients, and have records to undo that by: 3 or 4 bytes an element on the host. The bits are
+            the same. It is for state on the host beside a device with memory of its own, with clipping or a
             loss scale, and overlap "exact"; elsewhere it changes nothing.
         precision: of the working weights; "auto" is bf16 on a GPU that has it, fp16 on an older one, and fp32 on a CPU.
             "fp16" scales the loss, by `loss_scale`; None searches the scale from 2^16 on.

@@ -143,7 +143,7 @@ class UnitMemory:
         self._device = device
         self._places = self._place_chunks()
         self._records = {
-            chunk.index: zeros(chunk_record_bytes(chunk), torch.uint8)
+            chunk.index: zeros(chunk_record_bytes(unit, chunk), torch.uint8)
             for chunk in self.chunks
             if route.speculates
         }
@@ -369,7 +369,7 @@ class UnitMemory:
     def views(self, chunk: Chunk, staged: dict[str, Tensor]) -> list[StateViews]:
         """Return the state of a chunk, slice by slice; `staged` are the places of its kinds on disk."""
         memory = self.regions[chunk.region]
-        sizes = [record_bytes(part.count) for part in chunk.slices]
+        sizes = [record_bytes(memory.region.state_format, part.count) for part in chunk.slices]
         of_chunk = self._records.get(chunk.index)
         records = [None] * len(sizes) if of_chunk is None else of_chunk.split(sizes)
         views = []

@@ -117,7 +117,8 @@ class Piece:
             if tensor.dim() != 1:
                 raise ValueError(f"{name} must have one dimension, not {tensor.dim()}")
         if self.records is not None:
-            check_tensor("records", self.records, torch.uint8, record_bytes(count))
+            size = record_bytes(self.state_format, count)
+            check_tensor("records", self.records, torch.uint8, size)
             if self.records.data_ptr() % RECORD_ALIGNMENT:
                 raise ValueError(f"records must begin at a multiple of {RECORD_ALIGNMENT} bytes")
 

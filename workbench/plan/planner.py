@@ -227,9 +227,14 @@ class Planner:
         times: ModelTimes | None = None
         if memory.fits and self._times_of is not None:  # which may have to be measured first
             times = self._times_of(work.micro_batch_size, work.sequence_length, work.compute_dtype)
-        time = step_time(
-            layout, model_profile, work, Rates(machine.profile, work.threads, ranks, local), times
-        )
+        rates = Rates(machine.profile, work.threads, ranks, local)
+        time = step_time(layout, model_profile, work, rates, times)
+        if work.speculation:  # it makes updates longer, for which a slow host and a fast device have no time
+            waiting = replace(work, speculation=0.0)
+            alternative = step_time(layout, model_profile, waiting, rates, times)
+            if alternative.step_s <= time.step_s:
+                work, time, room["speculation"] = waiting, alternative, 0.0
+                memory = plan_memory(layout, model_profile, work, machine.free)
         disk = machine.profile.disk
         disk_rate = None if disk is None else disk.write_bytes_per_s
         run = run_time(config, time, checkpoint_bytes(layout, work), disk_rate)

@@ -19,7 +19,8 @@ UNMEASURED_SHARE = 0.6
 """Of its speed alone, what reading and writing keep when a disk does both; where the profile does not say."""
 TASK_S = 60e-6
 """Handing a task to a lane and taking it there: Python's part, beside which the rates are of memory alone."""
-SPECULATED, REDONE = 1.25, 1.75
+SPECULATED: dict[StateFormat, float] = {"exact": 1.25, "half": 1.4, "compact": 1.6}
+REDONE: dict[StateFormat, float] = {"exact": 1.75, "half": 1.8, "compact": 2.1}
 """An update ahead of the verdict, and one that is undone and done again, by one after it (docs/benchmarks.md)."""
 FUSED_BYTES = 2 * 4 * 4
 """Bytes that an update on the device moves by parameter: master, both moments and gradient, read and written in fp32

@@ -219,7 +219,7 @@ class _Costs:
         nbytes = task.bytes if task.kind is Kind.DOWNLOAD else -(-task.bytes // self.work.ranks)
         if task.kind is Kind.SPECULATE:
             update_s = rates.update_s(elements, region.dtype, region.state_format)
-            return SPECULATED * update_s + overhead, rates.host_demand
+            return SPECULATED[region.state_format] * update_s + overhead, rates.host_demand
         if task.kind is Kind.UPDATE:
             if on_device:
                 summed = self.routes[task.unit].accumulates

@@ -66,7 +66,6 @@ class Workload:
         """True where updates ahead of the verdict hide something, if there is room to undo them by."""
         return (
             self.state == "host"
-            and self.state_format == "exact"
             and not self.shared_memory
             and self.overlap == "exact"
             and self.needs_global_quantity

@@ -153,11 +153,11 @@ class VirtualClock:
             elements, dtype, state_format = self._tables[table]
             return rates.update_s(elements, dtype, state_format)
 
-        def speculate(*args: Any) -> float:
-            return SPECULATED * update(*args)
+        def speculate(arith: Any, table: Any, settings: Any, *scales: float) -> float:
+            return SPECULATED[self._tables[table][2]] * update(arith, table, settings)
 
-        def redo(*args: Any) -> float:
-            return REDONE * update(*args)
+        def redo(arith: Any, table: Any, settings: Any, *scales: float) -> float:
+            return REDONE[self._tables[table][2]] * update(arith, table, settings)
 
         def measure(arith: Any, table: Any) -> float:
             elements, dtype, _ = self._tables[table]
