@@ -119,6 +119,10 @@ WRONG: dict[str, Wrong] = {
         "parallel.gpus=2", "train.device=cuda:1", at="--set: parallel.gpus"
     ),
     "no number of GPUs": by_set("parallel.gpus=0", at="--set: parallel.gpus"),
+    "no data": by_set("data.source=", at="--set: data.source"),
+    "a warm-up given twice": by_set(
+        "schedule.warmup_fraction=0.1", "schedule.warmup_steps=6", at="--set: schedule.warmup_fraction"
+    ),
     "loss scale below its minimum": by_set(
         "loss_scale.minimum=128", "loss_scale.initial_power=6", at="--set: loss_scale.minimum"
     ),

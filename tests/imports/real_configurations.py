@@ -17,7 +17,7 @@ class Real:
     unknown: tuple[str, ...] = ()
 
 
-# LLaMA-Factory's examples
+# LLaMA-Factory's examples, without their max_samples, which is refused
 
 LF = {
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct",
@@ -27,7 +27,6 @@ LF = {
     "dataset": "identity,alpaca_en_demo",
     "template": "llama3",
     "cutoff_len": 2048,
-    "max_samples": 1000,
     "overwrite_cache": True,
     "preprocessing_num_workers": 16,
     "dataloader_num_workers": 4,
@@ -61,6 +60,7 @@ LF_FIELDS = {
     "optimizer.betas": (0.9, 0.999),
     "optimizer.weight_decay": 0.0,
     "schedule.type": "cosine",
+    "schedule.warmup_fraction": 0.1,
     "schedule.min_ratio": 0.0,
     "log.every": 10,
     "checkpoint.every": 500,
@@ -334,7 +334,7 @@ AXOLOTL = {
             "wandb_project": "mine",
             "val_set_size": 0,
         },
-        {"train.steps": 200, "schedule.warmup_steps": 20, "log.tracker": ["wandb"]},
+        {"train.steps": 200, "schedule.warmup_fraction": 0.1, "log.tracker": ["wandb"]},
     ),
     "another rule": Real({**AX, "optimizer": "adopt_adamw"}, {}, ("optimizer",)),
     "sparse": Real(

@@ -87,6 +87,37 @@ def test_the_deepspeed_file_that_a_recipe_names_is_read(tool: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("tool", "key", "value", "words"),
+    [
+        ("LLaMA-Factory", "max_samples", 1000, "all records are read; leave it out"),
+        ("LLaMA-Factory", "learning_rat", 1e-5, 'did you mean "learning_rate"?'),
+        ("LLaMA-Factory", "num_train_epoch", 2.0, 'did you mean "num_train_epochs"?'),
+        ("Axolotl", "val_set_siz", 0.1, 'did you mean "val_set_size"?'),
+        ("torchtune", "max_steps_per_epoch", 5, "epochs are whole"),
+    ],
+)
+def test_a_key_that_would_change_the_result_is_refused(tool: str, key: str, value: Any, words: str) -> None:
+    base = {"LLaMA-Factory": LF_FULL, "Axolotl": AX, "torchtune": REAL["torchtune", "full"].keys}[tool]
+    [refused] = imported(tool, {**base, key: value}).refused
+    assert key in refused and words in refused
+
+
+def test_a_misspelling_of_a_key_without_effect_is_left_out() -> None:
+    [verdict] = [
+        each
+        for each in imported("LLaMA-Factory", {**LF_FULL, "plot_los": True}).verdicts
+        if each.key == "plot_los"
+    ]
+    assert verdict.judgement == "unknown" and 'did you mean "plot_loss"?' in verdict.reason
+
+
+def test_data_that_is_named_elsewhere_decides_the_source() -> None:
+    verdicts = {each.key: each for each in imported("LLaMA-Factory", LF_FULL).verdicts}
+    assert verdicts["dataset"].judgement == "mapped" and verdicts["dataset"].fields == ("data.source",)
+    assert "--set data.source=NAME" in verdicts["dataset"].reason
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("a: &x [1]\nb: *x\nbase_model: y\n", "recipe.yaml:2: refers to *x; write the value out"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.presets import find_preset
 from workbench.system.free_space import Mount
 from workbench.training import fitting
-from workbench.training.prepare import Prepared, TextProgress, prepare_run
+from workbench.training.prepare import Prepared, TextProgress, learning_rate_schedule, prepare_run
 
 
 def prepare(
@@ -304,3 +305,13 @@ def test_a_trainer_asks_torch_for_segments_that_grow_before_it_is_imported(
         arguments, env=environment | settings, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("steps", [1, 20, 205])
+def test_a_warm_up_as_a_share_of_the_run_rounds_up(steps: int) -> None:
+    text = (
+        '[model]\narchitecture = "gpt2"\n[optimizer]\nlearning_rate = 0.5\n[schedule]\nwarmup_fraction = 0.1'
+    )
+    schedule = learning_rate_schedule(parse_config(text, "preset.toml", (f"train.steps={steps}",)))
+    theirs = math.ceil(steps * 0.1)
+    assert schedule.warmup_steps == theirs and schedule.at(theirs - 1) == 0.5

@@ -81,12 +81,19 @@ def _closing(made: Imported, out: Path | None) -> Iterator[str]:
         keys = "1 key is" if len(unknown) == 1 else f"{len(unknown)} keys are"
         lines = sorted({verdict.line for verdict in unknown})
         at = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
-        yield f"{keys} unknown to the reader of {made.tool}'s files, and left out ({at})"
+        yield f"{keys} unknown here, and left out ({at})"
     if out is None:
         if not made.names_model:
             yield f"a file of {made.tool} names no model; add one with --set model.pretrained=NAME"
+        if not made.names_data:
+            yield "no data is named; add it with --set data.source=NAME"
         return
     yield f"written: {out}"
+    if not made.names_data:
+        yield (
+            f"no data is named, and nothing trains before: write data.source in {out}, or import again with "
+            "--set data.source=NAME"
+        )
     named = shlex.quote(str(out) if not str(out).startswith("-") else f"./{out}")
     if made.names_model:
         config = parse_config(made.preset, made.name)

@@ -167,7 +167,11 @@ def _source(config: RunConfig) -> Iterator[Problem]:
         at: KeyPath = ("data", "source", index)
         if isinstance(config.data.source, str):
             at = ("data", "source")
-        if name != "stdlib" and not name.startswith(HUB_DATASET):
+        if not name:
+            yield Problem(
+                at, "no text to train on is named", 'name a file, a folder, "hub:OWNER/NAME" or "stdlib"'
+            )
+        elif name != "stdlib" and not name.startswith(HUB_DATASET):
             right = 'name an existing file or folder, or "stdlib"'
             if name.count("/") == 1 and HUB_ID.fullmatch(name):
                 right = f'a dataset of the hub is written "{HUB_DATASET}{name}"'

@@ -128,6 +128,12 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         'must be 1, or train.device = "cuda"',
     ),
     Contradiction(
+        ("schedule.warmup_fraction", "schedule.warmup_steps"),
+        lambda run: run.schedule.warmup_fraction > 0 and run.schedule.warmup_steps > 0,
+        "the length of the warm-up is given twice",
+        "must be 0, or schedule.warmup_steps = 0",
+    ),
+    Contradiction(
         ("loss_scale.minimum", "loss_scale.initial_power"),
         lambda run: run.loss_scale.minimum > 2.0**run.loss_scale.initial_power,
         "the scale would start below its minimum",
@@ -200,8 +206,8 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     ),
     NoEffect(
         ("schedule.warmup_type", "schedule.warmup_ratio"),
-        lambda run, shared: run.schedule.warmup_steps == 0,
-        "schedule.warmup_steps is 0",
+        lambda run, shared: not run.schedule.warmup_steps and not run.schedule.warmup_fraction,
+        "schedule.warmup_steps and schedule.warmup_fraction are 0",
     ),
     NoEffect(
         ("schedule.min_ratio",),

@@ -238,6 +238,12 @@ class ScheduleConfig(Table):
         "cosine", "Shape of the learning rate after warm-up: wsd is constant with a decay at the end."
     )
     warmup_steps: int = step_count(0, "Steps over which the learning rate rises.")
+    warmup_fraction: float = documented(
+        0.0,
+        "Share of all steps, at the begin, over which the learning rate rises; 0 goes by warmup_steps.",
+        ge=0,
+        le=1,
+    )
     warmup_type: Literal["linear", "log"] = documented(
         "linear", "Shape of the rise: linear, or with the logarithm of the step."
     )

@@ -81,9 +81,13 @@ DOCUMENTED = {field.name: field for field in fields()}
 
 
 class Findings:
-    """The keys of a file, by path, and what has been found about them."""
+    """The keys of a file, by path, and what has been found about them.
+
+    `asked`: the dotted names that readers looked for.
+    """
 
     def __init__(self, values: Mapping[str, Any], lines: Mapping[KeyPath, int]) -> None:
+        self.asked: set[str] = set()
         self.members: dict[KeyPath, Member] = {}
         self.verdicts: dict[KeyPath, Verdict] = {}
         self.settings: dict[str, Setting] = {}
@@ -101,6 +105,7 @@ class Findings:
 
     def get(self, key: str) -> Member | None:
         """Return the key of this dotted name; None where it is not there, or null, which means the same."""
+        self.asked.add(key)
         member = self.members.get(tuple(key.split(".")))
         if member is not None and member.value is None:
             self.judge(member, "meaningless here", "null means that the key is absent")

@@ -30,6 +30,7 @@ _RECIPES: tuple[tuple[str, Callable[[_Values], bool], Callable[[Findings, Path],
     ),
 )
 """Each tool, how its files are told, and the reader that judges every key."""
+_NO_DATA = "THE DATA: the file names none. Name a file, a folder or a dataset; nothing trains without it."
 _KINDS = "DeepSpeed (JSON), LLaMA-Factory, Axolotl, Accelerate and torchtune (YAML)"
 
 
@@ -46,6 +47,7 @@ class Imported:
     verdicts: tuple[Verdict, ...]
     assumed: tuple[Assumed, ...]
     names_model: bool
+    names_data: bool
     tool: str
     refused: tuple[str, ...]
     preset: str
@@ -84,6 +86,8 @@ def import_text(
     pretrained = settings["model.pretrained"].value if "model.pretrained" in settings else ""
     if pretrained and "data.tokenizer" not in settings:
         found.fill("data.tokenizer", "data.tokenizer", "the model's own", pretrained)
+    if not settings.setdefault("data.source", Setting("", _NO_DATA)).value:
+        found.assume("data.source", "no data is named, and nothing trains without: --set data.source=NAME")
     # Other mistakes than in --set follow from the refused keys, if there are any.
     refused += [line for line in wrong if not refused or line.startswith("--set")]
     return Imported(
@@ -92,6 +96,7 @@ def import_text(
         verdicts=tuple(found.in_order()),
         assumed=tuple(each for each in found.assumed if each.field not in set_here),
         names_model=names_a_model(settings),
+        names_data=bool(settings["data.source"].value),
         tool=tool,
         refused=tuple(refused),
         preset="" if refused else preset_text(settings, source, tool),

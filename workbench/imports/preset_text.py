@@ -23,10 +23,6 @@ _NO_MODEL = (
     "THE MODEL: the file names none. Uncomment one of these lines and name yours, or give it with --set; "
     "nothing runs without it."
 )
-_NO_DATA = (
-    "THE DATA: the file names none. Uncomment the line and name yours; until then it is the source of this "
-    "Python's standard library."
-)
 
 
 def preset_text(settings: Mapping[str, Setting], source: str, tool: str) -> str:
@@ -59,14 +55,11 @@ def names_a_model(settings: Mapping[str, Setting]) -> bool:
 
 
 def _missing(table: str, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """Yield the lines in which to write what the file does not have."""
+    """Yield the lines in which to write a model where the file has none."""
     if table == "model" and not names_a_model(settings):
         yield from _comment(_NO_MODEL)
         yield '# pretrained = "a folder or hub id"'
         yield '# architecture = "gpt2"'
-    if table == "data" and "data.source" not in settings:
-        yield from _comment(_NO_DATA)
-        yield '# source = "a file, folder or dataset"'
 
 
 def _comment(text: str) -> list[str]:

@@ -167,7 +167,7 @@ def _remedies(config: RunConfig, precision: str) -> list[str]:
     """Return what to change, the likeliest cause first."""
     optimizer, schedule, train = config.optimizer, config.schedule, config.train
     tried = [f"a lower optimizer.learning_rate (it is {optimizer.learning_rate:g})"]
-    if not schedule.warmup_steps:
+    if not schedule.warmup_steps and not schedule.warmup_fraction:
         tried.append("a warm-up (schedule.warmup_steps is 0)")
     if not train.gradient_clipping:
         tried.append("train.gradient_clipping = 1.0 (it is off)")

@@ -7,6 +7,7 @@ it as it stands, and nothing is added that the configuration does not say.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -249,11 +250,12 @@ def engine_options(config: RunConfig, *, device: Device | str, **changes: Any) -
 def learning_rate_schedule(config: RunConfig) -> LearningRateSchedule:
     """Return the learning rates of a run of `config`."""
     schedule = config.schedule
+    total_steps = schedule.total_steps or config.train.steps
     return LearningRateSchedule(
         kind=schedule.type,
         learning_rate=config.optimizer.learning_rate,
-        warmup_steps=schedule.warmup_steps,
-        total_steps=schedule.total_steps or config.train.steps,
+        warmup_steps=schedule.warmup_steps or math.ceil(schedule.warmup_fraction * total_steps),
+        total_steps=total_steps,
         min_ratio=schedule.min_ratio,
         warmup_type=schedule.warmup_type,
         warmup_ratio=schedule.warmup_ratio,

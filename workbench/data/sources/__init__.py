@@ -105,6 +105,8 @@ class SourceFiles:
 
 def find_source(config: DataConfig) -> SourceFiles:
     """Find what `config.source` names. Raises ConfigurationError if a part of it is missing or cannot be read."""
+    if "" in config.sources:
+        raise ConfigurationError('data.source = "": no text to train on is named')
     prepared = [source for source in config.sources if _is_prepared(source)]
     if prepared:
         if len(config.sources) > 1:

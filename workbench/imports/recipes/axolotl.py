@@ -64,12 +64,12 @@ TABLE: dict[str, Row] = {
     "is_mistral_derived_model": _AUTO,
     "is_falcon_derived_model": _AUTO,
     "chat_template": "the tokenizer's own chat template is taken",
-    "default_system_message": "write it into the records",
+    "default_system_message": Off("write it into the records, and leave it out"),
     "special_tokens": "the tokenizer's own special tokens are taken",
     "dataset_prepared_path": _LOADING,
     "dataset_processes": _LOADING,
     "dataset_keep_in_memory": _LOADING,
-    "dataset_exact_deduplication": "write each record once",
+    "dataset_exact_deduplication": Off("write each record once, and leave it out"),
     "shuffle_merged_datasets": _LOADING,
     "push_dataset_to_hub": _LOADING,
     "dataloader_num_workers": _LOADING,
@@ -204,7 +204,7 @@ def _read_datasets(found: Findings) -> None:
     splits = {entry.get("split") for entry in entries if isinstance(entry, dict) and entry.get("split")}
     if len(splits) == 1 and "[" not in str(next(iter(splits))):
         found.put("data.split", splits.pop(), "datasets", "the text; the shape of records is recognised")
-    found.judge("test_datasets", "meaningless here", "name one with --set evaluate.source=NAME")
+    found.judge("test_datasets", "unknown", "left out; name one with --set evaluate.source=NAME")
 
 
 def _read_adapter(found: Findings) -> None:

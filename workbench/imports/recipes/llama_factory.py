@@ -53,7 +53,7 @@ TABLE: dict[str, Row] = {
     "dataset_dir": "the data is to be named, see dataset",
     "media_dir": _LOADING,
     "packing": "rows are always packed",
-    "max_samples": "all records are read",
+    "max_samples": Off("all records are read; leave it out, or name a file of fewer records as the data"),
     "tokenized_path": _LOADING,
     "overwrite_cache": _LOADING,
     "preprocessing_num_workers": _LOADING,
@@ -191,9 +191,8 @@ def _read_finetuning(found: Findings) -> None:
 
 
 def _read_data(found: Findings) -> None:
-    for key in ("dataset", "eval_dataset"):
-        reason = (
-            "its names are those of dataset_info.json; name files or hub datasets with --set data.source=NAME"
-        )
-        found.judge(key, "meaningless here", reason)
+    named = "its names are those of dataset_info.json; name files or hub datasets with"
+    if found.get("dataset") is not None:
+        found.put("data.source", "", "dataset", f"{named} --set data.source=NAME")
+    found.judge("eval_dataset", "unknown", f"{named} --set evaluate.source=NAME")
     read_held_out(found, "val_size")

@@ -6,6 +6,7 @@ A tool's own functions judge first what needs more than a row; what no row and n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,12 @@ from workbench.errors import ConfigurationError
 from workbench.imports.deepspeed.optimizer import TRAINERS_BETAS, TRAINERS_RATE
 from workbench.imports.deepspeed.placement import read_placement
 from workbench.imports.deepspeed.precision import read_precision
-from workbench.imports.findings import DOCUMENTED, Auto, Findings
+from workbench.imports.findings import DOCUMENTED, Auto, Findings, Member
 from workbench.imports.lenient_json import LONGEST_TEXT, read_document
 
 TRAINERS = "the Hugging Face Trainer's default"
+_NEAR = 0.85
+"""Of the same letters in the same order: a misspelling, and no other key of the tool."""
 OFF = (False, None, "", 0, "none", "no", "auto", "NO")
 
 
@@ -54,7 +57,7 @@ def judge(found: Findings, table: Mapping[str, Row], tool: str) -> None:
         if member.value is None or member.value in ("", [], {}):
             found.judge(member, "meaningless here", "nothing is set")
         elif row is None:
-            found.judge(member, "unknown", f"{tool}'s reader here does not know it, so it is left out")
+            _judge_unknown(found, member, table, tool)
         elif isinstance(row, str):
             found.judge(member, "meaningless here", row)
         elif isinstance(row, Off):
@@ -64,6 +67,18 @@ def judge(found: Findings, table: Mapping[str, Row], tool: str) -> None:
                 found.refuse(member, row.reason)
         else:
             take(found, member.key, row)
+
+
+def _judge_unknown(found: Findings, member: Member, table: Mapping[str, Row], tool: str) -> None:
+    """Leave a key out, or refuse it where it is nearly one that decides something."""
+    reason = f"{tool}'s reader here does not know it"
+    near = next(iter(get_close_matches(member.key, sorted({*table, *found.asked}), n=1, cutoff=_NEAR)), None)
+    if near is None:
+        found.judge(member, "unknown", f"{reason}, so it is left out")
+    elif isinstance(table.get(near), str):
+        found.judge(member, "unknown", f'{reason}, so it is left out; did you mean "{near}"?')
+    else:
+        found.refuse(member, f'{reason}; did you mean "{near}"? If not, leave it out')
 
 
 def take(found: Findings, key: str, row: Take) -> None:
@@ -114,7 +129,7 @@ _SHAPES = {
 def read_schedule(
     found: Findings, key: str, warmup: str = "warmup_steps", ratio: str = "warmup_ratio"
 ) -> None:
-    """Judge the kind of schedule and its warm-up, in steps or as a share of steps that only the data decide."""
+    """Judge the kind of schedule and its warm-up, in steps or as a share of all."""
     shape = found.word(key)
     if shape is not None and shape in _SHAPES:
         found.put("schedule.type", _SHAPES[shape], key, "the learning rate's way after the warm-up")
@@ -129,15 +144,7 @@ def read_schedule(
     name, share = (warmup, steps) if steps is not None else (ratio, share)
     if share is None:
         return
-    length = found.settings.get("train.steps")
-    if length is None:
-        found.judge(
-            name, "mapped", "no warm-up: the steps of the run are not known yet; set schedule.warmup_steps"
-        )
-    else:
-        found.put(
-            "schedule.warmup_steps", round(share * length.value), name, f"{share:g} of {length.value:,} steps"
-        )
+    found.put("schedule.warmup_fraction", float(share), name, "the warm-up, as a share of all steps", "used")
 
 
 def fill_end_of_schedule(found: Findings) -> None:

@@ -28,17 +28,19 @@ TABLE: dict[str, Row] = {
     "tokenizer.max_seq_len": Take("data.sequence_length", "tokens of a row"),
     "tokenizer": "the tokenizer lies in the model's folder",
     "dataset.split": Take("data.split"),
-    "dataset.train_on_input": "data.loss_on says it",
+    "dataset.train_on_input": Off("leave it out, and add --set data.loss_on=everything"),
     "dataset.packed": "rows are always packed",
     "dataset.column_map": "the shape of records is recognised",
-    "dataset.new_system_prompt": "write it into the records",
+    "dataset.new_system_prompt": Off("write it into the records, and leave it out"),
     "dataset.conversation_style": "the shape of records is recognised",
     "dataset.conversation_column": "the shape of records is recognised",
     "shuffle": _LOADING,
     "seed": Take("train.seed"),
     "batch_size": Take("train.micro_batch_size", "sequences of a micro-batch"),
     "epochs": Take("train.epochs", "how often the data is read"),
-    "max_steps_per_epoch": "a run has as many steps as the data has; set train.steps",
+    "max_steps_per_epoch": Off(
+        "epochs are whole; leave it out, and add --set train.steps=N --set train.epochs=0"
+    ),
     "gradient_accumulation_steps": Take("train.gradient_accumulation", "micro-batches of a step"),
     "clip_grad_norm": Take("train.gradient_clipping", "largest norm of the whole gradient"),
     "optimizer.lr": Take("optimizer.learning_rate", "the learning rate at its highest"),
@@ -177,7 +179,7 @@ def _read_dataset(found: Findings) -> None:
             "the data that this component reads",
         )
     elif component:
-        reason = "name files or hub datasets with --set data.source=NAME"
-        found.judge("dataset._component_", "meaningless here", reason)
+        reason = "no data that is known here; name files or hub datasets with --set data.source=NAME"
+        found.put("data.source", "", "dataset._component_", reason)
     if component and (source or files):
         found.judge("dataset._component_", "meaningless here", "the shape of records is recognised")
