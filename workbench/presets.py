@@ -69,7 +69,11 @@ def _nearest_file(path: Path) -> str:
     """Return how a message about a file that is not there goes on: a file or a preset that is called nearly so."""
     there = _is_folder(path.parent)
     with contextlib.suppress(OSError):  # a folder that may not be read
-        beside = sorted(each.name for each in path.parent.glob("*.toml")) if there else []
+        beside = (
+            sorted(each.name for each in path.parent.glob("*.toml") if each.name != "pyproject.toml")
+            if there
+            else []
+        )
         if near := difflib.get_close_matches(path.name, beside, n=1):
             return f"; did you mean {path.parent / near[0]}?"
     names = _near_names(path.stem, _named())

@@ -79,6 +79,8 @@ def test_the_tutorials_case_fits_in_compact_and_says_why_exact_does_not(
         (["--machine", "server-80gb", "--fit", "--keep", "train.steps"], "--keep train.steps"),
         (["--memory", "64G"], "--memory: needs --gpu too"),
         (["--gpu", "RTX-4090"], "--gpu: needs --memory too"),
+        (["--gpu", "RTX-4090", "--memory", "lots"], '--memory "lots": expected a size'),
+        (["--gpu", "RTX-4090", "--memory", "64G", "--disk", "lots"], '--disk "lots": expected a size'),
         (["--gpu", "RTX-4095", "--memory", "64G"], "did you mean RTX-4090"),
         (
             ["--gpu", "T4", "--memory", "64G", "--machine", "server-80gb"],

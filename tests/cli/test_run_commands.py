@@ -1,6 +1,7 @@
 """The verbs that list and steer runs."""
 
 import json
+import math
 import sys
 import time
 import types
@@ -13,6 +14,7 @@ import pytest
 from workbench.commands import runs as run_commands
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.runs import ControlReader, RunDirectory, Status, read_events, write_status
+from workbench.runs.metrics import MetricsWriter
 
 
 @dataclass
@@ -189,6 +191,18 @@ def test_the_list_as_json_names_the_best_checkpoint_of_a_run(
         assert found == ((None, None) if best is None else (30, 2.5))
 
 
+def test_the_list_as_json_names_the_lowest_validation_loss_where_no_best_checkpoint_is_kept(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = MetricsWriter(run.metrics)
+    for step, loss in ((1, math.nan), (2, 2.5), (3, math.nan), (4, 2.75)):
+        writer.append(step=step, validation_loss=loss)
+    writer.close()
+    assert run_commands.runs(runs=run.path.parent, as_json=True) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["best_step"], row["best_validation_loss"]) == (2, 2.5)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [("there", "no run in it yet"), ("file", "is not a folder"), ("nowhere", "no such folder")],
@@ -213,7 +227,7 @@ def test_the_list_holds_only_runs_with_the_word_in_their_name(
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["labels"]) == (one.name, ["high", "sweep"])
     assert run_commands.runs(runs=tmp_path, as_json=False, name="other") == 0
-    assert "none has 'other' in its name" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"None of the 2 runs in {tmp_path} has 'other' in its name\n"
 
 
 def test_the_log_is_printed_whole(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,9 @@ def test_a_misspelt_name_is_answered_with_the_nearest_else_with_all(name: str, a
 
 def test_a_path_that_leads_nowhere_is_no_file_and_is_answered_with_the_nearest_one() -> None:
     write(Path("things/first-try.toml"))
+    Path("pyproject.toml").touch()
     for name, answer in {
+        "nope.toml": "; `workbench presets` lists",
         "things/firsttry.toml": "; did you mean things/first-try.toml?",
         "./things/zzzz.toml": "; `workbench presets` lists",
         "elsewhere/quick-start.toml": ', nor a folder elsewhere; did you mean "quickstart"',

@@ -128,7 +128,7 @@ def test_overrides_of_a_detached_resumption_reach_it_and_are_kept_only_if_they_f
     process, run = trainers.train("overridden", "train.steps=3")
     assert process.wait(timeout=60) == 0
     finished = trainers.call("run", "--resume", run.path)
-    assert finished.returncode == 0
+    assert finished.returncode == 1
     assert (
         "is finished: all 3 steps are done (--set train.steps=N or train.epochs=N adds steps"
         in finished.stderr

@@ -22,6 +22,7 @@ from workbench.export import check, weights
 from workbench.export.export import ExportOptions, export, parse_size
 from workbench.export.weights import checkpoint_tensors, convert
 from workbench.runs import RunDirectory
+from workbench.training.own_model import train
 
 IDS = torch.arange(3, 15).view(1, 12)
 
@@ -405,3 +406,27 @@ def test_a_value_that_fp16_does_not_hold_is_named_and_bf16_offered(tmp_path: Pat
     words = "large holds 70,000, and fp16 ends at 65,504; --dtype bf16 holds it"
     with pytest.raises(WorkbenchError, match=re.escape(words)):
         converted(tmp_path, tensors, torch.float16)
+
+
+@pytest.mark.parametrize("line", [["sample", "python"], ["export", "python", "out"]])
+def test_a_run_with_a_model_of_the_caller_s_own_says_how_to_load_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    run = train(
+        model,
+        [torch.ones(2, 4)],
+        {"train": {"steps": 2, "device": "cpu"}},
+        loss=lambda model, batch: model(batch).square().mean(),
+        runs=tmp_path / "runs",
+    )
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main([*line, "--runs", str(tmp_path / "runs")]) == 2
+    folder = run.checkpoints / "step-00000002"
+    assert (
+        f"run {run.name} was made from Python with a model of its own, which only its program can build; its "
+        f"checkpoint is {folder}: load its safetensors with safetensors.torch.load_file and model.load_state_dict"
+    ) in capsys.readouterr().err
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    assert not (tmp_path / "out").exists()

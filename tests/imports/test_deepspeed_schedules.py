@@ -10,6 +10,7 @@ import pytest
 from deepspeed_files import config_of
 
 from workbench.config import RunConfig
+from workbench.config.rules import warnings
 from workbench.imports import Imported, import_text
 from workbench.optimizer.schedules import LearningRateSchedule
 
@@ -146,3 +147,13 @@ def test_warmupdecaylr_has_a_rate_of_its_own() -> None:
     assert config_of(made).optimizer.learning_rate == 1e-3 != LR
     (verdict,) = [each for each in made.verdicts if each.key == "optimizer.params.lr"]
     assert verdict.judgement == "meaningless here" and "0.001" in verdict.reason
+
+
+def test_without_a_warm_up_nothing_is_written_of_its_shape() -> None:
+    made = imported("WarmupLR", warmup_num_steps="auto", warmup_type="log")
+    run = config_of(made)
+    assert run.schedule.warmup_steps == 0
+    assert "warmup_type" not in made.preset.replace("scheduler.params.warmup_type", "")
+    assert not [line for line in warnings(run) if "warmup" in line]
+    (verdict,) = [each for each in made.verdicts if each.key.endswith("warmup_type")]
+    assert (verdict.judgement, verdict.reason) == ("meaningless here", "there is no warm-up")

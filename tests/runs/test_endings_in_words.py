@@ -1,5 +1,6 @@
 """How a run ended, where its model is, and what comes next."""
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def test_an_end_tells_the_model_and_three_commands(
         and lines[-3:] == [f"  {c}" for c in found.commands]
     )
     assert found.lines(sentence=False) == lines[1:]
+
+
+def test_what_is_over_has_no_trainer_whatever_a_full_disk_let_it_write(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_status(run, Status(phase="training", step=4, total_steps=9))
+    store_checkpoint(run, 4, {})
+    assert [line.split()[1] for line in ending_of(run, over=True).commands] == ["log", "resume", "sample"]
+    usage = shutil.disk_usage(run.path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    resume, *_ = ending_of(run, over=True).commands
+    assert resume.startswith("workbench resume ") and "  # make room first: 0.00 MB are free" in resume
 
 
 def test_a_run_elsewhere_is_named_by_its_folder(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,24 @@ def test_the_ten_billion_preset_is_refused_with_every_row_of_its_table(
         *("2 + 1 checkpoints", "needed", "free", "missing"),
     ]
     assert "host: does not fit" in table and "disk: does not fit" in table
+    assert "Lower the model's size" in table
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keep", "fewer"), [(2, ", or lower checkpoint.keep (it is 2)."), (1, " with --runs.")]
+)
+def test_a_disk_too_small_for_checkpoints_asks_for_another_or_for_fewer(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch, keep: int, fewer: str
+) -> None:
+    monkeypatch.setattr("workbench.plan.machine.free_disk_bytes", lambda path: 1 << 10)
+    with pytest.raises(DoesNotFitError) as refusal:
+        prepare(text_file, f"checkpoint.keep={keep}")
+    advice = str(refusal.value).splitlines()[-1]
+    assert advice.startswith(
+        "Make room on the disk of the run's folder, name a folder on another with --runs"
+    )
+    assert advice.endswith(fewer)
 
 
 def test_a_disk_folder_that_is_not_there_or_no_folder_is_refused(text_file: Path, tmp_path: Path) -> None:

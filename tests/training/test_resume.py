@@ -84,14 +84,21 @@ def test_a_run_that_has_saved_nothing_may_have_any_model(
     assert check(RunDirectory.create(tmp_path, "tiny"), monkeypatch, n_layer=1) == []
 
 
-@pytest.mark.parametrize("override", ["train.steps=5", "train.steps=9", "optimizer.learning_rate=1e-3"])
+@pytest.mark.parametrize(
+    ("override", "code", "words"),
+    [
+        ("train.steps=5", 2, "train.steps = 5: run {} has done 9 steps already; give a larger number"),
+        ("train.steps=9", 1, "run {} is finished: all 9 steps are done (--set train.steps=N"),
+        ("optimizer.learning_rate=1e-3", 1, "run {} is finished: all 9 steps are done (--set train.steps=N"),
+    ],
+)
 def test_a_run_that_is_finished_goes_on_only_with_more_steps(
-    saved: RunDirectory, capsys: pytest.CaptureFixture[str], override: str
+    saved: RunDirectory, capsys: pytest.CaptureFixture[str], override: str, code: int, words: str
 ) -> None:
     for line in (["resume", str(saved.path)], ["run", "--resume", str(saved.path)]):
-        assert main([*line, f"--set={override}"]) == 0
+        assert main([*line, f"--set={override}"]) == code
         err = capsys.readouterr().err
-        assert "is finished: all 9 steps are done (--set train.steps=N" in err and err.count("\n") == 1
+        assert words.format(saved.name) in err and err.count("\n") == 1
 
 
 MODEL = '[model]\narchitecture = "gpt2"\n'

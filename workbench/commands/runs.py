@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +29,12 @@ from workbench.runs import (
     read_status,
     runs_root,
 )
-from workbench.runs.checkpoints import read_best
+from workbench.runs.checkpoints import BestStep, read_best
 from workbench.runs.control import ANSWER_S, ask
 from workbench.runs.deleting import delete_run, plan_deletion
 from workbench.runs.directory import why_empty
 from workbench.runs.ending import death
+from workbench.runs.metrics import read_run_metrics
 
 _LOOK_EVERY_S = 0.1
 _PIECE_BYTES = 1 << 20
@@ -104,8 +106,11 @@ def runs(*, runs: Path | None, as_json: bool, plan: bool = False, name: str | No
     folder = runs_root(runs)
     found = [run for run in reversed(RunDirectory.list(folder)) if not name or name in run.name]
     if not found and not as_json:
-        why = f"none has {name!r} in its name" if RunDirectory.list(folder) else why_empty(folder)
-        print(f"There are no runs in {folder.absolute()}: {why}", file=sys.stderr)
+        there = RunDirectory.list(folder)
+        why = f"There are no runs in {folder.absolute()}: {why_empty(folder)}"
+        if there:
+            why = f"None of the {len(there)} runs in {folder.absolute()} has {name!r} in its name"
+        print(why, file=sys.stderr)
         return EXIT_DONE
     if plan:
         return _plans(found, as_json)
@@ -270,8 +275,15 @@ def _as_row(run: RunDirectory, status: Status, state: Liveness) -> tuple[str, ..
     )
 
 
+def _lowest_validation(run: RunDirectory) -> BestStep | None:
+    metrics = read_run_metrics(run)
+    losses = zip(metrics.column("validation_loss"), metrics.column("step"), strict=True)
+    best = min(((float(loss), int(step)) for loss, step in losses if math.isfinite(loss)), default=None)
+    return None if best is None else BestStep(best[1], best[0])
+
+
 def _as_json(run: RunDirectory, status: Status, state: Liveness) -> dict[str, object]:
-    best = read_best(run.checkpoints)
+    best = read_best(run.checkpoints) or _lowest_validation(run)
     return {
         "name": run.name,
         "labels": list(run.labels),

@@ -41,8 +41,8 @@ from workbench.model.safetensors_files import (
 )
 from workbench.model.saving import save_model
 from workbench.runs import RunDirectory
-from workbench.runs.checkpoints import DamagedFileError, SavedStep
-from workbench.system.foreign import parse_json
+from workbench.runs.checkpoints import DamagedFileError, SavedStep, newest_checkpoint
+from workbench.system.foreign import parse_json, parse_toml
 from workbench.training.starting_model import give_token_ids, starting_model
 
 FP16_MAX = torch.finfo(torch.float16).max
@@ -204,9 +204,23 @@ def run_config(run: RunDirectory) -> RunConfig:
     """
     try:
         text = run.config.read_text(encoding="utf-8")
+        model = parse_toml(text).get("model")
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"run {run.name}: its {run.config.name} cannot be read: {error}") from error
+    if isinstance(model, dict) and model.get("architecture") == "" and not model.get("pretrained"):
+        raise ConfigurationError(_of_own_model(run))
     return parse_config(text, str(run.config))
+
+
+def _of_own_model(run: RunDirectory) -> str:
+    saved = newest_checkpoint(run.checkpoints)
+    how = "load its safetensors with safetensors.torch.load_file and model.load_state_dict"
+    if saved is not None and "config.json" in saved.manifest.model_files:
+        how = "load it with from_pretrained of the model's class"
+    return (
+        f"run {run.name} was made from Python with a model of its own, which only its program can build; "
+        f"its checkpoint is {saved.path if saved else 'not there yet'}: {how}"
+    )
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ _RECIPES: tuple[tuple[str, Callable[[_Values], bool], Callable[[Findings, Path],
 )
 """Each tool, how its files are told, and the reader that judges every key."""
 _NO_DATA = "THE DATA: the file names none. Name a file, a folder or a dataset; nothing trains without it."
+_OF_A_WARM_UP = ("schedule.warmup_type", "schedule.warmup_ratio")
 _KINDS = "DeepSpeed (JSON), LLaMA-Factory, Axolotl, Accelerate and torchtune (YAML)"
 
 
@@ -88,19 +89,29 @@ def import_text(
         found.fill("data.tokenizer", "data.tokenizer", "the model's own", pretrained)
     if not settings.setdefault("data.source", Setting("", _NO_DATA)).value:
         found.assume("data.source", "no data is named, and nothing trains without: --set data.source=NAME")
+    idle = {field for field in _OF_A_WARM_UP if field not in set_here} if not _warms_up(settings) else set()
+    for field in idle & settings.keys():
+        del settings[field]
+        for verdict in [each for each in found.in_order() if each.fields == (field,)]:
+            found.judge(verdict.key, "meaningless here", "there is no warm-up")
     # Other mistakes than in --set follow from the refused keys, if there are any.
     refused += [line for line in wrong if not refused or line.startswith("--set")]
     return Imported(
         name=name,
         repairs=tuple(sorted(repairs)),
         verdicts=tuple(found.in_order()),
-        assumed=tuple(each for each in found.assumed if each.field not in set_here),
+        assumed=tuple(each for each in found.assumed if each.field not in {*set_here, *idle}),
         names_model=names_a_model(settings),
         names_data=bool(settings["data.source"].value),
         tool=tool,
         refused=tuple(refused),
         preset="" if refused else preset_text(settings, source, tool),
     )
+
+
+def _warms_up(settings: Mapping[str, Setting]) -> bool:
+    lengths = (settings.get(f"schedule.{key}") for key in ("warmup_steps", "warmup_fraction"))
+    return any(length is not None and length.value for length in lengths)
 
 
 def _read(text: str, name: str) -> tuple[str, Findings, list[Repair]]:

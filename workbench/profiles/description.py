@@ -156,15 +156,22 @@ def describe(parts: Mapping[str, Any]) -> Description | None:
             raise ConfigurationError(f"--{name} {given[name]}: expected 1 to {most}")
     return Description(
         gpu=given["gpu"],
-        memory_bytes=parse_memory(given["memory"]),
+        memory_bytes=_option_bytes(given, "memory"),
         channels=given.get("channels", Description.channels),
         ddr=given.get("ddr", Description.ddr),
         pcie=parse_slot(given["pcie"]) if "pcie" in given else None,
         cores=given.get("cores"),
-        disk_bytes=parse_memory(given["disk"]) if "disk" in given else 0,
+        disk_bytes=_option_bytes(given, "disk") if "disk" in given else 0,
         processor=given.get("processor", Description.processor),
         rates=parse_rates(given.get("rates", [])),
     )
+
+
+def _option_bytes(given: Mapping[str, Any], name: str) -> int:
+    try:
+        return parse_memory(given[name])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--{name} {error}") from None
 
 
 def _letters(name: str) -> str:

@@ -23,6 +23,8 @@ from workbench.system.foreign import as_kind, parse_json
 FORMAT_VERSION = 1
 BEST_FILE = "best.json"
 """Beside the checkpoints: names the one with the lowest validation loss."""
+MARGIN_BYTES = 16 << 20
+"""Free space that a save leaves beside its checkpoint."""
 _READERS = 4
 _PIECE_BYTES = 4 << 20
 

@@ -6,12 +6,14 @@ Nothing here raises; what cannot be read is left out.
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.runs.checkpoints import newest_checkpoint
+from workbench.formatting import decimal_bytes
+from workbench.runs.checkpoints import MARGIN_BYTES, SavedStep, newest_checkpoint
 from workbench.runs.directory import RunDirectory
 from workbench.runs.status import ACTIVE, Status, liveness, read_status
 from workbench.system.folders import runs_root
@@ -37,10 +39,12 @@ class Ending:
         return [*first, model, "next:", *(f"  {command}" for command in self.commands)]
 
 
-def ending(run: RunDirectory) -> Ending:
-    """Return the present state or the end of `run`."""
+def ending(run: RunDirectory, *, over: bool = False) -> Ending:
+    """Return the present state or the end of `run`. `over`: it has ended, also where a full disk did not take that."""
     status = read_status(run)
     state = liveness(status)
+    if over and state in ACTIVE:
+        state = "failed"
     saved = newest_checkpoint(run.checkpoints)
     name = _word(run)
     sample, export = f'workbench sample {name} --prompt "Once upon"', f"workbench export {name} DIR"
@@ -51,9 +55,26 @@ def ending(run: RunDirectory) -> Ending:
         commands = (sample, export, f"{resume} --set train.steps={2 * max(1, status.total_steps)}")
     elif saved is None:
         commands = (log, resume, f"workbench rm {name}")
+    elif state == "stopped":
+        commands = (resume, sample, export)
+    elif lacking := _lacking_room(run, saved):
+        commands = (f"{resume}  # {lacking}", log, sample)
     else:
-        commands = (resume, sample, export) if state == "stopped" else (log, resume, sample)
+        commands = (log, resume, sample)
     return Ending(_sentence(run, status, state), None if saved is None else saved.path, commands)
+
+
+def _lacking_room(run: RunDirectory, saved: SavedStep) -> str:
+    """Return what to do first where the disk has no room for one more checkpoint like `saved`; empty where it has."""
+    try:
+        files = sum(file.stat().st_size for file in saved.path.rglob("*") if file.is_file())
+        free = shutil.disk_usage(run.path).free
+    except OSError:
+        return ""
+    needed = files + MARGIN_BYTES
+    if free >= needed:
+        return ""
+    return f"make room first: {decimal_bytes(free)} are free, a save needs {decimal_bytes(needed)}"
 
 
 def _sentence(run: RunDirectory, status: Status, state: str) -> str:

@@ -82,8 +82,6 @@ def run(
                     labels,
                 )
             choice = choose_run(preset, overrides, resume, runs_root(runs), run_directory, _report)
-            if choice is None:
-                return EXIT_DONE
             choice = _labelled(choice, labels)
             number = _number_of_ranks(choice.config, max_restarts)
             if number == 1 or detach:
@@ -149,18 +147,15 @@ def _labelled(choice: RunChoice, labels: Sequence[str]) -> RunChoice:
 def _run_across_ranks(
     ranks: RunRanks,
     requests: Requests,
-    choose: Callable[[], RunChoice | None],
+    choose: Callable[[], RunChoice],
     labels: Sequence[str],
 ) -> int:
     """Rank 0 chooses and prepares the run, the others join it; one message says why it failed."""
     try:
         if ranks.rank:
             code = _join(ranks, requests)
-        elif (choice := choose()) is None:
-            ranks.tell(None)
-            return EXIT_DONE
         else:
-            code = _start(_labelled(choice, labels), requests, detach=False, ranks=ranks)
+            code = _start(_labelled(choose(), labels), requests, detach=False, ranks=ranks)
         # A run that was stopped and has saved: torchrun would take any other code for a failure, and restart it.
         return EXIT_DONE if code == requests.stop_code else code
     except OtherRankError as error:
@@ -186,8 +181,6 @@ def _join(ranks: RunRanks, requests: Requests) -> int:
     from workbench.training.session import train_session
 
     told = ranks.tell(None)[0]
-    if told is None:
-        return EXIT_DONE
     run, resuming = RunDirectory.open(Path(told["run"])), bool(told["resuming"])
     directory = RankDirectory.of(run, ranks.rank)
     directory.acquire()
@@ -296,7 +289,7 @@ def _start(
                 # Reported while the log still gets it; nothing is left for the command line to report.
                 _report(str(error))
                 code = error.exit_code
-            print(*ending(directory).lines(sentence=code == EXIT_DONE), sep="\n", flush=True)
+            print(*ending(directory, over=True).lines(sentence=code == EXIT_DONE), sep="\n", flush=True)
             return code
     finally:
         if directory is not None:
@@ -351,11 +344,11 @@ def choose_run(
     root: Path,
     run_directory: Path | None,
     report: Callable[[str], None],
-) -> RunChoice | None:
-    """Return the run that was asked for (see `command.run`); None where it has done all its steps.
+) -> RunChoice:
+    """Return the run that was asked for (see `command.run`).
 
     Raises:
-        WorkbenchError: there is no such run or preset, or it cannot go on so.
+        WorkbenchError: there is no such run or preset, or it cannot go on so: all its steps may be done.
     """
     if run_directory is not None:
         directory = RunDirectory.open(run_directory)
@@ -371,7 +364,7 @@ def choose_run(
             announced_at=status.heartbeat if status.pid in (os.getpid(), os.getppid()) else None,
         )
     if resume is not None and str(resume) != "auto":
-        return _resumed(find_run(root, str(resume)), overrides, report)
+        return _resumed(find_run(root, str(resume)), overrides)
     if preset is None:
         raise ConfigurationError("no preset is named: `workbench presets` lists them")
     path = find_preset(preset)
@@ -383,7 +376,7 @@ def choose_run(
                 "or start another without --resume"
             )
         if latest is not None and state != "finished":
-            return _resumed(latest, overrides, report)
+            return _resumed(latest, overrides)
         finished = ""
         if latest is not None:
             more = f"`workbench resume {latest.name} --set train.steps=N`"
@@ -411,18 +404,16 @@ def stored_config(
     return config.model_copy(update={"train": type(config.train)(**named)})
 
 
-def _resumed(
-    directory: RunDirectory, overrides: Sequence[str], report: Callable[[str], None]
-) -> RunChoice | None:
+def _resumed(directory: RunDirectory, overrides: Sequence[str]) -> RunChoice:
     config = stored_config(directory, overrides)
     status = read_status(directory)
+    check_steps_left(directory, config)
     # Only the tokens decide how many steps the epochs that were asked for come to.
     if status.phase == "finished" and not config.train.epochs and status.step >= config.train.steps:
-        report(
+        raise WorkbenchError(
             f"run {directory.name} is finished: all {status.step} steps are done "
             "(--set train.steps=N or train.epochs=N adds steps)"
         )
-        return None
     return RunChoice(directory.name, config, directory.path.parent, directory, True, tuple(overrides))
 
 

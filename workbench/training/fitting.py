@@ -69,11 +69,26 @@ def fit(
         way_out = f"It would fit with one of: {'; '.join(ways)}.\n" if ways else ""
         reasons = "\n".join(why_not(plan))
         raise DoesNotFitError(
-            f"this does not fit on this machine:\n{plan.memory.table()}\n{reasons}\n{way_out}"
-            "Lower the model's size, train.micro_batch_size or data.sequence_length, or use a larger machine; "
-            "`workbench plan PRESET --fit` looks for what fits."
+            f"this does not fit on this machine:\n{plan.memory.table()}\n{reasons}\n{way_out}{_advice(plan)}"
         )
     return plan
+
+
+def _holds_only_checkpoints(needs: Mapping[str, int]) -> bool:
+    return all(name.endswith("checkpoints") for name, size in needs.items() if size)
+
+
+def _advice(plan: Plan) -> str:
+    """Return what else to do about a plan that does not fit, in a sentence."""
+    lacking = [tier for tier in plan.memory.tiers if not tier.fits]
+    if all(tier.tier == "disk" and _holds_only_checkpoints(tier.needs) for tier in lacking):
+        kept = plan.config.checkpoint.keep
+        fewer = f", or lower checkpoint.keep (it is {kept})" if kept > 1 else ""
+        return f"Make room on the disk of the run's folder, name a folder on another with --runs{fewer}."
+    return (
+        "Lower the model's size, train.micro_batch_size or data.sequence_length, or use a larger machine; "
+        "`workbench plan PRESET --fit` looks for what fits."
+    )
 
 
 def _model_profile(table: Mapping[str, Any], model: nn.Module, report: Callable[[str], None]) -> ModelProfile:

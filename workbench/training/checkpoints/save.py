@@ -40,6 +40,7 @@ from workbench.model.safetensors_files import Spans
 from workbench.model.saving import has_adapter, save_model
 from workbench.runs.checkpoints import (
     BEST_FILE,
+    MARGIN_BYTES,
     BestStep,
     Manifest,
     Progress,
@@ -58,8 +59,6 @@ from workbench.system.files import crc32, sync
 from workbench.training.checkpoints.load import unit_name
 from workbench.training.checkpoints.state_files import Parts, whole, write_parts, write_tensors
 from workbench.training.ranks import ONE_RANK, RunRanks
-
-MARGIN_BYTES = 16 * MIB
 
 
 def save_checkpoint(
