@@ -121,6 +121,7 @@ def test_every_text_in_a_terminal_can_be_read(theme: str, size: tuple[int, int],
         terminal.press("s")
         seen.look("run with a dialog")
         terminal.press(ESCAPE)
+        terminal.until(lambda shown: "Keep training" not in shown)
         terminal.press("M")
         terminal.shows("Memory")
         seen.look("top")
