@@ -191,8 +191,8 @@ def _read_finetuning(found: Findings) -> None:
 
 
 def _read_data(found: Findings) -> None:
-    named = "its names are those of dataset_info.json; name files or hub datasets with"
+    named = "its names are those of dataset_info.json; name"
     if found.get("dataset") is not None:
-        found.put("data.source", "", "dataset", f"{named} --set data.source=NAME")
-    found.judge("eval_dataset", "unknown", f"{named} --set evaluate.source=NAME")
+        found.put("data.source", "", "dataset", f"{named} files or hub datasets with --set data.source=NAME")
+    found.judge("eval_dataset", "unknown", f"{named} a file or folder with --set evaluate.source=NAME")
     read_held_out(found, "val_size")
