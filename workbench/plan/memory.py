@@ -49,6 +49,8 @@ HEAP_BLOCK_BYTES = 32 << 20
 
 Rows = dict[str, dict[str, int]]
 """Bytes by tier ("device", "host") and name."""
+LEAST_LEFT = 0.05
+"""Of the free memory of a tier: a plan that leaves less is tight."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,12 @@ class TierNeed:
     @property
     def fits(self) -> bool:
         return not self.missing_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """True where it fits, and leaves less than `LEAST_LEFT` of what is free."""
+        left = self.free_bytes - self.needed_bytes
+        return self.needed_bytes > 0 and 0 <= left < LEAST_LEFT * self.free_bytes
 
 
 @dataclass(frozen=True)

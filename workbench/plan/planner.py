@@ -209,7 +209,7 @@ class Planner:
         layout = self._layout(work)
         for roomier in _with_more_room(work):
             memory = plan_memory(layout, model_profile, roomier, machine.free)
-            if memory.fits:
+            if memory.fits and not any(tier.is_tight for tier in memory.tiers if tier.tier == "host"):
                 work = roomier
                 break
         else:

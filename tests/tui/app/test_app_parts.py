@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from screen_host import text_of, until
@@ -83,6 +84,8 @@ async def test_a_run_is_resumed_with_the_changes_that_are_typed_and_shown(
     run = house.run()
     resumed: list[tuple[RunDirectory, list[str]]] = []
     monkeypatch.setattr(launch, "resume", lambda run, overrides: resumed.append((run, overrides)))
+    saved = SimpleNamespace(step=12, path=run.checkpoints / "step-00000012")
+    monkeypatch.setattr("workbench.training.resume_check.newest_checkpoint", lambda _: saved)
 
     async with house.shown() as (app, pilot):
         await pilot.press("H")
@@ -96,6 +99,8 @@ async def test_a_run_is_resumed_with_the_changes_that_are_typed_and_shown(
             "train.steps": "has no '='",
             "train.steps='3": "no closing quotation",
             "optimizer.learning_rate=-1": "optimizer.learning_rate = -1",
+            "train.steps=10": "has done 12 steps already; give a larger number",
+            "model.architecture=llama": "continues with the model of its checkpoint",
         }.items():
             field.value = wrong
             await pilot.press("enter")

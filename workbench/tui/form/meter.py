@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from workbench.plan.planner import Plan
 
 Verdict = Literal["fits", "tight", "no"]
-LEAST_LEFT = 0.05
-"""Of the free memory of a tier; a plan that leaves less is tight."""
 VERDICT_STYLES: dict[Verdict, str] = {"fits": "$success", "tight": "$warning", "no": "$error bold"}
 LETTERS: dict[str, str] = {
     "weights": "w",
@@ -32,6 +30,7 @@ LETTERS: dict[str, str] = {
     "master weights": "m",
     "exp_avg and exp_avg_sq": "v",
     "gradients": "g",
+    "records to undo": "u",
     "gradient slots": "q",
     "staging": "s",
     "activations": "a",
@@ -59,10 +58,7 @@ LEGEND_COLUMN = 34
 
 def tier_verdict(tier: TierNeed) -> Verdict:
     """Return whether a tier has room, and some left."""
-    if not tier.fits:
-        return "no"
-    left = tier.free_bytes - tier.needed_bytes
-    return "tight" if tier.needed_bytes and left < LEAST_LEFT * tier.free_bytes else "fits"
+    return "tight" if tier.is_tight else "fits" if tier.fits else "no"
 
 
 def verdict(memory: MemoryPlan) -> Verdict:

@@ -76,12 +76,17 @@ def overrides_in(text: str) -> list[str]:
 def wrong_changes(run: RunDirectory, done: int | None, text: str) -> str:
     """Return what is wrong with the changes in `text`, or with the configuration that they make; empty: nothing."""
     from workbench.config import parse_config
+    from workbench.training.resume_check import check_same_model, check_steps_left
 
     more = "" if done is None else f"all {done:,} steps are done: give a larger number, as {STEPS}{2 * done}"
     if more and text.strip() in ("", STEPS):
         return more
     try:
-        config = parse_config(run.config.read_text(encoding="utf-8"), str(run.config), overrides_in(text))
+        stored = run.config.read_text(encoding="utf-8")
+        config = parse_config(stored, str(run.config), overrides_in(text))
+        check_same_model(run, parse_config(stored, str(run.config)), config)
+        if done is None:
+            check_steps_left(run, config)
     except ConfigurationError as error:
         return str(error)
     except OSError as error:
