@@ -96,7 +96,7 @@ class HostOptimizerPanel(SamplePanel):
   first one, which then calls the optimizer. **threads**: those of its pool, with the calling one.
 - **GB/s**: bytes of host memory that it read and wrote a second within updates (1 GB is 10^9 bytes), of the measured
   memory bandwidth (`workbench probe`). Near the limit, more threads gain nothing and only a smaller state format
-  does; above it, a small state lives in the processor's caches.
+  does. **from caches**: faster than memory, since a small state lives in the processor's caches.
 - **ahead of the norm**: share of the parameters that were updated while backward still ran, as if gradients were not
   clipped; **undone**: those of them that were undone to the bit and updated again, since the norm was above the limit.
 - Below: update and exposed seconds of the newest steps on one scale, the last at the right.
@@ -169,12 +169,14 @@ class HostOptimizerPanel(SamplePanel):
     def _speed(self, load: OptimizerLoad, width: int) -> Line:
         speed, limit = load.gb_per_s, load.limit_gb_per_s
         reached = share(speed, limit)
+        if limit and speed is not None and speed > limit:
+            return keep(
+                width, [(0, self.write(number(speed, 1, "GB/s"))), (1, self.write("from caches", "dim"))], " "
+            )
         value = f"{number(speed, 1)} of {number(limit, 1, 'GB/s')}" if limit else number(speed, 1, "GB/s")
         parts = [(0, self.write(value)), (3, self.bar(reached, min(30, width - 40)))]
-        if reached is not None and speed is not None and limit is not None:
-            parts.append((1, self.write(f"{100 * speed / limit:.0f} %")))
-            if speed > limit:
-                parts.append((2, self.write("from caches", "dim")))
+        if reached is not None:
+            parts.append((1, self.write(percent(reached))))
         else:
             parts.append((2, self.write("limit not measured", "dim")))
         return keep(width, parts, " ")
