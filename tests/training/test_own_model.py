@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert [e.fields["from_step"] for e in read_events(resumed).events if e.kind == "resume"] == [at + 1]
     one, other = weights(straight, 6), weights(resumed, 6)
     assert all(torch.equal(one[name], other[name]) for name in one) and one.keys() == other.keys()
+
+
+def test_a_stop_that_comes_when_all_is_done_ends_a_finished_run(tmp_path: Path) -> None:
+    def stop(step: int, loss: float) -> None:
+        if step == 6:
+            signal.raise_signal(signal.SIGINT)
+
+    run = train(Regression(), batches(), CONFIG, **options(tmp_path, name="late", callbacks=[stop]))
+    assert (read_status(run).phase, read_status(run).exit_code) == ("finished", 0)
 
 
 def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:

@@ -175,7 +175,8 @@ class Trainer:
     # The loop
 
     def train(self) -> int:
-        """Run to the last step, or to a requested stop; returns the exit code.
+        """Run to the last step, or to a requested stop; returns the exit code. One that comes when all is done but the
+        save does not make the run a stopped one.
 
         Raises:
             DivergedError: gradients or the validation loss were not finite.
@@ -200,7 +201,8 @@ class Trainer:
         self._save()
         if not self._interrupted():
             self._sample()
-        return EXIT_DONE if requests.stop_code is None else requests.stop_code
+        is_done = self._evaluated_step == self.step and (self.step >= config.train.steps or self.ended_early)
+        return EXIT_DONE if is_done or requests.stop_code is None else requests.stop_code
 
     def _check_loss(self) -> None:
         """Compare the loss in chunks with the model's own, on the same tokens whether resumed or not."""
