@@ -121,6 +121,13 @@ def test_what_is_over_is_beyond_the_part_that_is_there() -> None:
     assert BLOCKS.rest in device and "✓" in device
 
 
+def test_a_note_takes_no_figure_from_a_short_plan() -> None:
+    note = "on a desktop with a card of a long name; F7: this machine"
+    for width, end in ((78, "on a desktop with a card"), (60, "on a desktop")):
+        (short,) = lines_of(PLANS["fits"], width, 1, note=note)
+        assert "a step" in short and "tokens/s" in short and end in short and len(short) <= width
+
+
 def test_a_plan_of_before_is_called_so_and_gives_no_verdict() -> None:
     text = "\n".join(lines_of(PLANS["no"], 78, 4, note="there are problems", stale=True))
     assert "! there are problems" in text and "lacks" not in text

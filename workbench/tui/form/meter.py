@@ -54,6 +54,8 @@ ROW_STYLES = (
 OVER_STYLE = "$error bold reverse"
 MUTED = "$text-muted"
 LEGEND_COLUMN = 34
+LEAST_OF_NOTE = 16
+"""Cells that a note has beside a plan's figures, or it is left out."""
 
 
 def tier_verdict(tier: TierNeed) -> Verdict:
@@ -172,7 +174,7 @@ class FitMeter(Widget):
         line = Content.styled(
             f"{mark_of(worst, self._glyphs)} {verdict_words(plan.memory)}", VERDICT_STYLES[worst]
         )
-        others = [(self.note, MUTED)]
+        others = []
         if plan.time is not None:
             others.append((f"{seconds(plan.time.step_s)} a step", "bold"))
             others.append((f"{plan.time.tokens_per_s:,.0f} tokens/s", "bold"))
@@ -181,9 +183,12 @@ class FitMeter(Widget):
         elif not self.note:
             others.append(("time not known", MUTED))
         for text, style in others:
-            if text and len(line) + 2 + len(text) > width:
+            if len(line) + 2 + len(text) > width:
                 break
-            line += Content.assemble("  ", (text, style)) if text else Content("")
+            line += Content.assemble("  ", (text, style))
+        room = width - len(line) - 2
+        if self.note and room >= min(len(self.note), LEAST_OF_NOTE):
+            line += Content.assemble("  ", (self._glyphs.cut(self.note, room), MUTED))
         return line
 
     def _marked(self, text: str, tier: TierNeed) -> Content:
