@@ -167,7 +167,7 @@ def test_a_run_started_on_the_screen_outlives_it_and_is_stopped_on_another(
     # Found again, the latest run is stopped.
     again = terminals.workbench("attach")
     again.expect_exact(run.name)
-    again.expect_exact("training")
+    again.expect_exact("running")  # of the run: a chart has the name of what it does before it was read
     again.send("s")
     again.expect_exact("Stop and save")
     again.send("y")

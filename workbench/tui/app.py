@@ -14,6 +14,7 @@ import contextlib
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,8 @@ PARTS = ("presets", "runs", "top")
 LOOK_FOR_RUNS_S = 5.0
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the screen without a question. (Control-C is a key here, no signal.)"""
+HANGUP_S = 5.0
+"""From the end of the terminal to that of the process, at most."""
 
 
 def _system_commands() -> type[Provider]:
@@ -143,11 +146,18 @@ class WorkbenchApp(App[None]):
         for number in ENDING:
             # Textual would leave the terminal as it is.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                end = partial(self.exit, return_code=128 + number)
-                asyncio.get_running_loop().add_signal_handler(number, end)
+                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
         if self._run:
             self._open_run(self._run)
         self.call_after_refresh(self._begin_work)
+
+    def _end(self, number: int) -> None:
+        """End by a signal. Of a terminal that is gone, Textual's writer may never hear of the end and hold it up."""
+        if number == signal.SIGHUP:
+            last = threading.Timer(HANGUP_S, os._exit, (128 + number,))
+            last.daemon = True
+            last.start()
+        self.exit(return_code=128 + number)
 
     def _begin_work(self) -> None:
         """Begin what would hold up the first picture."""
