@@ -153,7 +153,7 @@ class WorkbenchApp(App[None]):
 
     def _end(self, number: int) -> None:
         """End by a signal. Of a terminal that is gone, Textual's writer may never hear of the end and hold it up."""
-        if number == signal.SIGHUP:
+        if number == signal.SIGHUP and not self.is_headless:
             last = threading.Timer(HANGUP_S, os._exit, (128 + number,))
             last.daemon = True
             last.start()
