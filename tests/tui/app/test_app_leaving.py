@@ -50,7 +50,7 @@ async def test_a_key_quits_from_every_part(house: House, part: str, key: str) ->
 
 
 @pytest.mark.parametrize(
-    "keys", [("M", "ctrl+q"), pytest.param(("P", "q"), marks=pytest.mark.slow)], ids="+".join
+    "keys", [("M", "ctrl+q"), pytest.param(("P", "ctrl+q"), marks=pytest.mark.slow)], ids="+".join
 )
 async def test_quitting_asks_where_a_living_run_is_watched_from_whatever_part(
     house: House, keys: tuple[str, ...]
