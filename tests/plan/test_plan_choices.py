@@ -14,10 +14,12 @@ from synthetic import gpt2, machine, workload
 from workbench.config import RunConfig, parse_config
 from workbench.errors import ConfigurationError, DoesNotFitError
 from workbench.formatting import GIB
+from workbench.layout import StateFormat
 from workbench.plan.fit import fit
 from workbench.plan.machine import Machine, WeightDtypes, planned_machine
 from workbench.plan.memory import AutogradGradients, MemoryPlan, TierNeed, model_rows
 from workbench.plan.planner import Plan, Planner, fastest, placed
+from workbench.plan.rates import AHEAD, REDONE, Rates
 from workbench.plan.report import plan_text
 from workbench.profiles.model_profile import ParameterProfile
 
@@ -80,6 +82,29 @@ def test_updates_come_ahead_of_the_norm_where_that_is_faster(state_format: str) 
         assert ("records to undo" in host.needs) == (plan.speculation > 0)
         of_both.append(plan.speculation)
     assert of_both == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("state_format", ["exact", "half", "compact"])
+def test_how_long_updates_ahead_take_is_the_profiles_where_it_says(state_format: StateFormat) -> None:
+    """With the threads that update: they are not those that the ratio is best with."""
+    known = machine()
+
+    def planned(**rows: Any) -> tuple[float, Plan]:
+        host = known.host.model_copy(update={name: {state_format: row} for name, row in rows.items()})
+        profile = known.model_copy(update={"host": host})
+        rates, share = Rates(profile, "auto"), (1_000_000, "bfloat16", state_format)
+        redone = rates.redo_s(*share) / rates.update_s(*share)
+        chosen = config("offload.state=host", f"offload.state_format={state_format}")
+        return redone, Planner(MODEL, planned_machine(profile)).plan(chosen)
+
+    redone, plan = planned()
+    assert redone == pytest.approx(REDONE[state_format])
+    same, alike = planned(ahead_ratio=(99.0, 99.0, AHEAD[state_format]))
+    assert (same, alike.time) == (redone, plan.time), "one figure is not the other's"
+    assert plan.speculation == alike.speculation == 1.0
+    redone, plan = planned(ahead_ratio=(1.0, 1.0, 99.0), redo_ratio=(1.0, 1.0, 9.0))
+    assert redone == pytest.approx(9.0)
+    assert plan.speculation == 0.0, "so long an update ahead hides nothing"
 
 
 SMALL_BATCHES = ("train.micro_batch_size=1", "data.sequence_length=64", "train.gradient_accumulation=32")

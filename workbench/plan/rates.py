@@ -19,9 +19,10 @@ UNMEASURED_SHARE = 0.6
 """Of its speed alone, what reading and writing keep when a disk does both; where the profile does not say."""
 TASK_S = 60e-6
 """Handing a task to a lane and taking it there: Python's part, beside which the rates are of memory alone."""
-SPECULATED: dict[StateFormat, float] = {"exact": 1.25, "half": 1.4, "compact": 1.6}
+AHEAD: dict[StateFormat, float] = {"exact": 1.25, "half": 1.4, "compact": 1.6}
 REDONE: dict[StateFormat, float] = {"exact": 1.75, "half": 1.8, "compact": 2.1}
-"""An update ahead of the verdict, and one that is undone and done again, by one after it (docs/benchmarks.md)."""
+"""An update ahead of the verdict, and one that is undone and done again, of a plain one, where the profile does not say
+(docs/benchmarks.md)."""
 FUSED_BYTES = 2 * 4 * 4
 """Bytes that an update on the device moves by parameter: master, both moments and gradient, read and written in fp32
 (the kernel writes the gradients that it scales)."""
@@ -77,12 +78,37 @@ class Rates:
 
     def update_s(self, elements: int, dtype: str, state_format: StateFormat) -> float:
         """Return the seconds of an update of so many parameters on the host."""
+        nanoseconds, _ = self._least(self._update_row(dtype, state_format))
+        return self.local * elements * nanoseconds * 1e-9
+
+    def ahead_s(self, elements: int, dtype: str, state_format: StateFormat) -> float:
+        """Return the seconds of an update of so many parameters ahead of the verdict."""
+        ratio = self._ratio(self.host.ahead_ratio, AHEAD, dtype, state_format)
+        return ratio * self.update_s(elements, dtype, state_format)
+
+    def redo_s(self, elements: int, dtype: str, state_format: StateFormat) -> float:
+        """Return the seconds in which an update ahead of the verdict is undone and done again."""
+        ratio = self._ratio(self.host.redo_ratio, REDONE, dtype, state_format)
+        return ratio * self.update_s(elements, dtype, state_format)
+
+    def _update_row(self, dtype: str, state_format: StateFormat) -> tuple[float, ...]:
         figures: Mapping[str, tuple[float, ...]] = self.host.optimizer_ns
         names = (f"{dtype}-{state_format}", f"bfloat16-{state_format}", f"{dtype}-exact")
         row = next((figures[name] for name in names if name in figures), None)
-        if row is None:
-            row = next(iter(figures.values()))
-        return self.local * elements * self._least(row)[0] * 1e-9
+        return next(iter(figures.values())) if row is None else row
+
+    def _ratio(
+        self,
+        measured: Mapping[StateFormat, tuple[float, ...]],
+        otherwise: Mapping[StateFormat, float],
+        dtype: str,
+        state_format: StateFormat,
+    ) -> float:
+        """Return the ratio with the threads that update."""
+        if state_format not in measured:
+            return otherwise[state_format]
+        _, threads = self._least(self._update_row(dtype, state_format))
+        return measured[state_format][self.host.threads.index(threads)]
 
     def norm_s(self, elements: int, dtype: str) -> float:
         rows = self.host.norm_bytes_per_s

@@ -17,7 +17,7 @@ from workbench import formatting as figures
 from workbench.config import RunConfig
 from workbench.layout import ITEM_BYTES, Layout, Unit
 from workbench.plan.memory import cost_of, loss_chunk_bytes
-from workbench.plan.rates import SPECULATED, TASK_S, Rates
+from workbench.plan.rates import TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.plan.simulation import play
 from workbench.plan.two_steps import LANES, Fetch, Piece, TwoSteps, two_steps
@@ -218,8 +218,7 @@ class _Costs:
         elements = -(-chunk.elements // self.work.ranks)
         nbytes = task.bytes if task.kind is Kind.DOWNLOAD else -(-task.bytes // self.work.ranks)
         if task.kind is Kind.SPECULATE:
-            update_s = rates.update_s(elements, region.dtype, region.state_format)
-            return SPECULATED[region.state_format] * update_s + overhead, rates.host_demand
+            return rates.ahead_s(elements, region.dtype, region.state_format) + overhead, rates.host_demand
         if task.kind is Kind.UPDATE:
             if on_device:
                 summed = self.routes[task.unit].accumulates

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from workbench.engine.arithmetic import Arithmetic, HostArithmetic, StateViews, Table, TorchArithmetic
 from workbench.engine.devices.device import Device
-from workbench.layout import MOMENTS, StateFormat
+from workbench.layout import MOMENTS, StateFormat, record_bytes
 from workbench.optimizer import AdamW, missing_extension
 from workbench.profiles.machine_profile import Dtype
 from workbench.profiles.sampling import Budget, Work, median_seconds
@@ -32,12 +32,13 @@ SHARE_OF_FREE = 8
 """All buffers together take no more than one part in so many of what is free."""
 SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MEMORY_BUFFERS = 2
-BYTES_A_PARAMETER = 34
-"""Of all buffers together: gradients in three dtypes, two masters, 16-bit copies, and moments in three formats."""
+BYTES_A_PARAMETER = 39
+"""Of all buffers together: gradients in three dtypes, two masters, 16-bit copies, moments in three formats, records."""
 PIECE_ELEMENTS = 1 << 23
 GRADIENT = 1e-3
 LOSS_SCALE = 65536.0
 STEP = 5
+CLIPPED = 0.5
 SETTINGS = AdamW(lr=1e-4, weight_decay=0.01)
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -158,11 +159,15 @@ def measure_optimizer(
     updates: dict[tuple[str, int], Work] = {}
     norms: dict[tuple[Dtype, int], Work] = {}
     additions: dict[tuple[Dtype, int], Work] = {}
+    ratios: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
+        optimizers: dict[int, HostArithmetic] = {}
         tables: dict[str, Table] = {}
         for count in threads:
             arithmetic: Arithmetic = HostArithmetic(count) if native else TorchArithmetic()
             stack.callback(arithmetic.close)
+            if isinstance(arithmetic, HostArithmetic):
+                optimizers[count] = arithmetic
             tables = tables or _tables(buffers, elements, formats, arithmetic, gradients)
             for key, table in tables.items():
                 scale = 1 / _loss_scale(key.partition("-")[0])
@@ -174,7 +179,10 @@ def measure_optimizer(
         update_s = median_seconds(updates, budget)
         norm_s = median_seconds(norms, budget)
         addition_s = median_seconds(additions, budget)
-    return {
+        if native:
+            of_format = {state_format: tables[f"bfloat16-{state_format}"] for state_format in formats}
+            ratios = measure_ahead(optimizers, of_format, budget)
+    return ratios | {
         "optimizer_ns": {
             key: tuple(update_s[key, count] / elements * 1e9 for count in threads) for key in tables
         },
@@ -187,6 +195,42 @@ def measure_optimizer(
     }
 
 
+def measure_ahead(
+    optimizers: Mapping[int, HostArithmetic], tables: Mapping[StateFormat, Any], budget: Budget
+) -> dict[str, Any]:
+    """Return the ratios of `HostProfile`, of updates in turns, with `optimizers` by their threads and `tables` with
+    records."""
+    works: dict[tuple[str, StateFormat, int], Work] = {}
+    for count, arithmetic in optimizers.items():
+        for state_format, table in tables.items():
+            for name in ("plain", "ahead", "redo"):
+                work = functools.partial(_ahead, arithmetic, table, name)
+                works[name, state_format, count] = with_torch_threads(count, work)
+    seconds = median_seconds(works, budget)
+
+    def ratio(state_format: StateFormat, count: int, name: str, before: float) -> float:
+        taken = seconds[name, state_format, count] - before
+        # Neither moves less than a plain update: what is below 1 is noise.
+        return max(1.0, taken / seconds["plain", state_format, count])
+
+    return {
+        "ahead_ratio": {f: tuple(ratio(f, count, "ahead", 0.0) for count in optimizers) for f in tables},
+        "redo_ratio": {
+            f: tuple(ratio(f, count, "redo", seconds["ahead", f, count]) for count in optimizers)
+            for f in tables
+        },
+    }
+
+
+def _ahead(arithmetic: HostArithmetic, table: Any, name: str) -> None:
+    if name == "plain":
+        arithmetic.update(table, SETTINGS, 1.0)
+        return
+    arithmetic.speculate(table, SETTINGS, 1.0)
+    if name == "redo":
+        arithmetic.redo(table, SETTINGS, 1.0, CLIPPED)
+
+
 def _tables(
     buffers: HostBuffers,
     elements: int,
@@ -194,7 +238,8 @@ def _tables(
     arithmetic: Arithmetic,
     gradients: dict[Dtype, Tensor],
 ) -> dict[str, Table]:
-    """Return a table of all parameters by "DTYPE-FORMAT". Moments are shared by the dtypes of a format."""
+    """Return a table of all parameters by "DTYPE-FORMAT". Moments are shared by the dtypes of a format, and the records
+    of "bfloat16" by all formats."""
     weights: dict[Dtype, Tensors] = {
         "float32": {"master": buffers.normal(elements, torch.float32, deviation=0.02, stream=2)},
         "bfloat16": {
@@ -207,6 +252,8 @@ def _tables(
         },
     }
     tables: dict[str, Table] = {}
+    native = isinstance(arithmetic, HostArithmetic)
+    records = buffers.filled(max(record_bytes(f, elements) for f in formats) if native else 0, torch.uint8)
     for state_format in formats:
         moments = {
             tensor.kind: buffers.filled(tensor.count(elements), getattr(torch, tensor.dtype))
@@ -217,6 +264,10 @@ def _tables(
                 _views(start, elements, state_format, {**tensors, **moments})
                 for start in range(0, elements, PIECE_ELEMENTS)
             ]
+            if native and dtype == "bfloat16":
+                sizes = [record_bytes(state_format, view.exp_avg.numel()) for view in views]
+                of_pieces = records[: sum(sizes)].split(sizes)
+                views = [view._replace(records=piece) for view, piece in zip(views, of_pieces, strict=True)]
             table = arithmetic.table(views)
             table.set_gradients(list(gradients[dtype].split(PIECE_ELEMENTS)))
             tables[f"{dtype}-{state_format}"] = table

@@ -15,12 +15,13 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workbench.errors import ConfigurationError
-from workbench.layout import MOMENTS
+from workbench.layout import MOMENTS, StateFormat
 from workbench.system.foreign import parse_toml
 
 Rate = Annotated[float, Field(ge=1, le=1e21)]
 """Bytes or operations a second."""
 Nanoseconds = Annotated[float, Field(ge=1e-6, le=1e9)]
+Ratio = Annotated[float, Field(ge=1, le=100)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Product = Literal[Dtype, "tf32"]
@@ -44,6 +45,8 @@ class HostProfile(_Part):
 
     `free_bytes`: free for a run. `read`, `write` and `copy` are bytes a second (a copy of n bytes counts n).
     `optimizer_ns`: nanoseconds a parameter of an update, by "DTYPE-FORMAT" of working weights and state.
+    `ahead_ratio`, `redo_ratio`: by format of the state, an update ahead of the verdict, and one that is undone and done
+    again, of a plain one; without them the plan takes its own (see `plan/rates.py`).
     `norm`: bytes of gradients a second, by dtype. `accumulate`: bytes of fp32 sums a second, by the gradient's dtype.
     """
 
@@ -56,6 +59,8 @@ class HostProfile(_Part):
     write_bytes_per_s: ByThreads
     copy_bytes_per_s: ByThreads
     optimizer_ns: Annotated[dict[str, tuple[Nanoseconds, ...]], Field(min_length=1)]
+    ahead_ratio: dict[StateFormat, tuple[Ratio, ...]] = {}
+    redo_ratio: dict[StateFormat, tuple[Ratio, ...]] = {}
     norm_bytes_per_s: dict[Dtype, ByThreads]
     accumulate_bytes_per_s: dict[Dtype, ByThreads]
 
@@ -65,7 +70,7 @@ class HostProfile(_Part):
             raise ValueError("threads must rise")
         rows: dict[str, Sequence[float]] = {}
         for name, value in self:
-            if name == "optimizer_ns" or name.endswith("per_s"):
+            if name == "optimizer_ns" or name.endswith(("per_s", "ratio")):
                 rows |= (
                     {f"{name}.{key}": r for key, r in value.items()}
                     if isinstance(value, dict)

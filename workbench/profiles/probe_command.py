@@ -129,6 +129,10 @@ def _by_threads(profile: MachineProfile) -> Iterator[str]:
     }
     for key, times in host.optimizer_ns.items():
         rows[f"update {key} ns"] = [f"{ns:.3f}" for ns in times]
+    for state_format, ratios in host.ahead_ratio.items():
+        rows[f"update {state_format} ahead of the verdict, times"] = [f"{each:.2f}" for each in ratios]
+    for state_format, ratios in host.redo_ratio.items():
+        rows[f"update {state_format} undone and redone, times"] = [f"{each:.2f}" for each in ratios]
     for dtype, rates in host.norm_bytes_per_s.items():
         rows[f"norm {dtype} GB/s"] = [_gb(rate) for rate in rates]
     for dtype, rates in host.accumulate_bytes_per_s.items():

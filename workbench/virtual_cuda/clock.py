@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from workbench.engine import arithmetic
 from workbench.engine.devices import pinned  # the engine imports `cuda_device` when it opens one
 from workbench.engine.devices.host_copier import HostCopier
-from workbench.plan.rates import REDONE, SPECULATED, TASK_S, Rates
+from workbench.plan.rates import TASK_S, Rates
 from workbench.plan.sharing import Demand
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.virtual_cuda.collectives import NAMES as COLLECTIVES
@@ -150,14 +150,13 @@ class VirtualClock:
         rates = self.rates
 
         def update(arith: Any, table: Any, settings: Any, *scales: float) -> float:
-            elements, dtype, state_format = self._tables[table]
-            return rates.update_s(elements, dtype, state_format)
+            return rates.update_s(*self._tables[table])
 
         def speculate(arith: Any, table: Any, settings: Any, *scales: float) -> float:
-            return SPECULATED[self._tables[table][2]] * update(arith, table, settings)
+            return rates.ahead_s(*self._tables[table])
 
         def redo(arith: Any, table: Any, settings: Any, *scales: float) -> float:
-            return REDONE[self._tables[table][2]] * update(arith, table, settings)
+            return rates.redo_s(*self._tables[table])
 
         def measure(arith: Any, table: Any) -> float:
             elements, dtype, _ = self._tables[table]

@@ -39,6 +39,12 @@ def test_a_profile_is_read_back_as_it_was_written(profile: object, tmp_path: Pat
         ("threads = [1, 2, 4, 8, 16]", "threads = [1, 2, 4, 16, 8]", "host: threads must rise"),
         ("bfloat16-half = [0.6723, ", "bfloat16-half = [", "optimizer_ns.bfloat16-half has 4 figures for 5"),
         ("bfloat16-half = [", "bfloat16-hal = [", "unknown update; did you mean bfloat16-half?"),
+        (
+            "[host.redo_ratio]",
+            "[host.redo_ratio]\nhlf = [1.5]",
+            "host.redo_ratio.hlf = 'hlf': input should be 'exact',",
+        ),
+        ("[host.redo_ratio]", "[host.redo_ratio]\nhalf = [1.5]", "redo_ratio.half has 1 figures for 5"),
         ("launch_s = 5e-06", "launch_s = nan", "device.launch_s = nan: input should be a finite number"),
         ("\nup_bytes_per_s = 25200000000.0", "\nup_bytes_per_s = 5e-324", "link.up_bytes_per_s = 5e-324"),
         ("memory_bytes = 25653839659", "memory_bytes = 0", "device: a device with memory of its own needs"),

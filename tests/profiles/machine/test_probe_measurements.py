@@ -7,16 +7,25 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_probe import TINY
 from torch import Tensor
 
+from workbench.engine.arithmetic import HostArithmetic
 from workbench.engine.devices.device import CpuDevice, Landing, has_bfloat16
 from workbench.errors import ConfigurationError
+from workbench.layout import StateFormat
 from workbench.profiles import probe
-from workbench.profiles.host_speeds import HostBuffers, buffer_bytes, cache_bytes
+from workbench.profiles.host_speeds import (
+    HostBuffers,
+    buffer_bytes,
+    cache_bytes,
+    measure_ahead,
+    measure_optimizer,
+)
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.probe import measure_link, measure_products
 from workbench.profiles.sampling import MIB, BackgroundLoad, median_seconds
@@ -49,6 +58,7 @@ def test_a_measured_machine_is_whole_and_each_part_is_told() -> None:
     # That all rows are as long as `threads` and every rate is positive is the schema's own check.
     assert host.threads == (1, 2, 3)
     assert set(host.optimizer_ns) == {f"{dtype}-{name}" for dtype in DTYPES for name in FORMATS}
+    assert set(host.ahead_ratio) == set(host.redo_ratio) == set(FORMATS)
     assert set(host.norm_bytes_per_s) == set(host.accumulate_bytes_per_s) == DTYPES
     assert device.shared_memory and set(device.matrix_flops_per_s) == DTYPES
     assert device.has_bfloat16 == has_bfloat16(CpuDevice()), "as a run decides it, however fast products were"
@@ -73,7 +83,53 @@ def test_without_the_extension_torch_is_measured_which_knows_exact_alone(
     monkeypatch.setitem(sys.modules, "workbench._native", None)
     profile, _ = measured()
     assert set(profile.host.optimizer_ns) == {f"{dtype}-exact" for dtype in DTYPES}
+    assert profile.host.ahead_ratio == profile.host.redo_ratio == {}
     assert "native extension is missing" in profile.note
+
+
+def test_updates_ahead_and_undone_ones_are_compared_with_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoing and redoing is what such an update takes beyond the update ahead."""
+    now = 0.0
+
+    seconds: dict[str, dict[StateFormat, float]] = {
+        "update": {"exact": 1.0, "half": 2.0, "compact": 4.0},
+        "speculate": {"exact": 1.5, "half": 5.0, "compact": 3.0},
+        "redo": {"exact": 2.0, "half": 6.0, "compact": 8.0},
+    }
+
+    class Taking:
+        """Takes `seconds` with one thread."""
+
+        def __init__(self, threads: int) -> None:
+            self._threads = threads
+
+        def __getattr__(self, does: str) -> Callable[..., None]:
+            def work(table: StateFormat, *arguments: object) -> None:
+                nonlocal now
+                now += seconds[does][table] / self._threads
+
+            return work
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    optimizers: dict[int, Any] = {1: Taking(1), 2: Taking(2)}
+    found = measure_ahead(optimizers, {"exact": "exact", "half": "half", "compact": "compact"}, TINY)
+    assert found["ahead_ratio"] == {"exact": (1.5, 1.5), "half": (2.5, 2.5), "compact": (1.0, 1.0)}
+    assert found["redo_ratio"] == {"exact": (2.0, 2.0), "half": (3.0, 3.0), "compact": (2.0, 2.0)}
+
+
+def test_what_is_measured_ahead_of_the_verdict_is_updated_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements that could not be undone would be left, and the measured update a shorter one."""
+    left: list[int] = []
+    inner = HostArithmetic.speculate
+
+    def speculate(self: HostArithmetic, *arguments: Any) -> int:
+        left.append(inner(self, *arguments))
+        return left[-1]
+
+    monkeypatch.setattr(HostArithmetic, "speculate", speculate)
+    with HostBuffers(CpuDevice()) as buffers:
+        measure_optimizer(buffers, 70_000, (1,), TINY)
+    assert left and not any(left)
 
 
 def test_the_probes_own_time_is_no_background_load(monkeypatch: pytest.MonkeyPatch) -> None:
