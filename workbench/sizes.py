@@ -142,8 +142,8 @@ class UnitRoute:
 
     @property
     def fetches_apart(self) -> bool:
-        """Slots are filled from weights apart from the state: older ones, or those of all ranks."""
-        return self.streamed and (self.delayed or self.partitioned)
+        """Slots are filled from weights apart from the state, which are older."""
+        return self.streamed and self.delayed
 
     @property
     def uploads(self) -> bool:
@@ -168,7 +168,7 @@ class UnitRoute:
             uploads=self.uploads,
             after_backward=self.after_backward,
             speculates=self.speculates,
-            shared_weights=self.streamed and self.partitioned,
+            streamed=self.streamed,
         )
 
 
@@ -176,7 +176,7 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     """Decide the way of `unit`.
 
     Raises:
-        ValueError: its weights are on disk and the overlap is delayed, or ranks cannot share it yet.
+        ValueError: its weights are on disk and the overlap is delayed.
     """
     shared = conditions.shared_memory
     delayed = conditions.overlap == "delayed"
@@ -189,8 +189,6 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
     on_device = placement.state == "device" and not shared
     comes = (placement.weights == "disk" or converts) if shared else placement.weights != "device"
     streamed = comes and unit.kind == "block"
-    if partitioned:
-        check_shared_by_ranks(placement)
     aliased = not streamed and not converts and not delayed and (on_device or shared) and not partitioned
     several = conditions.gradient_accumulation > 1
     waits_on_disk = placement.state == "disk" and (conditions.must_wait or several) and not partitioned
@@ -234,12 +232,6 @@ def route_unit(unit: Unit, placement: Placement, conditions: Conditions) -> Unit
         and conditions.overlap == "exact"
         and conditions.must_wait,
     )
-
-
-def check_shared_by_ranks(placement: Placement) -> None:
-    """Raise ValueError where several ranks cannot share a unit's state."""
-    if placement.weights == "disk":
-        raise ValueError("weights = 'disk' on several ranks is not supported yet: use 'host' or 'device'")
 
 
 # The loss
@@ -379,7 +371,6 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
             item = ITEM_BYTES[conditions.compute_dtype(region.dtype)]
             add(found, "device", "weights", region.elements * item)
         elif route.fetches_apart:
-            # Ranks have one copy between them.
             add(found, "host", "weights", owned * ITEM_BYTES[region.dtype])
         if route.waiting == "memory":
             item = 4 if route.wide_gradients else ITEM_BYTES[region.dtype]
@@ -393,14 +384,15 @@ def unit_breakdown(unit: Unit, route: UnitRoute, conditions: Conditions, chunk_b
         add(found, "host", "records to undo", records // conditions.ranks)
     for spec in unit.frozen:
         item = ITEM_BYTES[spec.dtype]
+        own = -(-spec.numel // conditions.ranks)
         if not route.streamed:
             compute = ITEM_BYTES[conditions.compute_dtype(spec.dtype)]
             add(found, "device", "frozen weights", spec.numel * compute)
         elif route.placement.weights == "disk":
-            pieces = frozen_pieces(spec.numel, item, chunk_bytes)
+            pieces = frozen_pieces(own, item, chunk_bytes)
             add(found, "disk", "frozen weights", sum(padded(count * item) for count in pieces))
         else:
-            add(found, "host", "frozen weights", spec.numel * item)
+            add(found, "host", "frozen weights", own * item)
     return found
 
 

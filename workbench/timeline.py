@@ -39,13 +39,12 @@ class Kind(str, Enum):
     `FORWARD` and `BACKWARD` happen when the model runs. A `BACKWARD` with a chunk means that the chunk's gradients are
     final, one with a unit alone that its weights are no longer read, one without either that the micro-batch is done.
     A `REDUCE` gives each rank the sum of its share of a chunk's gradient, a `GATHER` every rank all new weights of a
-    chunk; one without a chunk says that all ranks have put theirs into memory that they share, one without a unit that
-    no rank reads the old ones there any more. An `ACCUMULATE`, a
-    `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an update that waits for no
-    verdict is their `NORM` as well.
+    chunk. An `ACCUMULATE`, a `NORM` or an `UPDATE` without a unit is that of all units updated after backward; such an
+    update that waits for no verdict is their `NORM` as well.
     A `SPECULATE` does an `UPDATE` ahead of the verdict, which then has less or nothing left to do; after the verdict it
     does nothing itself.
-    `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them.
+    `FETCH` is no task of a step's timeline: a streamed block's weights come when the model asks for them, on several
+    ranks from all of them.
     """
 
     FORWARD = "forward"
@@ -90,7 +89,7 @@ class UnitFlow:
     wait for the update there. `uploads`: new weights are copied to where the forward reads them. `after_backward`:
     gradients are found when backward has ended; norm and update of all such units are one task each. `sums_on_device`:
     they are summed where backward leaves them, and only the sums go down, with the last micro-batch. `speculates`: an
-    update can be undone. `shared_weights`: new weights are copied into memory that the ranks of a machine share.
+    update can be undone. `streamed`: the weights come into a slot whenever they are used.
     """
 
     state: Tier
@@ -102,7 +101,7 @@ class UnitFlow:
     after_backward: bool = False
     sums_on_device: bool = False
     speculates: bool = False
-    shared_weights: bool = False
+    streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -329,9 +328,9 @@ class _Builder:
                 )
 
     def add_unit_gather(self, unit: Unit, waits: Sequence[int]) -> list[int]:
-        """Add the exchange of a unit's new weights between ranks, chunk by chunk."""
-        if self.shape.flows[unit.index].shared_weights:
-            return [self.communicate(Kind.GATHER, unit, waits=waits)]
+        """Add the exchange of a unit's new weights between ranks, chunk by chunk, where no fetch does it."""
+        if self.shape.ranks == 1 or self.shape.flows[unit.index].streamed:
+            return list(waits)
         return [
             self.communicate(Kind.GATHER, unit, chunk, chunk.weight_bytes, [before])
             for chunk, before in zip(unit.chunks, waits, strict=True)
@@ -399,11 +398,8 @@ def build_timeline(layout: Layout, shape: StepShape) -> Timeline:
         done = builder.add_unit_update(unit, waits)
         if flow.uploads:
             updates = [builder.index[Kind.UPDATE, last, unit.index, c.index] for c in unit.chunks]
-            # Also where ranks share memory: a sum over ranks waits for each one's gradient, which is after its reading.
-            done = builder.add_unit_upload(unit, [[u] for u in updates])
-            ready.append(tuple(builder.add_unit_gather(unit, done) if shape.ranks > 1 else done))
-        else:
-            ready.append(tuple(done))
+            done = builder.add_unit_gather(unit, builder.add_unit_upload(unit, [[u] for u in updates]))
+        ready.append(tuple(done))
     if verdict is None:
         builder.add_verdict(measured)
     if shape.speculates:
@@ -417,12 +413,9 @@ def _delayed(builder: _Builder) -> Timeline:
     layout, shape = builder.layout, builder.shape
     ready: list[tuple[int, ...]] = [() for _ in layout.units]
     if shape.applies_last:
-        # A rank that has ended the last step may write what another one, which looks around, still fetches.
-        shared = any(flow.shared_weights for flow in shape.flows)
-        over = [builder.communicate(Kind.GATHER)] if shared else []
-        uploads = [builder.add_unit_upload(unit, [over] * len(unit.chunks)) for unit in layout.units]
+        uploads = [builder.add_unit_upload(unit, [()] * len(unit.chunks)) for unit in layout.units]
         for unit, sent in zip(layout.units, uploads, strict=True):
-            ready[unit.index] = tuple(builder.add_unit_gather(unit, sent) if shape.ranks > 1 else sent)
+            ready[unit.index] = tuple(builder.add_unit_gather(unit, sent))
         for unit, sent in zip(layout.units, uploads, strict=True):
             builder.add_unit_update(unit, {c.index: [up] for c, up in zip(unit.chunks, sent, strict=True)})
     update_of_last = tuple(range(len(builder.tasks)))

@@ -8,7 +8,7 @@ still at work keeps the memory it works on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from workbench.engine.blocks.activation_offload import ActivationOffload
 from workbench.engine.blocks.checkpointing import BlockCheckpointing
 from workbench.engine.blocks.discovery import FoundUnit, find_units, lay_out, storage_dtypes
 from workbench.engine.blocks.param_ready_barrier import ParamReadyBarrier
-from workbench.engine.blocks.streamed import StreamedUnit
+from workbench.engine.blocks.streamed import RankParts, StreamedUnit
 from workbench.engine.blocks.weight_prefetcher import WeightPrefetcher
 from workbench.engine.config import EngineConfig
 from workbench.engine.device_arithmetic import DeviceArithmetic
@@ -130,9 +130,13 @@ def plan_units(
         shares = partition(layout, ranks.size)
         received, reduced = reduce_buffers(layout, routes, shares, ranks.rank)
         sizes = replace(sizes, received=received, reduced=reduced)
-        ranks.connect(device.torch_device if device.torch_device.type == "cuda" else None)
+        ranks.connect(_gpu(device))
         ranks.check_alike(f"{layout}, {shape}, {storage}, {config.optimizer}, {config.gradient_clipping}")
     return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape, shares)
+
+
+def _gpu(device: Device) -> torch.device | None:
+    return device.torch_device if device.torch_device.type == "cuda" else None
 
 
 def _refuse_compiled(model: nn.Module) -> None:
@@ -168,15 +172,14 @@ class AdoptedUnits:
             for number, segment in enumerate(memory.unit.segments)
         }
 
-    def weights(
-        self, gather: Callable[[UnitMemory], Sequence[Tensor]] | None = None
-    ) -> Iterator[dict[str, Tensor]]:
-        """Return the newest weights, a dictionary a unit; see `OffloadEngine.weights`. `gather`: of all ranks, where
-        those that the forward reads are older."""
+    def weights(self, between: RankTasks | None = None) -> Iterator[dict[str, Tensor]]:
+        """Return the newest weights, a dictionary a unit; see `OffloadEngine.weights`. `between`: the ranks tell them
+        each other."""
         for memory, frozen in zip(self.memories, self.frozen, strict=True):
-            found = memory.newest_weights(None if gather is None else gather(memory))
+            found = memory.newest_weights(None if between is None else between.newest(memory))
             streamed = self.streamed.get(memory.unit.index)
-            kept = {} if streamed is None else dict(streamed.frozen_weights())
+            gather = None if between is None else between.gather_parts
+            kept = {} if streamed is None else dict(streamed.frozen_weights(gather))
             for name, parameter in frozen:
                 flat = kept.get(name)
                 found[name] = parameter.detach().cpu() if flat is None else flat.view(parameter.shape)
@@ -269,12 +272,9 @@ class EngineRuntime:
         """Bind the model to its newest weights; see `AdoptedUnits.hand_back`."""
         if self.prefetcher is not None:
             self.prefetcher.unbind()
-        between = self.between_ranks if push else None
-        if between is not None:
-            between.meet()  # Others may still fetch the old ones, where all share them.
         self.units.hand_back(push=push)
-        if between is not None:
-            between.gather_all()
+        if push and self.between_ranks is not None:
+            self.between_ranks.gather_all()
 
     def close(self) -> None:
         """End the lanes, take every hook off the model and give all memory back."""
@@ -341,7 +341,10 @@ def build_runtime(
         prefetcher: WeightPrefetcher | None = None
         if units.streamed:
             streamed = list(units.streamed.values())
-            prefetcher = WeightPrefetcher(streamed, sizes, device, lanes, barrier.when_ready, clock.waiting)
+            fetching = None if ranks is None else ranks.beside(_gpu(device))
+            prefetcher = WeightPrefetcher(
+                streamed, sizes, device, lanes, barrier.when_ready, clock.waiting, fetching
+            )
             grad_hooks.release_unit = prefetcher.release_for_update
         # Last: where little can be pinned, weights are read twice a step, and buffers serve all units.
         for memory in units.memories:
@@ -399,8 +402,7 @@ def _adopt_units(
             for parameter in source.parameters.values():
                 parameter.data = parameter.data.contiguous()
                 ranks.take_first(parameter.data)
-        shared_pages = None if ranks is None else ranks.shared_pages
-        memory = UnitMemory(unit, route, device, plan.computed_in, disk, owned, shared_pages)
+        memory = UnitMemory(unit, route, device, plan.computed_in, disk, owned)
         if memory.files and buffer is None:
             buffer = page_aligned(plan.sizes.state.nbytes)
         members = [source.parameters[segment.name] for segment in unit.segments]
@@ -408,8 +410,12 @@ def _adopt_units(
         frozen = [(f.name, source.parameters[f.name]) for f in unit.frozen]
         if route.streamed:
             kept = [(name, parameter, stored[name]) for name, parameter in frozen]
+            parts = None
+            if ranks is not None and plan.partition is not None:
+                cuts = [plan.partition.sizes(unit.index, chunk.index) for chunk in unit.chunks]
+                parts = RankParts(ranks.rank, ranks.size, cuts)
             adopted.streamed[unit.index] = StreamedUnit(
-                memory, members, kept, plan.computed_in, device, disk, config.chunk_bytes
+                memory, members, kept, plan.computed_in, device, disk, config.chunk_bytes, parts
             )
         else:
             for name, parameter in frozen:

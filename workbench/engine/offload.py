@@ -252,13 +252,14 @@ class OffloadEngine:
         to take all of them, in the same place.
         """
         self.wait()
-        between = self._runtime.between_ranks
-        return self._runtime.units.weights(between.newest if between and self.weights_are_exchanged else None)
+        between = self._runtime.between_ranks if self.weights_are_exchanged else None
+        return self._runtime.units.weights(between)
 
     @property
     def weights_are_exchanged(self) -> bool:
-        """Several ranks tell each other their `weights`: those that a delayed engine's next forward reads are older."""
-        return self._delays and self._ranks is not None
+        """Several ranks tell each other their `weights`: no rank has all of those that come through slots, and those
+        that a delayed engine's next forward reads are older."""
+        return self._ranks is not None and (self._delays or bool(self._runtime.units.streamed))
 
     def counters(self) -> dict[str, Any]:
         """Return what the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""

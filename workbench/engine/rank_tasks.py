@@ -29,6 +29,7 @@ from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Chunk
 from workbench.partition import Partition
 from workbench.sizes import BufferSizes
+from workbench.timeline import Lane
 
 _COUNTS = struct.Struct("<qq")
 _PARTS = struct.Struct("<?H48d")
@@ -105,7 +106,7 @@ class RankTasks:
         brought = [message[_COUNTS.size :] for message in told]
         for part, flag in zip(whole.slices, map(any, zip(*brought, strict=True)), strict=True):
             gradients.has_gradient[unit][part.segment] |= flag
-        with self._device.communicating(after) as land:
+        with self._device.communicating(Lane.COMMUNICATE, after) as land:
             self._exchange(memory, whole, final if any(flags) else None, brought, gradients)
         self._ranks.wait(land)
         if final is not None and not memory.route.sums_on_device:
@@ -188,13 +189,9 @@ class RankTasks:
         weights = memory.regions[whole.region].weights
         assert weights is not None
         here = memory.of_chunk(weights, whole)
-        with self._device.communicating(after) as land:
+        with self._device.communicating(Lane.COMMUNICATE, after) as land:
             self._ranks.gather(here.split(self._partition.sizes(memory.unit.index, whole.index)))
         self._ranks.wait(land)
-
-    def meet(self) -> None:
-        """Return when all ranks are here: what each has written into memory that they share, all may read."""
-        self._ranks.tell(b".")
 
     def gather_all(self) -> None:
         """Do `gather` for all chunks, while no step is under way."""
@@ -202,21 +199,23 @@ class RankTasks:
         for memory in self._memories:
             for chunk in () if memory.route.streamed else memory.unit.chunks:
                 self.gather(memory, chunk, after)
-        self.meet()
 
     def newest(self, memory: UnitMemory) -> list[Tensor]:
         """Return the weights of each of a unit's regions as the shares of all ranks have them, on the host; like
         `gather_all`."""
         found = [torch.zeros(r.region.elements, dtype=r.dtype) for r in memory.regions]
+        mine = [memory.own_weights(region) for region in range(len(found))]
         for whole, own in zip(memory.unit.chunks, memory.chunks, strict=True):
-            copy = memory.regions[whole.region].working_copy
-            assert copy is not None
             parts = memory.of_chunk(found[whole.region], whole).split(
                 self._partition.sizes(memory.unit.index, whole.index)
             )
-            parts[self._ranks.rank].copy_(memory.state_of_chunk(copy, own))
+            parts[self._ranks.rank].copy_(memory.state_of_chunk(mine[whole.region], own))
             self._ranks.gather(parts)
         return found
+
+    def gather_parts(self, parts: Sequence[Tensor]) -> None:
+        """Give all ranks every part of a tensor; like `gather_all`."""
+        self._ranks.gather(parts)
 
     # The end
 

@@ -1,8 +1,9 @@
 """The ranks of torch.distributed that share an engine's state, seen from one of them: what they tell each other.
 
 Every rank calls the same functions in the same order, from one thread at a time: the lane between ranks while a step
-runs, the model's thread while none does. A rank that fails leaves: its connections close, and whoever waits for it
-meets an error that says which rank it was and why.
+runs, the model's thread while none does. Blocks' weights are fetched beside that, from all ranks, over connections of
+their own (`beside`). A rank that fails leaves: its connections close, and whoever waits for it meets an error that says
+which rank it was and why.
 
 Invariant: groups are the engine's own, so that a program may use its own meanwhile; and what comes out of a function
 is the same on all ranks where it says so, to the last bit.
@@ -12,14 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
-import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +66,7 @@ class Ranks:
         self._on_device: dist.ProcessGroup | None = None
         """The same ranks, for tensors on a device of its own."""
         self._store: Any = None
+        self._beside: list[Ranks] = []
 
     # What all take part in
 
@@ -84,10 +82,19 @@ class Ranks:
             self._group = dist.new_group(backend="gloo", timeout=self._limit)
         except RuntimeError as error:
             raise RankFailedError(f"another rank could not be reached ({_first_words(error)})") from error
-        self._store = self._group.get_group_store()
+        self._store = self._store or self._group.get_group_store()
         if gpu is not None:
             self._check_apart(f"{torch.cuda.get_device_properties(gpu).uuid} of {socket.gethostname()}")
             self._on_device = dist.new_group(backend="nccl", timeout=self._limit)
+
+    def beside(self, gpu: torch.device | None) -> Ranks:
+        """Connect all ranks once more, for what goes on beside this one's calls in an order of its own; `leave` here
+        leaves there, too. `gpu` is as for `connect`."""
+        other = Ranks(0.0 if self._limit is None else self._limit.total_seconds())
+        other._store = self._store  # Where one leaves word of why it failed.
+        other.connect(gpu)
+        self._beside.append(other)
+        return other
 
     def _check_apart(self, gpu: str) -> None:
         digests = self.tell(hashlib.sha256(gpu.encode()).digest())
@@ -131,34 +138,6 @@ class Ranks:
             for work in works:
                 work.wait()
 
-    def shared_pages(self, nbytes: int) -> mmap.mmap:
-        """Return `nbytes` of zeroed memory that all ranks see; it is gone when the last of them is.
-
-        Raises:
-            ValueError: there is no such memory: ranks are on several machines, or cannot see each other's processes.
-        """
-        # Memory without a name, which the others open through the first rank's process: nothing is left behind.
-        first = os.memfd_create("workbench-weights") if self.rank == 0 else -1
-        mapping = None
-        try:
-            if first >= 0:
-                os.ftruncate(first, nbytes)
-            where = self.tell(struct.pack("<qq36s", os.getpid(), first, _machine()))
-            pid, number, machine = struct.unpack("<qq36s", where[0])
-            if machine == _machine():
-                with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/{number}").open("r+b") as file:
-                    mapping = mmap.mmap(file.fileno(), nbytes)
-            told = self.tell(bytes([mapping is not None]))
-        finally:
-            if first >= 0:
-                os.close(first)
-        if mapping is None or not all(map(any, told)):
-            raise ValueError(
-                "weights = 'host' on several ranks: they are to share memory, which ranks of several machines, or of "
-                "several containers, have not: use weights = 'device'"
-            )
-        return mapping
-
     def take_first(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by that of the first rank."""
         if tensor.numel():
@@ -190,6 +169,8 @@ class Ranks:
         # The last reference: connections close with it, once a function that is under way has ended.
         for group in groups:
             dist.destroy_process_group(group)
+        for other in self._beside:
+            other.leave()
 
     def wait(self, landing: Callable[[], None]) -> None:
         """Wait for the end of what was begun on a device.
@@ -239,11 +220,6 @@ class Ranks:
 def _first_words(error: BaseException) -> str:
     """Return what a backend says, without its advice."""
     return str(error).split("\n")[0].split(". This is typically")[0]
-
-
-def _machine() -> bytes:
-    """Return what tells this machine, since it was started, from all others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_bytes()[:36]
 
 
 def _is_of_another(reason: BaseException) -> bool:

@@ -467,10 +467,7 @@ class StepTasks:
         memory, chunk = self._pointers.place(task)
         if self._sends_nothing or not chunk.elements:
             return None
-        region = memory.regions[chunk.region]
-        whole, copy = region.forward_weights, region.working_copy
-        assert copy is not None
-        source, target = memory.state_of_chunk(copy, chunk), memory.of_chunk(whole, chunk)
+        source, target = memory.new_weights(chunk)
         if memory.route.on_device:
             with torch.no_grad():
                 target.copy_(source)
@@ -480,19 +477,15 @@ class StepTasks:
         return self._device.begin_copy(Lane.UPLOAD, target, source, after)
 
     def gather(self, task: Task) -> None:
-        """All ranks get the new weights of a chunk, or have put those of a unit into memory that they share, or read
-        the old ones there no more."""
+        """All ranks get the new weights of a chunk."""
         if self._sends_nothing:
             return
         assert self._between_ranks is not None
-        if task.chunk is None:
-            self._between_ranks.meet()
-        else:
-            memory, chunk = self._pointers.place(task)
-            # On a device compute has copied them; else forwards and backwards of before may still read the old ones.
-            over = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
-            after = self._device.record_event() if memory.route.on_device else over
-            self._between_ranks.gather(memory, memory.unit.chunks[chunk.index], after)
+        memory, chunk = self._pointers.place(task)
+        # On a device compute has copied them; else forwards and backwards of before may still read the old ones.
+        over = self._grad_hooks.over_events.get(memory.unit.index, self._begun)
+        after = self._device.record_event() if memory.route.on_device else over
+        self._between_ranks.gather(memory, memory.unit.chunks[chunk.index], after)
 
     # The end of a step
 

@@ -9,8 +9,8 @@ upper half of a split master, an fp32 master, or the 16-bit copy beside one.
 | resident, not aliased | a tensor on the device, copied from the working copy after each update |
 | streamed | in no place of their own: slots are filled from the working copy, wherever it is |
 
-Where ranks share the state, a rank has its own part of each chunk (`chunks`), end to end, and the whole weights of the
-forward.
+Where ranks share the state, a rank has its own part of each chunk (`chunks`), end to end. The weights that a forward
+reads are whole on each; those of streamed units are gathered from all ranks' parts whenever a slot is filled.
 
 Invariant: every tensor here is allocated once, and a resident parameter's `data` is a view of its region's `weights`
 for as long as the engine lives.
@@ -18,8 +18,7 @@ for as long as the engine lives.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -80,8 +79,8 @@ def _kinds(tensors: Iterable[StateTensor]) -> dict[str, tuple[torch.dtype, int]]
 class RegionMemory:
     """One region of a unit; all tensors are 1-D.
 
-    State and gradients have an element for each of `owned`, scales of moments fewer: this rank's part, all of the
-    region where there is one rank. The weights that a forward reads, and `sums`, are the whole region's.
+    State, gradients and what slots are filled from have an element for each of `owned`, scales of moments fewer: this
+    rank's part, all of the region where there is one rank. `weights` and `sums` are the whole region's.
 
     `kinds`: of the state, as `state_kinds` has them. `kept`: those that are in memory. `working_kind`: the one in which
     an update leaves the new working weights. `weights`: what the forward reads, None where it is streamed.
@@ -102,13 +101,6 @@ class RegionMemory:
     sums: Tensor | None = None
 
     @property
-    def forward_weights(self) -> Tensor:
-        """Return the weights that the forward, or a fetch, reads apart from the working copy."""
-        found = self.weights if self.weights is not None else self.fetched_weights
-        assert found is not None
-        return found
-
-    @property
     def working_copy(self) -> Tensor | None:
         """The tensor in which an update leaves the new working weights; None where that is on disk."""
         return self.kept.get(self.working_kind)
@@ -117,8 +109,7 @@ class RegionMemory:
 class UnitMemory:
     """A unit's regions, and views of them by chunk and by parameter. `disk` is needed where the route names it.
 
-    `owned`: this rank's part of each of the unit's chunks, where ranks share them. `shared_pages` gives as many bytes
-    of memory that all of them see.
+    `owned`: this rank's part of each of the unit's chunks, where ranks share them.
     """
 
     def __init__(
@@ -129,7 +120,6 @@ class UnitMemory:
         compute_dtypes: dict[torch.dtype, torch.dtype],
         disk: DiskTier | None,
         owned: tuple[Chunk, ...] | None = None,
-        shared_pages: Callable[[int], mmap.mmap] | None = None,
     ) -> None:
         self.unit = unit
         self.chunks = unit.chunks if owned is None else owned
@@ -166,8 +156,7 @@ class UnitMemory:
             elif not route.streamed:
                 memory.weights = device.empty(region.elements, compute_dtypes.get(storage, storage))
             elif route.fetches_apart:
-                pages = None if shared_pages is None else shared_pages(region.elements * storage.itemsize)
-                memory.fetched_weights = device.pinned_zeros(region.elements, storage, pages)
+                memory.fetched_weights = device.pinned_zeros(elements, storage)
             if route.sums_on_device:
                 memory.sums = device.empty(region.elements, torch.float32)
             self.regions.append(memory)
@@ -281,30 +270,39 @@ class UnitMemory:
 
     def push_weights(self) -> None:
         """Copy the state's working copy to where the forward reads it, where that is apart: a rank's own part."""
-        if self.route.partitioned:
+        if self.route.partitioned and not self.route.streamed:
             for chunk in self.chunks:
-                memory = self.regions[chunk.region]
-                assert memory.working_copy is not None
-                source = self.state_of_chunk(memory.working_copy, chunk)
-                self._device.load_weights(self.of_chunk(memory.forward_weights, chunk), source)
+                source, target = self.new_weights(chunk)
+                self._device.load_weights(target, source)
             return
         for memory in self.regions:
             copy = memory.working_copy
-            for target in (memory.weights, memory.fetched_weights):
-                if target is not None and copy is not None and target is not copy:
-                    self._device.load_weights(target, copy)
+            for whole in (memory.weights, memory.fetched_weights):
+                if whole is not None and copy is not None and whole is not copy:
+                    self._device.load_weights(whole, copy)
+
+    def new_weights(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return where an update leaves the weights of `chunk` of `chunks`, and where the forward, or a fetch, reads
+        them apart from that: 1-D each."""
+        memory = self.regions[chunk.region]
+        assert memory.working_copy is not None
+        source = self.state_of_chunk(memory.working_copy, chunk)
+        if memory.fetched_weights is not None:
+            return source, self.state_of_chunk(memory.fetched_weights, chunk)
+        assert memory.weights is not None
+        return source, self.of_chunk(memory.weights, chunk)
 
     def hand_back(self, parameters: Sequence[nn.Parameter]) -> None:
         """Bind parameters that were streamed, or computed in another dtype, to the working copy in memory.
 
-        A rank has that of its own part only: there they stay in the dtype that they were computed in, or are those
-        that all ranks share.
+        A rank has that of its own part only: there they stay in the dtype that they were computed in, and streamed ones
+        have none.
         """
-        if self.route.partitioned and not self.route.streamed:
+        if self.route.partitioned:
             return
         for segment, parameter in zip(self.unit.segments, parameters, strict=True):
             memory = self.regions[segment.region]
-            copy = memory.fetched_weights if self.route.partitioned else memory.working_copy
+            copy = memory.working_copy
             if copy is not None and (memory.weights is None or memory.weights.dtype != copy.dtype):
                 parameter.data = self.of_segment(copy, segment).view(segment.shape)
 
@@ -400,23 +398,28 @@ class UnitMemory:
     def newest_weights(self, gathered: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
         """Return the trainable parameters by name, in the storage dtype: views of host memory, copies of the rest.
 
-        `gathered`: those of each region, of all ranks, where the ones that the forward reads are older.
+        `gathered`: those of each region, of all ranks, where this one has not the newest of all.
         """
         found: dict[str, Tensor] = {}
         for number, region in enumerate(self.regions):
-            copy = region.working_copy
             if gathered is not None:
                 whole = gathered[number]
             elif self.route.partitioned:
-                whole = region.forward_weights.to("cpu", region.dtype)
-            elif copy is not None:
-                whole = copy.cpu()
+                assert region.weights is not None
+                whole = region.weights.to("cpu", region.dtype)
             else:
-                stored = self.stored(number, region.working_kind)
-                whole = stored.read(0, stored.numel())
+                whole = self.own_weights(number)
             for segment in (s for s in self.unit.segments if s.region == number):
                 found[segment.name] = self.of_segment(whole, segment).view(segment.shape)
         return found
+
+    def own_weights(self, region: int) -> Tensor:
+        """Return a region's newest weights on the host, 1-D: this rank's part of them; a view, where they are there."""
+        memory = self.regions[region]
+        if memory.working_copy is not None:
+            return memory.working_copy.cpu()
+        stored = self.stored(region, memory.working_kind)
+        return stored.read(0, stored.numel())
 
     def state(self) -> Iterator[tuple[str, Tensor | StoredTensor]]:
         """Return the unit's state as (kind, 1-D tensor), named by dtype and format where a unit has several.
@@ -429,39 +432,36 @@ class UnitMemory:
             for kind, (dtype, per) in state_kinds(region).items():
                 if kind == "working":
                     continue
-                if self.route.partitioned:
-                    yield kind + suffix, self._shared(memory, kind, dtype, per)
-                elif kind in memory.kept:
-                    yield kind + suffix, memory.kept[kind]
-                elif kind not in memory.kinds:
-                    yield (
-                        kind + suffix,
-                        MasterHalf(memory.kept["master"], "high" if kind == "high" else "low"),
-                    )
-                else:
-                    yield kind + suffix, self._stored(region, kind, dtype, per)
+                mine = self._own_kind(memory, kind, dtype, per)
+                yield kind + suffix, self._shared(memory, mine, per) if self.route.partitioned else mine
             if self.route.delayed:
-                whole = memory.forward_weights
-                yield (
-                    STALE_WEIGHTS + suffix,
-                    self._own_parts(memory, whole) if self.route.partitioned else whole,
-                )
+                yield STALE_WEIGHTS + suffix, self._stale_weights(memory)
 
-    def _shared(self, memory: RegionMemory, kind: str, dtype: torch.dtype, per: int) -> SharedTensor:
-        """Return one kind of a region's state, of which this rank has its part of each chunk."""
+    def _own_kind(
+        self, memory: RegionMemory, kind: str, dtype: torch.dtype, per: int
+    ) -> Tensor | StoredTensor:
+        """Return this rank's part of one kind of a region's state."""
+        if kind in memory.kept:
+            return memory.kept[kind]
+        if kind in memory.kinds:
+            return self._stored(memory.region, kind, dtype, per)
+        return MasterHalf(memory.kept["master"], "high" if kind == "high" else "low")
+
+    def _stale_weights(self, memory: RegionMemory) -> Tensor | SharedTensor:
+        if memory.fetched_weights is not None:
+            mine = memory.fetched_weights
+            return self._shared(memory, mine) if self.route.partitioned else mine
+        assert memory.weights is not None
+        return self._own_parts(memory, memory.weights) if self.route.partitioned else memory.weights
+
+    def _shared(self, memory: RegionMemory, mine: Tensor | StoredTensor, per: int = 1) -> SharedTensor:
+        """Return a tensor of a region, of which this rank has `mine`, its part of each chunk."""
         region = memory.region
         parts = [
             ((chunk.start - region.start) // per, -(-chunk.elements // per), self._places[chunk.index] // per)
             for chunk in self.chunks
             if self.unit.regions[chunk.region] is region
         ]
-        mine: Tensor | StoredTensor
-        if kind in memory.kept:
-            mine = memory.kept[kind]
-        elif kind in memory.kinds:
-            mine = self._stored(region, kind, dtype, per)
-        else:
-            mine = MasterHalf(memory.kept["master"], "high" if kind == "high" else "low")
         return SharedTensor(mine, -(-region.elements // per), parts)
 
     def _own_parts(self, memory: RegionMemory, whole: Tensor) -> SharedTensor:
@@ -510,9 +510,7 @@ class UnitMemory:
             if memory.weights is not None:
                 add(found, "device", "weights", memory.weights.nbytes)
             if memory.fetched_weights is not None:
-                # Of memory that ranks share each counts what is its own.
-                item = memory.fetched_weights.itemsize
-                add(found, "host", "weights", item * memory.owned)
+                add(found, "host", "weights", memory.fetched_weights.nbytes)
             for kind, tensor in memory.kept.items():
                 if tensor is not memory.weights:
                     add(found, tier, name_of(kind), tensor.nbytes)

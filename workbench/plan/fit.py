@@ -224,9 +224,7 @@ def _variants(planner: Planner, config: RunConfig, state_format: StateFormat) ->
                 ):
                     variant = with_field(variant, field, value)
                 yield from (
-                    v
-                    for v in _placed(planner, variant)
-                    if not _broken(v) and planner.machine.computes(v) and not planner.why_not_shared(v)
+                    v for v in _placed(planner, variant) if not _broken(v) and planner.machine.computes(v)
                 )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigurationError, DoesNotFitError
-from workbench.layout import Layout, Placement, Tier
+from workbench.layout import Layout, Tier
 from workbench.plan.machine import Machine, WeightDtypes
 from workbench.plan.memory import MemoryPlan, checkpoint_bytes, plan_memory
 from workbench.plan.rates import Rates
@@ -22,7 +22,6 @@ from workbench.plan.step_time import RunTime, StepTime, run_time, step_time
 from workbench.plan.workload import Workload, workload
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.model_profile import ModelProfile, ModelTimes
-from workbench.sizes import check_shared_by_ranks
 
 MOST_LAYOUTS = 64
 FRACTIONS = 8
@@ -116,14 +115,10 @@ class Planner:
         """Refuse what a run would refuse, whatever memory there is.
 
         Raises:
-            ConfigurationError: see `Machine.check` and `check_positions`; or ranks cannot share the state so.
+            ConfigurationError: see `Machine.check` and `check_positions`.
         """
         self.machine.check(config)
         check_positions(config, self.model_profile)
-        if "auto" not in (config.offload.weights, config.offload.state) and (
-            why := self.why_not_shared(config)
-        ):
-            raise ConfigurationError(f"[offload] {why}")
 
     def ranks(self, config: RunConfig) -> tuple[int, int]:
         """Return how many ranks train `config`, and how many of them are on a machine."""
@@ -131,23 +126,9 @@ class Planner:
         ranks = self._ranks or ((self.machine.gpus or 1) if wanted == "auto" else wanted)
         return ranks, min(ranks, self.machine.gpus or ranks)
 
-    def why_not_shared(self, config: RunConfig) -> str:
-        """Return why several ranks cannot train `config`, whose placement is chosen; empty where they can."""
-        offload = config.offload
-        ranks, local = self.ranks(config)
-        if ranks > 1:
-            placement = Placement(offload.weights, offload.state)  # type: ignore[arg-type]
-            try:
-                check_shared_by_ranks(placement)
-            except ValueError as error:
-                return str(error)
-        if local < ranks and offload.weights == "host":
-            return "weights = 'host' on several machines is not supported yet: use weights = 'device'"
-        return ""
-
     def placed(self, config: RunConfig) -> Iterator[RunConfig]:
         """Yield `config` with each placement that it allows, in the order of speed that is usual."""
-        return (variant for variant in placed(config, self.machine) if not self.why_not_shared(variant))
+        return placed(config, self.machine)
 
     def next_gpu(self, plan: Plan) -> Plan | None:
         """Return what `plan` would be with one GPU more; None where that has no time, or the plan has none."""

@@ -39,7 +39,6 @@ from workbench.training.ranks import (
     RunRanks,
     SeveralRanks,
     check_one_rank,
-    check_supported,
     is_restarted,
     ranks_of,
     started_by_torchrun,
@@ -248,8 +247,6 @@ def _start(
                 choice.config, choice.root, startup.report, directory, requests.raise_if_stopped
             )
             requests.raise_if_stopped()
-            if ranks_of(prepared.config) > 1:
-                check_supported(prepared.config)
             if directory is not None and choice.resuming:
                 check_steps_left(directory, prepared.config)
                 check_resume(directory, prepared.config, prepared.model, prepared.data)

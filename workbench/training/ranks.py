@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import EXIT_ERROR, ConfigurationError, WorkbenchError
-from workbench.layout import Placement
 from workbench.profiles.this_machine import resolved_device, visible_gpus
 from workbench.runs.directory import Entry, RunDirectory
 from workbench.runs.ending import cause_of_death
 from workbench.runs.status import Status, process_started, read_status
-from workbench.sizes import check_shared_by_ranks
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig
@@ -175,15 +173,6 @@ def check_one_rank(what: str) -> None:
             f"this is one of {ranks} processes that torchrun has started, and each would {what} by itself: start one "
             "without torchrun (docs/distributed.md)"
         )
-
-
-def check_supported(config: RunConfig) -> None:
-    """Raise ConfigurationError where several ranks cannot train `config`, whose placement is chosen."""
-    offload = config.offload
-    try:
-        check_shared_by_ranks(Placement(offload.weights, offload.state))  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ConfigurationError(f"[offload] {error}") from error
 
 
 def lost_rank(error: BaseException, run: RunDirectory, ranks: RunRanks) -> str:

@@ -37,7 +37,6 @@ from workbench.runs import runs_root
 from workbench.timeline import Lane
 from workbench.training.fitting import check_disk_folder, disk_folder, fit, free_bytes
 from workbench.training.prepare import engine_options, learning_rate_schedule, stored_precision
-from workbench.training.ranks import check_supported
 from workbench.verify.comparison import Comparison, Tensors, compare_with_plain
 from workbench.verify.plain_torch import (
     Numbers,
@@ -256,8 +255,7 @@ def open_trial(
             free = free_bytes(config, device, runs_root(None), None)
             config = fit(config, build_on_meta(shape), device, free, report).config
         storage, computed = stored_precision(config, device)
-        if (gpus := config.parallel.gpus) not in (1, "auto"):
-            check_supported(config)
+        gpus = config.parallel.gpus
         if full:
             check_room(config, shape, build_on_meta(shape), device)
         subject = (full_subject if full else shrunken_subject)(config, storage)

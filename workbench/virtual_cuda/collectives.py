@@ -1,4 +1,4 @@
-"""NCCL's collectives on the virtual device: put off on a stream of their own, and carried out by gloo.
+"""NCCL's collectives on the virtual device: put off on a stream of each group's own, and carried out by gloo.
 
 As NCCL's, one comes after what the stream that is current had when it was called, and that stream goes on after it: at
 once, or from the call of `wait` on where it was called with `async_op`. Each process has its own virtual time, in which
@@ -38,18 +38,14 @@ class Collectives:
     def __init__(self, memory: DeviceMemory, queues: Queues) -> None:
         self._memory = memory
         self._queues = queues
-        self._groups: list[dist.ProcessGroup] = []
+        self._groups: dict[dist.ProcessGroup, VirtualStream] = {}
         self._all_to_all, self._broadcast = dist.all_to_all_single, dist.broadcast
         self._new_group = dist.new_group
-
-    @functools.cached_property
-    def _stream(self) -> VirtualStream:
-        return VirtualStream(self._queues, "collectives")
 
     def new_group(self, *, backend: str, **options: Any) -> Any:
         group = self._new_group(backend="gloo" if backend == "nccl" else backend, **options)
         if backend == "nccl":
-            self._groups.append(group)
+            self._groups[group] = VirtualStream(self._queues, f"collectives {len(self._groups)}")
         return group
 
     def all_to_all_single(
@@ -65,10 +61,10 @@ class Collectives:
         if not self._is_here(group, output, given):
             return self._all_to_all(output, given, *splits, group=group, async_op=async_op)
         received, sent = self._memory.alias(output), self._memory.alias(given)
-        work = functools.partial(self._all_to_all, received, sent, *splits, group=group)
+        work = functools.partial(self._all_to_all, received, sent, *splits, group=group, async_op=True)
         own = dist.get_rank(group)
         moved = max(sum(sizes) - sizes[own] for sizes in splits) * output.element_size()
-        return self._issue("all_to_all", work, [bytes_of(given)], [bytes_of(output)], moved, async_op)
+        return self._issue(group, "all_to_all", work, [bytes_of(given)], [bytes_of(output)], moved, async_op)
 
     def broadcast(
         self,
@@ -80,11 +76,11 @@ class Collectives:
     ) -> Any:
         if not self._is_here(group, tensor):
             return self._broadcast(tensor, src, group, async_op, group_src)
-        work = functools.partial(self._broadcast, self._memory.alias(tensor), src, group, False, group_src)
+        work = functools.partial(self._broadcast, self._memory.alias(tensor), src, group, True, group_src)
         sends = dist.get_rank(group) == group_src
         touched = [bytes_of(tensor)]
         reads, writes = (touched, []) if sends else ([], touched)
-        return self._issue("broadcast", work, reads, writes, tensor.nbytes, async_op)
+        return self._issue(group, "broadcast", work, reads, writes, tensor.nbytes, async_op)
 
     def _is_here(self, group: Any, *tensors: Tensor) -> bool:
         here = {self._memory.owns(tensor) for tensor in tensors}
@@ -96,6 +92,7 @@ class Collectives:
 
     def _issue(
         self,
+        group: Any,
         name: str,
         work: Callable[[], Any],
         reads: list[Bytes],
@@ -103,11 +100,11 @@ class Collectives:
         nbytes: int,
         async_op: bool,
     ) -> _Work | None:
-        clock = self._queues.clock
+        clock, stream = self._queues.clock, self._groups[group]
         seconds = 0.0 if clock is None else clock.collective_s(nbytes)
-        self._stream.wait_stream(self._queues.current)
-        self._queues.issue(Operation(self._stream, name, work), reads, writes, seconds)
-        ended = _Work(self._queues, self._stream.record_event())
+        stream.wait_stream(self._queues.current)
+        self._queues.issue(Operation(stream, name, work, remote=True), reads, writes, seconds)
+        ended = _Work(self._queues, stream.record_event())
         if async_op:
             return ended
         ended.wait()

@@ -6,12 +6,13 @@ after all that the event was recorded behind. Nothing else is promised, as on a 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -43,21 +44,29 @@ class Order(enum.Enum):
 
 
 class Operation:
-    """One entry of a stream: work to do, or the moment of an event, or a wait for one."""
+    """One entry of a stream: work to do, or the moment of an event, or a wait for one.
 
-    __slots__ = ("clock", "done", "name", "stream", "timed", "waits", "work")
+    Where it is `remote`, `work` begins what other processes take part in, and returns what ends it: something with
+    `is_completed` and `wait`.
+    """
+
+    __slots__ = ("clock", "done", "landing", "name", "remote", "stream", "timed", "waits", "work")
 
     def __init__(
         self,
         stream: VirtualStream,
         name: str,
-        work: Callable[[], None] | None = None,
+        work: Callable[[], Any] | None = None,
         waits: Operation | None = None,
+        remote: bool = False,
     ) -> None:
         self.stream = stream
         self.name = name
         self.work = work
         self.waits = waits
+        self.remote = remote
+        self.landing: Any = None
+        """What ends a remote one that has begun."""
         self.done = False
         self.clock: VectorClock = {}
         self.timed: Work | None = None
@@ -186,10 +195,10 @@ class Queues:
             chosen = self._chosen(operation)
             if chosen:
                 self._gpu.submit(chosen).result()
+        if self.order is Order.AT_ONCE:
+            self._carry_out(operation)
 
     def _chosen(self, issued: Operation) -> Callable[[], None] | None:
-        if self.order is Order.AT_ONCE:
-            return lambda: self._finish(issued)
         if self.order is Order.COPIES_FIRST:
             return lambda: self._advance([s for s in self.streams if s is not self.compute])
         if self.order is Order.COMPUTE_FIRST:
@@ -202,13 +211,22 @@ class Queues:
         """Return when `operation` is done: the host waits for it."""
         with self._lock:
             self.host_waits += 1
-            if not operation.done:
-                self._gpu.submit(self._finish, operation).result()
+        self._carry_out(operation)
         if self.clock is not None and operation.timed is not None:
             self.clock.host.wait_for(operation.timed)
         if self.races is not None:
             with self._lock:
                 self.races.host_has_waited(operation)
+
+    def _carry_out(self, operation: Operation) -> None:
+        while True:
+            with self._lock:
+                under_way = None if operation.done else self._gpu.submit(self._finish, operation).result()
+            if under_way is None:
+                return
+            # Not in the lock: other processes may need another exchange of this one's to come to it.
+            with _told_of(under_way):
+                under_way.landing.wait()
 
     def is_over(self, operation: Operation) -> bool:
         """Return True where the host would find `operation` done now."""
@@ -236,8 +254,8 @@ class Queues:
 
     # On the thread of the GPU
 
-    def _finish(self, wanted: Operation) -> None:
-        """Carry out what `wanted` needs, and no more."""
+    def _finish(self, wanted: Operation) -> Operation | None:
+        """Carry out what `wanted` needs, and no more; return what other processes have not ended of it."""
         needed = [wanted]
         while needed:
             operation = needed[-1]
@@ -247,8 +265,9 @@ class Queues:
             head = operation.stream.pending[0]
             if head.waits is not None and not head.waits.done:
                 needed.append(head.waits)
-            else:
-                self._run(head)
+            elif not self._run(head):
+                return head
+        return None
 
     def _advance(self, streams: list[VirtualStream]) -> None:
         """Carry out all that may run on `streams` without work of others."""
@@ -257,8 +276,7 @@ class Queues:
             moved = False
             for stream in streams:
                 while stream.pending and self._may_run(stream.pending[0]):
-                    self._run(stream.pending[0])
-                    moved = True
+                    moved = self._run(stream.pending[0]) or moved
 
     def _advance_at_random(self) -> None:
         for _ in range(int(self._random.random() ** 4 * LONGEST_RUN)):
@@ -269,20 +287,37 @@ class Queues:
 
     @staticmethod
     def _may_run(operation: Operation) -> bool:
+        if operation.landing is not None:
+            return bool(operation.landing.is_completed())
         return operation.waits is None or operation.waits.done
 
     @staticmethod
-    def _run(operation: Operation) -> None:
+    def _run(operation: Operation) -> bool:
+        """Carry out a stream's first operation; False where other processes have not ended it."""
+        with _told_of(operation):
+            if operation.remote and operation.landing is None:
+                assert operation.work is not None
+                operation.landing = operation.work()
+            if operation.landing is not None:
+                if not operation.landing.is_completed():
+                    return False
+                operation.landing.wait()  # Raises what became of it.
         operation.stream.pending.popleft()
         operation.done = True
         work, operation.work = operation.work, None
-        if work is not None:
-            try:
+        if work is not None and not operation.remote:
+            with _told_of(operation):
                 work()
-            except Exception as error:
-                raise RuntimeError(
-                    f"virtual CUDA: {operation.name} on {operation.stream.name}: {error}"
-                ) from error
+        return True
+
+
+@contextlib.contextmanager
+def _told_of(operation: Operation) -> Iterator[None]:
+    """Say which operation it was that failed."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"virtual CUDA: {operation.name} on {operation.stream.name}: {error}") from error
 
 
 def _without_gradients() -> None:

@@ -4,15 +4,21 @@ A block is *acquired* when its forward, or its recompute, is about to read it: i
 holds it. After a forward it is released at once; after a recompute only when the next block is acquired or the
 backward has ended, because its backward still reads it. What comes next is fetched ahead into slots that are free.
 
+Of several ranks each copies its own part of a block up and gets the rest from the others, so that all fetch the same
+blocks in the same order: what is fetched when, and into which slot, follows from the model's calls alone.
+
 Invariant: a slot is filled only after the event that its last reader left, and never while a block in it is in use; a
 block's weights are fetched only after their last update is done and before the next one begins, and what was fetched
-is forgotten when new weights may come.
+is forgotten when new weights may come. Fetches begin one after the other, in the order in which they were asked for.
 """
 
 from __future__ import annotations
 
+import functools
+import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,27 +30,51 @@ from workbench.engine.blocks.streamed import FetchPiece, StreamedUnit
 from workbench.engine.devices.buffers import SlotPool
 from workbench.engine.devices.device import Device, Event
 from workbench.engine.execution import LaneError, LaneThreads, Span
+from workbench.engine.ranks import Ranks
 from workbench.layout import padded
 from workbench.sizes import BufferSizes
 from workbench.timeline import Kind, Lane
+
+_UNIT = struct.Struct("<q")
 
 
 @dataclass
 class _Slot:
     memory: Tensor
     unit: int | None = None
-    missing: int = 0
-    """Pieces that are still on their way."""
+    fetch: _Fetch | None = None
+    """The last that was asked for."""
     in_use: bool = False
     event: Event = None
     """It has to be over before the slot may be written."""
+
+    @property
+    def is_landing(self) -> bool:
+        return self.fetch is not None and self.fetch.missing > 0
+
+
+@dataclass(eq=False)
+class _Fetch:
+    """A block's weights on their way into a slot, `after` what was on its way there before.
+
+    `missing`: pieces that are not there; what is gathered from other ranks is one.
+    """
+
+    unit: int
+    slot: _Slot
+    event: Event
+    missing: int
+    after: _Fetch | None
+    is_asked: bool = False
+    is_ready: bool = False
 
 
 class WeightPrefetcher:
     """Slots for `units` (by unit index, in forward order).
 
     `when_ready(unit, action)` calls `action`, now or from another thread, when the unit's last update is done.
-    `waiting()` is entered while compute waits here.
+    `waiting()` is entered while compute waits here. `ranks`: those that have parts of the weights, over connections
+    that nothing else uses.
     """
 
     def __init__(
@@ -55,7 +85,9 @@ class WeightPrefetcher:
         lanes: LaneThreads,
         when_ready: Callable[[int, Callable[[], None]], None],
         waiting: Callable[[], AbstractContextManager[None]],
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks
         self._units = {s.unit.index: s for s in units}
         self._order = [s.unit.index for s in units]
         self._place = {index: place for place, index in enumerate(self._order)}
@@ -74,6 +106,10 @@ class WeightPrefetcher:
         """The block that a recompute has bound and whose backward may still run."""
         self._updating: dict[int, Callable[[], None] | None] = {}
         """Blocks that may be updated from now on; with what waits until a fetch that is under way has landed."""
+        self._asked: deque[_Fetch] = deque()
+        """Fetches that have not begun."""
+        self._to_gather: deque[_Fetch] = deque()
+        """Those that have begun, and of which other ranks' parts are missing."""
         self._failure: BaseException | None = None
         self._spans: list[Span] = []
 
@@ -98,13 +134,13 @@ class WeightPrefetcher:
             if self._current is not None and self._current != unit:
                 self._release(self._current)
             self._learn(unit, recompute)
-            slot = self._slot_of(unit) or self._begin_fetch(unit, wanted=True)
+            slot = self._slot_of(unit) or self._ask_for(unit)
             slot.in_use = True
             self._current = unit if recompute else None
             self._prefetch(unit, -1 if recompute else 1)
-            if slot.missing and self._failure is None:
+            if slot.is_landing and self._failure is None:
                 with self._waiting():
-                    self._changed.wait_for(lambda: not slot.missing or self._failure is not None)
+                    self._changed.wait_for(lambda: not slot.is_landing or self._failure is not None)
             self._raise_failure()
         self._units[unit].bind(slot.memory)
 
@@ -120,7 +156,7 @@ class WeightPrefetcher:
         reads its weights any more, now or from a lane."""
         with self._changed:
             slot = self._slot_of(unit) if unit in self._place else None
-            landing = slot is not None and slot.missing > 0
+            landing = slot is not None and slot.is_landing
             self._updating[unit] = then if landing else None
         if not landing:
             then()
@@ -132,10 +168,10 @@ class WeightPrefetcher:
             if self._current is not None:
                 self._release(self._current)
                 self._current = None
-            if last and any(slot.missing for slot in self._slots) and self._failure is None:
+            if last and any(slot.is_landing for slot in self._slots) and self._failure is None:
                 with self._waiting():
                     self._changed.wait_for(
-                        lambda: not any(slot.missing for slot in self._slots) or self._failure is not None
+                        lambda: not any(slot.is_landing for slot in self._slots) or self._failure is not None
                     )
             self._raise_failure()
 
@@ -143,7 +179,7 @@ class WeightPrefetcher:
         """New weights may come: nothing that was fetched may be read again. Call when a step's backward has ended."""
         with self._changed:
             for slot in self._slots:
-                # One that is still being filled stays so until its pieces have landed; nobody will find it.
+                # What is on its way will land; nobody will find it.
                 slot.unit = None
             self._updating.clear()
             self._current = None
@@ -202,55 +238,64 @@ class WeightPrefetcher:
                 continue
             first, last = sorted((max(at, 0), place))
             needed = set(self._order[first : last + 1])
-            if not any(self._is_free(slot) and slot.unit not in needed for slot in self._slots):
+            if not any(not slot.in_use and slot.unit not in needed for slot in self._slots):
                 return
-            self._begin_fetch(self._order[place], wanted=False, keep=needed)
+            self._ask_for(self._order[place], keep=needed)
 
-    @staticmethod
-    def _is_free(slot: _Slot) -> bool:
-        return not slot.in_use and not slot.missing
-
-    def _begin_fetch(self, unit: int, *, wanted: bool, keep: set[int] | None = None) -> _Slot:
-        """Choose a slot and start to fill it. Where `wanted`, waits for one that is on its way to be free."""
-
-        def choose() -> _Slot | None:
-            free = [slot for slot in self._slots if self._is_free(slot)]
-            free = [slot for slot in free if not keep or slot.unit not in keep]
-            # An empty one before one that may be of use again.
-            return min(free, key=lambda slot: slot.unit is not None, default=None)
-
-        slot = choose()
-        if slot is None:
-            assert wanted
-            with self._waiting():
-                self._changed.wait_for(lambda: choose() is not None or self._failure is not None)
-            self._raise_failure()
-            slot = choose()
-            assert slot is not None
-        slot.unit = unit
-        pieces = self._units[unit].pieces
-        slot.missing = len(pieces)
-        slot_to_fill, event = slot, slot.event
-        if pieces:
-            self._when_ready(unit, lambda: self._submit(slot_to_fill, unit, pieces, event))
+    def _ask_for(self, unit: int, keep: set[int] | None = None) -> _Slot:
+        """Choose a slot, which holds none of the blocks `keep`, and have it filled."""
+        free = [slot for slot in self._slots if not slot.in_use and not (keep and slot.unit in keep)]
+        # An empty one before one that may be of use again.
+        slot = min(free, key=lambda slot: slot.unit is not None)
+        pieces = len(self._units[unit].pieces) + (self._ranks is not None)
+        slot.unit, slot.fetch = unit, _Fetch(unit, slot, slot.event, pieces, slot.fetch)
+        self._asked.append(slot.fetch)
+        self._begin_fetches()
         return slot
+
+    def _begin_fetches(self) -> None:
+        while self._asked:
+            fetch = self._asked[0]
+            if fetch.after is not None and fetch.after.missing:
+                return
+            if not fetch.is_asked:
+                fetch.is_asked, fetch.after = True, None
+                self._when_ready(fetch.unit, functools.partial(self._begin, fetch))
+            elif fetch.is_ready:
+                self._asked.popleft()
+                self._submit(fetch)
+            else:
+                return
+
+    def _begin(self, fetch: _Fetch) -> None:
+        """Its weights may be read."""
+        with self._changed:
+            fetch.is_ready = True
+            self._begin_fetches()
 
     # On the lanes
 
-    def _submit(self, slot: _Slot, unit: int, pieces: Sequence[FetchPiece], event: Event) -> None:
-        what = f"fetch of unit {unit}"
+    def _submit(self, fetch: _Fetch) -> None:
+        what = f"fetch of unit {fetch.unit}"
+        pieces = self._units[fetch.unit].pieces
         on_host = [(piece, piece.source) for piece in pieces if piece.source is not None]
         if on_host:
-            self._lanes.submit(Lane.UPLOAD, what, lambda: self._copy(slot, unit, on_host, None, event))
+            self._lanes.submit(Lane.UPLOAD, what, lambda: self._copy(fetch, on_host, None))
         for piece in pieces:
             if piece.source is None:
-                self._lanes.submit(
-                    Lane.READ,
-                    what,
-                    lambda piece=piece: self._read(slot, unit, piece, event),  # type: ignore[misc]
-                )
+                self._lanes.submit(Lane.READ, what, functools.partial(self._read, fetch, piece))
+        if self._ranks is not None:
+            self._to_gather.append(fetch)
+            self._gather_next()
 
-    def _read(self, slot: _Slot, unit: int, piece: FetchPiece, event: Event) -> None:
+    def _gather_next(self) -> None:
+        """Gather what is there of this rank's, one block after the other."""
+        while self._to_gather and self._to_gather[0].missing == 1:
+            fetch = self._to_gather.popleft()
+            what = f"fetch of unit {fetch.unit} from all ranks"
+            self._lanes.submit(Lane.UPLOAD, what, functools.partial(self._gather, fetch))
+
+    def _read(self, fetch: _Fetch, piece: FetchPiece) -> None:
         if self._failure is not None:
             return
         start = time.perf_counter()
@@ -261,45 +306,73 @@ class WeightPrefetcher:
             assert piece.file is not None
             piece.file.read(piece.record, buffer[: padded(piece.nbytes)])
         except BaseException as error:
-            self._fail(Lane.READ, unit, error)
+            self._fail(Lane.READ, fetch.unit, error)
             return
-        self._note(Lane.READ, unit, start)
+        self._note(Lane.READ, fetch.unit, start)
         source = buffer.view(piece.storage)[: piece.count]
         self._lanes.submit(
-            Lane.UPLOAD,
-            f"fetch of unit {unit}",
-            lambda: self._copy(slot, unit, [(piece, source)], buffer, event),
+            Lane.UPLOAD, f"fetch of unit {fetch.unit}", lambda: self._copy(fetch, [(piece, source)], buffer)
         )
 
     def _copy(
-        self,
-        slot: _Slot,
-        unit: int,
-        brought: Sequence[tuple[FetchPiece, Tensor]],
-        buffer: Tensor | None,
-        event: Event,
+        self, fetch: _Fetch, brought: Sequence[tuple[FetchPiece, Tensor]], buffer: Tensor | None
     ) -> None:
         if self._failure is not None:
             return
         start = time.perf_counter()
         try:
             self._lanes.prepare(Lane.UPLOAD)
-            copies = [(piece.target(slot.memory), source) for piece, source in brought]
-            self._device.copy_all(Lane.UPLOAD, copies, event)
+            copies = [(piece.target(fetch.slot.memory), source) for piece, source in brought]
+            self._device.copy_all(Lane.UPLOAD, copies, fetch.event)
         except BaseException as error:
-            self._fail(Lane.UPLOAD, unit, error)
+            self._fail(Lane.UPLOAD, fetch.unit, error)
             return
         if buffer is not None:
             self._staging.give_back(buffer)
-        self._note(Lane.UPLOAD, unit, start)
+        self._note(Lane.UPLOAD, fetch.unit, start)
+        self._land(fetch, len(brought))
+
+    def _gather(self, fetch: _Fetch) -> None:
+        """Give all ranks this one's part of a block, and get theirs."""
+        if self._failure is not None:
+            return
+        start = time.perf_counter()
+        try:
+            self._lanes.prepare(Lane.UPLOAD)
+            assert self._ranks is not None
+            self._check_alike(self._ranks, fetch.unit)
+            with self._device.communicating(Lane.UPLOAD, fetch.event) as land:
+                for piece in self._units[fetch.unit].gathered:
+                    self._ranks.gather(piece.parts(fetch.slot.memory))
+            self._ranks.wait(land)
+        except BaseException as error:
+            self._fail(Lane.UPLOAD, fetch.unit, error)
+            return
+        self._note(Lane.UPLOAD, fetch.unit, start)
+        self._land(fetch, 1)
+
+    @staticmethod
+    def _check_alike(ranks: Ranks, unit: int) -> None:
+        units = [number for told in ranks.tell(_UNIT.pack(unit)) for number in _UNIT.unpack(told)]
+        for rank, other in enumerate(units):
+            if other != units[0]:
+                raise RuntimeError(
+                    f"rank {rank} runs block {other} where rank 0 runs block {units[0]}: with weights off the device "
+                    "all ranks have to run the same blocks in the same order"
+                )
+
+    def _land(self, fetch: _Fetch, pieces: int) -> None:
+        """So many of its pieces are there."""
         then = None
         with self._changed:
-            slot.missing -= len(brought)
-            if not slot.missing:
-                then = self._updating.pop(unit, None)
+            fetch.missing -= pieces
+            if not fetch.missing:
+                then = self._updating.get(fetch.unit)
                 if then is not None:
-                    self._updating[unit] = None
+                    self._updating[fetch.unit] = None
+                self._begin_fetches()
                 self._changed.notify_all()
+            self._gather_next()
         if then is not None:
             then()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +110,7 @@ class CudaDevice(Device):
         make_buffer = self._host.allocate_pinned
         self._lanes = {lane: CudaLink(self.torch_device, make_buffer) for lane in COPYING}
         self._beside_compute = {lane: CudaLink(self.torch_device, make_buffer) for lane in COPYING}
+        self._between_ranks: dict[Lane, torch.cuda.Stream] = {}
 
     # Memory
 
@@ -123,12 +123,12 @@ class CudaDevice(Device):
             link.wait(issued)
         return tensor
 
-    def pinned_zeros(self, elements: int, dtype: torch.dtype, pages: mmap.mmap | None = None) -> Tensor:
+    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
         with torch.cuda.device(self.torch_device):
             # First of all: where the driver stops, what it refused has to go through them.
             for link in self._links:
                 link.ring.make_buffers()
-            return self._host.allocate(elements * dtype.itemsize, pages).view(dtype)
+            return self._host.allocate(elements * dtype.itemsize).view(dtype)
 
     def release_host(self, tensor: Tensor) -> None:
         self._host.release(tensor)
@@ -180,13 +180,11 @@ class CudaDevice(Device):
     def moment_s(self, moment: Moment) -> float | None:
         return self._times.seconds(moment)
 
-    @functools.cached_property
-    def _between_ranks(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.torch_device)
-
     @contextlib.contextmanager
-    def communicating(self, after: Event) -> Iterator[Landing]:
-        stream = self._between_ranks
+    def communicating(self, lane: Lane, after: Event) -> Iterator[Landing]:
+        stream = self._between_ranks.get(lane)
+        if stream is None:
+            stream = self._between_ranks[lane] = torch.cuda.Stream(self.torch_device)
         if after is not None:
             stream.wait_event(after)
         end = torch.cuda.Event(blocking=True)

@@ -9,7 +9,6 @@ stands for either.
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -45,14 +44,12 @@ class Device(ABC):
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return uninitialised device memory, 1-D."""
 
-    def pinned_zeros(self, elements: int, dtype: torch.dtype, pages: mmap.mmap | None = None) -> Tensor:
+    def pinned_zeros(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return zeroed host memory, 1-D, that the device's copies reach at full speed as far as it can be had.
 
-        For what is copied to or from the device, and nothing else: such memory is scarce. `pages`: in that memory.
+        For what is copied to or from the device, and nothing else: such memory is scarce.
         """
-        return (
-            zeros(elements, dtype) if pages is None else torch.frombuffer(pages, dtype=dtype, count=elements)
-        )
+        return zeros(elements, dtype)
 
     @abstractmethod
     def record_event(self) -> Event:
@@ -127,8 +124,8 @@ class Device(ABC):
     def warn_if_not_pinned(self) -> None:  # noqa: B027 - most devices hold nothing
         """Warn, once, where less host memory could be pinned than is copied."""
 
-    def communicating(self, after: Event) -> AbstractContextManager[Landing]:
-        """Entered by the lane between ranks around its work on device memory, which comes after `after`. It gives what
+    def communicating(self, lane: Lane, after: Event) -> AbstractContextManager[Landing]:
+        """Entered by a lane around what ranks exchange of device memory, which comes after `after`. It gives what
         waits for the end of that work, to be called when the context was left."""
         return nullcontext(_nothing_to_wait_for)
 

@@ -130,12 +130,11 @@ class HostMemory:
         """Bytes of what was allocated that the driver would not register."""
         return sum(self._pageable.values())
 
-    def allocate(self, nbytes: int, pages: mmap.mmap | None = None) -> Tensor:
-        """Return `nbytes` of zeroed host memory, uint8, 1-D, page aligned; registered as far as the driver allows.
-        `pages`: in that memory."""
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return `nbytes` of zeroed host memory, uint8, 1-D, page aligned; registered as far as the driver allows."""
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
-        mapping = fresh_pages(nbytes) if pages is None else pages
+        mapping = fresh_pages(nbytes)
         tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes)
         address = tensor.data_ptr()
         with self._lock:
