@@ -15,4 +15,6 @@ BETWEEN_RANKS: dict[str, str] = {
     "RankTasks.gather_all: record_event": "ranks, state on the device",
     "StepTasks.gather: record_event": "ranks, state on the device",
     "Ranks.gather: wait": "ranks",
+    "WeightPrefetcher._gather: communicating": "ranks, weights on the host",
+    "WeightPrefetcher._gather: wait": "ranks, weights on the host",
 }

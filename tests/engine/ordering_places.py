@@ -21,7 +21,7 @@ import workbench.engine
 ENGINE = Path(workbench.engine.__file__).parent
 WITHOUT_ORDER = {"report.py", "device.py"}
 """Files that take times, and the devices whose events are None."""
-COPIES = {"copy": 4, "begin_copy": 4, "copy_async": 4, "copy_all": 3, "communicating": 1}
+COPIES = {"copy": 4, "begin_copy": 4, "copy_async": 4, "copy_all": 3, "communicating": 2}
 """A device's copies and work between ranks, and how many arguments each has: the last one is the event."""
 TIMES = {"CudaTimes", "Watchdog", "record_moment"}
 """They order nothing: what they wait for is a moment on the clock."""

@@ -19,8 +19,10 @@ from test_ordering import (
     Model,
     ReadsItsWeightBesides,
     Situation,
+    SkipsBlocks,
     Values,
     look_around,
+    look_half_way,
     same,
     train,
     virtual,
@@ -49,6 +51,10 @@ SITUATIONS = {
     "ranks": Situation(CLIPPED),
     "ranks, weight read last": Situation(CLIPPED, FirstBlockIsReadLast, slow="device"),
     "ranks, state on the device": Situation({"state": "device"}),
+    "ranks, weights on the host": Situation(ON_HOST),
+    "ranks, weights on the host, blocks skipped": Situation(
+        ON_HOST | CLIPPED, SkipsBlocks, before_step=look_half_way
+    ),
     "ranks, delayed": Situation(DELAYED),
     "ranks, delayed, looked around": Situation(DELAYED, before_step=look_around),
     "ranks, delayed, weights on the host": Situation(DELAYED | ON_HOST),

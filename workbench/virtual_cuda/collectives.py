@@ -32,6 +32,17 @@ class _Work:
         self._queues.current.wait_event(self._end)
 
 
+class _HostWork:
+    """The same of one in host memory, while which the threads of virtual time go on."""
+
+    def __init__(self, queues: Queues, work: Any) -> None:
+        self._queues = queues
+        self._work = work
+
+    def wait(self) -> None:
+        self._queues.wait_for_others(self._work)
+
+
 class Collectives:
     """Stands in for functions of `torch.distributed`, where they are given device memory."""
 
@@ -40,7 +51,7 @@ class Collectives:
         self._queues = queues
         self._groups: dict[dist.ProcessGroup, VirtualStream] = {}
         self._all_to_all, self._broadcast = dist.all_to_all_single, dist.broadcast
-        self._new_group = dist.new_group
+        self._new_group, self._all_gather = dist.new_group, dist.all_gather
 
     def new_group(self, *, backend: str, **options: Any) -> Any:
         group = self._new_group(backend="gloo" if backend == "nccl" else backend, **options)
@@ -59,7 +70,7 @@ class Collectives:
     ) -> Any:
         splits = list(output_split_sizes), list(input_split_sizes)
         if not self._is_here(group, output, given):
-            return self._all_to_all(output, given, *splits, group=group, async_op=async_op)
+            return self._between_hosts(self._all_to_all(output, given, *splits, group, True), async_op)
         received, sent = self._memory.alias(output), self._memory.alias(given)
         work = functools.partial(self._all_to_all, received, sent, *splits, group=group, async_op=True)
         own = dist.get_rank(group)
@@ -75,12 +86,23 @@ class Collectives:
         group_src: int | None = None,
     ) -> Any:
         if not self._is_here(group, tensor):
-            return self._broadcast(tensor, src, group, async_op, group_src)
+            return self._between_hosts(self._broadcast(tensor, src, group, True, group_src), async_op)
         work = functools.partial(self._broadcast, self._memory.alias(tensor), src, group, True, group_src)
         sends = dist.get_rank(group) == group_src
         touched = [bytes_of(tensor)]
         reads, writes = (touched, []) if sends else ([], touched)
         return self._issue(group, "broadcast", work, reads, writes, tensor.nbytes, async_op)
+
+    def all_gather(self, received: list[Tensor], given: Tensor, group: Any = None) -> None:
+        """Of host memory; like torch's own."""
+        self._between_hosts(self._all_gather(received, given, group, True), async_op=False)
+
+    def _between_hosts(self, work: Any, async_op: bool) -> _HostWork | None:
+        ended = _HostWork(self._queues, work)
+        if async_op:
+            return ended
+        ended.wait()
+        return None
 
     def _is_here(self, group: Any, *tensors: Tensor) -> bool:
         here = {self._memory.owns(tensor) for tensor in tensors}

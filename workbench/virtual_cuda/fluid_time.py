@@ -60,6 +60,8 @@ class FluidTime:
         self._running: dict[Hashable, Work] = {}
         self._busy_s: dict[Hashable, float] = {}
         self._woken = 0
+        self.now_s = 0.0
+        """When the last work ended."""
 
     def add(self, queue: Hashable, work: Work, now_s: float) -> None:
         """Put work at the end of a queue, now."""
@@ -76,6 +78,7 @@ class FluidTime:
             now_s = work.expected_s
             if now_s > time_s:
                 break
+            self.now_s = now_s
             self._begin(self._end(queue, now_s), now_s, shared_anew=bool(work.demand))
             if self._woken > woken:
                 return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,18 +20,23 @@ from typing import Any
 from workbench.plan.sharing import Demand
 from workbench.virtual_cuda.fluid_time import FluidTime, Work
 
+POLL_S = 1e-4
+"""Of real time, between looks at what other processes have done."""
+
 
 class DeadlockError(RuntimeError):
     """Every thread waits for another."""
 
 
 class HostThread:
-    """One thread of the program. `time_s`: its clock. `waits`: it waits to be woken."""
+    """One thread of the program. `time_s`: its clock. `waits`: it waits to be woken; `elsewhere` says that what it
+    waits for in other processes is over."""
 
     def __init__(self, name: str, time_s: float) -> None:
         self.name = name
         self.time_s = time_s
         self.waits = False
+        self.elsewhere: Callable[[], bool] | None = None
         self.turn = threading.Event()
 
 
@@ -40,6 +46,8 @@ class HostThreads:
     def __init__(self) -> None:
         self._local = threading.local()
         self._threads: list[HostThread] = []
+        self.when_idle: Callable[[], None] = lambda: None
+        """Called while all wait, some of them for other processes."""
         self._stuck = False
         """The main thread has been woken because no thread goes on."""
         main = HostThread("main", 0.0)
@@ -118,10 +126,25 @@ class HostThreads:
     def _following(self) -> HostThread | None:
         """Return the thread that is furthest behind, once all is over that ends before it goes on."""
         while True:
+            elsewhere = [thread for thread in self._threads if thread.elsewhere is not None]
+            for thread in elsewhere:
+                if thread.elsewhere is not None and thread.elsewhere():
+                    thread.elsewhere = None
+                    self.wake_at(thread, self.fluid.now_s)
             ready = [thread for thread in self._threads if not thread.waits]
             first = min(ready, key=lambda thread: thread.time_s, default=None)
-            if not self.fluid.run_until(math.inf if first is None else first.time_s):
+            if self.fluid.run_until(math.inf if first is None else first.time_s):
+                continue
+            if first is not None or not elsewhere:
                 return first
+            # The others may wait for what this device has not been asked for.
+            self.when_idle()
+            time.sleep(POLL_S)
+
+    def wait_for_others(self, is_over: Callable[[], bool]) -> None:
+        """The calling thread waits for other processes, for no longer than the process has something else to do."""
+        self.me.waits, self.me.elsewhere = True, is_over
+        self.pass_on()
 
     def wait_to_be_woken(self, waiting: deque[HostThread]) -> None:
         """Stand still among `waiting` until `wake` is called for the calling thread."""

@@ -157,6 +157,8 @@ class Queues:
         self._threads = threading.local()
         self.streams: list[VirtualStream] = []
         self.compute = VirtualStream(self, "compute")
+        if clock is not None:
+            clock.host.when_idle = self._go_on
 
     def add(self, stream: VirtualStream) -> None:
         """Take in a stream that was made."""
@@ -226,7 +228,18 @@ class Queues:
                 return
             # Not in the lock: other processes may need another exchange of this one's to come to it.
             with _told_of(under_way):
-                under_way.landing.wait()
+                self.wait_for_others(under_way.landing)
+
+    def _go_on(self) -> None:
+        """Carry out all that may run."""
+        with self._lock:
+            self._gpu.submit(self._advance, self.streams).result()
+
+    def wait_for_others(self, landing: Any) -> None:
+        """Return when what other processes take part in has ended; `landing` is as of an `Operation`."""
+        if self.clock is not None:
+            self.clock.host.wait_for_others(landing.is_completed)
+        landing.wait()
 
     def is_over(self, operation: Operation) -> bool:
         """Return True where the host would find `operation` done now."""
