@@ -313,7 +313,7 @@ RACES: dict[str, str] = {
 
 THREADS: dict[str, str] = {
     "ParamReadyBarrier.when_ready: when_done": "weights on the host",
-    "WeightPrefetcher.end_backward: wait_for": "weights on the host, gradient stops",
+    "WeightPrefetcher._wait_for_all: wait_for": "weights on the host, gradient stops",
     "WeightPrefetcher._begin_fetches: _when_ready": "weights on the host",
     "SlotPool.take: wait_for": "without clipping",
     "CudaLink.send: record_event": "weights on the host, pageable",

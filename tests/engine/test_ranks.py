@@ -51,11 +51,11 @@ def ranks(
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, inner: int = INNER) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, INNER)
-        self.down = nn.Linear(INNER, WIDTH)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH)
         self.side = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, with_side: bool) -> Tensor:
@@ -458,6 +458,30 @@ def look_around(rank: int, size: int, steps: list[list[Tensor]], overlap: str) -
             look()
             engine.step()
             look()
+    return found
+
+
+@pytest.mark.parametrize("weights", ["host", "disk"])
+def test_a_slot_that_is_on_its_way_to_hold_one_block_is_filled_with_another_after_that(
+    ranks: RankProcesses, weights: str
+) -> None:
+    """What was fetched ahead is not run: other blocks are, whose parts lie elsewhere in a slot."""
+    assert ranks.run(run_a_few, weights) == [run_a_few(0, 1, weights)] * ranks.size
+
+
+def run_a_few(rank: int, size: int, weights: str) -> list[float]:
+    model = net(layers=1)
+    model.blocks = nn.ModuleList(Block(INNER * (1 + number % 3)) for number in range(9))
+    options: dict[str, Any] = {"weights": weights, "chunk_bytes": 1, "threads": 1}
+    if weights == "disk":
+        options |= {"state": "disk", "disk_path": tempfile.gettempdir()}
+    found = []
+    x = torch.ones(1, 3, WIDTH)
+    device = device_of("separate", 10 * rank)
+    with OffloadEngine(model, optimizer=SETTINGS, device=device, **options), torch.no_grad():
+        for first in (0, 6, 1, 5, 2, 7, 3, 0, 4):
+            y = model.blocks[first](x, with_side=False)
+            found.append(float(model.blocks[first + 1](y, with_side=True).sum()))
     return found
 
 

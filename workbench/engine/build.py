@@ -271,6 +271,7 @@ class EngineRuntime:
     def hand_back(self, *, push: bool) -> None:
         """Bind the model to its newest weights; see `AdoptedUnits.hand_back`."""
         if self.prefetcher is not None:
+            self.prefetcher.end()
             self.prefetcher.unbind()
         self.units.hand_back(push=push)
         if push and self.between_ranks is not None:

@@ -51,13 +51,18 @@ class Collectives:
         self._queues = queues
         self._groups: dict[dist.ProcessGroup, VirtualStream] = {}
         self._all_to_all, self._broadcast = dist.all_to_all_single, dist.broadcast
-        self._new_group, self._all_gather = dist.new_group, dist.all_gather
+        self._new_group, self._destroy = dist.new_group, dist.destroy_process_group
+        self._all_gather = dist.all_gather
 
     def new_group(self, *, backend: str, **options: Any) -> Any:
         group = self._new_group(backend="gloo" if backend == "nccl" else backend, **options)
         if backend == "nccl":
             self._groups[group] = VirtualStream(self._queues, f"collectives {len(self._groups)}")
         return group
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        self._groups.pop(group, None)
+        self._destroy(group)
 
     def all_to_all_single(
         self,

@@ -77,7 +77,7 @@ class VirtualCuda:
         self._patches.enter_context(
             mock.patch.object(torch.accelerator, "current_stream", lambda device=None: self.queues.current)
         )
-        for name in ("new_group", "all_to_all_single", "broadcast", "all_gather"):
+        for name in ("new_group", "destroy_process_group", "all_to_all_single", "broadcast", "all_gather"):
             stand_in = getattr(self.collectives, name)
             self._patches.enter_context(mock.patch.object(torch.distributed, name, stand_in))
         if self.clock is not None:

@@ -170,9 +170,7 @@ class WeightPrefetcher:
                 self._current = None
             if last and any(slot.is_landing for slot in self._slots) and self._failure is None:
                 with self._waiting():
-                    self._changed.wait_for(
-                        lambda: not any(slot.is_landing for slot in self._slots) or self._failure is not None
-                    )
+                    self._wait_for_all()
             self._raise_failure()
 
     def forget(self) -> None:
@@ -202,12 +200,22 @@ class WeightPrefetcher:
             self._changed.notify_all()
         self._staging.cancel(reason)
 
+    def end(self) -> None:
+        """No forward will come: return when no fetch is under way, in which other ranks may take part."""
+        with self._changed:
+            self._wait_for_all()
+
     def unbind(self) -> None:
         """Give every block its placeholders."""
         for unit in self._units.values():
             unit.unbind()
 
     # Within the lock
+
+    def _wait_for_all(self) -> None:
+        self._changed.wait_for(
+            lambda: not any(slot.is_landing for slot in self._slots) or self._failure is not None
+        )
 
     def _learn(self, unit: int, recompute: bool) -> None:
         """Learn the order of blocks from each forward, whatever their order in the tree."""
