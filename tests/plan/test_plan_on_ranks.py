@@ -15,7 +15,6 @@ from tiny_training import build_engine
 from workbench.cli import main
 from workbench.config import RunConfig, load_config
 from workbench.engine.devices.device import CpuDevice
-from workbench.errors import ConfigurationError
 from workbench.layout import Layout
 from workbench.plan.fit import fit
 from workbench.plan.machine import planned_machine
@@ -101,7 +100,9 @@ def test_ranks_hold_what_is_planned(weights: str, overlap: str, tmp_path: Path) 
     )
     plan = EngineNeeds(found[0][1], work).memory_breakdown()
     entries = [*(("host", name) for name in STATE), ("host", "gradients"), ("device", "weights")]
-    for tier, name in entries if shared_memory else [*entries, ("host", "weights")]:
+    # Older weights, which a delayed engine's forward reads.
+    apart = weights == "host" and overlap == "delayed"
+    for tier, name in [*entries, ("host", "weights")] if apart else entries:
         held = sum(memory[tier].get(name, 0) for memory, _ in found)
         assert 0 < held == pytest.approx(2 * plan[tier][name], rel=1e-3), name
 
@@ -167,20 +168,31 @@ def test_ranks_of_one_machine_share_its_memory_bandwidth() -> None:
     assert updates[1] == pytest.approx(updates[0], rel=0.05)
 
 
-def test_what_ranks_cannot_share_is_refused_and_left_out_of_auto() -> None:
-    with pytest.raises(ConfigurationError, match=r"\[offload\] weights = 'disk' on several ranks"):
-        planned(2, weights="disk", state="disk")
-    with pytest.raises(ConfigurationError, match=r"\[offload\] weights = 'host' on several machines"):
-        planned(16, weights="host")
-    assert planned(16, weights="auto", state="auto").config.offload.weights == "device"
+@pytest.mark.parametrize("weights", ["host", "disk"])
+def test_weights_off_the_devices_are_there_once_for_all_ranks(weights: str) -> None:
+    """On the host they are the upper half of the master weights; on disk all of the state is beside them."""
+    options = {"weights": weights, "state": weights}
+    alone, eight, sixteen = (needs(planned(gpus, **options)) for gpus in (1, 8, 16))
+    for machines, found in ((1, eight), (2, sixteen)):
+        assert found["device"]["weight slots"] == alone["device"]["weight slots"]
+        assert "weights" not in found["host"]
+        held = found[weights]["master weights"]
+        assert held * machines == pytest.approx(alone[weights]["master weights"], rel=1e-2)
 
 
-def test_the_ranks_of_a_machine_have_one_copy_of_weights_on_the_host() -> None:
-    on_device, streamed = needs(planned(8)), needs(planned(8, weights="host"))
-    alone = needs(planned(1, weights="host"))
-    blocks = on_device["device"]["weights"] - streamed["device"]["weights"]
-    assert streamed["host"]["weights"] == pytest.approx(blocks, rel=1e-3)
-    assert streamed["device"]["weight slots"] == alone["device"]["weight slots"]
+def test_two_links_bring_half_of_a_block_each() -> None:
+    busy = []
+    for gpus in (1, 2):
+        plan = planned(gpus, server(gpu=1e15), weights="host")
+        assert plan.time is not None
+        busy.append(next(each.busy_s for lane, each in plan.time.lanes.items() if lane.value == "upload"))
+    assert busy[1] < 0.6 * busy[0]
+
+
+def test_a_slow_network_between_machines_is_what_fetches_wait_for() -> None:
+    slow, fast = (planned(16, server(network=speed), weights="host").time for speed in (2e9, 1e15))
+    assert slow is not None and fast is not None
+    assert slow.step_s > 2 * fast.step_s
 
 
 def test_a_search_chooses_the_number_of_gpus_for_the_same_sequences_a_step() -> None:

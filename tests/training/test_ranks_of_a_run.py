@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ SETTINGS = (
     "schedule.warmup_steps=0",
     "schedule.total_steps=20",
     "evaluate.every=2",
-    "evaluate.tokens=256",
+    "evaluate.tokens=320",
     "sample.tokens=3",
     "checkpoint.every=3",
     "checkpoint.keep=9",
@@ -95,10 +96,20 @@ def checkpoint(run: RunDirectory, step: int) -> Path:
 
 
 DELAYED = (*SETTINGS, "offload.overlap=delayed", "offload.delay_warmup=1")
-overlaps = pytest.mark.parametrize("settings", [SETTINGS, DELAYED], ids=["exact", "delayed"])
+ON_DISK = (
+    *SETTINGS,
+    "train.activation_checkpointing=true",
+    "offload.weights=disk",
+    "offload.state=disk",
+    f"offload.disk_path={tempfile.gettempdir()}",
+)
+"""With an evaluation of five micro-batches and a sample, in which all ranks run all blocks."""
+ways = pytest.mark.parametrize(
+    "settings", [SETTINGS, DELAYED, ON_DISK], ids=["exact", "delayed", "weights on disk"]
+)
 
 
-@overlaps
+@ways
 def test_two_ranks_make_the_run_of_one_that_accumulates_twice(
     pools: dict[int, RankProcesses], preset: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
@@ -114,6 +125,8 @@ def test_two_ranks_make_the_run_of_one_that_accumulates_twice(
     assert shared.column("validation_loss")[1] == pytest.approx(alone.column("validation_loss")[1], rel=1e-6)
     assert read_status(two).phase == "finished"
     assert [e.kind for e in read_events(one).events] == [e.kind for e in read_events(two).events]
+    [sample], [same] = list(one.samples.iterdir()), list(two.samples.iterdir())
+    assert sample.read_text() == same.read_text()
 
 
 def test_the_other_rank_has_records_and_a_log_of_its_own(
@@ -139,7 +152,7 @@ def test_an_epoch_has_fewer_steps_on_more_ranks(
     assert three.total_steps == one.total_steps > 1
 
 
-@overlaps
+@ways
 def test_a_run_goes_on_with_another_number_of_ranks(
     pools: dict[int, RankProcesses], preset: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:

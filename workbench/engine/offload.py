@@ -167,18 +167,23 @@ class OffloadEngine:
     def step(self) -> StepReport:
         """End the step: its update runs on, or has run, and the next forward waits for it block by block.
 
-        A step may have fewer micro-batches than `gradient_accumulation` (the end of the data); its mean is over those
-        it has. Returns at once; the report waits. A delayed step has waited for its own gradients, not for their
-        update.
+        A step may have fewer micro-batches than `gradient_accumulation` (the end of the data), unless ranks
+        `run_together`; its mean is over those it has. Returns at once; the report waits. A delayed step has waited for
+        its own gradients, not for their update.
 
         Raises:
-            RuntimeError: there was no backward().
+            RuntimeError: there was no backward(), or one too few.
             LaneError: a lane's task failed.
         """
         self._scheduler.raise_failure()
         had, most = len(self._micro_batches), self._micro_batches.most
         if not had:
             raise RuntimeError("step() without a backward() before it")
+        if had < most and self.run_together:
+            raise RuntimeError(
+                f"step() after {had} of {most} micro-batches: where weights come from several ranks, each runs "
+                "all of a step's"
+            )
         if had < most:
             self._set_unscale()
             if self._runtime.prefetcher is not None:
@@ -207,7 +212,7 @@ class OffloadEngine:
         """Finish the last step, end the lanes and take every hook off the model, which keeps its weights.
 
         A parameter that came through slots, or was computed in another dtype, is bound to its weights on the host; if
-        those are on disk it is lost with the disk's files: read `weights` before. A step that was begun and not ended
+        those are on disk, or on several ranks, it is NaN: read `weights` before. A step that was begun and not ended
         by `step` is dropped. Idempotent.
 
         Raises:
@@ -259,7 +264,13 @@ class OffloadEngine:
     def weights_are_exchanged(self) -> bool:
         """Several ranks tell each other their `weights`: no rank has all of those that come through slots, and those
         that a delayed engine's next forward reads are older."""
-        return self._ranks is not None and (self._delays or bool(self._runtime.units.streamed))
+        return self.run_together or (self._delays and self._ranks is not None)
+
+    @property
+    def run_together(self) -> bool:
+        """Blocks' weights come from several ranks: all of them have to call the model equally often, so that each runs
+        the same blocks in the same order, without gradients too."""
+        return self._ranks is not None and bool(self._runtime.units.streamed)
 
     def counters(self) -> dict[str, Any]:
         """Return what the state needs beside its tensors: steps done, in all and by parameter, and the loss scale."""

@@ -10,6 +10,7 @@ Invariant: seconds come from a machine's rates and a model's times; what waits f
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from math import ceil
 from typing import Any
 
@@ -185,13 +186,21 @@ class _Costs:
         return TASK_S * max(1.0, chunks / parts)
 
     def _fetch(self, fetch: Fetch) -> tuple[float, Demand]:
-        stored = self.units[fetch.unit].weight_bytes
-        group = self.groups[fetch.unit]
+        rates, group = self.rates, self.groups[fetch.unit]
+        whole = self.units[fetch.unit].weight_bytes
+        stored = -(-whole // self.work.ranks)
         # From the host a block comes with one task, from the disk chunk by chunk.
         overhead = (group.count if group.placement.weights == "host" else group.chunks) * TASK_S
         if fetch.lane is Lane.READ:
-            return self.rates.read_s(stored) + overhead, self.rates.disk_demand
-        return self.rates.up_s(stored) + overhead, self.rates.up_demand
+            return rates.read_s(stored) + overhead, rates.disk_demand
+        up_s = rates.up_s(stored) + overhead
+        if self.work.ranks == 1:
+            return up_s, rates.up_demand
+        # On the same lane: what the other ranks have of the block.
+        gathered_s = rates.gather_s(whole) + (group.count + group.chunks) * rates.exchange_s
+        parts = zip_longest(rates.up_demand, rates.exchange_demand, fillvalue=0.0)
+        seconds = up_s + gathered_s
+        return seconds, tuple((up_s * up + gathered_s * gathered) / seconds for up, gathered in parts)
 
     def _task(self, task: Task) -> tuple[float, Demand]:
         rates = self.rates
@@ -199,8 +208,6 @@ class _Costs:
             return self._compute_s(task), rates.compute_demand
         if task.kind is Kind.VERDICT:
             return (rates.exchange_s if self.work.ranks > 1 else 0.0), ()
-        if task.kind is Kind.GATHER and task.chunk is None:
-            return rates.exchange_s, ()
         if task.unit is None:
             return self._collected_s(task), () if any(r.on_device for r in self.routes) else rates.host_demand
         unit = self.units[task.unit]

@@ -72,18 +72,24 @@ def validation_loss(
 ) -> float | None:
     """Return nats a token of the loss mask over `batches`, each of which has some; None when interrupted.
 
-    Each of several ranks takes its part of them.
+    Each of several ranks takes its part of them, and all call the model equally often.
     """
     training = model.training
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device.torch_device)
     tokens = 0
+    left = iter(batches)
     try:
-        for batch in islice(batches, ranks.rank, None, ranks.size):
+        while together := list(islice(left, ranks.size)):
             if interrupted():
                 return None
-            total += batch_loss(loss, batch, device).double() * batch.loss_tokens
-            tokens += batch.loss_tokens
+            # Where none is left for this rank, the others may need its part of the model's weights.
+            counts = ranks.rank < len(together)
+            batch = together[ranks.rank if counts else 0]
+            found = batch_loss(loss, batch, device).double()
+            if counts:
+                total += found * batch.loss_tokens
+                tokens += batch.loss_tokens
     finally:
         model.train(training)
     nats, counted = of_all(ranks.tell([float(total), tokens]))
@@ -102,8 +108,10 @@ def generate(
     seed: int,
     device: torch.device,
     interrupted: Callable[[], bool],
+    ranks: RunRanks = ONE_RANK,
 ) -> list[int]:
-    """Return up to `tokens` ids that follow `prompt`, drawn from the `TOP_K` most likely at `TEMPERATURE`.
+    """Return up to `tokens` ids that follow `prompt`, drawn from the `TOP_K` most likely at `TEMPERATURE`; on several
+    ranks, which do it together, those that the first one draws.
 
     The model sees the last `context` ids, and behind them ids that they do not see: libraries keep code and memory for
     each new length (oneDNN's bf16 0.3 GiB for 200 of a tiny model). Generation ends at `end_of_text`, when interrupted,
@@ -124,10 +132,11 @@ def generate(
             logits = logits.float().cpu()
             best = torch.topk(logits / TEMPERATURE, min(TOP_K, len(logits)))
             probabilities = best.values.softmax(0)
-            if probabilities.isnan().any():
-                break  # the model has diverged, which the training loop reports
-            choice = torch.multinomial(probabilities, 1, generator=generator)
-            drawn = int(best.indices[choice])
+            # A model that gives no numbers has diverged, which the training loop reports.
+            drawn = end_of_text
+            if not probabilities.isnan().any():
+                drawn = int(best.indices[torch.multinomial(probabilities, 1, generator=generator)])
+            drawn = ranks.tell(drawn)[0]
             if drawn == end_of_text:
                 break
             ids.append(drawn)

@@ -438,7 +438,8 @@ class Trainer:
         if not config.sample.tokens:
             return
         self._finish_step()
-        if self._ranks.rank:
+        together = self._engine.run_together
+        if self._ranks.rank and not together:
             return
         self._journal.phase("evaluating", "generating a sample")
         tokenizer = self._data.tokenizer
@@ -453,7 +454,10 @@ class Trainer:
             seed=config.train.seed + self.step,
             device=self._engine.device.torch_device,
             interrupted=self._interrupted,
+            ranks=self._ranks if together else ONE_RANK,
         )
+        if self._ranks.rank:
+            return
         text = continued(tokenizer.decode, config.sample.prompt, prompt, ids)
         path = write_sample(self._journal.run, self.step, text)
         self._journal.event("sample", step=self.step, path=str(path.relative_to(self._journal.run.path)))
