@@ -46,13 +46,15 @@ class RankHistory:
 def history(seed: int) -> RankHistory:
     chance = random.Random(f"rank kills {seed}")
     ranks = chance.choice((2, 2, 3))
-    state = chance.choice(("device", "host", "host", "disk"))
+    weights, state = chance.choice(
+        (("device", "device"), ("device", "host"), ("device", "host"), ("device", "disk"), ("disk", "disk"))
+    )
     settings = {
-        "weights": "device",
+        "weights": weights,
         "state": state,
         "state_format": "exact" if state == "device" else chance.choice(("exact", "half", "compact")),
-        "overlap": chance.choice(("serial", "exact", "delayed")),
-        # 16 bits come block by block out of memory that the ranks share, where a CPU computes them in fp32.
+        "overlap": chance.choice(("serial", "exact") if weights == "disk" else ("serial", "exact", "delayed")),
+        # 16 bits come block by block from all ranks, where a CPU computes them in fp32; and whatever is on disk.
         "precision": chance.choice(("fp32", "bf16")),
         "accumulation": chance.choice((1, 2)),
         "clipping": chance.choice((0.0, 0.5)),

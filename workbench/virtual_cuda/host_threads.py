@@ -71,7 +71,8 @@ class HostThreads:
 
     @property
     def me(self) -> HostThread:
-        me: HostThread = self._local.me
+        """The calling thread; the main one, where a thread from elsewhere runs a finalizer."""
+        me: HostThread = getattr(self._local, "me", self._threads[0])
         return me
 
     @property
