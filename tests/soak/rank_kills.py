@@ -53,7 +53,9 @@ def history(seed: int) -> RankHistory:
         "weights": weights,
         "state": state,
         "state_format": "exact" if state == "device" else chance.choice(("exact", "half", "compact")),
-        "overlap": chance.choice(("serial", "exact") if weights == "disk" else ("serial", "exact", "delayed")),
+        "overlap": chance.choice(
+            ("serial", "exact") if weights == "disk" else ("serial", "exact", "delayed")
+        ),
         # 16 bits come block by block from all ranks, where a CPU computes them in fp32; and whatever is on disk.
         "precision": chance.choice(("fp32", "bf16")),
         "accumulation": chance.choice((1, 2)),
