@@ -66,7 +66,7 @@ class Operation:
         self.waits = waits
         self.remote = remote
         self.landing: Any = None
-        """What ends a remote one that has begun."""
+        """The end of a remote one that has begun."""
         self.done = False
         self.clock: VectorClock = {}
         self.timed: Work | None = None
