@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from rank_processes import RankProcesses
 
 import workbench.training.ranks as ranks_module
@@ -14,6 +18,7 @@ from workbench.config import RunConfig, parse_config
 from workbench.errors import ConfigurationError
 from workbench.profiles.this_machine import Gpu
 from workbench.runs import RunDirectory, Status, write_status
+from workbench.training import session
 from workbench.training.ranks import RankDirectory, RunRanks, lost_rank, ranks_of
 
 
@@ -89,3 +94,25 @@ def test_the_rank_that_hangs_is_named_by_who_waits_for_it(tmp_path: Path) -> Non
         assert processes.run(wait_for_rank_1) == [[1], None]
     finally:
         processes.kill()
+
+
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 0]])
+def test_a_rank_runs_on_its_part_of_the_cores_beside_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[int]
+) -> None:
+    """Two ranks here, of whom this is the second, and one on another machine."""
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x81, pci_device_id=0)
+    asked: list[str] = []
+    bound: list[set[int]] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(session, "node_of_device", lambda pci: asked.append(pci) or nodes[1])
+    monkeypatch.setattr(
+        session, "cores_beside", lambda at, place, allowed: {place} if set(at) == {0, 1} else None
+    )
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(cores))
+    here = socket.gethostname()
+    ranks: Any = SimpleNamespace(rank=1, tell=lambda own: [[here, nodes[0]], own, ["elsewhere", 0]])
+    prepared: Any = SimpleNamespace(device=SimpleNamespace(torch_device=torch.device("cuda:1")))
+    is_bound = session._bind_to_node(prepared, ranks)
+    assert asked == ["0000:81:00.0"]
+    assert (is_bound, bound) == ((True, [{1}]) if nodes == [0, 1] else (False, []))

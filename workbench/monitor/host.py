@@ -7,7 +7,6 @@ between two readings, so that the first sample has none.
 from __future__ import annotations
 
 import os
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from pathlib import Path
 import psutil
 
 from workbench.monitor.samples import DiskSample, HostSample
+from workbench.system.numa import cores_of_nodes, parse_cores
 from workbench.system.processor import cgroup_quota, limits, number
 
 # Said on the terminal, which is the screen, where /proc/vmstat does not count swapping.
 warnings.filterwarnings("ignore", category=RuntimeWarning, module="psutil")
 
-_NODE = re.compile(r"node(\d+)")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """Names of a group's limit in versions 2 and 1 of the cgroups."""
 _SHORTEST_S = 0.1
@@ -40,7 +39,8 @@ class HostReader:
         self._limits_read = float("-inf")
         self._cpu_limit: float | None = None
         self._memory_limits: tuple[tuple[Path, int], ...] = ()
-        self._nodes = _numa_nodes(root)
+        nodes = tuple(cores_of_nodes(root).values())
+        self._nodes = nodes if len(nodes) > 1 else ()
         self._cores_read: float | None = None
         self._cores: tuple[float, ...] = ()
 
@@ -160,16 +160,6 @@ class DiskReader:
         )
 
 
-def parse_cores(text: str) -> tuple[int, ...]:
-    """Return the numbers in a list as the kernel writes it: "0-3,8" is 0, 1, 2, 3, 8."""
-    found: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.strip().isdigit():
-            found += range(int(first), int(last or first) + 1)
-    return tuple(found)
-
-
 def _group_memory(folder: Path, limit: int) -> tuple[int, int, int, int] | None:
     """Return total, used, cached and available bytes of a cgroup with this limit; None where they cannot be read."""
     usage, prefix = number(folder / "memory.current"), ""
@@ -183,19 +173,6 @@ def _group_memory(folder: Path, limit: int) -> tuple[int, int, int, int] | None:
     cached = max(0, cached + group.get("slab_reclaimable", 0))
     left = max(0, limit - usage + group.get(f"{prefix}inactive_file", 0))
     return limit, max(0, usage - cached), cached, left
-
-
-def _numa_nodes(root: Path) -> tuple[tuple[int, ...], ...]:
-    """Return the cores of each memory node that has any, in the nodes' order; nothing where there is only one."""
-    folder = root / "sys/devices/system/node"
-    try:
-        names = [match for path in folder.iterdir() if (match := _NODE.fullmatch(path.name))]
-    except OSError:
-        return ()
-    names.sort(key=lambda match: int(match[1]))
-    nodes = [parse_cores(_text(folder / match[0] / "cpulist")) for match in names]
-    nodes = [cores for cores in nodes if cores]
-    return tuple(nodes) if len(nodes) > 1 else ()
 
 
 def _device_of(folder: Path) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import statistics
 import traceback
 import warnings
@@ -33,6 +34,7 @@ from workbench.runs.checkpoints import (
     step_folders,
 )
 from workbench.sizes import Breakdown
+from workbench.system.numa import cores_beside, node_of_device
 from workbench.system.processor import usable_cpus
 from workbench.training.checkpoints.load import load_state
 from workbench.training.checkpoints.save import Removal, remove_leftovers, set_aside_after
@@ -200,11 +202,31 @@ def _engine(config: RunConfig, prepared: Prepared, journal: Journal, ranks: RunR
         all_gradients_wait=plan.all_gradients_wait,
         speculation=plan.speculation,
     )
-    if options["threads"] == "auto" and ranks.local_size > 1:
-        options["threads"] = max(1, usable_cpus() // ranks.local_size)
+    if ranks.local_size > 1:
+        bound = _bind_to_node(prepared, ranks)
+        if options["threads"] == "auto":
+            options["threads"] = max(1, usable_cpus() // (1 if bound else ranks.local_size))
     # The most that a micro-batch can have: weights above 1 could overflow in fp16.
     tokens = config.train.micro_batch_size * (config.data.sequence_length - 1)
     return OffloadEngine(prepared.model, **options, micro_batch_tokens=tokens, materialize=materialize)
+
+
+def _bind_to_node(prepared: Prepared, ranks: RunRanks) -> bool:
+    """Let this process run on its part of the cores beside its GPU, and return whether it does: not where a node has
+    no rank, so that its cores would be idle.
+
+    Its memory comes from there as well: Linux takes it from the node of who touches it first.
+    """
+    where, node = prepared.device.torch_device, None
+    if where.type == "cuda":
+        gpu: Any = torch.cuda.get_device_properties(where)
+        node = node_of_device(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+    told = ranks.tell([socket.gethostname(), node])
+    here = [rank for rank, (host, _) in enumerate(told) if host == told[ranks.rank][0]]
+    cores = cores_beside([told[rank][1] for rank in here], here.index(ranks.rank), os.sched_getaffinity(0))
+    if cores:
+        os.sched_setaffinity(0, cores)
+    return bool(cores)
 
 
 def resume_from_checkpoint(
