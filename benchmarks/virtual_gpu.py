@@ -1,6 +1,6 @@
 """A step of the shipped presets on planned machines, by the engine itself in virtual time (`workbench.virtual_cuda`).
 
-    python -m benchmarks.virtual_gpu [--presets gpt2-10b ...] [--machines server-80gb ...]
+    python -m benchmarks.virtual_gpu [--presets gpt2-10b ...] [--machines server-80gb ...] [--set KEY=VALUE ...]
 
 Beside each: the plan's seconds, and those of a schedule as DeepSpeed's: all updates come after backward, all uploads
 after them, and an update takes what `benchmarks.host_optimizer` measures of DeepSpeed. "by torch alone" is a
@@ -14,6 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ CASES = {
 }
 
 
-def measure(title: str, machine_name: str) -> dict[str, Any]:
+def measure(title: str, machine_name: str, sets: Sequence[str] = ()) -> dict[str, Any]:
     """Train in virtual time up to the forward that follows `STEPS` steps, and return what the last of them took."""
     import torch
 
@@ -95,7 +96,7 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
 
     case = CASES[title]
     machine = load_profile(Path(machine_name))
-    config = load_config(find_preset(case.preset), ["train.device=cuda", *case.options])
+    config = load_config(find_preset(case.preset), ["train.device=cuda", *case.options, *sets])
     architecture, settings = case.shape or (config.model.architecture, config.model.config)
     shape = model_config(architecture, settings)
     shape.use_cache = False
@@ -103,7 +104,7 @@ def measure(title: str, machine_name: str) -> dict[str, Any]:
     model.tie_weights()
     storage = planned_machine(machine).precision(config).storage
     options = engine_options(config, device="cuda")
-    plan = planned(title, machine_name)
+    plan = planned(title, machine_name, sets)
     for name in ("all_gradients_wait", "speculation"):
         if plan is not None:
             options[name] = plan[name]
@@ -181,12 +182,12 @@ class TorchAlone:
         torch.cuda.synchronize()
 
 
-def planned(title: str, machine: str) -> dict[str, Any] | None:
+def planned(title: str, machine: str, sets: Sequence[str] = ()) -> dict[str, Any] | None:
     """Return the plan as `workbench plan --json` gives it; None where it has no time."""
     case = CASES[title]
-    sets = [word for option in case.options for word in ("--set", option)]
+    words = [word for option in (*case.options, *sets) for word in ("--set", option)]
     told = subprocess.run(
-        [sys.executable, "-m", "workbench", "plan", case.preset, "--machine", machine, "--json", *sets],
+        [sys.executable, "-m", "workbench", "plan", case.preset, "--machine", machine, "--json", *words],
         capture_output=True,
         text=True,
     )
@@ -200,10 +201,11 @@ def main() -> None:
     )
     parser.add_argument("--presets", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of every configuration")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        print(json.dumps(measure(*arguments.case)))
+        print(json.dumps(measure(*arguments.case, arguments.set)))
         return
     print(
         "| preset | machine | step | plan | exposed | as DeepSpeed | kernels | host waits | link | device |"
@@ -211,16 +213,24 @@ def main() -> None:
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
     for title in arguments.presets:
         for machine in arguments.machines:
-            print(f"| {title} | {machine} | {_cells(title, machine)} |", flush=True)
+            print(f"| {title} | {machine} | {_cells(title, machine, arguments.set)} |", flush=True)
 
 
-def _cells(title: str, machine: str) -> str:
-    told_plan = None if CASES[title].by_torch else planned(title, machine)
+def _cells(title: str, machine: str, sets: Sequence[str]) -> str:
+    told_plan = None if CASES[title].by_torch else planned(title, machine, sets)
     plan = None if told_plan is None or not CASES[title].ahead else float(told_plan["time"]["step_s"])
     short = [t["tier"] for t in told_plan["memory"]["tiers"] if not t["fits"]] if told_plan else []
     if "device" in short:
         return "does not fit the device, by the plan | | | | | | |"
-    command = [sys.executable, "-m", "benchmarks.virtual_gpu", "--case", title, machine]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.virtual_gpu",
+        "--case",
+        title,
+        machine,
+        *(["--set", *sets] if sets else []),
+    ]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=CASE_LIMIT_S)
     except subprocess.TimeoutExpired:

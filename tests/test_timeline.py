@@ -312,3 +312,21 @@ def test_an_update_ahead_waits_for_its_gradient_alone_and_where_weights_are_fetc
         assert timeline.find(Kind.NORM, 0, unit.index, chunk.index) in before
         assert verdict not in before and not timeline.followers[ahead]
         assert (timeline.find(Kind.BACKWARD, 0, unit.index) in before) is not uploads
+
+
+def test_updates_ahead_go_on_while_the_verdict_waits_for_units_on_the_device() -> None:
+    """Their norm is known when the device has been through backward, long after the host has issued it."""
+    made = layout()
+    on_host = replace(flow("host", one_memory=False, accumulates=False, waits_on_disk=False), speculates=True)
+    on_device = replace(
+        on_host, state="device", downloads=False, uploads=False, after_backward=True, speculates=False
+    )
+    shape = StepShape(
+        1, (on_device, on_host, on_host), global_quantity=True, overlap="exact", speculates=True
+    )
+    timeline = build_timeline(made, shape)
+    verdict = timeline.tasks[timeline.find(Kind.VERDICT, 0)]
+    assert timeline.find(Kind.NORM, 0) in verdict.waits
+    assert verdict.lane is Lane.DOWNLOAD
+    down = [task.index for task in timeline.tasks if task.kind is Kind.DOWNLOAD]
+    assert down and set(down) <= ancestors(timeline, verdict.index), "it keeps no copy waiting"

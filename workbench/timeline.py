@@ -340,8 +340,13 @@ class _Builder:
         """Add the check over all gradients."""
         if self.shape.ranks > 1:
             return self.communicate(Kind.VERDICT, waits=waits)
-        on_compute = all(flow.update_on_compute for flow in self.shape.flows)
-        return self.add(Lane.COMPUTE if on_compute else Lane.UPDATE, Kind.VERDICT, self.last, waits=waits)
+        lane = Lane.UPDATE
+        if all(flow.update_on_compute for flow in self.shape.flows):
+            lane = Lane.COMPUTE
+        elif self.shape.speculates and self.after_backward:
+            # It waits for the device's norm, and nothing is left to come down: updates go on ahead of it.
+            lane = Lane.DOWNLOAD
+        return self.add(lane, Kind.VERDICT, self.last, waits=waits)
 
     def add_unit_upload(self, unit: Unit, waits: Sequence[Sequence[int]]) -> list[int]:
         """Add the copies of a unit's new weights to where the forward reads them, chunk by chunk."""

@@ -258,6 +258,8 @@ SITUATIONS = {
     "weights sent up": Situation(CLIPPED, after_step=send_weights_up),
     "updated ahead": Situation(AHEAD),
     "updated ahead, undone": Situation(AHEAD | CLIPPED_BY_THE_LAST),
+    "updated ahead, state on both": Situation(AHEAD | {"device_fraction": 0.4}),
+    "updated ahead, state on both, undone": Situation(AHEAD | CLIPPED_BY_THE_LAST | {"device_fraction": 0.4}),
     "updated ahead, accumulated": Situation(AHEAD, rows=(2, 2)),
     "updated ahead, weights on the host": Situation(AHEAD | ON_HOST),
     "updated ahead, weights on the host, undone": Situation(

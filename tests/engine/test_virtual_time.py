@@ -17,7 +17,7 @@ from workbench.engine.loss.chunked_loss import ChunkedLoss
 from workbench.plan.rates import TASK_S, Rates
 from workbench.profiles.machine_profile import MachineProfile
 from workbench.profiles.named_machines import load_profile
-from workbench.timeline import Lane
+from workbench.timeline import Kind, Lane
 from workbench.virtual_cuda import VirtualCuda
 from workbench.virtual_cuda.host_threads import DeadlockError, HostThreads
 
@@ -141,6 +141,26 @@ def test_updates_that_are_slower_than_backward_do_not_hold_it_up_and_hide_behind
         )  # a recompute and a backward of two more
         assert 3 * forward_s < update_s < 5 * forward_s, "between backward and all of compute, or so"
         assert busy_s + idle_s < max(update_s, busy_s) + 0.7 * forward_s
+
+
+def test_updates_ahead_of_the_norm_go_on_while_the_device_is_at_units_that_stay_there(
+    machine: MachineProfile,
+) -> None:
+    """The host has issued all of backward before the device is through the units that it keeps."""
+    training = train(
+        machine,
+        layers=24,
+        sequences=6,
+        gradient_clipping=1.0,
+        speculation=1.0,
+        device_fraction=0.5,
+        all_gradients_wait=True,
+    )
+    on_host = sum(p.numel() for p in large_model(24).parameters()) / 2
+    for result in training.results:
+        assert result.speculation.speculated > on_host, "all, for which there is time enough"
+    for spans in training.spans:
+        assert {span.kind for span in spans if span.lane is Lane.DOWNLOAD} == {Kind.DOWNLOAD}
 
 
 def test_virtual_time_is_the_same_each_time(machine: MachineProfile) -> None:

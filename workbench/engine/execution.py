@@ -247,7 +247,9 @@ class StepExecution:
         self._cancel(failure)
 
     def _end(self, task: Task, start: float) -> None:
-        self.spans.append(Span(task.lane, task.kind, task.unit, task.chunk, start, time.perf_counter()))
+        # A lane of copies does no work for the verdict: it waits for the device.
+        if not (task.kind is Kind.VERDICT and task.lane is Lane.DOWNLOAD):
+            self.spans.append(Span(task.lane, task.kind, task.unit, task.chunk, start, time.perf_counter()))
         self.complete(task.index)
 
 
