@@ -9,7 +9,7 @@ circulate (`SlotPool`) are given with their limit, which a small model may not r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -491,15 +491,31 @@ def _gradient_slots(units: list[UnitCount], conditions: Conditions) -> tuple[Buf
     return Buffers(device, nbytes), Buffers(host if bucketed else 0, nbytes)
 
 
+def by_machine_bytes(elements: int, item: int, sizes: Sequence[int], rank: int, here: int) -> list[int]:
+    """Return the bytes of what a rank needs to sum a chunk machine by machine: the chunk in the order of who gets what,
+    what the others here send of it, their sums, and those of other machines.
+
+    `sizes`: every rank's share of its `elements`, of `item` bytes each; `here`: the ranks of a machine.
+    """
+    column = sum(sizes[rank % here :: here])
+    needed = elements * item, here * column * item, 4 * column, 4 * (len(sizes) // here) * sizes[rank]
+    return [aligned(nbytes) for nbytes in needed]
+
+
 def reduce_buffers(
-    layout: Layout, routes: Iterable[UnitRoute], partition: Partition, rank: int
+    layout: Layout, routes: Iterable[UnitRoute], partition: Partition, rank: int, here: int = 0
 ) -> tuple[Buffers, Buffers]:
-    """Return the buffers in which a rank receives gradients, and those of sums that have to go down."""
+    """Return the buffers in which a rank receives gradients, and those of sums that have to go down. `here`: the ranks
+    of a machine, where they add up first."""
     received = reduced = 0
     for unit, route in zip(layout.units, routes, strict=True):
         for chunk in unit.chunks:
-            owned = partition.sizes(unit.index, chunk.index)[rank]
+            shares = partition.sizes(unit.index, chunk.index)
+            owned = shares[rank]
             item = 4 if route.sums_on_device else ITEM_BYTES[chunk.dtype]
-            received = max(received, partition.ranks * owned * item)
+            needed = [partition.ranks * owned * item]
+            if here:
+                needed = by_machine_bytes(chunk.elements, item, shares, rank, here)
+            received = max(received, sum(needed))
             reduced = max(reduced, 0 if route.reduced_in_place else 4 * owned)
     return Buffers(1 if received else 0, received), Buffers(REDUCED_SLOTS if reduced else 0, reduced)

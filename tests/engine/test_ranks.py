@@ -135,7 +135,7 @@ def train_ranks(
     seed = rank if options.pop("late", False) else None
     if options.get("state") == "disk":
         options["disk_path"] = tempfile.gettempdir()
-    start = net(options.pop("seeds", [0, 0, 0])[rank])
+    start = net(options.pop("seeds", [0] * size)[rank])
     if options.pop("with_tokens", False):
         options["tokens"] = counted
     return train_engine(

@@ -147,9 +147,10 @@ def test_a_slow_network_is_named_as_the_bottleneck() -> None:
 
 
 def test_an_exchange_takes_what_crosses_each_link() -> None:
-    """Between machines a reduce crosses the network once for each GPU of a machine, a gather once."""
+    """Between machines sums in fp32 cross the network, and new weights, once each."""
     rates = Rates(server(), "auto", ranks=16, local=8)
-    assert rates.reduce_s(1 << 30) == max(7 / 16 / 200e9, 8 * 8 / 16 / 20e9) * (1 << 30)
+    assert rates.reduce_s(1 << 30, 2 << 30) == (7 / 8 / 200e9 + 2 * 8 / 16 / 20e9) * (1 << 30)
+    assert Rates(server(), "auto", ranks=8, local=8).reduce_s(1 << 30, 2 << 30) == 7 / 8 / 200e9 * (1 << 30)
     assert rates.gather_s(1 << 30) == max(7 / 16 / 200e9, 8 / 16 / 20e9) * (1 << 30)
 
 

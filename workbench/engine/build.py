@@ -64,7 +64,8 @@ class UnitPlan:
     of `layout`.
 
     `storage`: the dtype of working weights; `computed_in`: by storage dtype, where that differs. `streamed`: the units
-    whose weights come through slots. `shape`: of a step that is not delayed. `partition`: where ranks share the state.
+    whose weights come through slots. `shape`: of a step that is not delayed. `partition`: where ranks share the state;
+    `by_machine`: those of this machine, and this one's like on others.
     """
 
     found: Sequence[FoundUnit]
@@ -76,6 +77,7 @@ class UnitPlan:
     computed_in: dict[torch.dtype, torch.dtype]
     shape: StepShape
     partition: Partition | None = None
+    by_machine: tuple[Ranks, Ranks] | None = None
 
 
 def plan_units(
@@ -125,14 +127,16 @@ def plan_units(
         ranks=conditions.ranks,
     )
     sizes = buffer_sizes(each_unit(layout, routes), conditions, config.chunk_bytes)
-    shares = None
+    shares, by_machine = None, None
     if ranks is not None:
-        shares = partition(layout, ranks.size)
-        received, reduced = reduce_buffers(layout, routes, shares, ranks.rank)
-        sizes = replace(sizes, received=received, reduced=reduced)
         ranks.connect(_gpu(device))
+        by_machine = ranks.by_machine(_gpu(device))
+        shares = partition(layout, ranks.size)
+        here = 0 if by_machine is None else by_machine[0].size
+        received, reduced = reduce_buffers(layout, routes, shares, ranks.rank, here)
+        sizes = replace(sizes, received=received, reduced=reduced)
         ranks.check_alike(f"{layout}, {shape}, {storage}, {config.optimizer}, {config.gradient_clipping}")
-    return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape, shares)
+    return UnitPlan(found, layout, routes, sizes, streamed, storage, computed_in, shape, shares, by_machine)
 
 
 def _gpu(device: Device) -> torch.device | None:
@@ -319,7 +323,7 @@ def build_runtime(
         if ranks is not None and plan.partition is not None:
             summing = host if device.shared_memory else on_device
             between_ranks = RankTasks(
-                ranks, plan.partition, units.memories, grad_hooks, device, summing, sizes
+                ranks, plan.partition, units.memories, grad_hooks, device, summing, sizes, plan.by_machine
             )
             between_ranks.gather_all()
         tasks = StepTasks(

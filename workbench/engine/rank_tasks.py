@@ -2,7 +2,9 @@
 
 A chunk's gradient is exchanged whole: each rank gets what the others have of its own share, in the dtype that it has,
 and adds it up in fp32 in rank order. So the sum is the same however the backend works, and N ranks with a micro-batch
-each give the bits of one rank with N. An all-to-all moves what a reduce-scatter does.
+each give the bits of one rank with N. An all-to-all moves what a reduce-scatter does. On several machines the ranks of
+each add up first, for those that have the same place on every machine, and these exchange fp32 sums, added in the order
+of machines: the network carries a chunk once for a machine, and not once for each of its ranks.
 
 Invariant: what decides about a step (which parameters have a gradient, the mean's factor, the norm, whether all is
 finite) is told by every rank to every other and found from that alone, so that all decide alike.
@@ -28,7 +30,7 @@ from workbench.engine.state_pointers import GradientSet
 from workbench.engine.unit_memory import UnitMemory
 from workbench.layout import Chunk
 from workbench.partition import Partition
-from workbench.sizes import BufferSizes
+from workbench.sizes import BufferSizes, by_machine_bytes
 from workbench.timeline import Lane
 
 _COUNTS = struct.Struct("<qq")
@@ -67,8 +69,11 @@ class RankTasks:
         device: Device,
         arithmetic: Arithmetic,
         sizes: BufferSizes,
+        by_machine: tuple[Ranks, Ranks] | None = None,
     ) -> None:
         self._ranks = ranks
+        self._by_machine = by_machine
+        self._columns: dict[int, list[tuple[Chunk, ...]]] = {}
         self._device = device
         self._partition = partition
         self._memories = memories
@@ -106,8 +111,9 @@ class RankTasks:
         brought = [message[_COUNTS.size :] for message in told]
         for part, flag in zip(whole.slices, map(any, zip(*brought, strict=True)), strict=True):
             gradients.has_gradient[unit][part.segment] |= flag
+        exchange = self._exchange if self._by_machine is None else self._exchange_by_machine
         with self._device.communicating(Lane.COMMUNICATE, after) as land:
-            self._exchange(memory, whole, final if any(flags) else None, brought, gradients)
+            exchange(memory, whole, final if any(flags) else None, brought, gradients)
         self._ranks.wait(land)
         if final is not None and not memory.route.sums_on_device:
             self._grad_hooks.device_slots.give_back(final.slot)
@@ -135,14 +141,90 @@ class RankTasks:
             return
         received = self._received[: sum(received_bytes)].view(dtype).view(len(senders), own.elements)
         total = self._sum_of(memory, own, gradients)
+        self._add_up(memory, whole, own, total, received, [brought[rank] for rank in senders])
+
+    def _exchange_by_machine(
+        self,
+        memory: UnitMemory,
+        whole: Chunk,
+        final: FullSlot | None,
+        brought: list[bytes],
+        gradients: GradientSet,
+    ) -> None:
+        assert self._by_machine is not None
+        inside, across = self._by_machine
+        dtype = torch.float32 if memory.route.sums_on_device else DTYPES[whole.dtype]
+        sizes = self._partition.sizes(memory.unit.index, whole.index)
+        # Of each machine the rank that has this one's place there.
+        column = [chunks[whole.index] for chunks in self._column(memory)]
+        elements = sum(chunk.elements for chunk in column)
+        lengths = by_machine_bytes(whole.elements, dtype.itemsize, sizes, self._ranks.rank, inside.size)
+        buffers = self._received[: sum(lengths)].split(lengths)
+        ordered, received = (buffer.view(dtype) for buffer in buffers[:2])
+        sums, others = (buffer.view(torch.float32) for buffer in buffers[2:])
+        here = brought[across.rank * inside.size :][: inside.size]
+        sent, sent_bytes = ordered[:0], [0] * inside.size
+        if final is not None:
+            shares = final.slot.view(dtype)[: whole.elements].split(sizes)
+            places = [shares[place :: inside.size] for place in range(inside.size)]
+            sent = torch.cat(
+                [share for of_place in places for share in of_place], out=ordered[: whole.elements]
+            )
+            sent_bytes = [sum(share.nbytes for share in of_place) for of_place in places]
+        received_bytes = [elements * dtype.itemsize if any(flags) else 0 for flags in here]
+        inside.exchange(received.view(torch.uint8), received_bytes, sent.view(torch.uint8), sent_bytes)
+        senders = [flags for flags in here if any(flags)]
+        arrived = received[: len(senders) * elements].view(len(senders), elements)
+        start = 0
+        for chunk in column if senders else ():
+            stop = start + chunk.elements
+            self._add_up(memory, whole, chunk, sums[start:stop], arrived[:, start:stop], senders)
+            start = stop
+        of_machines = [
+            bytes(map(any, zip(*brought[first : first + inside.size], strict=True)))
+            for first in range(0, len(brought), inside.size)
+        ]
+        own = memory.chunks[whole.index]
+        across.exchange(
+            others.view(torch.uint8),
+            [4 * own.elements if any(flags) else 0 for flags in of_machines],
+            sums.view(torch.uint8),
+            [4 * chunk.elements if senders else 0 for chunk in column],
+        )
+        told = [flags for flags in of_machines if any(flags)]
+        if own.elements and told:
+            found = others[: len(told) * own.elements].view(len(told), own.elements)
+            self._add_up(memory, whole, own, self._sum_of(memory, own, gradients), found, told)
+
+    def _column(self, memory: UnitMemory) -> list[tuple[Chunk, ...]]:
+        """Return the shares of a unit's chunks that the ranks of this one's place have, machine by machine."""
+        assert self._by_machine is not None
+        inside, across = self._by_machine
+        if memory.unit.index not in self._columns:
+            self._columns[memory.unit.index] = [
+                self._partition.owned(memory.unit, machine * inside.size + inside.rank)
+                for machine in range(across.size)
+            ]
+        return self._columns[memory.unit.index]
+
+    def _add_up(
+        self,
+        memory: UnitMemory,
+        whole: Chunk,
+        share: Chunk,
+        total: Tensor,
+        sources: Tensor,
+        brought: Sequence[bytes],
+    ) -> None:
+        """Sum the rows of `sources` [number, elements of `share`] into `total`, of each those parameters that it has by
+        `brought`: a flag for each of the whole chunk's slices."""
         flags_of = {
-            segment: [brought[rank][place] for rank in senders]
-            for place, segment in enumerate(part.segment for part in whole.slices)
+            part.segment: [flags[place] for flags in brought] for place, part in enumerate(whole.slices)
         }
-        for part in own.slices:
-            start = memory.unit.segments[part.segment].offset + part.start - own.start
+        for part in share.slices:
+            start = memory.unit.segments[part.segment].offset + part.start - share.start
             begun = False
-            for source, flag in zip(received, flags_of[part.segment], strict=True):
+            for source, flag in zip(sources, flags_of[part.segment], strict=True):
                 if flag:
                     here = slice(start, start + part.count)
                     self._arithmetic.accumulate(total[here], source[here], overwrite=not begun)

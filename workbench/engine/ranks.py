@@ -96,6 +96,32 @@ class Ranks:
         self._beside.append(other)
         return other
 
+    def by_machine(self, gpu: torch.device | None) -> tuple[Ranks, Ranks] | None:
+        """Connect the ranks of each machine among themselves, and those that have the same place in theirs; return both
+        as this rank has them. None where there is one machine, or not as many ranks one after the other on each."""
+        hosts = self.tell(hashlib.sha256(_machine()).digest())
+        machines = len(set(hosts))
+        here = self.size // machines
+        if machines == 1 or here == 1 or hosts != [hosts[rank // here * here] for rank in range(self.size)]:
+            return None
+        inside = [list(range(first, first + here)) for first in range(0, self.size, here)]
+        across = [list(range(place, self.size, here)) for place in range(here)]
+        return self._within(inside, gpu), self._within(across, gpu)
+
+    def _within(self, groups: Sequence[list[int]], gpu: torch.device | None) -> Ranks:
+        """Connect the ranks of each group; return this one's."""
+        other = Ranks(0.0 if self._limit is None else self._limit.total_seconds())
+        other._store = self._store
+        for group in groups:
+            # Every rank takes part in the making of every group.
+            host = dist.new_group(ranks=group, backend="gloo", timeout=self._limit)
+            on_device = None if gpu is None else dist.new_group(ranks=group, backend="nccl", timeout=self._limit)
+            if self.rank in group:
+                other.rank, other.size = group.index(self.rank), len(group)
+                other._group, other._on_device = host, on_device
+        self._beside.append(other)
+        return other
+
     def _check_apart(self, gpu: str) -> None:
         digests = self.tell(hashlib.sha256(gpu.encode()).digest())
         for rank, digest in enumerate(digests):
@@ -220,6 +246,11 @@ class Ranks:
 def _first_words(error: BaseException) -> str:
     """Return what a backend says, without its advice."""
     return str(error).split("\n")[0].split(". This is typically")[0]
+
+
+def _machine() -> bytes:
+    """Return what tells this machine from all others."""
+    return socket.gethostname().encode()
 
 
 def _is_of_another(reason: BaseException) -> bool:

@@ -28,6 +28,7 @@ from workbench.sizes import (
     UnitRoute,
     add,
     buffer_sizes,
+    by_machine_bytes,
     logits_chunk_bytes,
     route_unit,
     unit_breakdown,
@@ -217,10 +218,15 @@ class EngineNeeds:
     def _between_ranks(self) -> int:
         """Return the bytes of `sizes.reduce_buffers`, where every rank owns an equal part of a chunk."""
         received = reduced = 0
+        ranks, here = self.conditions.ranks, self.work.local_ranks
         for unit, route, _ in self.units:
             for chunk in unit.chunks:
                 item = 4 if route.sums_on_device else ITEM_BYTES[chunk.dtype]
-                received = max(received, item * chunk.elements)
+                needed = [item * chunk.elements]
+                if 1 < here < ranks:
+                    shares = [-(-chunk.elements // ranks)] * ranks
+                    needed = by_machine_bytes(chunk.elements, item, shares, 0, here)
+                received = max(received, sum(needed))
                 if not route.reduced_in_place:
                     reduced = max(reduced, 4 * -(-chunk.elements // self.conditions.ranks))
         return received + REDUCED_SLOTS * reduced

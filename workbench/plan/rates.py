@@ -236,10 +236,13 @@ class Rates:
         """The seconds of an exchange of a few bytes."""
         return self._peers.exchange_s
 
-    def reduce_s(self, nbytes: int) -> float:
-        """Return the seconds in which each rank sends every other its part of `nbytes`: between machines as often as a
-        machine has ranks."""
-        return max(self._inside_s(nbytes), self.local * self._between_s(nbytes))
+    def reduce_s(self, nbytes: int, sum_bytes: int) -> float:
+        """Return the seconds in which each rank gets what all have of its share of `nbytes`: on several machines the
+        ranks of each add up first, and machines exchange `sum_bytes`."""
+        if self.ranks == self.local or self.local == 1:
+            return max(self._inside_s(nbytes), self._between_s(nbytes))
+        inside_s = nbytes * (self.local - 1) / self.local / self._peers.gpu_bytes_per_s
+        return inside_s + self._between_s(sum_bytes)
 
     def gather_s(self, nbytes: int) -> float:
         """Return the seconds in which each rank gets all of `nbytes`: between machines once."""

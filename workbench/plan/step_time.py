@@ -220,7 +220,9 @@ class _Costs:
         chunks = max(1.0, group.chunks / max(1, len(unit.chunks)))
         overhead = TASK_S * chunks
         if task.kind in (Kind.REDUCE, Kind.GATHER):
-            exchanged = rates.reduce_s(task.bytes) if task.kind is Kind.REDUCE else rates.gather_s(task.bytes)
+            exchanged = rates.gather_s(task.bytes)
+            if task.kind is Kind.REDUCE:
+                exchanged = rates.reduce_s(task.bytes, 4 * chunk.elements)
             return exchanged + chunks * rates.exchange_s, rates.exchange_demand
         elements = -(-chunk.elements // self.work.ranks)
         nbytes = task.bytes if task.kind is Kind.DOWNLOAD else -(-task.bytes // self.work.ranks)
